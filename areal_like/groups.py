@@ -160,7 +160,7 @@ def unpack_heads(table: Table) -> list[Head]:
         raise WireError(f"groups: {per_group.sum()} samples named, {len(rows)} in the table")
     _check_rows(rows, runs)
     first = _starts(per_group)
-    first_run = _starts(np.add.reduceat(rows["runs"], first, dtype=np.int64))
+    first_run = _starts(rows["runs"])[first]
     prompt, response = rows["prompt"].astype(np.int64), rows["response"].astype(np.int64)
     sizes = np.add.reduceat(4 * prompt + 9 * response + 12 * rows["turns"].astype(np.int64), first)
     if table.experts:
@@ -218,12 +218,15 @@ def view(packed: bytes, name: str, kind: np.dtype) -> np.ndarray:
 
 
 def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
-    if min(_least(rows["prompt"]), _least(rows["response"]), _least(rows["runs"])) < 1:
+    quarters = rows.view("<i4").reshape(len(rows), -1)  # a few operations on all columns: tables are small
+    prompt, response, finish_and_turns, per_sample, *_ = _least(quarters).tolist()
+    if min(prompt, response, per_sample) < 1:
         raise WireError("groups: a sample's lengths are out of range: prompt, response and runs are at least 1 each")
-    if _least(rows["turns"]) < 0:
-        raise WireError("groups: a sample's number of turns is negative")
-    if _least(rows["finish"]) < 0 or np.maximum.reduce(rows["finish"]) >= len(FINISHES):
-        raise WireError("groups: a sample's finish is out of range")
+    if finish_and_turns < 0 or np.maximum.reduce(quarters[:, 2]) >= len(FINISHES):  # else there are no turns
+        if _least(rows["turns"]) < 0:
+            raise WireError("groups: a sample's number of turns is negative")
+        if _least(rows["finish"]) < 0 or np.maximum.reduce(rows["finish"]) >= len(FINISHES):
+            raise WireError("groups: a sample's finish is out of range")
     if not fits_float32(rows["reward"]):
         raise WireError("groups: a reward is not a finite number, or too large for float32")
     if np.logical_or.reduce(covered_by(runs, rows["runs"], "groups") != rows["response"]):
@@ -236,7 +239,8 @@ def covered_by(runs: np.ndarray, counts: np.ndarray, name: str) -> np.ndarray:
     n_runs = np.add.reduce(counts, dtype=np.int64)
     if n_runs != len(runs):
         raise WireError(f"{name}: {n_runs} runs are named, {len(runs)} in the table")
-    if _least(runs["version"]) < 0 or _least(runs["n"]) < 1:
+    version, n = _least(runs.view("<i4").reshape(-1, 2)).tolist()
+    if version < 0 or n < 1:
         raise WireError(f"{name}: a run's version or length is out of range")
     return np.add.reduceat(runs["n"], _starts(counts), dtype=np.int64)
 

@@ -41,8 +41,17 @@ def uniform(key: int) -> float:
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1), float64 [n], from keys uint64 [n] and positions int64 [n]."""
     with np.errstate(over="ignore"):
-        x: NDArray[np.uint64] = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = x ^ (x >> np.uint64(31))
+        x = _mixed(keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def longer_keys(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`longer_key` of each key and part, uint64, broadcast against one another."""
+    with np.errstate(over="ignore"):
+        return _mixed(keys + np.uint64(_GOLDEN) + parts)
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -195,6 +195,8 @@ class Hedges:
     def take_over(self, entries: Mapping[int, Entry], winner: str = "") -> list[tuple[str, int]]:
         """The leases to cancel, as (actor, group): both if the group has ended (`winner` has pushed it), the second
         one if the group is recalled."""
+        if not self.pairs:
+            return []
         ended: list[tuple[str, int]] = []
         for group_id, (first, second) in list(self.pairs.items()):
             entry = entries.get(group_id)

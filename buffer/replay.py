@@ -271,7 +271,7 @@ class Replay:
             if self._replans != self.store.replans:
                 self._requeue_what_is_too_new(self.bound.batch_version(batch))
             ids = self._choose(batch)
-            if not self._within_bound(batch, ids):
+            if ids and not self._within_bound(batch, ids):
                 raise RuntimeError(f"batch {batch} would break the staleness bound of {self.bound.max_staleness}")
             if as_finished:
                 ids = sorted(ids, key=lambda group_id: self.store.entries[group_id].pushed)
@@ -406,7 +406,10 @@ class Replay:
         end = self.bound.batches.first(batch + 1)
         if self._waits_for_gaps and self._has_gap(batch, end):
             return ()
-        waiting = [self._view(entry, version) for entry in store.of(Stage.WAITING)]
+        candidates = store.of(Stage.WAITING)
+        if self._waits_for_gaps and len(lowest := [entry for entry in candidates if entry.slot < end]) >= want:
+            candidates = lowest  # it would take no other
+        waiting = [self._view(entry, version) for entry in candidates]
         missing = {entry.slot for entry in store.of(*UNFINISHED) if entry.slot != NO_SLOT}
         ids = self.policy(waiting, missing | store.slots.unfilled(end), want)
         if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):

@@ -75,6 +75,7 @@ PARTS = {
     "simulation.calibration": "calibrate",
     "simulation.closed_form": "plan",
     "simulation.costs": "simulate",
+    "simulation.draws": "simulate",
     "simulation.failing": "simulate",
     "simulation.journal": "simulate",
     "simulation.learner": "simulate",

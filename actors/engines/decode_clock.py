@@ -9,9 +9,9 @@ update is applied.
 
 from __future__ import annotations
 
-import itertools
 import math
-from bisect import insort
+from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -93,11 +93,12 @@ class DecodeClock:
         self.held = 0  # tokens in the cache
         self.running: dict[Request, None] = {}
         self.waiting: deque[Request] = deque()
-        self._ends: list[tuple[int, int, Request]] = []  # (last step, tie-break, request), the first to end first
+        self._ends: list[Request] = []  # those that run, the first to end first
+        self._lasts = array("q")  # their last steps
+        self._past: list[tuple[int, int]] = []  # (last step, version) of earlier versions that made running sequences
         self._loads: deque[Load] = deque()
         self._applied: deque[tuple[float, Callable[[], None]]] = deque()  # to be called at their time
         self._boundary: float | None = None  # as `advance` has left it
-        self._order = itertools.count()
         self.totals = dict.fromkeys(
             (
                 "tokens",
@@ -135,15 +136,15 @@ class DecodeClock:
     def advance(self, now: float) -> None:
         """Move through every event up to `now`."""
         while True:
-            count, boundary = self._next_boundary()
+            count, seconds, boundary = self._next_boundary()
             if boundary > now:
                 break
             if self.running:
-                self._run_steps(count)
+                self._run_steps(count, seconds)
             self._at_boundary()
         if self.running and (count := self.cost.steps_within(now - self.now, len(self.running), self.held)):
-            self._run_steps(count)
-            _, boundary = self._next_boundary()
+            self._run_steps(count, self.cost.steps(count, len(self.running), self.held))
+            boundary = self._next_boundary()[2]
         self._boundary = boundary
         while self._applied and self._applied[0][0] <= now:
             self._applied.popleft()[1]()
@@ -151,28 +152,31 @@ class DecodeClock:
     def due(self) -> float:
         """When something happens next, unless something is asked for before: call `advance` then. inf: never."""
         if self._boundary is None:
-            _, self._boundary = self._next_boundary()
+            self._boundary = self._next_boundary()[2]
         return min(self._boundary, self._applied[0][0]) if self._applied else self._boundary
 
     def due_for(self, matters: Callable[[Request], bool]) -> float:
         """When a sequence ends that `matters` (asked of one after the other, in the order in which they end), or an
-        update begins or is applied, unless something is asked for before: call `advance` then. inf: never.
+        update has been applied, unless something is asked for before: call `advance` then. inf: never.
 
-        What ends before needs no call of its own. Where updates or the cache intervene, the same as `due`."""
+        What happens before needs no call of its own. Where more intervenes, `due`."""
         due = self.due()
-        if self._loads or not self.running or self.kv_tokens != math.inf:
+        if not self.running or self.kv_tokens != math.inf or len(self.running) + len(self.waiting) > self.slots:
             return due
-        if len(self.running) + len(self.waiting) > self.slots:
-            return due
-        cost, ends = self.cost, self._ends
+        if self._loads:
+            if self._applied or not self._interruptible:
+                return due
+            first = self._ends[: bisect_right(self._lasts, self.steps + 1)]
+            return due if any(map(matters, first)) else due + self.cost.apply
+        cost, ends, lasts = self.cost, self._ends, self._lasts
         now, steps, held, count = self.now, self.steps, self.held, len(self.running)
         joins: int | None = None
         if self.waiting:  # they join behind the step in progress
             joins = steps + (now < self.waiting[0].arrival)
-            first = next(self._order)
-            joining = [(joins + each.length - each.made, first, each) for each in self.waiting]
-            ends = sorted(ends + joining, key=_end_of)
-        for last, _, request in ends:
+            ends, lasts = ends[:], lasts[:]
+            for each in self.waiting:
+                _insert(ends, lasts, each, joins + each.length - each.made)
+        for last, request in zip(lasts, ends, strict=True):
             if joins is not None and last > joins:
                 now += cost.steps(joins - steps, count, held)
                 held += (joins - steps) * count
@@ -205,7 +209,7 @@ class DecodeClock:
         holds up a joiner or an update."""
         if (self._loads and self._interruptible) or (self.waiting and self._may_join()):
             return 1 if self.now < self._first_arrival() else 0
-        count = self._ends[0][0] - self.steps
+        count = self._lasts[0] - self.steps
         if self.kv_tokens != math.inf and len(self.running) > 1:
             count = min(count, max(1, int(self.kv_tokens - self.held) // len(self.running) + 1))
         return count
@@ -221,18 +225,18 @@ class DecodeClock:
     def _first_arrival(self) -> float:
         return self._loads[0].arrival if self._loads else self.waiting[0].arrival
 
-    def _next_boundary(self) -> tuple[int, float]:
-        """Steps until the next event, and its time; infinity if there is nothing to do."""
+    def _next_boundary(self) -> tuple[int, float, float]:
+        """Steps until the next event, their seconds, and its time; infinity if there is nothing to do."""
         if self.running:
             count = self._steps_to_boundary()
-            return count, self.now + self.cost.steps(count, len(self.running), self.held)
+            seconds = self.cost.steps(count, len(self.running), self.held)
+            return count, seconds, self.now + seconds
         if self._loads or self.waiting:
-            return 0, max(self.now, self._first_arrival())
-        return 0, math.inf
+            return 0, 0.0, max(self.now, self._first_arrival())
+        return 0, 0.0, math.inf
 
-    def _run_steps(self, count: int) -> None:
+    def _run_steps(self, count: int, seconds: float) -> None:
         sequences = len(self.running)
-        seconds = self.cost.steps(count, sequences, self.held)
         self.steps += count
         self.now += seconds
         self.held += count * sequences
@@ -242,9 +246,10 @@ class DecodeClock:
 
     def _at_boundary(self) -> None:
         """Between two steps: end the sequences that are complete, apply one update, let waiting ones join."""
-        while self._ends and self._ends[0][0] <= self.steps:
-            request = self._ends[0][2]
-            self._end(request, "stop" if request.stops else "length")
+        while self._lasts and self._lasts[0] <= self.steps:
+            request = self._ends[0]
+            self._leave(request)
+            request.ended(request, "stop" if request.stops else "length")
         while self.held > self.kv_tokens and len(self.running) > 1:
             self._preempt(next(reversed(self.running)))
         if self._loads and (self._interruptible or not self.running):
@@ -263,7 +268,7 @@ class DecodeClock:
         request.first = request.run_start = self.steps
         request.last = self.steps + request.length - request.made
         self.running[request] = None
-        insort(self._ends, (request.last, next(self._order), request))
+        _insert(self._ends, self._lasts, request, request.last)
         known = request.prompt + request.made
         self.held += known
         if self.cost.prefill:
@@ -272,8 +277,10 @@ class DecodeClock:
         self.totals["joins"] += 1
 
     def _apply(self, load: Load) -> None:
-        for request in self.running:
-            self._end_run(request)
+        if self.running:
+            oldest = next(iter(self.running)).run_start
+            self._past = [each for each in self._past if each[0] > oldest]
+            self._past.append((self.steps, self.version))
         self.version = load.version
         load.begun()
         recompute = 0.0
@@ -288,12 +295,13 @@ class DecodeClock:
         self.totals["recompute_seconds"] += recompute
 
     def _end_run(self, request: Request) -> None:
-        count = self.steps - request.run_start
-        if count:
-            if request.runs and request.runs[-1][0] == self.version:  # it was preempted meanwhile
-                count += request.runs.pop()[1]
-            request.runs.append((self.version, count))
-            request.run_start = self.steps
+        """Note which versions made it since it joined."""
+        runs, begin = request.runs, request.run_start
+        for end, version in (*self._past, (self.steps, self.version)) if self._past else ((self.steps, self.version),):
+            if end > begin:
+                before = runs.pop()[1] if runs and runs[-1][0] == version else 0  # it was preempted meanwhile
+                runs.append((version, end - begin + before))
+                begin = end
 
     def _leave(self, request: Request) -> None:
         """Out of the running ones; what it has made so far counts as its own."""
@@ -302,10 +310,8 @@ class DecodeClock:
         request.made += made
         self.held -= request.prompt + request.made
         del self.running[request]
-        if self._ends[0][2] is request:
-            del self._ends[0]
-        else:
-            self._ends = [entry for entry in self._ends if entry[2] is not request]
+        place = self._ends.index(request)
+        del self._ends[place], self._lasts[place]
 
     def _preempt(self, request: Request) -> None:
         self._leave(request)
@@ -320,5 +326,8 @@ class DecodeClock:
         request.ended(request, finish)
 
 
-def _end_of(entry: tuple[int, int, Request]) -> tuple[int, int]:
-    return entry[:2]
+def _insert(ends: list[Request], lasts: array[int], request: Request, last: int) -> None:
+    """Behind all that end no later."""
+    place = bisect_right(lasts, last)
+    ends.insert(place, request)
+    lasts.insert(place, last)

@@ -11,8 +11,9 @@ from statistics import NormalDist
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from areal_like.sampling import longer_key, stream_key, uniform
+from areal_like.sampling import longer_key, longer_keys, stream_key, uniform, uniforms
 
 _NORMAL = NormalDist()
 
@@ -32,11 +33,19 @@ class Lengths:
 
     def of(self, prompt: int, key: int) -> int:
         """The whole length of the sample with this key: at least 1. `prompt`: `digest_of` its prompt."""
-        sample = longer_key(self._key, key)
+        return self.drawn(prompt, uniform(longer_key(self._key, key)))
+
+    def draws(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """What `drawn` takes, for the samples with these keys."""
+        samples = longer_keys(np.array([self._key], np.uint64), keys.ravel())
+        return uniforms(samples, np.zeros(keys.size, np.int64)).reshape(keys.shape)
+
+    def drawn(self, prompt: int, draw: float) -> int:
+        """The whole length of a sample by its own uniform number (`draws`)."""
         if self._trace:
-            return self._trace[int(uniform(sample) * len(self._trace))]
+            return self._trace[int(draw * len(self._trace))]
         spread = self._sigma * _spread(longer_key(self._key, prompt)) if self._sigma else 0.0
-        noise = self._noise * _normal(sample) if self._noise else 0.0
+        noise = self._noise * _NORMAL.inv_cdf(max(draw, 2.0**-53)) if self._noise else 0.0
         return max(1, round(self._median * math.exp(spread + noise)))
 
 
@@ -45,12 +54,10 @@ def digest_of(prompt: np.ndarray) -> int:
     return xxhash.xxh3_64_intdigest(np.asarray(prompt, np.int32).tobytes())
 
 
-def _normal(key: int) -> float:
+@lru_cache(4096)
+def _spread(key: int) -> float:
+    """That of a prompt, which has many samples."""
     return _NORMAL.inv_cdf(max(uniform(key), 2.0**-53))
-
-
-_spread = lru_cache(4096)(_normal)
-"""That of a prompt, which has many samples."""
 
 
 def _read_trace(path: str) -> list[int]:

@@ -7,10 +7,12 @@ the production code. Tokens are all 0: only their number counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from array import array
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from statistics import NormalDist
+from struct import Struct
 
 import numpy as np
 
@@ -18,21 +20,24 @@ from actors import measures
 from actors.engines.decode_clock import DecodeClock, Load, Request
 from actors.engines.lengths import Lengths
 from areal_like import messages
-from areal_like.groups import FINISHES, ROW, RUN
+from areal_like.groups import FINISHES
 from areal_like.messages import Message, Table
 from areal_like.partials import decode_partial, encode_partial
-from areal_like.sampling import longer_key, stream_key, uniform
+from areal_like.sampling import stream_key, uniform
 from areal_like.spans import Spans
 from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
 from areal_like.wire import Payloads
 
 from .costs import Costs
+from .draws import RIGHT, Draws
 from .timeline import SimulatedRouter, Timeline
 
-_HELDOUT, _RIGHT, _VERIFY, _TURNS, _TOOL = 1, 2, 3, 4, 5
+_HELDOUT, _VERIFY, _TURNS, _TOOL = 1, 3, 4, 5
 """Names of random streams."""
 _NORMAL = NormalDist()
 MAX_GROUPS_PER_PUSH = 64
+_packed_row = Struct("<iihhid").pack
+"""A `ROW`: numpy takes several times as long for a few."""
 
 
 class Prompts:
@@ -46,7 +51,7 @@ class Prompts:
     def _chance(self, digest: int) -> float:
         """The chance of a right answer to a prompt: uniform around the mean, as far as it can be."""
         width = min(self._right, 1.0 - self._right)
-        return self._right + (2.0 * uniform(stream_key(_RIGHT, digest)) - 1.0) * width
+        return self._right + (2.0 * uniform(stream_key(RIGHT, digest)) - 1.0) * width
 
 
 @dataclass(eq=False, slots=True)
@@ -57,18 +62,21 @@ class _Sample(Request):
     group: _Group = None  # type: ignore[assignment]
     index: int = 0
     key: int = 0
-    before: Runs = field(default_factory=list)
+    before: Sequence[tuple[int, int]] = ()
+    right: bool = False
     finish: Finish = "abort"
     open: bool = True  # it occupies a place of its actor
-    ends: list[int] = field(default_factory=list)
+    ends: Sequence[int] = ()
     late: bool = False
 
     @property
     def all_runs(self) -> Runs:
         before, runs = self.before, self.runs
-        if before and runs and before[-1][0] == runs[0][0]:
+        if not before:
+            return runs
+        if runs and before[-1][0] == runs[0][0]:
             return [*before[:-1], (before[-1][0], before[-1][1] + runs[0][1]), *runs[1:]]
-        return before + runs
+        return [*before, *runs]
 
 
 @dataclass(eq=False, slots=True)
@@ -98,6 +106,10 @@ class World:
     cores: list[float]
     verify_within: float = math.inf
     quits: Callable[[SimulatedActor], None] = lambda actor: None
+    draws: Draws = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draws", Draws(self.seed, self.lengths))
 
 
 class SimulatedActor:
@@ -134,6 +146,7 @@ class SimulatedActor:
         self._ready: list[_Group] = []
         self._due = math.inf
         self._free_at = 0.0
+        self._ended_call = self._decoded
         follows = self.costs.sample.actor or self.costs.verifier.median or self.costs.answers.turns.most > 1
         self._nothing_follows = not follows  # when a sequence is decoded
         self.router.peers[self.peer] = self
@@ -309,29 +322,40 @@ class SimulatedActor:
             group = _Group(lease, tokens, self.world.prompts.chance(digest), now, {})
             if lease.split != "train":
                 self._heldout.add(lease.group_id)
-                self._add(group, 0, stream_key(self._seed, _HELDOUT, lease.row, lease.sample), digest, longest, [])
+                key = stream_key(self._seed, _HELDOUT, lease.row, lease.sample)
+                right = uniform(stream_key(key, RIGHT)) < group.chance
+                self._add(group, 0, key, right, self.world.lengths.of(digest, key), longest, ())
                 continue
             left = carried.get(lease.group_id)
             if left:
                 group.digests = left.digests
             self._groups[lease.group_id] = group
-            key = stream_key(self._seed, lease.group_id)
+            keys, draws, chances = self.world.draws.of(lease.group_id, lease.launch)
             for index in range(lease.launch):
                 begun = left.samples.get(index) if left else None
-                before = [run for call in begun.calls.values() for run in call.runs] if begun else []
-                self._add(group, index, longer_key(key, index), digest, longest, before)
+                before = [run for call in begun.calls.values() for run in call.runs] if begun else ()
+                whole, right = self.world.lengths.drawn(digest, draws[index]), chances[index] < group.chance
+                self._add(group, index, keys[index], right, whole, longest, before)
         self._advance()
 
-    def _add(self, group: _Group, index: int, key: int, prompt: int, longest: int, before: Runs) -> None:
-        """Begin a sample, or go on with one."""
+    def _add(
+        self,
+        group: _Group,
+        index: int,
+        key: int,
+        right: bool,
+        whole: int,
+        longest: int,
+        before: Sequence[tuple[int, int]],
+    ) -> None:
+        """Begin a sample of `whole` tokens, or go on with one."""
         now, most = self.timeline.now, self.world.most or longest
-        whole = self.world.lengths.of(prompt, key)
         if self.costs.answers.drift != 1.0:
             whole = max(1, round(whole * self.costs.answers.drift ** max(0, self.engine.version)))
-        made = sum(n for _, n in before)
+        made = sum([n for _, n in before])
         length, given = min(whole, most) - made, group.prompt + made
-        sample = _Sample("", length, whole <= most, now, self._decoded, given)
-        sample.group, sample.index, sample.key, sample.before = group, index, key, before
+        sample = _Sample("", length, whole <= most, now, self._ended_call, given)
+        sample.group, sample.index, sample.key, sample.right, sample.before = group, index, key, right, before
         if group.lease.split == "train":
             group.samples.append(sample)
             self._leased += 1
@@ -389,7 +413,7 @@ class SimulatedActor:
         if finish == "abort":
             return
         if len(request.ends) > 1:
-            request.ends.pop(0)
+            request.ends = request.ends[1:]
             self._call_tool(request)
             return
         if not self.costs.sample.actor:
@@ -427,7 +451,7 @@ class SimulatedActor:
             self.report()
 
     def _is_right(self, sample: _Sample) -> bool:
-        return not sample.late and uniform(stream_key(sample.key, _RIGHT)) < sample.group.chance
+        return sample.right and not sample.late
 
     def _sampled(self, sample: _Sample) -> None:
         if not sample.open or self.dead or self._hangs:
@@ -471,24 +495,24 @@ class SimulatedActor:
     def _push(self) -> None:
         ready, self._ready = self._ready, []
         for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
-            some = ready[start : start + MAX_GROUPS_PER_PUSH]
-            names, rows, runs, digests, payloads = [], list[tuple[int, ...]](), Runs(), dict[int, str](), []
-            for group in some:
-                size = 0
+            names, rows, runs, digests, payloads = [], list[bytes](), list[int](), dict[int, str](), []
+            for group in ready[start : start + MAX_GROUPS_PER_PUSH]:
+                tokens = 0
                 for index in sorted(group.good):
                     sample = group.samples[index]
-                    mine = sample.all_runs
-                    length = sum(n for _, n in mine)
-                    right = self._is_right(sample)
-                    rows.append((group.prompt, length, FINISHES.index(sample.finish), 0, len(mine), right))
-                    runs += mine
-                    size += 4 * group.prompt + 9 * length
+                    mine, length = sample.all_runs, 0
+                    for version, n in mine:
+                        length += n
+                        runs += (version, n)
+                        if version not in digests:
+                            digests[version] = self._digests.get(version) or group.digests[version]
+                    finish = FINISHES.index(sample.finish)
+                    rows.append(_packed_row(group.prompt, length, finish, 0, len(mine), self._is_right(sample)))
+                    tokens += length
                 names.append((group.lease.group_id, len(group.good), self.timeline.now - group.began))
-                payloads.append(zeros(size))
-                for version in {version for index in group.good for version, _ in group.samples[index].all_runs}:
-                    digests[version] = self._digests.get(version) or group.digests[version]
+                payloads.append(zeros(4 * group.prompt * len(group.good) + 9 * tokens))
                 group.samples = []  # they refer to the group, and no collector looks for cycles
-            table = Table(names, np.array(rows, ROW).tobytes(), np.array(runs, RUN).tobytes(), digests)
+            table = Table(names, b"".join(rows), array("i", runs).tobytes(), digests)
             self._say(messages.Push(table), payloads)
 
 

@@ -5,11 +5,14 @@ import math
 
 import pytest
 
+from actors.engines.lengths import Lengths
 from areal_like import config as configs
+from areal_like.sampling import stream_key, uniform
 from areal_like.spans import read
 from scripts import prediction
 from scripts.simulate import main
 from scripts.simulation import costs, results
+from scripts.simulation.draws import RIGHT, Draws
 from scripts.simulation.run import Outcome, Simulation, depth
 
 BASE = "configs/bench/modes.yaml"
@@ -110,6 +113,16 @@ def test_what_a_dead_actor_had_under_way_ends_with_it() -> None:
     late = costs.Verifier(median=0.1, sigma=0.5)
     outcome = simulate(*words, failures=costs.Failures(mtbf=2.0, restart=1.0), verifier=late)
     assert outcome.deaths > 3 and closes(outcome) and max(outcome.staleness) <= 4
+
+
+def test_samples_drawn_in_blocks_are_those_of_their_keys() -> None:
+    lengths = Lengths(200.0, 1.0, 0.5, seed=3)
+    draws = Draws(7, lengths)
+    for group_id in (0, 255, 256, 100_003):
+        keys, drawn, right = draws.of(group_id, 3)
+        assert keys == [stream_key(7, group_id, index) for index in range(3)]
+        assert [lengths.drawn(5, each) for each in drawn] == [lengths.of(5, key) for key in keys]
+        assert right == [uniform(stream_key(key, RIGHT)) for key in keys]
 
 
 @pytest.mark.parametrize("place, fanout, hops", [(0, 2, 0), (1, 2, 0), (2, 2, 1), (5, 2, 1), (6, 2, 2), (9, 0, 0)])
