@@ -5,6 +5,8 @@ It then does nothing unless `SGLANG_USE_CPU_ENGINE=1` is set, as in a server for
 finder answers imports of the packages of `PACKAGES` that nothing else has answered, so a real package always wins.
 What is imported from a stand-in can be named, called, subscripted, inherited from and used as a decorator; none of it
 computes anything.
+
+With `SGLANG_CPU_FORK=1`, as in tests, a server forks its processes where SGLang would spawn them.
 """
 
 import importlib.abc
@@ -83,3 +85,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     sys.meta_path.append(Finder())
+    if os.environ.get("SGLANG_CPU_FORK") == "1":  # its processes don't import all of it once more: 8 s of each 18
+        import multiprocessing
+
+        start = multiprocessing.set_start_method
+        multiprocessing.set_start_method = lambda method, force=False: start("fork", force)
