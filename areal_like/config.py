@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -352,13 +353,19 @@ def _names(shape: type) -> list[str]:
     return [field.name for field in dataclasses.fields(shape)]
 
 
+@functools.cache
+def _shape() -> DictConfig:
+    """`Config` without values. `OmegaConf.merge` copies it."""
+    return cast(DictConfig, OmegaConf.structured(Config))
+
+
 def _typed(tree: Tree) -> Config:
     """The tree in the shape of `Config`, interpolations resolved, nothing missing."""
     buffer = tree.get("buffer")
     if isinstance(buffer, dict) and buffer.get("journal") is False:
         buffer["journal"] = "off"  # YAML 1.1 reads off as false
     try:
-        config = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), tree))
+        config = cast(DictConfig, OmegaConf.merge(_shape(), tree))
         missing = sorted(OmegaConf.missing_keys(config))
         if missing:
             key = missing[0]

@@ -17,6 +17,7 @@ Knows nothing of the tree's shape: `areal_like.config` drives it and checks what
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -168,9 +169,17 @@ def _nested(key: str, value: Value) -> Tree:
 def read(path: Path) -> Tree:
     """The mapping in a yaml file, as plain containers with interpolations left as text. Raises ConfigError."""
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
+        state = path.stat()
+        return copy.deepcopy(_read(path, state.st_ino, state.st_mtime_ns, state.st_size))
     except OSError as error:
         raise ConfigError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _read(path: Path, *state: int) -> Tree:
+    """`read`, once for each state of a file: a study loads the same files hundreds of times."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise ConfigError(f"{shown(path)}: not valid yaml: {_one_line(error)}") from None
     if not isinstance(content, dict):
