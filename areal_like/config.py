@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
