@@ -21,11 +21,16 @@ BUSY_SECONDS = 15.0
 stands still; after twice that it counts as dead (`buffer.heartbeat_timeout`)."""
 _TOLD_CHARACTERS = 300
 MOST_CHARACTERS = 1 << 20
-"""Of what is shown at a time, or `CHARACTERS_PER_TOKEN` of the response, if that is more: a longer text is not encoded,
-which would stop the whole actor for seconds."""
 CHARACTERS_PER_TOKEN = 64
 
 _in_turn = Breathing()
+
+
+def most_characters(room: int) -> int:
+    """Of what the model is shown at a time, where the longest response has `room` tokens: `MOST_CHARACTERS`, or
+    `CHARACTERS_PER_TOKEN` of them all, if that is more. A longer text, which no model reads, is not encoded: that would
+    stop the whole actor for seconds."""
+    return max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * room)
 
 
 class Scene:
@@ -33,7 +38,7 @@ class Scene:
     that it has limits of its own (`Environment.limited`). `room`: the longest response, in tokens."""
 
     def __init__(self, engine: RolloutEngine, spec: Mapping[str, Any], timeout: float, room: int):
-        self._most = max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * room)
+        self._most = most_characters(room)
         self.world = build("environment", spec)
         has_own = getattr(self.world, "limited", False)
         self._seconds = math.inf if has_own else timeout

@@ -27,6 +27,7 @@ import numpy as np
 from actors.agents.chat import Chat, Refused, Reply, Terms, certain, spoken
 from actors.agents.counts import TOTALS
 from actors.resumption import streamed
+from actors.scene import most_characters
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, Heard, RolloutEngine
 from areal_like.types import Completion, Limits
@@ -65,6 +66,7 @@ class Conversation:
         self.turns: list[Turn] = []
         self._engine, self._codec, self._limits, self._request = engine, codec, limits, request
         self._asked = self._branches = 0
+        self._most_characters = most_characters(limits.max_tokens)
         self._open: set[asyncio.Task[Completion]] = set()
         self._closed = False
 
@@ -101,6 +103,8 @@ class Conversation:
         """What the model is given."""
         found = [turn for turn in self.turns if turn.leads_to(chat)]
         before = max(found, key=lambda turn: (len(turn.messages), turn.number), default=None)
+        if characters_of([chat.messages, chat.tools], self._most_characters) > self._most_characters:
+            raise self._no_room(f"the request has more than {self._most_characters:,} characters")
         try:
             if before is None:
                 return Transcript(self._codec.opening(chat.messages, chat.tools), self._next_stretch())
@@ -171,6 +175,22 @@ class Conversation:
             self.over.set()
             raise Refused(410, ENDED, code="session_ended")
         return completion
+
+
+def characters_of(value: object, most: int) -> int:
+    """Characters of all texts, keys and other values in some JSON; counted until there are more than `most`."""
+    count, left = 0, [value]
+    while left and count <= most:
+        match left.pop():
+            case str() as text:
+                count += len(text)
+            case dict() as table:
+                left += [*table, *table.values()]
+            case list() as values:
+                left += values
+            case _:
+                count += 1
+    return count
 
 
 def until(

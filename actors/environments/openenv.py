@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 UNCLEAR = "This is no valid action."
 
 
+class Invalid(Exception):
+    """The server finds an action invalid, for these reasons."""
+
+    def __init__(self, problems: list[dict[str, Any]]):
+        super().__init__(problems)
+        self.problems = problems
+
+
 class OpenEnv:
     """server: "module:app" of an OpenEnv server, which each actor starts with uvicorn and ends; or a command that
         starts one, as a list with `{port}` for its port; or the URL of one that runs.
@@ -88,9 +96,19 @@ class OpenEnv:
     async def step(self, action: str) -> Outcome:
         try:
             answer = await self._ask("step", {self._action: action})
-        except ValueError:
+        except Invalid as error:
+            self._check(error.problems)
             return Outcome(UNCLEAR, 0.0, False)
         return Outcome(self._shown(answer), float(answer.get("reward") or 0.0), bool(answer.get("done")))
+
+    def _check(self, problems: list[dict[str, Any]]) -> None:
+        """Raise UserError where no action of ours would be valid: its field is not the server's, or others are missing
+        (pydantic's errors, as the server passes them on)."""
+        for problem in problems:
+            place = ".".join(map(str, problem.get("loc", ())))
+            if problem.get("type") in ("extra_forbidden", "missing"):
+                wrong = "there is no such field" if problem["type"] == "extra_forbidden" else f"{place} is needed, too"
+                raise UserError(f"environment.action={self._action}: in an action of this server {wrong}")
 
     async def close(self) -> None:
         """Ends the server's session, too, and frees its place: also where the caller is cancelled meanwhile."""
@@ -112,7 +130,7 @@ class OpenEnv:
         return str(observation[self._observation])
 
     async def _ask(self, kind: str, data: Mapping[str, object]) -> dict[str, Any]:
-        """Raises ValueError where the server finds that `data` are not valid, and EpisodeError."""
+        """Raises Invalid where the server finds that `data` are not valid, and EpisodeError."""
         import aiohttp
 
         assert self._socket
@@ -131,7 +149,7 @@ class OpenEnv:
         if answer.get("type") != "error":
             return dict(data)
         if data.get("code") == "VALIDATION_ERROR":
-            raise ValueError(str(data))
+            raise Invalid(data.get("errors") or [])
         hint = " (environment.sessions is more than that)" if data.get("code") == "CAPACITY_REACHED" else ""
         raise EpisodeError(f"the server failed in {kind}: {data.get('code')}: {data.get('message')}{hint}")
 

@@ -2,6 +2,9 @@
 
 The environment itself is the agent (`actors.agents.of_verifiers`): its `rollout` talks to the actor's endpoint, and its
 rubric gives the reward. So `task=verifiers` sets `workflow=agent`, too. Needs `pip install 'areal_like[verifiers]'`.
+
+Replayable if the environment is: what it says must follow from the example and the model's words. If it does not, an
+interrupted sample is repeated as long as the environment says the same, and sampled anew from the first difference on.
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ verifiers = pytest.importorskip("verifiers", reason="needs pip install verifiers
 
 from actors.agents.programs import AgentError  # noqa: E402
 from actors.agents.workflow import agent as workflow  # noqa: E402
+from actors.resumption import Recorder  # noqa: E402
 from areal_like.tasks import verifiers as adaptor  # noqa: E402
 from areal_like.tasks.verifiers import Verifiers, environment  # noqa: E402
-from areal_like.types import Limits, Sample  # noqa: E402
+from areal_like.types import Limits, PartialSample, Sample  # noqa: E402
 from tests.actors.agents.test_conversation import Speaker  # noqa: E402
 
 PLAY = "actors.agents.of_verifiers:play"
@@ -30,14 +31,17 @@ def make(seed: int = 0, **knobs: Any) -> Verifiers:
     return Verifiers(seed, **{"tokenizer": "bytes", "env": ENV, "max_tokens": 400} | knobs)
 
 
-def play(task: Verifiers, *said: str, row: int = 0, most: int = 400) -> tuple[Sample, Speaker]:
-    """A sample whose model says this, turn by turn."""
+def play(
+    task: Verifiers, *said: str, row: int = 0, most: int = 400, record: PartialSample | None = None
+) -> tuple[Sample, Speaker]:
+    """A sample whose model says this, turn by turn, behind what `record` has of it."""
     prompt = task.prompt("train", row)
     engine = Speaker(prompt.codec, *said)
 
     async def scenario() -> Sample:
         limits = Limits(most, 1.0, (EOS,))
-        return await workflow(engine, task.reward, prompt, limits, "r", agent=PLAY, timeout=30)  # type: ignore[arg-type]
+        noting = Recorder(engine, task.reward, record or PartialSample())  # type: ignore[arg-type]
+        return await workflow(noting, task.reward, prompt, limits, "r", agent=PLAY, timeout=30)  # type: ignore[arg-type]
 
     return asyncio.run(scenario()), engine
 
@@ -86,6 +90,21 @@ def test_an_episode_that_finds_no_room_is_scored_as_it_is() -> None:
     task = make(args={"kind": "turns"})
     sample, _ = play(task, f"{digits(task)[0]}<eos>", most=8)
     assert (sample.reward, sample.finish) == (0.5, "length")
+
+
+def test_a_resume_repeats_the_sample_as_long_as_the_environment_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, record, shown = make(args={"kind": "turns"}), PartialSample(), iter("778")
+
+    async def moody(self: Any, messages: Any, state: Any, **_: Any) -> Any:
+        return [{"role": "user", "content": next(shown)}]
+
+    monkeypatch.setattr("examples.verifiers_digits.Turns.env_response", moody)
+    first, _ = play(task, "1<eos>", "2<eos>", record=record)
+    again, engine = play(task, record=record)
+    assert again.tokens.tolist() == first.tokens.tolist() and not engine.asked
+    other, engine = play(task, "3<eos>", record=record)
+    assert task.prompt("train", 0).codec.decode(other.tokens).endswith("[assistant]1[user]8[assistant]3")
+    assert len(engine.asked) == 1
 
 
 def template(codec: Any) -> None:

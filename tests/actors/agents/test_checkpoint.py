@@ -183,7 +183,9 @@ def test_a_client_that_hangs_up_frees_its_slot(folder: Path) -> None:
 
 
 def test_lm_eval_gets_its_figures_from_a_checkpoint(folder: Path, tmp_path: Path) -> None:
-    lm_eval = pytest.importorskip("lm_eval")
+    lm_eval = pytest.importorskip(
+        "lm_eval", reason="lm-eval is not installed: the extra dev-more, or pip install 'lm_eval[api]'"
+    )
     from lm_eval.tasks import TaskManager
 
     rows = [{"question": f"{i} + {i} =", "choices": [f" {2 * i}", f" {i}!", " a"], "label": i % 3} for i in range(6)]

@@ -231,6 +231,31 @@ def test_a_prompt_that_is_too_long_for_the_model_is_refused_in_words():
         play(long)
 
 
+def test_a_request_that_no_model_could_read_is_not_encoded(monkeypatch):
+    """Long in one text, in many messages, or in tools; and its sample goes on, if the agent does."""
+    monkeypatch.setattr("actors.scene.MOST_CHARACTERS", 5000)
+    encoded: list[int] = []
+    encode = TokenizerCodec.encode
+    monkeypatch.setattr(TokenizerCodec, "encode", lambda self, text: encoded.append(len(text)) or encode(self, text))
+
+    async def flooding(base_url, key, row):
+        talk = [*row["messages"], await said(base_url, key, row["messages"])]
+        for body in (
+            {"messages": [user("x" * 5001)]},
+            {"messages": [*talk, *([user("")] * 400)]},
+            {"messages": talk, "tools": [{"type": "function", "function": {"name": "f", "description": "x" * 5001}}]},
+        ):
+            status, answer = await post(base_url, key, body)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert "more than 5,000 characters" in answer["error"]["message"]
+        await said(base_url, key, [*talk, user("so?")])
+
+    codec = TokenizerCodec(words(), chat=True)
+    engine = Speaker(codec, "one<eos>", "two<eos>")
+    sample = play(flooding, replace(limits_of(70), stop=(256,)), chat_prompt(codec), engine=engine)
+    assert len(engine.asked) == 2 and sample.finish == "stop" and max(encoded) < 100
+
+
 def test_characters_that_the_task_does_not_have_are_refused():
     async def strange(base_url, key, row):
         status, answer = await post(base_url, key, {"messages": [user("A?")]})
