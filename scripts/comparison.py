@@ -7,6 +7,7 @@ NaN: a failed run, a target never reached) is left out and counted: an `Estimate
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -65,15 +66,21 @@ def bootstrap(values: Iterable[float | None], *, level: float = 0.95, seed: int 
     return Estimate(float(known.mean()), low, high, len(known), len(given))
 
 
+@functools.lru_cache(maxsize=2)
+def _drawn(count: int, seed: int) -> np.ndarray:
+    """float64 [resamples, count]: how often each seed is drawn, rather than which. A resampled mean is then one row of
+    a matrix product."""
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    return drawn.astype(np.float64)
+
+
 def _interval(values: np.ndarray, level: float, seed: int) -> np.ndarray:
     """`values` [seeds, points] → [2, points]: low and high, NaN for fewer than two seeds."""
     count = len(values)
     if count < 2:
         return np.full((2, values.shape[1]), np.nan)
-    # How often each seed is drawn, rather than which: a resampled mean is then one row of a matrix product.
-    counts = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     tail = float(ndtr(math.sqrt(count / (count - 1)) * stdtrit(count - 1, (1 - level) / 2)))
-    return np.quantile(counts @ values / count, [tail, 1 - tail], axis=0)
+    return np.quantile(_drawn(count, seed) @ values / count, [tail, 1 - tail], axis=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +91,15 @@ class Found:
     rows: Sequence[Row]
 
     def _of(self, condition: str, family: str, phase: str = "fresh") -> list[Row]:
-        same = (family, condition, phase)
-        found = [r for r in self.rows if (r["family"], r["condition"], r["phase"]) == same]
-        return sorted(found, key=lambda row: row["seed"])
+        return self._by_cell.get((family, condition, phase), [])
+
+    @functools.cached_property
+    def _by_cell(self) -> dict[tuple[str, str, str], list[Row]]:
+        """Method, condition and phase → rows by seed."""
+        found: dict[tuple[str, str, str], list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: row["seed"]):
+            found.setdefault((row["family"], row["condition"], row["phase"]), []).append(row)
+        return found
 
     def values(self, condition: str, family: str, number: str) -> list[float]:
         return [row[number] for row in self._of(condition, family)]
