@@ -28,6 +28,7 @@ PARTS = {
     "bench.gpu_figures": "bench.gpu",
     "bench.gpu_shapes": "bench.gpu",
     "claims.algorithms": "claims.digits",
+    "claims.arithmetic": "claims.off_policy",
     "claims.designs": "claims.off_policy",
     "claims.foretelling": "claims.off_policy",
     "claims.found": "claims.off_policy",

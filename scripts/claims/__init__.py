@@ -19,6 +19,7 @@
 | `tokens` | token reversal: prompts, rewards, actors and what goes wrong with them, the training loop |
 | `lagging` | the loop of `off_policy`: learners behind stale or inexact actors, and what they see of it |
 | `gated` | its policy, a few thousand numbers |
+| `arithmetic` | another one: the upper layers of a pretrained model, on sums of reasoning_gym |
 | `designs` | its studies: methods, conditions, what is tuned |
 | `foretelling` | which of those signs foretells a collapse (ROC) |
 | `found` | `results.csv` of those studies, and the tables and pictures that are made from it |

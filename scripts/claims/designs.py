@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .lagging import Actor, Method
+from .arithmetic import SUMS
+from .lagging import LAGGING, Actor, Method
+from .tokens import Task
 
 RATES = (3e-3, 1e-2, 3e-2)
 Family = Mapping[str, Method]
@@ -15,7 +17,7 @@ Family = Mapping[str, Method]
 @dataclass(frozen=True)
 class Design:
     """`families`: what is compared → its variants, of which tuning picks one beside the rate. `reference`: the family
-    that the others are held against."""
+    that the others are held against. `pretrained`: the policy is that of `arithmetic`."""
 
     families: Mapping[str, Family]
     conditions: Mapping[str, Actor]
@@ -27,6 +29,8 @@ class Design:
     steps: int = 300
     every: int = 15
     note: str = ""
+    task: Task = LAGGING
+    pretrained: bool = False
 
 
 def alone(losses: Mapping[str, Mapping[str, Any]]) -> dict[str, Family]:
@@ -170,4 +174,30 @@ GRID = Design(
     fresh=tuple(range(100, 112)),
     note="Token reversal, 300 steps; each loss at its best rate of three and bonus of two under each condition",
 )
-DESIGNS = {"mismatch": MISMATCH, "offpolicy": OFFPOLICY, "corrections": BOTH, "dg_fair": DG_FAIR, "grid": GRID}
+PRETRAINED = Design(
+    bonuses({name: GRID_LOSSES[name] for name in ("ppo", "tis", "dg", "dg, tis")}, (0.0,)),
+    {
+        f"{name}, η = {age}": Actor(staleness=age, mismatch=how)
+        for name, how in {"exact": None, "int4": "int4"}.items()
+        for age in (0, 16)
+    },
+    reference="tis",
+    finding="A pretrained model's sums",
+    rates=(5e-5, 2e-4),
+    tuning=(0,),
+    fresh=(100, 101),
+    steps=24,
+    every=8,
+    note="SmolLM2-135M-Instruct, its two upper layers trained on sums of reasoning_gym, 24 steps of 96 answers; each "
+    "loss at the better of two rates",
+    task=SUMS,
+    pretrained=True,
+)
+DESIGNS = {
+    "mismatch": MISMATCH,
+    "offpolicy": OFFPOLICY,
+    "corrections": BOTH,
+    "dg_fair": DG_FAIR,
+    "grid": GRID,
+    "pretrained": PRETRAINED,
+}

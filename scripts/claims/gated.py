@@ -19,6 +19,8 @@ from .stacks import Parameters
 from .tokens import Task
 
 HIDDEN = 32
+EMBEDDINGS = ("last", "gates")
+"""Matrices whose rows are looked up."""
 
 
 def gated(seeds: Sequence[int], task: Task) -> dict[str, Tensor]:
@@ -99,6 +101,21 @@ def roll_out(
             own = distributions(parameters, prompts, answers).gather(-1, answers[..., None])[..., 0]
             behaviour = torch.where(hit, own, behaviour)
     return prompts, answers, behaviour, task.rewards(prompts, answers)
+
+
+class Gated:
+    """This policy as `lagging` trains it. All that inexact actors sample from is in their parameters."""
+
+    embeddings, at_once = EMBEDDINGS, 120
+    start = staticmethod(gated)
+    distributions = staticmethod(distributions)
+    roll_out = staticmethod(roll_out)
+
+    def acting(self, how: str | float | None) -> Parameters:
+        return {}
+
+    def held_out(self, parameters: Parameters, task: Task, draws: Any, count: int) -> list[float]:
+        return held_out(parameters, task, draws, count)
 
 
 def held_out(parameters: Parameters, task: Task, draws: Any, count: int) -> list[float]:

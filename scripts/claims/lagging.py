@@ -1,8 +1,9 @@
 """Learners whose actors are stale, inexact, or both: the loop of the studies off policy.
 
-Token reversal by a small network (`gated`), 6 prompts × 6 answers per step, two optimizer steps per batch as the
-learner does, A = reward − mean of the prompt's samples, an entropy bonus. Rewards are those of the learner's own exact
-policy, sampled at temperature 1. All learners with one seed begin alike and get the same prompts and draws.
+Token reversal by a small network (`gated`), 6 prompts × 6 answers per step, or sums by a pretrained model
+(`arithmetic`); two optimizer steps per batch as the learner does, A = reward − mean of the prompt's samples, an entropy
+bonus. Rewards are those of the learner's own exact policy, sampled at temperature 1. All learners with one seed begin
+alike and get the same prompts and draws.
 
 Losses and corrections are those of `learners.losses`, spelled as a config spells them. Quantisation is the engine's
 (`actors.engines.inexact`).
@@ -14,7 +15,7 @@ import functools
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,16 +25,13 @@ from areal_like.registry import bind
 from learners.losses.contract import needs_proximal, plan_of
 
 from .algorithms import Algorithm, corrected_loss
-from .gated import distributions, gated, held_out, roll_out
+from .gated import Gated
 from .stacks import Parameters, Stack
 from .studies import Cell, same_algorithm
 from .tokens import Draws, History, Rollouts, Task
 
 LAGGING = Task(length=6, vocabulary=4, prompts=6, samples=6)
-LEARNERS_AT_ONCE = 120
 MINIBATCHES = 2
-EMBEDDINGS = ("last", "gates")
-"""Matrices whose rows are looked up."""
 EVALUATED, GLANCED = 512, 64
 """Held-out answers of a learner, at the end and in between."""
 SIGNS = (
@@ -51,6 +49,32 @@ SIGNS = (
 """What a learner can see of itself, each the mean over some steps: k3 of behaviour against its policy at the start of
 the step, effective sample size and χ² of the tokens' and the sequences' weights, the largest ratio, the entropy per
 token, the cosine of consecutive gradients, their norm, and the share of rejected tokens."""
+
+
+class Policy(Protocol):
+    """What is trained; the methods are those of `gated`. `embeddings`: matrices whose rows are looked up. `at_once`:
+    learners side by side. `acting`: what else an inexact actor's parameters hold, of layers that are not trained."""
+
+    @property
+    def embeddings(self) -> tuple[str, ...]: ...
+
+    @property
+    def at_once(self) -> int: ...
+
+    def start(self, seeds: Sequence[int], task: Task) -> dict[str, Tensor]: ...
+
+    def acting(self, how: str | float | None) -> Parameters: ...
+
+    def distributions(self, parameters: Parameters, prompts: Tensor, answers: Tensor) -> Tensor: ...
+
+    def roll_out(
+        self, parameters: Parameters, task: Task, draws: Any, bug: float, *, silent: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+    def held_out(self, parameters: Parameters, task: Task, draws: Any, count: int) -> list[float]: ...
+
+
+GATED = Gated()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +100,20 @@ class Actor:
 
 
 def train(
-    cells: Sequence[Cell], methods: Mapping[str, Method], actor: Actor, *, steps: int, every: int, task: Task = LAGGING
+    cells: Sequence[Cell],
+    methods: Mapping[str, Method],
+    actor: Actor,
+    *,
+    steps: int,
+    every: int,
+    task: Task = LAGGING,
+    policy: Policy = GATED,
 ) -> list[dict[str, Any]]:
     """Each cell's held-out `reward` at the end, its largest on the way (`best`), the `mean` over the run, its `error`
     (1 − reward), and `curve`: each `every` steps the step, the held-out reward, the batch's reward and `SIGNS`."""
     found: list[dict[str, Any]] = []
-    for some in (cells[start : start + LEARNERS_AT_ONCE] for start in range(0, len(cells), LEARNERS_AT_ONCE)):
-        for curve in _train(some, methods, actor, steps, every, task):
+    for some in (cells[start : start + policy.at_once] for start in range(0, len(cells), policy.at_once)):
+        for curve in _train(some, methods, actor, steps, every, task, policy):
             rewards = [entry[1] for entry in curve]
             summary = {"reward": rewards[-1], "best": max(rewards), "mean": sum(rewards) / len(rewards)}
             found.append(summary | {"error": 1.0 - rewards[-1], "curve": curve})
@@ -90,25 +121,32 @@ def train(
 
 
 def _train(
-    cells: Sequence[Cell], methods: Mapping[str, Method], actor: Actor, steps: int, every: int, task: Task
+    cells: Sequence[Cell],
+    methods: Mapping[str, Method],
+    actor: Actor,
+    steps: int,
+    every: int,
+    task: Task,
+    policy: Policy,
 ) -> list[list[tuple[float, ...]]]:
     seeds = [cell.seed for cell in cells]
-    stack = Stack(gated(seeds, task), torch.tensor([cell.rate for cell in cells]))
+    stack = Stack(policy.start(seeds, task), torch.tensor([cell.rate for cell in cells]))
     draws, test = Draws(seeds), Draws([seed + 500_000 for seed in seeds])
     history, latest = History(actor.staleness, stack.flat), torch.full((len(cells),), 1.0 - 1e-6)
-    update = Update(stack, [(methods[name], rows) for name, rows in same_algorithm(cells)], actor)
+    update = Update(stack, [(methods[name], rows) for name, rows in same_algorithm(cells)], actor, policy)
     curves: list[list[tuple[float, ...]]] = [[] for _ in cells]
     seen: list[Tensor] = []
     for step in range(1, steps + 1):
         history.add(stack.flat)
         version = 0 if actor.stays else max(0, step - 1 - actor.staleness)
-        acting = inexact(stack.views(history.pick(latest)), actor.mismatch, seeds, version)
-        prompts, answers, behaviour, earned = roll_out(acting, task, draws, actor.bug, silent=actor.silent)
+        acting = inexact(stack.views(history.pick(latest)), actor.mismatch, seeds, version, policy.embeddings)
+        acting = {**acting, **policy.acting(actor.mismatch)}
+        prompts, answers, behaviour, earned = policy.roll_out(acting, task, draws, actor.bug, silent=actor.silent)
         rollouts = Rollouts(prompts, answers, behaviour, earned - earned.mean(-1, keepdim=True))
         seen.append(torch.cat([earned.mean((1, 2))[None], update(rollouts)]))
         if step % every == 0 or step == steps:
             count = EVALUATED if step == steps else GLANCED
-            rewards = held_out(stack.views(stack.flat), task, test, count)
+            rewards = policy.held_out(stack.views(stack.flat), task, test, count)
             means = torch.stack(seen).nanmean(0).T.tolist()
             seen.clear()
             for curve, reward, mean in zip(curves, rewards, means, strict=True):
@@ -116,13 +154,15 @@ def _train(
     return curves
 
 
-def inexact(exact: Parameters, how: str | float | None, seeds: Sequence[int], version: int) -> Parameters:
+def inexact(
+    exact: Parameters, how: str | float | None, seeds: Sequence[int], version: int, embeddings: Sequence[str]
+) -> Parameters:
     """What actors of these learners sample from, [L, ...] each: matrices by `how`, one scale for each output and for
     each row of an embedding."""
     if how is None:
         return exact
     if isinstance(how, str):
-        return {name: _rounded(values, how, embeds=name in EMBEDDINGS) for name, values in exact.items()}
+        return {name: _rounded(values, how, embeds=name in embeddings) for name, values in exact.items()}
     return {name: _noisy(values, name, how, seeds, version) for name, values in exact.items()}
 
 
@@ -153,15 +193,15 @@ def passes(method: Method) -> int:
 class Update:
     """The train step of some learners, each method's beside each other: two minibatches of whole groups."""
 
-    def __init__(self, stack: Stack, methods: Sequence[tuple[Method, slice]], actor: Actor):
-        self.stack, self.age = stack, actor.staleness
+    def __init__(self, stack: Stack, methods: Sequence[tuple[Method, slice]], actor: Actor, policy: Policy = GATED):
+        self.stack, self.age, self.policy = stack, actor.staleness, policy
         self.parts = [(Algorithm(bind("loss", method.loss)), method.bonus, rows) for method, rows in methods]
         self._before: Tensor | None = None
 
     def __call__(self, rollouts: Rollouts) -> Tensor:
         """Train once; returns `SIGNS` [SIGNS, L]."""
         with torch.no_grad():
-            known = distributions(self.stack.views(self.stack.flat), rollouts.prompts, rollouts.answers)
+            known = self.policy.distributions(self.stack.views(self.stack.flat), rollouts.prompts, rollouts.answers)
             proximal = known.gather(-1, rollouts.answers[..., None])[..., 0]
             entropy = -(known.exp() * known).sum(-1).flatten(1).mean(1)
         parts = []
@@ -176,7 +216,7 @@ class Update:
         """Of each learner's loss [L, numbers], and the share of tokens that its correction or mask rejects [L]."""
         leaf = self.stack.flat.clone().requires_grad_()
         prompts, answers = rollouts.prompts[:, groups], rollouts.answers[:, groups]
-        each = distributions(self.stack.views(leaf), prompts, answers)
+        each = self.policy.distributions(self.stack.views(leaf), prompts, answers)
         current, tokens = each.gather(-1, answers[..., None])[..., 0], float(answers[0].numel())
         entropies = -(each.exp() * each).sum((1, 2, 3, 4)) / tokens
         policies = current, rollouts.behaviour[:, groups], proximal[:, groups], rollouts.advantages[:, groups]

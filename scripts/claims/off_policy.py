@@ -1,6 +1,6 @@
 """Studies off policy: which loss and which correction hold when actors are inexact, stale, or broken.
 
-`python -m scripts.claims.off_policy STUDY [--quick] [--out FOLDER] [--publish]`
+`python -m scripts.claims.off_policy STUDY [--quick] [--out FOLDER] [--publish] [--model FOLDER]`
 
 | study | question |
 |---|---|
@@ -9,6 +9,7 @@
 | grid | age × mismatch × losses and their corrections, each at its own rate and bonus |
 | corrections | age and mismatch together × corrections, of decoupled PPO, REINFORCE and DG |
 | dg_fair | bonus, own knob and rate of each loss tuned on the same budget: fresh, stale, and with a broken actor |
+| pretrained | age and mismatch for a pretrained model on sums of reasoning_gym: fewer methods, rates and seeds |
 | collapse | which sign sees a fall first, over the learners of all of these that are kept in the folder |
 | page | nothing is trained: tables and pictures of docs/off-policy.md from the published `results.csv` |
 
@@ -33,25 +34,27 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..pretrained import FOLDER
 from .studies import argument_parser
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = argument_parser(__doc__, "off_policy")
-    studies = ("mismatch", "offpolicy", "corrections", "dg_fair", "grid")
+    studies = ("mismatch", "offpolicy", "corrections", "dg_fair", "grid", "pretrained")
     parser.add_argument("study", choices=(*studies, "collapse", "page"))
     parser.add_argument("--publish", action="store_true", help="keep the results for the page of the documentation")
+    parser.add_argument("--model", type=Path, default=Path(FOLDER), help=f"of `pretrained` (default: {FOLDER})")
     OPTIONS = parser.parse_args()
 
 from areal_like.places import REPOSITORY
 
 from ..plotting.drawing import keep, picture
 from ..plotting.plot import Plot
-from . import foretelling
+from . import arithmetic, foretelling
 from .designs import DESIGNS, Design
 from .found import Found, numbers_of, read_csv, write_csv
-from .lagging import train
+from .lagging import GATED, Policy, train
 from .page import refreshed
-from .studies import Row, Study, best_rates, prepare, tell
+from .studies import Measure, Row, Study, best_rates, one_by_one, prepare, tell
 
 COLLAPSE, PAGE = "collapse", "page"
 RESULTS, DATA = Path("docs/data/off_policy"), Path("docs/data")
@@ -64,9 +67,15 @@ def measured(design: Design, options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     folder = options.out / options.study
     methods = {name: method for family in design.families.values() for name, method in family.items()}
+    policy: Policy = arithmetic.pretrained(options.model, folder) if design.pretrained else GATED
+    learner = partial(train, methods=methods, policy=policy, steps=design.steps, every=design.every, task=design.task)
     for label, actor in reversed(list(design.conditions.items())):  # the hardest first
-        measure = partial(train, methods=methods, actor=actor, steps=design.steps, every=design.every)
+        measure: Measure = partial(learner, actor=actor)
         settings = {"actor": repr(actor), "methods": repr(methods), "steps": design.steps, "every": design.every}
+        if design.pretrained:
+            settings |= {"task": repr(design.task), "questions": arithmetic.TRAINED, "layers": arithmetic.UPPER}
+            alike = {name: said for name, said in settings.items() if name != "methods"}
+            measure = one_by_one(measure, folder / "cells" / label, alike, methods)
         tuning = Study(folder, tuple(methods), design.rates, design.tuning, (), tuned_by="error")
         tried = tuning.run(f"{label}, tuning", measure, settings)
         rates = best_rates(tried, "error")

@@ -94,6 +94,27 @@ class Study:
         return rows
 
 
+def one_by_one(measure: Measure, folder: Path, settings: Mapping[str, Any], methods: Mapping[str, Any]) -> Measure:
+    """`measure`, each cell by itself and kept in a file of `folder`: a killed study continues with the next cell, and
+    seeds or rates can be added. `settings` and its method: what a cell's numbers depend on."""
+
+    def found(cell: Cell) -> dict[str, Any]:
+        wanted = json.loads(json.dumps({**settings, "method": repr(methods[cell.algorithm])}))
+        file = folder / f"{cell.algorithm} @{cell.rate:g} seed {cell.seed}.json"
+        if file.exists():
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            if kept["settings"] == wanted:
+                return kept["found"]
+        (one,) = measure([cell])
+        folder.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps({"settings": wanted, "found": one}), encoding="utf-8")
+        part.replace(file)
+        return one
+
+    return lambda cells: [found(cell) for cell in cells]
+
+
 def _rows(condition: str, phase: str, cells: Sequence[Cell], numbers: Sequence[Mapping[str, Any]]) -> list[Row]:
     named = {"condition": condition, "phase": phase}
     return [named | asdict(cell) | dict(found) for cell, found in zip(cells, numbers, strict=True)]

@@ -14,7 +14,7 @@ from scripts.claims import designs, foretelling, lagging, off_policy
 from scripts.claims.designs import DESIGNS, Design, alone
 from scripts.claims.foretelling import auc, auc_within, collapsed, foretold, looks
 from scripts.claims.found import Found, at_step, numbers_of, read_csv, write_csv
-from scripts.claims.gated import distributions, gated, roll_out
+from scripts.claims.gated import EMBEDDINGS, distributions, gated, roll_out
 from scripts.claims.lagging import LAGGING, SIGNS, Actor, Method, Update, drift, inexact, passes, train
 from scripts.claims.page import refreshed
 from scripts.claims.stacks import Stack
@@ -29,10 +29,10 @@ CELLS = [Cell(name, 1e-2, seed) for name in METHODS for seed in (0, 1)]
 @pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
 def test_quantised_actors_are_the_engines_own(form: str) -> None:
     exact = gated([3, 4], TASK)
-    found = inexact(exact, form, [3, 4], 0)
+    found = inexact(exact, form, [3, 4], 0, EMBEDDINGS)
     for learner in (0, 1):
         # The engine's matrices are [out, in], these [in, out]; embeddings have a row per token in both.
-        turned = {name: name not in lagging.EMBEDDINGS for name in exact}
+        turned = {name: name not in EMBEDDINGS for name in exact}
         wanted = {n: (v[learner].T if turned[n] else v[learner]).clone().contiguous() for n, v in exact.items()}
         perturb(wanted, form, 0)
         for name, values in wanted.items():
@@ -60,16 +60,16 @@ def test_scores_are_the_logprobs_that_were_sampled() -> None:
 
 def test_noise_is_of_its_size_and_the_same_for_a_seed_and_version() -> None:
     exact = gated([3, 3, 4], TASK)
-    one, again, later = (inexact(exact, 0.1, [3, 3, 4], version)["prompts"] for version in (5, 5, 6))
+    one, again, later = (inexact(exact, 0.1, [3, 3, 4], version, EMBEDDINGS)["prompts"] for version in (5, 5, 6))
     assert torch.equal(one, again) and torch.equal(one[0], one[1]) and not torch.equal(one, later)
     moved = (one - exact["prompts"])[0]
     assert float(moved.std() / exact["prompts"][0].square().mean().sqrt()) == pytest.approx(0.1, rel=0.3)
-    assert inexact(exact, None, [3, 3, 4], 0) is exact
+    assert inexact(exact, None, [3, 3, 4], 0, EMBEDDINGS) is exact
 
 
 def rolled(actor: Actor):
     stack = Stack(gated([0, 1], TASK), torch.tensor([0.0, 0.0]))
-    acting = inexact(stack.views(stack.flat), actor.mismatch, [0, 1], 0)
+    acting = inexact(stack.views(stack.flat), actor.mismatch, [0, 1], 0, EMBEDDINGS)
     prompts, answers, behaviour, rewards = roll_out(acting, TASK, Draws([0, 1]), 0.0)
     return stack, Rollouts(prompts, answers, behaviour, rewards - rewards.mean(-1, keepdim=True))
 
@@ -132,7 +132,7 @@ def test_batches_are_exactly_so_old(monkeypatch: pytest.MonkeyPatch) -> None:
             super().step(gradient)
             stacks[-1].append(self.flat.clone())
 
-    def seen(exact, how, seeds, version):
+    def seen(exact, how, seeds, version, embeddings):
         acted.append((torch.cat([values.flatten(1) for values in exact.values()], 1), version))
         return exact
 
