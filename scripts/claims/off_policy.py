@@ -13,6 +13,8 @@
 | collapse | which sign sees a fall first, over the learners of all of these that are kept in the folder |
 | page | nothing is trained: tables and pictures of docs/off-policy.md from the published `results.csv` |
 
+`page` also makes the tables of rewards against staleness in docs/results.md, from the rewards of runs in docs/data.
+
 Hundreds of small learners train side by side (`lagging`), a seed of each method from the same start on the same draws.
 Every method is tuned under each condition, on the same number of candidates and on seeds of its own. Tables show means
 of fresh seeds with 95 % bootstrap intervals, and over all conditions interquartile means with stratified ones
@@ -53,11 +55,12 @@ from . import arithmetic, foretelling
 from .designs import DESIGNS, Design
 from .found import Found, numbers_of, read_csv, write_csv
 from .lagging import GATED, Policy, train
-from .page import refreshed
+from .page import by_place, refreshed
 from .studies import Measure, Row, Study, best_rates, one_by_one, prepare, tell
 
 COLLAPSE, PAGE = "collapse", "page"
 RESULTS, DATA = Path("docs/data/off_policy"), Path("docs/data")
+WHOLE_MACHINE = Path("docs/results.md")
 PICTURES, DOCUMENT = Path("docs/plots"), Path("docs/off-policy.md")
 COLLAPSE_TITLE = "Before a fall the distance from the behaviour policy is large; no sign is an alarm to rely on"
 
@@ -128,6 +131,16 @@ def page(root: Path) -> None:
                 (root / DATA / f"{name}.json").write_text(plot.as_json(), encoding="utf-8")
                 picture(plot, root / PICTURES / f"{name}.png")
     document.write_text(refreshed(text, tables), encoding="utf-8")
+    whole = root / WHOLE_MACHINE
+    whole.write_text(refreshed(whole.read_text(encoding="utf-8"), of_whole_machine(root)), encoding="utf-8")
+
+
+def of_whole_machine(root: Path) -> dict[str, dict[str, str]]:
+    """The tables of docs/results.md whose runs' rewards are kept, with their plots: `configs/ablation/staleness.yaml`.
+    Raises OSError, ValueError."""
+    files = {name: root / DATA / f"{name}.json" for name in ("staleness-reward", "staleness-mean")}
+    plots = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
+    return {name: {"By age": by_place(plot, "η")} for name, plot in plots.items()}
 
 
 def main(options: argparse.Namespace) -> None:

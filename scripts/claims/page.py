@@ -1,4 +1,4 @@
-"""A page of the documentation whose tables are made from results, and whose words are not.
+"""Pages of the documentation whose tables are made from results, and whose words are not.
 
 A table's place is marked by two comments; what is between them is replaced:
 
@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-PLACE = re.compile(r"<!-- table: (?P<study>\w+), (?P<title>[^\n]+?) -->\n.*?<!-- end -->", re.DOTALL)
+from ..comparison import bootstrap, markdown_table
+
+PLACE = re.compile(r"<!-- table: (?P<study>[\w-]+), (?P<title>[^\n]+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def refreshed(text: str, tables: Mapping[str, Mapping[str, str]]) -> str:
@@ -27,3 +30,13 @@ def refreshed(text: str, tables: Mapping[str, Mapping[str, str]]) -> str:
         return f"<!-- table: {study}, {title} -->\n{tables[study][found[0]]}<!-- end -->"
 
     return PLACE.sub(filled, text)
+
+
+def by_place(plot: Mapping[str, Any], place: str) -> str:
+    """A plot's numbers (docs/data) as a table: places down, lines across, means of the runs with 95 % intervals."""
+    (lines,) = plot["panels"].values()
+    rows = [
+        [f"{points[0]['x']:g}", *(bootstrap(point["values"]).text(2) for point in points)]
+        for points in zip(*lines.values(), strict=True)
+    ]
+    return markdown_table([place, *lines], rows)
