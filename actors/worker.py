@@ -103,7 +103,8 @@ class Worker:
         self._heldout: dict[int, list[tuple[str, Recorder]]] = {}  # lease → requests of its prompt, and their calls
         self._progress, self._heldout_progress = Progress(engine), Progress(engine)
         self._active = self._ended = self._failures = 0
-        self._credit_is_due, self._told_ended, self._room = False, 0, 1
+        self._credit_is_due, self._told_ended = False, 0
+        self._room, self._alike = 1, False
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being handed back
         self._leaving = False
         self.started_at: float | None = None
@@ -193,12 +194,14 @@ class Worker:
         self._generating.leave()
         self._active -= 1
         self._ended += 1
-        if self._has_room():
+        if self._room == 1 or self._has_room():
             self._tell_credit_soon()
 
     def _has_room(self) -> bool:
-        """Are the free slots worth a message?"""
-        return self._room == 1 or self.engine.slots - self._active >= min(self._room, self.engine.slots)
+        """Are the free slots worth a message, after what the buffer was told?"""
+        free, step = self.engine.slots - self._active, self._room if self._alike else 1
+        known = free - (self._ended - self._told_ended)
+        return not self._active or (free >= self._room and free // step > known // step)
 
     def _tell_credit_soon(self) -> None:
         if not self._credit_is_due:
@@ -209,9 +212,9 @@ class Worker:
         self._credit_is_due, self._told_ended = False, self._ended
         self.client.credit(self._ended)
 
-    def note_room(self, sequences: int) -> None:
-        """No lease is smaller than this: fewer free slots are not worth a message."""
-        self._room = sequences
+    def note_room(self, sequences: int, alike: bool) -> None:
+        """No lease is smaller than this; `alike`: nor larger. Fewer free slots are not worth a message."""
+        self._room, self._alike = sequences, alike
         if self._has_room():
             self.tell_of_free_slots()
 

@@ -343,9 +343,10 @@ class Cancel(Message):
 
 class Room(Message):
     """No lease is smaller than so many sequences: say `Credit` only when the engine has places for as many, or none
-    runs. Until told, say each."""
+    runs. `alike`: none is larger either, so say it for each as many. Until told, say each."""
 
     sequences: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
+    alike: bool
 
 
 class Quit(Message):

@@ -49,13 +49,12 @@ def admit(state: RunState, now: float) -> None:
     planned: dict[str, list[Granted]] = {}
     fleet, ready, barred = state.fleet, state.fleet.ready, state.fleet.barred(now)
     share = fleet.fair_share(to_start + running + len(state.hedges.pairs), len(fleet) - len(barred))
-    least = state.scheduler.launch
+    least = most = state.scheduler.launch
     if queued:
-        least = min(least, *(entry.to_run for entry in state.store.of(Stage.QUEUED)))
-    if least < fleet.room:
-        fleet.room = least  # never more again: who was told more could keep free slots to itself
-        for each in fleet:
-            state.tell_room(each.peer)
+        sizes = [entry.to_run for entry in state.store.of(Stage.QUEUED)]
+        least, most = min(least, *sizes), max(most, *sizes)
+    if least != fleet.room or most != fleet.room:
+        _note_sizes(state, least, most)
     ready.begin(least, fleet, barred)
     while (actor := ready.first()) and len(actor.running) < share:
         granted = _next_lease(state, actor, running, queued > 0, now)
@@ -66,6 +65,18 @@ def admit(state: RunState, now: float) -> None:
         planned.setdefault(actor.name, []).append(granted)
     for name, all_granted in planned.items():
         _send_leases(state, state.fleet.by_name[name], all_granted)
+
+
+def _note_sizes(state: RunState, least: int, most: int) -> None:
+    """Leases of `least` to `most` sequences are possible now: tell the actors, if that is news. The fewest so far stay
+    the fewest: an actor that was told of more could keep free slots to itself."""
+    fleet = state.fleet
+    before = fleet.room, fleet.alike
+    fleet.alike = fleet.alike and least == most and fleet.room in (least, math.inf)
+    fleet.room = min(fleet.room, least)
+    if before != (fleet.room, fleet.alike):
+        for actor in fleet:
+            state.tell_room(actor.peer)
 
 
 def _to_start(state: RunState) -> float:

@@ -139,7 +139,7 @@ class SimulatedActor:
         self._fetching = False
         self._active, self._since = 0, 0.0
         self._leased = self._ended = self._told_ended = 0
-        self._room = 1
+        self._room, self._alike = 1, False
         self.dead = self._hangs = False
         self._heldout: set[int] = set()
         self._answered, self._timeouts, self._tells_timeouts_at = 0, 0, 0.0
@@ -161,7 +161,6 @@ class SimulatedActor:
         wall = self.timeline.now - self.started_at if self.started_at < math.inf else 0.0
         if not self._hangs:
             self.engine.advance(self.timeline.now)
-            self._plan()
             self._tell()
         stats = dict[str, float | str](measures.of_engine(_Measured(self.engine, self.costs.engine.busy), wall))
         if self.costs.verifier.median:
@@ -194,7 +193,6 @@ class SimulatedActor:
         if self.dead or self._hangs:
             return
         self.engine.advance(self.timeline.now)
-        self._plan()
 
     def _plan(self) -> None:
         due = self.engine.due_for(self._matters()) if self._nothing_follows else self.engine.due()
@@ -205,7 +203,7 @@ class SimulatedActor:
 
     def _matters(self) -> Callable[[Request], bool]:
         """Is the end of a sample, asked of one after the other, something that the buffer hears of?"""
-        missing, left = min(self._room, self.engine.slots) - self._free_slots, dict[int, int]()
+        missing, left = self._wanted - self._free_slots, dict[int, int]()
 
         def matters(request: Request) -> bool:
             nonlocal missing
@@ -223,6 +221,13 @@ class SimulatedActor:
     @property
     def _free_slots(self) -> int:
         return self.engine.slots - self._leased + self._ended
+
+    @property
+    def _wanted(self) -> int:
+        """With so many free slots there is something new to tell the buffer, as `actors.worker` does."""
+        step = self._room if self._alike else 1
+        known = self._free_slots - (self._ended - self._told_ended)
+        return max(self._room, (known // step + 1) * step)
 
     def _wake(self, due: float) -> None:
         if due == self._due:  # else something has come between
@@ -247,19 +252,22 @@ class SimulatedActor:
             case messages.Cancel():
                 self._cancel(message.ids, message.hand_back)
             case messages.Room():
-                self._room = message.sequences
-                self._plan()
+                self._room, self._alike = message.sequences, message.alike
         self._tell()
 
     def _tell(self) -> None:
-        """Tell the buffer, once for all that happened at this time, of freed places and of finished groups."""
-        if self._hangs:
+        """Tell the buffer, once for all that happened at this time, of freed places and of finished groups; and plan
+        when to look again."""
+        if self.dead or self._hangs:
             return
-        if self._told_ended != self._ended and self._free_slots >= min(self._room, self.engine.slots):
-            self._told_ended = self._ended
-            self._say(messages.Credit(self._ended))
+        if self._told_ended != self._ended:
+            free = self._free_slots
+            if free == self.engine.slots or free >= self._wanted:
+                self._told_ended = self._ended
+                self._say(messages.Credit(self._ended))
         if self._ready:
             self._push()
+        self._plan()
 
     def _fetch(self) -> None:
         newest = self._newest
@@ -483,7 +491,6 @@ class SimulatedActor:
         for sample in running:
             self._close(sample)
         self.engine.abort(running, self.timeline.now)
-        self._plan()
 
     def _close(self, sample: _Sample) -> None:
         sample.open = False

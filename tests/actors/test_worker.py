@@ -342,7 +342,7 @@ def test_free_slots_that_no_lease_would_fit_in_are_not_told() -> None:
         play.worker.engine.slots = 6
         await play.lease(1, launch=3)
         await play.lease(2, launch=3)
-        play.worker.note_room(3)
+        play.worker.note_room(3, False)
         for request in ("1/0", "2/0"):
             await play.end(request, sample(0.5))
         assert play.client.credits == []
@@ -356,12 +356,32 @@ def test_free_slots_that_no_lease_would_fit_in_are_not_told() -> None:
         await play.settle()
         assert play.client.credits == [3, 4]
         await play.end("3/1", sample(0.5))
-        play.worker.note_room(2)
+        play.worker.note_room(2, False)
         await play.settle()
         assert play.client.credits == [3, 4, 5], "leases have got smaller"
         play.worker.hello_again()
         await play.settle()
         assert play.client.credits[3:5] == ["hello", -4]
+
+    asyncio.run(scenario())
+
+
+def test_where_all_leases_are_alike_only_places_for_another_one_are_told() -> None:
+    async def scenario() -> None:
+        play = Play()
+        play.worker.engine.slots = 9
+        for group_id in (1, 2, 3):
+            await play.lease(group_id)
+        play.worker.note_room(3, True)
+        for request in ("1/0", "1/1", "2/0", "2/1", "3/0", "3/1"):
+            await play.end(request, sample(0.5))
+        assert play.client.credits == [3, 6]
+        await play.lease(4)
+        for request in ("1/2", "2/2", "3/2", "4/0", "4/1"):
+            await play.end(request, sample(0.5))
+        assert play.client.credits == [3, 6, 9]
+        await play.end("4/2", sample(0.5))
+        assert play.client.credits == [3, 6, 9, 12], "none runs"
 
     asyncio.run(scenario())
 

@@ -56,13 +56,13 @@ def test_the_first_actor_with_new_weights_leaves_the_others_their_share(schedule
 def test_actors_hear_how_few_free_slots_are_worth_a_message() -> None:
     house = House(asynchronous(max_staleness=0))
 
-    def told() -> list[tuple[str, int]]:
-        return [(who, body["sequences"]) for who, kind, body in house.router.sent if kind == "room"]
+    def told() -> list[tuple[str, int, bool]]:
+        return [(who, body["sequences"], body["alike"]) for who, kind, body in house.router.sent if kind == "room"]
 
     house.start()
-    assert sorted(told()) == [("actor-0", 8), ("actor-1", 8)], "the launch of a group"
+    assert sorted(told()) == [("actor-0", 8, True), ("actor-1", 8, True)], "the launch of a group"
     house.hello("actor-2")
-    assert told()[2:] == [("actor-2", 8)]
+    assert told()[2:] == [("actor-2", 8, True)]
     house.say("learner", "want", {"index": 0, "version": 0})
     for group_id in range(B):
         house.finish(group_id, 0)
@@ -75,7 +75,7 @@ def test_actors_hear_how_few_free_slots_are_worth_a_message() -> None:
         house.say("learner", "want", {"index": 1 + launch // 16, "version": 1 + launch // 16})
         for group_id in house.leases()[-B:]:
             house.finish(group_id, 1)
-    assert len(house.leases()) > 2 * B and sorted(told()[3:]) == [("actor-0", 4), ("actor-1", 4), ("actor-2", 4)]
+    assert len(house.leases()) > 2 * B and sorted(told()[3:]) == [(f"actor-{n}", 4, False) for n in range(3)]
 
 
 def test_a_batch_waits_for_its_straggler_and_keeps_its_order() -> None:
