@@ -229,7 +229,7 @@ class TorchLearner:
         self.saving.load_state(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """Of a checkpoint that any number of ranks wrote, its weights alone."""
+        """Of a checkpoint that any number of ranks wrote, its weights (and critic) alone."""
         self.saving.load_weights(folder)
 
     def train(self, batch: Batch) -> dict[str, Any]:

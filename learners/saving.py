@@ -84,12 +84,14 @@ class Saving:
             self._critic.load_state_dict(state["critic"])
 
     def load_weights(self, folder: Path) -> None:
-        """Load the weights alone, whole, of what any number of ranks wrote. Only with one rank. Raises OSError where
-        files are missing, ValueError for those of another model."""
+        """Load the weights alone, whole, of what any number of ranks wrote, and the critic if there is one. Only with
+        one rank. Raises OSError where files are missing, ValueError for those of another model."""
         ranks = max((int(path.stem.rpartition("-")[2]) for path in folder.glob("learner-0-of-*.pt")), default=1)
         files = [folder / file_of(rank, ranks) for rank in range(ranks)]
         states = [torch.load(file, weights_only=True, map_location="cpu", mmap=True) for file in files]
         self._optimizer.load_master([state["master"] for state in states])
+        if self._critic:  # each rank has the whole of it
+            self._critic.load_state_dict(states[0]["critic"])
 
     @property
     def _file(self) -> str:

@@ -112,7 +112,7 @@ def score(
     alone = configs.replace(configs.replace(config, "learner.name", SCORING_LEARNER), "learner.ranks", 1)
     learner: Any = build_trainer(alone)
     if checkpoint:
-        learner.load_state(checkpoint)
+        learner.load_weights(checkpoint)
     losses = {name: bind("loss", spec) for name, spec in specs.items()}
     statistics, told = GradientStatistics(list(losses)), time.monotonic()
     for batch in recorded(args.run, config):

@@ -97,6 +97,9 @@ def test_the_files_of_ranks_make_one_model(ranks, name, request):
     found = request.getfixturevalue(ranks)[0][name]
     one = learner_of(CASES[name], 1)
     one.load_weights(found["checkpoint"])
+    if name == "critic":
+        values = torch.load(next(found["checkpoint"].glob("learner-1-*")))["critic"]["head"]
+        assert all(torch.equal(tensor, values[key]) for key, tensor in one._critic.state_dict()["head"].items())
     state, adapters = one.saving.gathered()
     assert torch.equal(torch.from_numpy(state.buffer), found["weights"])
     assert adapters.keys() == found["adapters"].keys() and bool(adapters) is (name == "adapters")
