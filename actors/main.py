@@ -108,11 +108,11 @@ async def _heartbeat(
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
-def _note_costs(role: Role, engine: Any) -> None:
-    """Write what decode steps cost, for `scripts.calibrate`, if the engine counts that."""
-    if counted := getattr(engine, "step_costs", None):
+def _note_costs(role: Role, worker: Worker) -> None:
+    """Write what decode steps and finished samples cost, for `scripts.calibrate`, if the engine counts that."""
+    if counted := getattr(worker.engine, "step_costs", None):
         try:
-            counted.write(role.run, role.name)
+            counted.write(role.run, role.name, max(0, worker.ended))
         except OSError as error:
             log.debug("the costs of decode steps were not written: %s", error)
 
@@ -206,7 +206,7 @@ async def serve(role: Role) -> None:
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans, group_rewards)
     session = Session(client, worker, subscriber)
     client.hello()
-    note = partial(_note_costs, role, engine)
+    note = partial(_note_costs, role, worker)
     jobs = [session.receive(), session.renew_when_cut()]
     jobs.append(_heartbeat(client, worker, subscriber, [pool, group_rewards], note))
     jobs.append(_subscribe(engine, subscriber))

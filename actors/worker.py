@@ -189,6 +189,11 @@ class Worker:
         self.client.hello()
         self._tell_credit_soon()
 
+    @property
+    def ended(self) -> int:
+        """Samples that have ended since the last hello."""
+        return self._ended
+
     def _sample_ended(self, sample: asyncio.Task) -> None:
         """Note that a slot of the engine is free. Tell the buffer once for all that ended in this turn of the loop."""
         self._generating.leave()

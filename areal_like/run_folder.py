@@ -13,8 +13,10 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
+from areal_like.machine import cores
 from areal_like.metrics import Row
 from areal_like.registry import ConfigError
 
@@ -24,6 +26,8 @@ SUBMITTED = "submitted.yaml"
 """The config that a job of a batch system resumes with."""
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
+COSTS = "costs"
+"""What the run's processes have measured for `scripts.calibrate`: `ROLE.json`."""
 LOCK = "lock"
 """Held by the process that starts the run, until it ends."""
 FEW_FILES = 64
@@ -51,6 +55,14 @@ def note_step(run: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             (run / NEXT / name).replace(run / name)
     discard(run)
+
+
+def write_costs(run: Path, role: str, sums: Mapping[str, object]) -> None:
+    """Write what a process has measured so far, in the place of earlier sums. Raises OSError."""
+    (run / COSTS).mkdir(exist_ok=True)
+    beside = run / COSTS / f"{role}.tmp"
+    beside.write_text(json.dumps({**sums, "cores": {socket.gethostname(): cores()}}))
+    beside.replace(run / COSTS / f"{role}.json")
 
 
 def summary_of(run: Path) -> Row | None:

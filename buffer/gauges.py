@@ -20,7 +20,7 @@ class Gauges:
         self.since_step = 0
         self.evaluations: list[Result] = []
         self.trained_seconds: float | None = None
-        self.tokens_pushed = 0
+        self.tokens_pushed = self.samples_pushed = 0
         self.refused: Counter[str] = Counter()  # refused groups, by what was wrong with them
         self._told = 0
         self._staleness_sum = 0

@@ -194,6 +194,7 @@ class Handlers:
             if finisher := state.fleet.by_name.get(pushed_by):
                 finisher.has_finished()
             state.gauges.tokens_pushed += head.tokens
+            state.gauges.samples_pushed += head.samples
             if state.scheduler.sizing.looks:
                 tokens, was_cut = (*head.lengths, *cut), (False,) * head.samples + (True,) * len(cut)
                 state.gauges.see(Lengths(tokens, was_cut, True, tuple(head.rewards), now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
@@ -16,7 +17,7 @@ from areal_like.heldout import sets_of
 from areal_like.interfaces import Task
 from areal_like.process import Role, run_role
 from areal_like.registry import as_spec, bind, build
-from areal_like.run_folder import CONFIG, NEXT
+from areal_like.run_folder import CONFIG, NEXT, write_costs
 from areal_like.schema import Spec
 from buffer import recovery
 from buffer.controller import Controller
@@ -153,9 +154,12 @@ def main(role: Role) -> None:
     go_on(scheduler, replay, state.gauges)
     controller = build_controller(config, state)
     role.offer("buffer", router.endpoint)
+    began = time.thread_time()
     try:
         controller.run()
     finally:
+        with contextlib.suppress(OSError):
+            write_costs(role.run, "buffer", {"buffer": (state.gauges.samples_pushed, time.thread_time() - began)})
         router.close()
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import thread_time
 
 import numpy as np
 from numpy.typing import NDArray
 
-FOLDER = "costs"
-"""In the run's folder: `ROLE.json` of each actor whose engine counts."""
+from areal_like.run_folder import COSTS, write_costs
+
 VALUES = 4
 """Of a step: 1, sequences, tokens that these hold, seconds."""
 
@@ -21,12 +22,17 @@ VALUES = 4
 class StepCosts:
     """`decode`: class → sums over its steps of the products of each two of a step's `VALUES`, float64 [4, 4]: what a
     least-squares fit needs (its first row: steps, sequences, tokens, seconds). `prefill`:
-    tokens, and seconds. `busy`: seconds in which the engine itself was at work."""
+    tokens, and seconds. `busy`: seconds in which the engine itself was at work. `handled`: finished samples, and the
+    processor time of the actor's thread outside the engine; `buffer`: the same of the buffer. `cores`: of each host."""
 
     def __init__(self) -> None:
         self.decode: dict[int, NDArray[np.float64]] = {}
         self.prefill = [0.0, 0.0]
         self.busy = 0.0
+        self.handled = [0.0, 0.0]
+        self.buffer = [0.0, 0.0]
+        self.cores: dict[str, int] = {}
+        self._elsewhere = thread_time()  # of the thread: before this, and in the engine
         self._open: tuple[float, int, int] | None = None  # begin, sequences and tokens of the step under way
 
     def begin(self, now: float, sequences: int, tokens: int) -> None:
@@ -50,25 +56,32 @@ class StepCosts:
         if self._open is not None:
             self._open = self._open[0] + seconds, *self._open[1:]
 
+    def worked(self, seconds: float) -> None:
+        """So much processor time of this thread was the engine's."""
+        self._elsewhere += seconds
+
     def prefilled(self, tokens: int, seconds: float) -> None:
         self.prefill[0] += tokens
         self.prefill[1] += seconds
 
-    def write(self, run: Path, role: str) -> None:
-        """Write the sums so far, in the place of earlier ones."""
+    def write(self, run: Path, role: str, samples: int) -> None:
+        """Write the sums so far, in the place of earlier ones; `samples` have ended. Call it in the engine's thread."""
         if self.decode:
-            (run / FOLDER).mkdir(exist_ok=True)
-            beside = run / FOLDER / f"{role}.tmp"
             decode = {size: sums.tolist() for size, sums in self.decode.items()}
-            beside.write_text(json.dumps({"decode": decode, "prefill": self.prefill, "busy": self.busy}))
-            beside.replace(run / FOLDER / f"{role}.json")
+            handled = samples, max(0.0, thread_time() - self._elsewhere)
+            write_costs(run, role, {"decode": decode, "prefill": self.prefill, "busy": self.busy, "handled": handled})
 
 
 def read(run: Path) -> StepCosts:
     """The sums of all actors of a run; empty where none has counted."""
     found = StepCosts()
-    for path in sorted((run / FOLDER).glob("*.json")):
+    for path in sorted((run / COSTS).glob("*.json")):
         said = json.loads(path.read_text())
+        if "buffer" in said:
+            found.buffer = said["buffer"]
+            continue
+        found.handled = [a + b for a, b in zip(found.handled, said.get("handled", (0, 0)), strict=True)]
+        found.cores |= said.get("cores", {})
         for size, sums in said["decode"].items():
             found._class(int(size))[:] += np.array(sums)
         found.prefilled(*said["prefill"])

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -331,7 +331,7 @@ class TorchEngine:
 
     async def _step(self) -> None:
         """Let waiting sequences join, then sample one token for each running one."""
-        start = perf_counter()
+        start, began = perf_counter(), thread_time()
         if self._pause_start is not None:
             self._totals["pause_seconds"] += start - self._pause_start
             self._totals["pauses"] += 1
@@ -363,6 +363,7 @@ class TorchEngine:
         end = perf_counter()
         self._totals["busy_seconds"] += end - start
         self.step_costs.busy += end - start
+        self.step_costs.worked(thread_time() - began)
         if not table.requests:
             self.step_costs.end(end)
 
@@ -541,6 +542,7 @@ class TorchEngine:
         seconds = perf_counter() - start
         self._totals["apply_seconds"] += seconds
         self.step_costs.skip(seconds)
+        self.step_costs.worked(seconds)
 
     def _apply_waiting_loads(self) -> None:
         """Apply the newest of the updates that waited for the running sequences; it supersedes the others."""

@@ -1,4 +1,4 @@
-"""Claims of the Delightful Policy Gradient papers, measured again at small scale, each by one command.
+"""Claims of the Delightful Policy Gradient papers and others, measured again at small scale, each by one command.
 
 | module | claim |
 |---|---|
@@ -9,6 +9,8 @@
 | `kondo` | 3 % of the backward passes are enough |
 | `off_policy` | (ours) which correction holds when actors are inexact, stale or broken; what foretells a fall |
 | `sagc` | (ours) group sizes that follow stragglers against static ones: reward per second, in virtual time |
+| `failures` | (ours) what failures of actors, nodes and the learner cost 1,000 nodes, in virtual time |
+| `peers` | AReaL, verl, RollPacker: what they report, in simulation |
 | `cut_responses` | (ours) over-provisioned responses: bias of lengths and rewards against speed, weighed or not |
 | `warm_start` | (ours) imitation makes RL possible; distillation into a smaller student, at age 0 and 8 |
 

@@ -18,7 +18,7 @@ from areal_like.metrics import MetricsFollower
 from areal_like.registry import settled
 from areal_like.run_folder import CONFIG
 
-from .costs import Answers, Costs, Engine, LearnerCost, Verifier, WeightsCost, of_timed
+from .costs import Answers, Costs, Engine, LearnerCost, Sample, Verifier, WeightsCost, of_timed
 
 SKIPPED_STEPS = 2
 """The first train steps warm up, and are left out."""
@@ -49,6 +49,7 @@ def calibrate(run: Path, last: int | None = None) -> Calibrated:
     found.costs.engine = _engine(run, config, rows, found)
     found.costs.learner = _learner(config, rows, found)
     found.costs.weights = _weights(rows)
+    _samples(run, found)
     found.costs.answers = _answers(run, rows, found)
     if config.task.get("length_trace"):  # a prompt's own limit does not count the filler
         found.costs.answers.most = int(max(row["response_length/max"] for row in rows))
@@ -100,6 +101,19 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
         knobs.get("interruptible", True),
         min(1.0, counted.busy / max(1e-9, seconds + float(firsts[:, 3].sum()))),
     )
+
+
+def _samples(run: Path, found: Calibrated) -> None:
+    """What a finished sample costs actors and buffer: processor time of their threads, all else they do included."""
+    counted = step_costs.read(run)
+    samples, seconds = counted.handled
+    taken, buffer_seconds = counted.buffer
+    if not samples or not taken:
+        found.notes.append("what a finished sample costs actors and buffer was not measured: nothing")
+        return
+    shared = next(iter(counted.cores.values())) if len(counted.cores) == 1 else None
+    found.costs.sample = Sample(seconds / samples, buffer_seconds / taken, shared)
+    found.costs.buffer = 0.0  # the buffer's messages are in its seconds per sample
 
 
 def _learner(config: Config, rows: Sequence[dict[str, Any]], found: Calibrated) -> LearnerCost:

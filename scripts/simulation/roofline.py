@@ -1,8 +1,9 @@
 """What a model costs on a GPU where no run was measured yet: from its size and the GPU's public figures.
 
 Peaks are dense bfloat16 and memory figures of the SXM modules, from NVIDIA's data sheets of H100, H200 and DGX B200
-(eight GPUs: 1,440 GB, 64 TB/s). Shares of the peaks that real engines and trainers reach are assumed, not measured: see
-`MEMORY_SHARE`, `DECODE_SHARE`, `TRAIN_SHARE`. So times are right within `OFF_BY` at best.
+(eight GPUs: 1,440 GB, 64 TB/s); an H800 is an H100 with slower links, H20's are as published. Shares of the peaks that
+real engines and trainers reach are assumed, not measured: see `MEMORY_SHARE`, `DECODE_SHARE`, `TRAIN_SHARE`. So times
+are right within `OFF_BY` at best.
 
     decode step    2 bytes · parameters (read once) + keys and values of all tokens held, over the memory's speed;
                    and 2 FLOPs · parameters per sequence
@@ -54,7 +55,9 @@ class Gpu:
 
 
 GPUS = {
+    "H20": Gpu(148e12, 4.0e12, 96e9),
     "H100": Gpu(989e12, 3.35e12, 80e9),
+    "H800": Gpu(989e12, 3.35e12, 80e9),
     "H200": Gpu(989e12, 4.8e12, 141e9),
     "B200": Gpu(2250e12, 8e12, 180e9),
 }

@@ -10,6 +10,8 @@ from actors.engines import step_costs
 from actors.engines.decode_clock import DecodeCost
 from actors.engines.step_costs import StepCosts
 from areal_like import config as configs
+from areal_like.machine import cores
+from areal_like.run_folder import write_costs
 from scripts.calibrate import main
 from scripts.simulation.calibration import calibrate, nonnegative
 from scripts.simulation.costs import read
@@ -31,7 +33,7 @@ def test_counts_of_actors_add_up(tmp_path: Path) -> None:
         counted.begin(0.0, 1, 10)
         counted.end(1.0 + number)
         counted.prefilled(100, 0.5)
-        counted.write(tmp_path, f"actor-{number}")
+        counted.write(tmp_path, f"actor-{number}", 10)
     found = step_costs.read(tmp_path)
     assert found.decode[0][0].tolist() == [2.0, 2.0, 20.0, 3.0] and found.decode[0][3, 3] == 5.0
     assert found.prefill == [200.0, 1.0]
@@ -53,7 +55,9 @@ def write_run(run: Path, cost: DecodeCost) -> None:
             counted.end(now)
     counted.prefilled(1000, 1000 * cost.prefill)
     counted.busy = now / 2
-    counted.write(run, "actor-0")
+    counted.worked(-3.0)  # as if this thread had worked for three seconds more, elsewhere
+    counted.write(run, "actor-0", 1000)
+    write_costs(run, "buffer", {"buffer": (500, 0.25)})
     configs.save(configs.load(["quickstart"]), run / "config.yaml")
     rows = [
         {
@@ -84,6 +88,9 @@ def test_costs_come_back(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert engine.prefill == pytest.approx(1e-4) and engine.apply == 0.004 and 0 < engine.busy < 1
     assert [learner.base, learner.per_token, learner.publish] == pytest.approx([0.5, 1e-4, 0.01], rel=0.01)
     assert (weights.encode, weights.fetch) == pytest.approx((0.02, 0.04))
+    sample = found.costs.sample
+    assert (sample.actor, sample.buffer) == pytest.approx((0.003, 0.0005), rel=0.2) and sample.cores == cores()
+    assert found.costs.buffer == 0.0
     assert found.costs.answers.median == 50 and found.costs.answers.right == 0.25
     assert found.residuals["train step"] < 1e-6 and any("kept samples" in note for note in found.notes)
     assert main([str(tmp_path), "--out", str(tmp_path / "costs.yaml")]) == 0
