@@ -182,7 +182,7 @@ PRETRAINED = Design(
         for age in (0, 16)
     },
     reference="tis",
-    finding="A pretrained model's sums",
+    finding="A pretrained model behind int4 actors: PPO learns nothing, truncated weights and DG learn",
     rates=(5e-5, 2e-4),
     tuning=(0,),
     fresh=(100, 101),
