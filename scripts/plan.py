@@ -154,8 +154,9 @@ def main(argv: list[str] | None = None) -> int:
     out.print(f"a million samples take {best['gpu_hours_per_million_samples']:,.0f} GPU-hours{price}")
     off_by = args.off_by or (roofline.OFF_BY if args.hardware else 0.0)
     if off_by:
-        choice = plans[0].choice
-        outcomes = corners(load(choice.overrides()), choice.costs(cost, args.efficiency), off_by)
+        choice, steps = plans[0].choice, f"run.steps={plans[0].steps}"
+        costs = choice.costs(cost, args.efficiency)
+        outcomes = corners(load([*choice.overrides(), steps]), costs, off_by, plans[0].warmup)
         found[0] |= {"ranges": ranges(outcomes)}
         out.print(f"if costs of engine and learner are each off by up to {off_by:g} times: {told(ranges(outcomes))}")
     if args.out:

@@ -130,11 +130,13 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice, what the closed form says, and what the simulation does."""
+    """A choice, what the closed form says, and what the simulation does in `steps`, the first `warmup` not counted."""
 
     choice: Choice
     predicted: Prediction
     outcome: Outcome
+    steps: int
+    warmup: int
 
     @property
     def rate(self) -> float:
@@ -187,10 +189,11 @@ def slower(costs: Costs, engine: float, learner: float) -> Costs:
     return found
 
 
-def corners(config: Config, costs: Costs, off_by: float) -> list[Outcome]:
-    """What the run comes to if engine and learner are each `off_by` times as slow or as fast as their costs say."""
-    pairs = itertools.product((1 / off_by, off_by), repeat=2)
-    return [Simulation(config, slower(costs, *pair)).run() for pair in pairs]
+def corners(config: Config, costs: Costs, off_by: float, warmup: int = WARMUP_STEPS) -> list[Outcome]:
+    """What the run comes to if engine and learner are each `off_by` times as slow or as fast as their costs say, or as
+    they say."""
+    pairs = [(1.0, 1.0), *itertools.product((1 / off_by, off_by), repeat=2)]
+    return [Simulation(config, slower(costs, *pair)).run(warmup) for pair in pairs]
 
 
 class Planner:
@@ -251,7 +254,7 @@ class Planner:
         steps = config.run.steps
         while True:
             longer = self._load([*choice.overrides(), f"run.steps={steps + warmup}"])
-            made = Plan(choice, predicted, Simulation(longer, costs).run(warmup))
+            made = Plan(choice, predicted, Simulation(longer, costs).run(warmup), steps + warmup, warmup)
             if steps >= MOST_STEPS or steps * samples >= TAILS * predicted.longest * made.rate:
                 break
             steps = min(2 * steps, MOST_STEPS)

@@ -115,11 +115,14 @@ def test_a_choice_that_makes_no_config_is_left_out_and_told() -> None:
 def test_the_command_recommends_a_config_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out, file = tmp_path / "planned.yaml", tmp_path / "plan.json"
     words = [BASE, "--gpus", "4", "--staleness", "1", "--steps", "4", "--price", "2", "--weight-intervals", "1"]
-    assert main([*words, "--out", str(out), "--json", str(file), "engine.sigma=0.5", "learner.base=0.6"]) == 0
+    words += ["--out", str(out), "--json", str(file), "--off-by", "1.01", "engine.sigma=0.5", "learner.base=0.6"]
+    assert main(words) == 0
     said, found = capsys.readouterr().out, json.loads(file.read_text())
     assert "what holds the first up" in said and "GPU-hours" in said
     rates = [each["samples_per_second"] for each in found]
     assert rates == sorted(rates, reverse=True) and found[0]["cost_per_million_samples"] > 0
+    low, high = found[0]["ranges"]["samples_per_second"]  # over as many steps, after the same warm-up
+    assert 0.9 * rates[0] < low <= rates[0] <= high < 1.1 * rates[0]
     assert found[0]["actors"] + found[0]["learner_gpus"] == 4 and found[0]["mode"].startswith("async")
     config = configs.load([str(out)])
     assert config.actors.count == found[0]["actors"] and config.engine["sigma"] == 0.5
