@@ -33,7 +33,7 @@ from ..simulation.run import Outcome, Simulation
 HOUR = 3600.0
 LEARNER_NODES = 64
 INTERVALS = 1, 4, 16
-MTBF = 100 * HOUR, 30 * HOUR, 10 * HOUR
+MTBF = 300 * HOUR, 100 * HOUR, 30 * HOUR
 """Of a node. 1,064 nodes at 100 hours: one fails every six minutes."""
 CONFIG = [
     *("configs/bench/modes.yaml", "sizing.group_size=4", "scheduler.max_staleness=8", "sampling.max_tokens=16384"),
@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few nodes, few steps: shows that it works, no more")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures to this file")
     args: argparse.Namespace = parser.parse_args(argv)
-    nodes, steps, seeds = (16, 3, [0]) if args.quick else (1000, 32, [0])
+    nodes, steps, seeds = (16, 3, [0]) if args.quick else (1000, 24, [0])
     found = {each.__name__: list(each(nodes, steps, seeds)) for each in (checkpoints, unseen, warned)}
     sys.stdout.write(tables(found))
     write_json(args.json, found)

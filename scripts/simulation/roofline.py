@@ -99,7 +99,8 @@ def on(name: str, sizes: Sizes, each: int, costs: Costs, slots: int = 256) -> Co
     )
     source = f"the public figures of {name}, not measured" + (f"; lengths from {costs.source}" if costs.source else "")
     fetch = WeightsCost(encode=weights / NETWORK, fetch=weights / NETWORK)
-    return msgspec.structs.replace(costs, engine=engine, learner=train, weights=fetch, source=source)
+    sample = msgspec.structs.replace(costs.sample, cores=None)  # of the machine that was measured
+    return msgspec.structs.replace(costs, engine=engine, learner=train, weights=fetch, sample=sample, source=source)
 
 
 def sizes_of(config: Config) -> Sizes:
