@@ -203,18 +203,16 @@ class SimulatedActor:
 
     def _matters(self) -> Callable[[Request], bool]:
         """Is the end of a sample, asked of one after the other, something that the buffer hears of?"""
-        missing, left = self._wanted - self._free_slots, dict[int, int]()
+        missing, left = self._wanted - self._free_slots, dict[_Group, int]()
 
         def matters(request: Request) -> bool:
             nonlocal missing
-            assert isinstance(request, _Sample)
-            group = request.group
-            lease = group.lease
-            if lease.split != "train":
-                return True
+            group: _Group = request.group  # type: ignore[attr-defined]
             missing -= 1
-            left[lease.group_id] = to_come = left.get(lease.group_id, lease.need - len(group.good)) - 1
-            return missing <= 0 or to_come <= 0
+            if missing <= 0 or group.lease.split != "train":
+                return True
+            left[group] = to_come = (left[group] if group in left else group.lease.need - len(group.good)) - 1
+            return to_come <= 0
 
         return matters
 
@@ -504,17 +502,17 @@ class SimulatedActor:
         for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
             names, rows, runs, digests, payloads = [], list[bytes](), list[int](), dict[int, str](), []
             for group in ready[start : start + MAX_GROUPS_PER_PUSH]:
-                tokens = 0
+                tokens, prompt = 0, group.prompt
                 for index in sorted(group.good):
                     sample = group.samples[index]
-                    mine, length = sample.all_runs, 0
-                    for version, n in mine:
-                        length += n
-                        runs += (version, n)
-                        if version not in digests:
-                            digests[version] = self._digests.get(version) or group.digests[version]
-                    finish = FINISHES.index(sample.finish)
-                    rows.append(_packed_row(group.prompt, length, finish, 0, len(mine), self._is_right(sample)))
+                    mine, length = sample.all_runs if sample.before else sample.runs, 0
+                    for run in mine:
+                        length += run[1]
+                        runs += run
+                        if run[0] not in digests:
+                            digests[run[0]] = self._digests.get(run[0]) or group.digests[run[0]]
+                    right = sample.right and not sample.late
+                    rows.append(_packed_row(prompt, length, FINISHES.index(sample.finish), 0, len(mine), right))
                     tokens += length
                 names.append((group.lease.group_id, len(group.good), self.timeline.now - group.began))
                 payloads.append(zeros(4 * group.prompt * len(group.good) + 9 * tokens))
