@@ -3,8 +3,8 @@
 `python -m scripts.claims.failures [--quick] [--json FILE]`
 
 Runs in virtual time with the production buffer (`scripts.simulation`): 1,000 actors, each on a node of its own, and a
-learner on 64 more, which dies if one of them does. An answer takes 2 minutes and a batch as long as a train step, about
-70 seconds; a checkpoint takes 20, a resume 5 minutes, another node is there after 2. Useful throughput counts each
+learner on 64 more, which dies if one of them does. An answer takes 2 minutes, a train step 60 seconds, a batch in all
+some 95; a checkpoint takes 20 seconds, a resume 5 minutes, another node is there after 2. Useful throughput counts each
 trained sample once, over all seconds: train steps that are repeated, and the time until a resume, count against it.
 
 In each run the ledger must close: what was admitted is trained, filtered, dropped at the end of the run, or the command
@@ -33,7 +33,7 @@ from ..simulation.run import Outcome, Simulation
 HOUR = 3600.0
 LEARNER_NODES = 64
 INTERVALS = 1, 4, 16
-MTBF = 300 * HOUR, 100 * HOUR, 30 * HOUR
+MTBF = 100 * HOUR, 30 * HOUR, 15 * HOUR
 """Of a node. 1,064 nodes at 100 hours: one fails every six minutes."""
 CONFIG = [
     *("configs/bench/modes.yaml", "sizing.group_size=4", "scheduler.max_staleness=8", "sampling.max_tokens=16384"),
@@ -46,12 +46,12 @@ class PromptLost(AssertionError):
     """The ledger of a run does not close."""
 
 
-def run(nodes: int, steps: int, failures: costs.Failures, *words: str, hedges: bool = True) -> Outcome:
+def run(nodes: int, steps: int, failures: costs.Failures, *words: str, slots: int = 2, hedges: bool = True) -> Outcome:
     """Raises PromptLost."""
     size = [f"actors.count={nodes}", f"groups_per_batch={nodes // 4}", f"run.steps={steps}"]
     config = configs.load([*CONFIG, *size, *words])
     cost = costs.Costs(
-        engine=costs.Engine(base=0.02, per_sequence=1e-4, apply=2.0, slots=2),
+        engine=costs.Engine(base=0.02, per_sequence=1e-4, apply=2.0, slots=slots),
         answers=costs.Answers(6000, 0.4, 0.3, most=16384, prompt=200),
         learner=costs.LearnerCost(base=60.0, checkpoint=20.0),
         weights=costs.WeightsCost(encode=5.0, fetch=5.0),
@@ -76,13 +76,14 @@ def useful(outcome: Outcome) -> float:
 
 
 @cache
-def undisturbed(nodes: int, steps: int) -> float:
+def undisturbed(nodes: int, steps: int, *words: str, slots: int = 2) -> float:
     """Useful throughput without failures and checkpoints."""
-    return useful(run(nodes, steps, costs.Failures(), "checkpoint.every=0"))
+    return useful(run(nodes, steps, costs.Failures(), "checkpoint.every=0", *words, slots=slots))
 
 
 def checkpoints(nodes: int, steps: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Useful throughput by MTBF and checkpoint interval, over that without failures and checkpoints."""
+    steps *= 2
     free = undisturbed(nodes, steps)
     for every in INTERVALS:
         found = run(nodes, steps, costs.Failures(learner=1e12), f"checkpoint.every={every}")
@@ -96,7 +97,7 @@ def checkpoints(nodes: int, steps: int, seeds: Sequence[int]) -> Iterator[dict[s
             "deaths": mean(each.deaths for each in runs),
             "crashes": mean(each.crashes for each in runs),
             "repeated": mean(each.repeated for each in runs),
-            "best": math.sqrt(2 * 20.0 * mtbf / LEARNER_NODES) / 70.0,
+            "best": math.sqrt(2 * 20.0 * mtbf / LEARNER_NODES) * free / nodes,
         }
 
 
@@ -105,15 +106,17 @@ def _all_fail(mtbf: float, seed: int) -> costs.Failures:
 
 
 def unseen(nodes: int, steps: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Failures that nobody reports, half silent and half hung, by the deadline of a lease and with hedges or not."""
-    free = undisturbed(nodes, steps)
+    """Failures that nobody reports, half silent and half hung, by the deadline of a lease and with hedges or not. At
+    η = 1 and with room for a group in each actor: a hedge needs an actor that is idle and takes a whole group."""
+    steps //= 2
+    free = undisturbed(nodes, steps, "scheduler.max_staleness=1", slots=4)
     for deadline, hedges in itertools.product((120, 600), (True, False)):
-        words = ["checkpoint.every=0", f"buffer.lease_timeout={deadline}"]
+        words = ["checkpoint.every=0", "scheduler.max_staleness=1", f"buffer.lease_timeout={deadline}"]
         told = [
             costs.Failures(mtbf=30 * HOUR, restart=120.0, silent=0.5, hangs=0.5, heartbeat=30.0, seed=seed)
             for seed in seeds
         ]
-        runs = [run(nodes, steps, each, *words, hedges=hedges) for each in told]
+        runs = [run(nodes, steps, each, *words, slots=4, hedges=hedges) for each in told]
         made = mean(each.report["rollout/hedges"] for each in runs)
         yield {"deadline": deadline, "hedges": hedges, "share": mean(map(useful, runs)) / free, "made": made}
 

@@ -33,7 +33,7 @@ class Failing:
         self._dice = random.Random(self.failures.seed)
 
     def begin(self) -> None:
-        """The processes have started, at the begin or at a resume."""
+        """The first lease is due, at the begin or after a resume: until then nothing fails."""
         self.down = False
         for place in range(len(self.actors)):
             self._plan(place)

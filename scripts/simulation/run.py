@@ -115,6 +115,7 @@ class Simulation:
     def _build(self, progress: Progress) -> None:
         """The processes of a run that has come so far: those of a resume find what the journal holds."""
         config, costs, timeline = self.config, self.costs, self.timeline
+        self._started = False  # the first lease is due
         self.router = router = SimulatedRouter(timeline, costs.latency)
         scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
         replay, journal = build_replay(config, scheduler), self.journal
@@ -175,6 +176,7 @@ class Simulation:
         return True
 
     def _resume(self) -> None:
+        self.learner.saved.began_at = self.learner.progress.began_at  # also if there was no checkpoint yet
         self._build(self.learner.saved)
         self._begin()
 
@@ -182,11 +184,13 @@ class Simulation:
         self.learner.hello()
         for actor in self.actors:
             actor.hello()
-        self.failing.begin()
 
     def _turn(self) -> None:
         self.turns += 1
         self.controller.step(0)
+        if not self._started and self.state.started_at is not None:
+            self._started = True
+            self.failing.begin()
 
     def _report(self) -> None:
         for actor in self.actors:

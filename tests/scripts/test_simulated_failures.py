@@ -35,6 +35,11 @@ def test_a_learner_that_dies_resumes_from_its_checkpoint(every: int) -> None:
     assert outcome.seconds > whole.seconds + 0.5 * outcome.crashes
 
 
+def test_a_crash_before_the_first_checkpoint_costs_its_time_too() -> None:
+    outcome = failing("run.steps=6", "checkpoint.every=50", learner=0.8, learner_restart=7.0)
+    assert outcome.crashes > 0 and outcome.seconds > 7.0 * outcome.crashes and closes(outcome)
+
+
 def test_checkpoints_cost_their_seconds_beside_the_rollout() -> None:
     def seconds(every: int) -> float:
         config = configs.load([BASE, "mode=sync", "run.steps=12", f"checkpoint.every={every}"])
