@@ -17,8 +17,14 @@ _MUST_BE: dict[str, tuple[object, ...]] = {
     "bias": ("none", None),
     "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
+    "lora_bias": (False, None),
+    "use_qalora": (False, None),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
 }
-"""Keys of the config → what can be trained here."""
+"""Keys of the config → what can be trained here. Of the rest the published model, base + B A, would know nothing."""
 
 
 @dataclass(frozen=True, slots=True)

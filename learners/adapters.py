@@ -28,7 +28,7 @@ class Adapters:
     """Adds adapters to `model`, in place, with random A that depends on `seed` alone. A matrix's update is `alpha` /
     `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear": all but the output head. `path`: a folder
     that `peft` has written, whose adapter is trained on; rank, alpha and targets are then its own, and may be left out.
-    By default they are 16, 32 and all-linear.
+    By default they are 16, 32 and all-linear. Its dropout is not applied.
 
     The model's own weights are rounded to `dtype` and frozen. With `reference`, `off` is asked for. Raises ImportError
     without peft, ValueError for knobs that make no sense, or an adapter of another model.
@@ -68,6 +68,7 @@ class Adapters:
         self._model, self._starts_elsewhere = model, known is not None and reference
         if self._starts_elsewhere:
             self._wrapped.load_adapter(path, START)
+        self._wrapped.eval()  # without the dropout of an adapter's folder: actors have none, and replays draw no dice
         held = {id(parameter) for name, parameter in model.named_parameters() if ".base_layer." in name}
         if id(model.get_input_embeddings().weight) in held:
             raise ValueError(

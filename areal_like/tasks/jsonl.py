@@ -155,7 +155,7 @@ def _undecodable(path: str) -> str:
 def _fields(place: str, line: str) -> dict[str, object]:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{place}: want a JSON object, got {type(fields).__name__}")

@@ -103,6 +103,9 @@ def altered(folder: Path, place: Path, **changes: object) -> Path:
         ({"use_dora": True}, r"has use_dora=True, which is not supported"),
         ({"bias": "all"}, r"has bias='all'"),
         ({"modules_to_save": ["lm_head"]}, r"has modules_to_save"),
+        ({"lora_bias": True}, r"has lora_bias=True"),
+        ({"trainable_token_indices": [3]}, r"has trainable_token_indices"),
+        ({"alora_invocation_tokens": [3]}, r"has alora_invocation_tokens"),
         ({"r": 8}, r"do not fit rank 8"),
         ({"r": None}, r"lacks r, lora_alpha or target_modules"),
     ],
@@ -111,6 +114,14 @@ def altered(folder: Path, place: Path, **changes: object) -> Path:
 def test_what_cannot_be_trained_on_is_refused(folder: Path, tmp_path: Path, changes: dict, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         learner_of(lora={"path": str(altered(folder, tmp_path, **changes))})
+
+
+def test_a_dropout_of_the_folder_is_not_applied(folder: Path, tmp_path: Path) -> None:
+    """Else ratios on policy would differ from 1, and a replay would not be the same twice."""
+    model = tiny_model().eval()
+    Adapters(model, 0, torch.float32, reference=True, path=str(altered(folder, tmp_path, lora_dropout=0.5)))
+    assert any(isinstance(module, torch.nn.Dropout) for module in model.modules())
+    assert not any(module.training for module in model.modules())
 
 
 def test_folders_without_an_adapter_are_named(tmp_path: Path) -> None:

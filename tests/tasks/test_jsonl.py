@@ -198,6 +198,7 @@ def test_exact_match_ignores_surrounding_space_only():
     ("line", "message"),
     [
         ('{"prompt": "a", ', "not JSON"),
+        pytest.param("[" * 100_000, "not JSON", id="too deep"),
         ('["a", "b"]', "want a JSON object, got list"),
         ('{"prompt": "a", "solution": "b"}', "no 'answer'; the keys are prompt, solution"),
         ('{"prompt": 3, "answer": "b"}', "'prompt' must be a text"),
