@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actors.environments.errors import EpisodeError
-from actors.environments.servers import Server, command_of, is_url, server_of
+from actors.environments.servers import Server, command_of, is_app, is_url, server_of
 from areal_like.errors import UserError
 from areal_like.tasks.episodes import seed_of
 from areal_like.types import Outcome, Prompt
@@ -63,6 +63,9 @@ class OpenEnv:
         program = command_of(server)[0]
         if not is_url(server) and shutil.which(program) is None:
             raise UserError(f"environment.server: there is no program {program!r} to start")
+        for needed in ("uvicorn", server.partition(":")[0].partition(".")[0]) if is_app(server) else ():
+            if needed and importlib.util.find_spec(needed) is None:
+                raise UserError(f"environment.server={server}: there is no module {needed!r} in this Python")
         self._knobs = server, sessions
         self._action, self._observation, self._options = action, observation, dict(options or {})
         self._timeout = timeout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import TypeGuard
 from weakref import WeakKeyDictionary
 
 from actors.child import Child, free_port
@@ -21,6 +22,11 @@ HOST = "127.0.0.1"
 
 def is_url(server: str | Sequence[str]) -> bool:
     return isinstance(server, str) and server.startswith(("http://", "https://"))
+
+
+def is_app(server: str | Sequence[str]) -> TypeGuard[str]:
+    """Is it "module:app", for uvicorn?"""
+    return isinstance(server, str) and not is_url(server)
 
 
 def command_of(server: str | Sequence[str]) -> tuple[str, ...]:

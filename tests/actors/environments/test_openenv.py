@@ -231,5 +231,7 @@ def test_a_place_is_free_again_though_the_end_was_cancelled(run: Run) -> None:
 def test_bad_knobs_are_told(run: Run) -> None:
     with pytest.raises(UserError, match="there is no program 'nosuch'"):
         OpenEnv(server=["nosuch", "{port}"], action="number")
+    with pytest.raises(UserError, match=r"server=nosuch\.app:app: there is no module '(nosuch|uvicorn)'"):
+        OpenEnv(server="nosuch.app:app", action="number")
     with pytest.raises(UserError, match="there is no field 'text'; there are hint, guesses"):
         run(lambda: played(observation="text"))
