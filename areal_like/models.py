@@ -17,7 +17,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -84,13 +84,17 @@ def pretrained(model: Callable[..., PreTrainedModel]) -> Callable[..., PreTraine
 
 @pretrained
 def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
-    """A causal language model from a local Hugging Face folder. Raises FileNotFoundError, ValueError (vocabulary)."""
+    """A causal language model from a local Hugging Face folder. Raises FileNotFoundError, ValueError (vocabulary,
+    damaged weights)."""
     if not (Path(path) / "config.json").is_file():
         raise FileNotFoundError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
     whole = functools.partial(AutoModelForCausalLM.from_pretrained, path, dtype=torch.float32, local_files_only=True)
-    model = (_skeleton(Path(path)) if _DEFERRED.get() is not None else None) or (
-        _handed_on(AutoConfig.from_pretrained(path, local_files_only=True), whole) or whole()
-    )
+    try:
+        model = (_skeleton(Path(path)) if _DEFERRED.get() is not None else None) or (
+            _handed_on(AutoConfig.from_pretrained(path, local_files_only=True), whole) or whole()
+        )
+    except SafetensorError as error:
+        raise ValueError(f"model.path: the weights in {path!r} can't be read: {error}: get the model again") from error
     if model.config.vocab_size < vocab_size:
         raise ValueError(f"model in {path!r} knows {model.config.vocab_size} token ids; the task uses {vocab_size}")
     return model

@@ -1,6 +1,7 @@
 """Training goes on from an adapter that peft has written."""
 
 import json
+import os
 from pathlib import Path
 
 import peft
@@ -127,3 +128,12 @@ def test_a_dropout_of_the_folder_is_not_applied(folder: Path, tmp_path: Path) ->
 def test_folders_without_an_adapter_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"learner.lora.path: no adapter_config.json in .*want an adapter's folder"):
         learner_of(lora={"path": str(tmp_path)})
+
+
+def test_weights_that_are_cut_short_are_told(tmp_path: Path) -> None:
+    from areal_like.models import folder as model_in
+
+    tiny_model().save_pretrained(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", 5000)
+    with pytest.raises(ValueError, match=r"the weights in .* can't be read: .*get the model again"):
+        model_in(0, 0, path=str(tmp_path))
