@@ -372,9 +372,20 @@ def _typed(tree: Tree) -> Config:
             raise ConfigError(f"{key} has no value: set it with {key}=VALUE{hint}", key)
         OmegaConf.resolve(config)
     except OmegaConfBaseException as error:
-        key = error.full_key or ""
+        key = error.full_key or _culprit(tree)
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}", key) from None
     return cast(Config, config)
+
+
+def _culprit(tree: Tree) -> str:
+    """The key whose value has the wrong type, where OmegaConf does not say: a list in the place of names."""
+    for section, below in tree.items():
+        for name, value in below.items() if isinstance(below, dict) else ():
+            try:
+                OmegaConf.merge(_shape(), {section: {name: value}})
+            except OmegaConfBaseException:
+                return f"{section}.{name}"
+    return ""
 
 
 def _plain(config: Config | DictConfig) -> Tree:

@@ -93,10 +93,18 @@ def refuse_odd_model(config: Config) -> None:
 
 
 def refuse_odd_words(config: Config) -> None:
-    """Texts and numbers of a judge, and the marks of an agent's calls. Raises ConfigError."""
-    judge = settled("group_reward", config.group_reward)
+    """A judge's address, texts and numbers, the marks of an agent's calls, and a sampler's bounds. Raises
+    ConfigError."""
+    judge, sampler = settled("group_reward", config.group_reward), settled("sampler", config.sampler)
     if judge["name"] == "judge":
         refuse_odd_judge(judge["compare"], judge["scale"], judge["prices"], judge["template"])
+        if not str(judge["base_url"]).startswith(("http://", "https://")):
+            key = "group_reward.base_url"
+            raise ConfigError(f"{key}={judge['base_url']}: want the address of a server, such as http://HOST/v1", key)
+    hard, easy = sampler.get("hard_to"), sampler.get("easy_from")
+    if isinstance(hard, float) and isinstance(easy, float) and hard >= easy:
+        key = "sampler.hard_to"
+        raise ConfigError(f"{key}={hard}: a prompt would be hard and easy; want less than easy_from={easy}", key)
     marks_of_calls = config.workflow.get("call_marks") if config.workflow["name"] == "agent" else None
     if marks_of_calls is not None and (len(marks_of_calls) != 2 or not all(marks_of_calls)):
         key = "workflow.call_marks"

@@ -32,7 +32,7 @@ def in_order(
     known: Known,
     dice: np.random.Generator,
     *,
-    retire_at: Annotated[float, "[0, 1]"] | None = None,
+    retire_at: Annotated[float, "(0, 1]"] | None = None,
     retire_after: Annotated[int, "[1, 4]"] = 2,
 ) -> int:
     """Every prompt once per epoch, in an order shuffled for each.
@@ -58,7 +58,7 @@ def pass_rate_pools(  # noqa: PLR0913 (knobs)
     easy: Annotated[float, "[0, inf)"] = 0.1,
     hard: Annotated[float, "[0, inf)"] = 0.1,
     memory: Annotated[float, "[0, 1]"] = 0.5,
-    retire_at: Annotated[float, "[0, 1]"] | None = None,
+    retire_at: Annotated[float, "(0, 1]"] | None = None,
     retire_after: Annotated[int, "[1, 4]"] = 2,
 ) -> int:
     """Prompts in pools by pass rate: hard (at most `hard_to`), easy (at least `easy_from`), right (between), new.
@@ -88,7 +88,7 @@ def thompson(
     target: Annotated[float, "[0, 1]"] = 0.5,
     candidates: Annotated[int, "[1, inf)"] = 32,
     memory: Annotated[float, "[0, 1]"] = 0.5,
-    retire_at: Annotated[float, "[0, 1]"] | None = None,
+    retire_at: Annotated[float, "(0, 1]"] | None = None,
     retire_after: Annotated[int, "[1, 4]"] = 2,
 ) -> int:
     """Thompson sampling over pass rates, as MoPPS (arXiv 2507.04632) has it: each prompt's pass rate has a Beta

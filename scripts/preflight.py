@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import zmq
 
@@ -24,6 +25,7 @@ from areal_like.launch.plan import limits
 from areal_like.registry import COMPONENTS, build, check, check_function, knobs, marks
 from areal_like.supervision import is_supervised
 from areal_like.tasks.generated import GeneratedPrompts
+from areal_like.tasks.text import load_tokenizer
 from areal_like.types import Prompt
 from buffer.schedulers import Scheduler
 from buffer.sizing import check_sizes
@@ -37,6 +39,7 @@ POSITIONS = "the model's max_position_embeddings"
 ROWS = 256
 """Prompts of each split to check if a task can't tell which are long."""
 TELL_SECONDS = 5.0
+ANSWER_SECONDS = 2.0
 _FITTING: set[str] = set()
 """Task, seed and bounds whose prompts fit. An ablation asks in each of its runs; what a task makes itself stays so."""
 
@@ -57,7 +60,6 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     if (path := (config.learner.get("lora") or {}).get("path")) is not None:
         read_adapter(path)
     check_packages(config)
-    check_teacher(config)
     check_trackers(config)
     check_devices(config, gpus)
     check_functions(config)
@@ -73,6 +75,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         check_host(config.buffer.host)
     task = build("task", config.task, config.run.seed)
     sets_of(config, task)
+    check_teacher(config, task)
     check_batch(config, sizing.group_size)
     if is_supervised(config):
         check_demonstrations(task, config, model)
@@ -106,11 +109,28 @@ def check_packages(config: Config) -> None:
             raise ConfigError(f"{kind}={name} needs {package}: pip install 'areal_like[{extra}]'", kind)
 
 
-def check_teacher(config: Config) -> None:
-    """Raises ConfigError where the folder of the model to distil from is none."""
+def check_teacher(config: Config, task: Task) -> None:
+    """Raises ConfigError where the model to distil from is no folder, or does not use the task's tokens. Only the
+    folders of checkpoints and of whole models say what their ids mean; of others the number of ids is compared."""
     path, key = (config.learner.get("teacher") or {}).get("path"), "learner.teacher.path"
-    if path is not None and not (Path(path) / "config.json").is_file():
+    if path is None:
+        return
+    if not (Path(path) / "config.json").is_file():
         raise ConfigError(f"{key}: no config.json in {path!r}: want the folder of a Hugging Face model", key)
+    known, wanted = model_folder.read_config(path).get("vocab_size"), task.vocab_size
+    if known is not None and known < wanted:
+        raise ConfigError(f"{key}: the model in {path!r} knows {known} token ids, the task uses {wanted}", key)
+    ours = getattr(task, "vocabulary", None)
+    if not ours or not (Path(path) / "tokenizer_config.json").is_file():
+        return
+    theirs = {number: token for token, number in load_tokenizer(path, key).get_vocab().items()}
+    for token, number in sorted(ours.items(), key=lambda each: each[1]):
+        if theirs.get(number) != token:
+            raise ConfigError(
+                f"{key}: token {number} is {theirs.get(number)!r} to the model in {path!r}, and {token!r} to the task: "
+                "take a teacher of the same tokenizer",
+                key,
+            )
 
 
 def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
@@ -118,10 +138,27 @@ def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
     yield ruinous_rate(config)
     yield spent_schedule(config)
     yield from sharing(config)
+    yield from unanswered(config)
     if config.partial_rollout == "resume":
         yield scheduler.warning()
     if (rows := task.size("train")) < config.groups_per_batch:
         yield f"groups_per_batch={config.groups_per_batch}: there are {rows} training prompts, so a batch repeats them"
+
+
+def unanswered(config: Config) -> Iterator[str]:
+    """Warnings about servers of others that do not answer: they may still come, or be seen by other hosts only."""
+    environment, key = config.workflow.get("environment") or {}, "workflow.environment.server"
+    asked = {key: environment.get("server"), "group_reward.base_url": config.group_reward.get("base_url")}
+    asked["learner.teacher.url"] = (config.learner.get("teacher") or {}).get("url")
+    for name, url in asked.items():
+        if not isinstance(url, str) or not url.startswith(("http://", "https://", "ws://", "wss://")):
+            continue
+        try:
+            found = urlsplit(url)
+            port = found.port or (443 if found.scheme in ("https", "wss") else 80)
+            socket.create_connection((found.hostname or "", port), ANSWER_SECONDS).close()
+        except (OSError, ValueError) as error:
+            yield f"{name}={url}: nobody answers there now ({error}); the run needs it"
 
 
 def model_config(config: Config) -> dict[str, Any] | None:
@@ -201,8 +238,11 @@ def check_batch(config: Config, group_size: int) -> None:
 
 
 def check_texts(task: Task, config: Config) -> None:
-    """Check that the task has the tokens and the text that the workflows need."""
+    """Check that the task has the tokens and the text that the workflows and a judge need."""
     prompt, _ = task.prompt("train", 0), task.stop_tokens
+    if config.group_reward["name"] == "judge" and prompt.codec is None:
+        name = config.task["name"]
+        raise ConfigError(f"group_reward=judge reads text, e.g. of task=jsonl; task={name} has none", "group_reward")
     for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
         needed = {"multi_turn": "reply", "agent": "opening"}.get(spec["name"])
         if needed and not hasattr(prompt.codec, needed):

@@ -96,6 +96,11 @@ class Mixture:
             rows = task.rows_beyond(split, tokens) if hasattr(task, "rows_beyond") else few
             yield from (self.first(split, place) + row for row in rows)
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Token → id, of the first task with a tokenizer."""
+        return next((task.vocabulary for task in self.members.values() if hasattr(task, "vocabulary")), {})
+
     def save_tokenizer(self, folder: str) -> None:
         """Beside a model, of the first task that has one."""
         found = next((task for task in self.members.values() if hasattr(task, "save_tokenizer")), None)

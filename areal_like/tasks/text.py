@@ -20,6 +20,17 @@ BYTES = "bytes"
 Turns = tuple[dict[str, str], ...]
 
 
+def load_tokenizer(folder: str, knob: str) -> Tokenizer:
+    """The tokenizer in a local folder. Raises ValueError (naming `knob`)."""
+    from transformers import AutoTokenizer
+
+    try:
+        found: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # whatever a parser of damaged files raises
+        raise ValueError(f"{knob}: the tokenizer in {folder!r} can't be loaded: {error}") from error
+    return found
+
+
 class TextTask:
     """The base of tasks with a tokenizer.
 
@@ -57,6 +68,11 @@ class TextTask:
         return len(self._tokenizer)
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """Token → id."""
+        return self._tokenizer.get_vocab()
+
+    @property
     def pad_token(self) -> int:
         pad = self._tokenizer.pad_token_id
         return self.stop_tokens[0] if pad is None else pad
@@ -83,12 +99,7 @@ class TextTask:
 
             found: Tokenizer = byte_tokenizer()
             return found
-        from transformers import AutoTokenizer
-
-        try:
-            found = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
-        except Exception as error:  # whatever a parser of damaged files raises
-            raise ValueError(f"task.tokenizer: the tokenizer in {self._folder!r} can't be loaded: {error}") from error
+        found = load_tokenizer(self._folder, "task.tokenizer")
         if self._chat and not found.chat_template:
             raise ValueError(
                 f"task.tokenizer: the tokenizer in {self._folder!r} has no chat template: set "

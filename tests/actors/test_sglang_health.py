@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,45 @@ from tests.actors.sglang_fakes import PROMPT, Fakes, served, until, update, watc
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     return Fakes(monkeypatch)
+
+
+def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The actor stood still for longer than the server keeps an idle connection, and has not heard of its end."""
+    monkeypatch.setattr(sglang_server, "_IDLE_SECONDS", 0.05)
+    url, ended, up = "", threading.Event(), threading.Event()
+
+    async def said(request: web.Request) -> web.Response:
+        return web.json_response({"said": 1})
+
+    async def serve() -> None:
+        nonlocal url
+        app = web.Application()
+        app.router.add_post("/say", said)
+        app.router.add_get("/ping", said)
+        server = TestServer(app)
+        await server.start_server(keepalive_timeout=0.1)
+        url = str(server.make_url("/"))
+        up.set()
+        await asyncio.to_thread(ended.wait)
+        await server.close()
+
+    async def check() -> None:
+        server = Server("SGLang 0", url=url)
+        await server.start(5)
+        for _ in range(3):
+            found = await asyncio.gather(*(server.post("/say", {"text": "x" * 1_000_000}) for _ in range(4)))
+            assert found == [{"said": 1}] * 4
+            time.sleep(0.3)  # the loop stands still
+        await server.close()
+
+    thread = threading.Thread(target=asyncio.run, args=[serve()])
+    thread.start()
+    try:
+        assert up.wait(10)
+        asyncio.run(check())
+    finally:
+        ended.set()
+        thread.join(10)
 
 
 def test_waiting_for_a_server_is_not_busy(fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,16 @@ VALUES = [
     (["buffer.transport=ipc", "buffer.host=192.0.2.1"], "ipc has no use for buffer.host=192.0.2.1"),
     (["mode=sync", "scheduler.name=async"], "scheduler.name=async contradicts mode=sync: say mode=async"),
     (["mode=async", "scheduler=sync"], "scheduler.name=sync contradicts mode=async: say mode=sync"),
+    (["eval.sets=[a]"], "eval.sets: Invalid type assigned: list is not a subclass of"),
+    (
+        ["sampler=pass_rate_pools", "task.train_size=9", "sampler.hard_to=0.8", "sampler.easy_from=0.2"],
+        "sampler.hard_to=0.8: a prompt would be hard and easy; want less than easy_from=0.2",
+    ),
+    (["sampler=thompson", "task.train_size=9", "sampler.retire_at=0"], "sampler.retire_at: must be above 0"),
+    (
+        ["group_reward={name: judge, base_url: nohost, model_name: m}"],
+        "group_reward.base_url=nohost: want the address of a server",
+    ),
     (["run=5", "run.steps=3"], "run.steps: run is 5 [from command line], which has no keys; leave one of the two out"),
 ]
 
@@ -126,6 +136,10 @@ def test_the_mode_follows_a_scheduler_that_was_chosen_alone() -> None:
         (
             ["sampling.max_tokens=5000"],
             "row 0 of train: a train prompt of 9 tokens with a response of up to 5000",
+        ),
+        (
+            ["task=arithmetic", "group_reward={name: judge, base_url: 'http://127.0.0.1:9/v1', model_name: m}"],
+            "group_reward=judge reads text, e.g. of task=jsonl; task=arithmetic has none",
         ),
         (["engine.kv_tokens=4"], "engine.kv_tokens=4: lower sampling.max_tokens"),
     ],
@@ -241,6 +255,13 @@ def test_only_rows_that_may_be_too_long_are_encoded(tmp_path: Path, folders: Pat
     assert found == {f"{tmp_path}/rows.jsonl:201"}
 
 
+def test_a_server_of_others_that_does_not_answer_is_told_of(tmp_path: Path, folders: Path) -> None:
+    judge = "group_reward={name: judge, base_url: 'http://127.0.0.1:9/v1', model_name: m}"
+    overrides = jsonl(tmp_path, folders / "model", rows(9), judge, "groups_per_batch=2")
+    told = preflight.preflight(configs.load([QUICKSTART, *overrides]))
+    assert told.startswith("group_reward.base_url=http://127.0.0.1:9/v1: nobody answers there now")
+
+
 Change = Callable[[bytes], bytes]
 
 
@@ -271,6 +292,36 @@ def test_a_tokenizer_that_lacks_something(
 
 def with_fields(**fields: object) -> Change:
     return lambda content: json.dumps(json.loads(content) | fields).encode()
+
+
+def exchanged(content: bytes) -> bytes:
+    """A tokenizer of as many tokens, two of which have changed places."""
+    found = json.loads(content)
+    vocabulary = found["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    return json.dumps(found).encode()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("tokenizer.json", lambda content: content, ""),
+        ("tokenizer.json", exchanged, "token 64 is 'b' to the model in "),
+        ("config.json", with_fields(vocab_size=100), "knows 100 token ids, the task uses 259"),
+        ("config.json", None, "learner.teacher.path: no config.json in "),
+    ],
+    ids=["its own", "two exchanged", "too few", "none"],
+)
+def test_a_teacher_of_other_tokens_is_refused(
+    tmp_path: Path, folders: Path, model: Path, file: str, change: Change | None, words: str
+) -> None:
+    spoil(model / file, change)
+    overrides = ["advantage=distill", f"learner.teacher.path={model}", "learner=torch", "groups_per_batch=2"]
+    argv = [*jsonl(tmp_path, folders / "model", rows(9)), *overrides]
+    if words:
+        assert words in refusal(tmp_path, *argv)
+    else:
+        preflight.preflight(configs.load([QUICKSTART, *argv]))
 
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
