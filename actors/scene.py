@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -38,14 +38,20 @@ class Scene:
     that it has limits of its own (`Environment.limited`). `room`: the longest response, in tokens."""
 
     def __init__(self, engine: RolloutEngine, spec: Mapping[str, Any], timeout: float, room: int):
+        self._engine, self._spec, self._seconds = engine, spec, timeout
         self._most = most_characters(room)
-        self.world = build("environment", spec)
-        has_own = getattr(self.world, "limited", False)
-        self._seconds = math.inf if has_own else timeout
-        self._waiting = partial(limited, engine) if has_own else nullcontext
+        self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.world: Any = None
+
+    async def build(self) -> None:
+        """Make the environment. Raises EpisodeError (it takes too long, or exits), as the others do, and what the
+        environment raises."""
+        self.world = await self._heard("constructor")
+        if getattr(self.world, "limited", False):
+            self._seconds, self._waiting = math.inf, partial(limited, self._engine)
 
     async def reset(self, prompt: Prompt) -> str:
-        """What is shown first. Raises EpisodeError (it takes too long, or exits), as the others do, and TypeError."""
+        """What is shown first. Raises TypeError for what is no text."""
         shown = await self._heard("reset", prompt)
         return self._text("reset", "" if shown is None else shown)
 
@@ -80,6 +86,8 @@ class Scene:
 
     async def _called(self, name: str, *arguments: object) -> Any:
         try:
+            if self.world is None:
+                return build("environment", self._spec)
             answer = getattr(self.world, name)(*arguments)
             return await answer if inspect.isawaitable(answer) else answer
         except SystemExit as error:  # must not be the actor's end

@@ -435,8 +435,8 @@ class Worker:
         named = [(f"e{lease.group_id}", recorder) for lease, recorder in zip(leases, recorders, strict=True)]
         self._heldout |= {lease.group_id: named for lease in leases}
         asked = [self._answer(prompt, *each) for each in zip(leases, recorders, strict=True)]
-        said = await asyncio.gather(*asked)
-        good = [(lease, sample) for lease, sample in zip(leases, said, strict=True) if sample is not None]
+        said = await asyncio.gather(*asked, return_exceptions=True)  # one may be cancelled from within
+        good = [(lease, sample) for lease, sample in zip(leases, said, strict=True) if isinstance(sample, Sample)]
         if not good:
             return {}
         samples = await self._compared(prompt, [sample for _, sample in good], recorders)

@@ -125,6 +125,7 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     if max_turns < 1 or (turn_tokens is not None and turn_tokens < 1):
         raise ValueError("workflow.max_turns and workflow.turn_tokens must be at least 1")
     scene = Scene(engine, environment, timeout, limits.max_tokens)
+    await scene.build()
     try:
         talk, first = _opening(prompt, await scene.reset(prompt))
         transcript = Transcript(first, limits)

@@ -199,6 +199,24 @@ def test_an_environment_that_hangs_or_exits_is_not_the_models_fault(
         play("1$", environment={"name": f"{__name__}:Odd", "does": does, "first": first}, timeout=timeout)
 
 
+class Unready:
+    """Does not get past its constructor."""
+
+    def __init__(self, *, does: str):
+        while does == "compute":
+            pass
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("does, said", [("compute", ": it .*busy for more than 0.05 s"), ("exit", " exits: .*3")])
+def test_an_environment_that_cannot_be_made_costs_its_sample_and_not_the_actor(
+    does: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.scene.BUSY_SECONDS", 0.05)
+    with pytest.raises(EpisodeError, match=f"the environment's constructor{said}"):
+        play("1$", environment={"name": f"{__name__}:Unready", "does": does})
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_what_no_model_could_read_is_not_encoded(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.scene.MOST_CHARACTERS", 5000)

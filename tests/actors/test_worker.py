@@ -429,7 +429,9 @@ def test_held_out_prompts_have_their_own_workflow_and_one_that_fails_counts_as_z
         await play.end("heldout e10", sample(1.0))
         await play.lease(group_id=11, split="heldout", launch=1, need=1)
         await play.end("heldout e11", RuntimeError("boom"))
-        assert play.client.evaluations == [(10, 3, (1.0, [(3, 2)], {3: "abc"})), (11, 3, None)]
+        await play.lease(group_id=12, split="heldout", launch=1, need=1)
+        await play.end("heldout e12", asyncio.CancelledError())  # from within
+        assert play.client.evaluations == [(10, 3, (1.0, [(3, 2)], {3: "abc"})), (11, 3, None), (12, 3, None)]
         assert play.limits["heldout e10"].temperature == 0.0
 
     asyncio.run(scenario())
