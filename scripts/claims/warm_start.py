@@ -4,9 +4,9 @@
 
 The task is to say five digits backwards, with a reward of 1 for the whole answer and 0 otherwise (`WholeReverse`): from
 random weights about one answer in 370,000 is right. For each seed: reinforcement learning alone; imitation (`loss=sft`)
-of right answers, ended early; reinforcement learning from its checkpoint; and students, from random weights, that are
-distilled from what that leaves, with rollouts of age 0 and 8, with and without corrections. Rewards are held-out ones
-(greedy), `kl` is the mean k3 of the student's tokens against the teacher, in the last ten batches.
+of right answers, ended early; reinforcement learning from its checkpoint; and smaller students, from random weights,
+that are distilled from what that leaves, with rollouts of age 0 and 8, with and without corrections. Rewards are
+held-out ones (greedy), `kl` is the mean k3 of the student's tokens against the teacher, in the last ten batches.
 
 What `--out` has of it is kept: runs that ended with these very settings, also those of an earlier version of the code.
 Seeds run side by side, one per processor that the command may use.
@@ -46,7 +46,7 @@ from ..output import write_json
 from ..train import inline
 from .studies import prepare, tell
 
-SEEDS, WARM, STEPS, DISTILLED = 3, 100, 300, 400
+SEEDS, WARM, STEPS, DISTILLED = 3, 100, 300, 600
 """Seeds; train steps of the imitation, of reinforcement learning, and of a student."""
 TASK = "task={name: 'scripts.claims.warm_start:WholeReverse', digits: 5}"
 COMMON = ["quickstart", "launcher=inline", "buffer.transport=inproc", TASK]
@@ -54,6 +54,7 @@ COMMON += ["run.target_reward=null", "eval.temperature=0", "eval.prompts=256", "
 COMMON += ["weights.probe_every=0", "rewards.workers=0", "run.trackers=[]", "checkpoint.every=0", "run.samples_bytes=0"]
 RL = ["learner.entropy_bonus=0", "learner.lr=1e-3", "learner.warmup_steps=0"]
 STUDENT = ["learner.entropy_bonus=0", "learner.lr=3e-3", "groups_per_batch=32"]
+STUDENT += ["model.hidden_size=24", "model.intermediate_size=48"]  # 12,096 weights; the teacher has 21,248
 AGED = ["inject_staleness=8"]
 STUDENTS: dict[str, list[str]] = {
     "age 0, sampled token": ["mode=sync", "loss=distill"],
