@@ -64,10 +64,14 @@ GPUS = {
 
 
 def known(config: Config, file: Path | None, hardware: str | None = None, each: int = 1) -> Costs:
-    """From a file, else of the config's timed parts. `hardware`: those of engine, learner and weights on such GPUs, an
-    engine on `each` of them (`on`). Raises ConfigError."""
+    """From a file (with the config's `engine.slots`, where it sets them), else of the config's timed parts. `hardware`:
+    those of engine, learner and weights on such GPUs, an engine on `each` of them (`on`). Raises ConfigError."""
+    if hardware is None and file:
+        found = read(file)
+        found.engine.slots = config.engine.get("slots") or found.engine.slots
+        return found
     if hardware is None:
-        return read(file) if file else of_timed(config)
+        return of_timed(config)
     return on(hardware, sizes_of(config), each, read(file) if file else Costs())
 
 

@@ -11,7 +11,7 @@ from areal_like.sampling import stream_key, uniform
 from areal_like.spans import read
 from scripts import prediction
 from scripts.simulate import main
-from scripts.simulation import costs, results
+from scripts.simulation import costs, results, roofline
 from scripts.simulation.draws import RIGHT, Draws
 from scripts.simulation.run import Outcome, Simulation, depth
 
@@ -166,6 +166,8 @@ def test_costs_of_a_file_stand_for_any_config(tmp_path) -> None:
     assert found.engine.base == 0.01 and found.learner.base == 0.5 and math.isclose(found.answers.sigma, 1.0)
     outcome = Simulation(configs.load(["quickstart", "run.steps=4", "actors.count=2"]), found).run()
     assert outcome.report["steps"] == 4 and closes(outcome)
+    for overrides, slots in (["engine=sglang"], 16), (["engine.slots=8"], 8):
+        assert roofline.known(configs.load(["quickstart", *overrides]), file).engine.slots == slots
 
 
 def test_a_run_that_asks_for_it_is_predicted_beside_and_compared(tmp_path, capsys) -> None:
