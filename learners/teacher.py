@@ -13,7 +13,8 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Annotated
+from http.client import HTTPException
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ AT_ONCE = 8
 """Requests to a server."""
 TRIES, PAUSE = 4, 1.0
 """Tries of a request, and seconds before the second one; each pause is twice as long as the one before."""
+TOLD_CHARACTERS = 500
 
 
 class Teacher:
@@ -87,25 +89,29 @@ class Teacher:
         request = urllib.request.Request(
             f"{str(self.url).rstrip('/')}/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
         )
-        found = self._answer(request)["choices"][0].get("logprobs") or {}
-        logprobs = (found.get("token_logprobs") or [])[: len(tokens)]
-        said = logprobs[sample.prompt_length :]
-        if len(logprobs) < len(tokens) or any(value is None for value in said):
+        answer = self._answer(request)
+        try:
+            logprobs = answer["choices"][0]["logprobs"]["token_logprobs"][: len(tokens)]
+            said = np.array(logprobs[sample.prompt_length :], np.float32)  # a None becomes NaN
+        except (LookupError, TypeError, ValueError):
+            said = np.zeros(0, np.float32)
+        if len(said) != len(tokens) - sample.prompt_length or not np.isfinite(said).all():
             raise TeacherError(
-                f"learner.teacher.url={self.url}: its answer has no logprobs of a prompt's tokens (echo with logprobs)"
+                f"learner.teacher.url={self.url}: its answer has no logprobs of a prompt's tokens (echo with "
+                f"logprobs): {json.dumps(answer)[:TOLD_CHARACTERS]}"
             )
-        return np.array(said, np.float32)
+        return said
 
-    def _answer(self, request: urllib.request.Request) -> dict:
+    def _answer(self, request: urllib.request.Request) -> Any:
         for attempt in range(TRIES):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout) as response:
                     return json.load(response)
             except urllib.error.HTTPError as error:
-                said = error.read(500).decode(errors="replace")
+                said = error.read(TOLD_CHARACTERS).decode(errors="replace")
                 if error.code < 500 or attempt == TRIES - 1:
                     raise TeacherError(f"learner.teacher.url={self.url}: status {error.code}: {said}") from error
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, HTTPException) as error:  # the last: it dies in the middle of an answer
                 if attempt == TRIES - 1:
                     raise TeacherError(
                         f"learner.teacher.url={self.url}: no answer in {TRIES} tries: {error}"

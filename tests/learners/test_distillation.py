@@ -1,6 +1,7 @@
 """Distillation: the KL's terms against NumPy, a train step against a plain loop, and what must not change it."""
 
 import json
+import math
 import threading
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -221,8 +222,8 @@ def test_the_teacher_is_as_large_as_it_was_and_adapters_learn_from_it(folder: st
 class Answers(BaseHTTPRequestHandler):
     """Says for each token minus its place ÷ 10; fails first, if so told."""
 
-    failures = 0
-    silent = False
+    failures = torn = 0
+    instead: object = None
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -233,11 +234,12 @@ class Answers(BaseHTTPRequestHandler):
             return
         count = len(asked["prompt"])
         said = [None, *(-place / 10 for place in range(1, count)), -9.0]
-        body = json.dumps({"choices": [{"logprobs": None if Answers.silent else {"token_logprobs": said}}]}).encode()
+        body = json.dumps(Answers.instead or {"choices": [{"logprobs": {"token_logprobs": said}}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: 9 if Answers.torn else None])
+        Answers.torn = max(0, Answers.torn - 1)
 
     def log_message(self, *_: object) -> None: ...
 
@@ -245,7 +247,7 @@ class Answers(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("learners.teacher.PAUSE", 0.01)
-    Answers.failures, Answers.silent = 0, False
+    Answers.failures, Answers.torn, Answers.instead = 0, 0, None
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as made:
         thread = threading.Thread(target=made.serve_forever, daemon=True)
         thread.start()
@@ -259,7 +261,7 @@ def from_server(url: str) -> TorchLearner:
 
 def test_a_server_can_be_the_teacher_and_may_fail_now_and_then(server: str) -> None:
     made, batch = from_server(server), make_batch(seeded(0))
-    Answers.failures = 2
+    Answers.failures, Answers.torn = 2, 1
     made.train(batch)
     for group_ in batch.groups:
         for sample, numbers in zip(group_.samples, made.numbers(group_.id), strict=True):
@@ -267,10 +269,29 @@ def test_a_server_can_be_the_teacher_and_may_fail_now_and_then(server: str) -> N
             np.testing.assert_allclose(numbers["teacher"][sample.loss_mask], -places[sample.loss_mask] / 10, rtol=1e-5)
 
 
-def test_one_that_says_nothing_or_is_not_there_ends_the_run(server: str) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": "busy"},
+        ["busy"],
+        {"choices": []},
+        {"choices": [{"logprobs": None}]},
+        {"choices": [{"logprobs": {"token_logprobs": [None] * 99}}]},
+        {"choices": [{"logprobs": {"token_logprobs": [-math.inf] * 99}}]},
+        {"choices": [{"logprobs": {"token_logprobs": "high"}}]},
+    ],
+    ids=lambda answer: json.dumps(answer)[:50],
+)
+def test_one_that_says_no_logprobs_ends_the_run(server: str, answer: object) -> None:
     """No batch is to blame, so none is set aside."""
-    Answers.silent = True
+    Answers.instead = answer
     with pytest.raises(TeacherError, match=r"no logprobs of a prompt's tokens"):
+        from_server(server).train(make_batch(seeded(0)))
+
+
+def test_one_that_is_not_there_or_dies_in_the_middle_of_its_answers_ends_the_run(server: str) -> None:
+    Answers.torn = 1000
+    with pytest.raises(TeacherError, match=r"no answer in 4 tries: IncompleteRead"):
         from_server(server).train(make_batch(seeded(0)))
     with pytest.raises(TeacherError, match=r"learner.teacher.url=http://127.0.0.1:9/v1: no answer in 4 tries"):
         from_server("http://127.0.0.1:9/v1").train(make_batch(seeded(0)))
