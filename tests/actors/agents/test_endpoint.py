@@ -313,6 +313,23 @@ def test_a_stream_says_what_an_answer_says_as_the_engine_makes_it():
     assert pieces[0] > 10 and running[0] == 1, "the first ones came while the engine was still at it"
 
 
+def test_a_client_that_leaves_a_stream_in_its_middle_frees_its_slot_and_may_ask_again(caplog):
+    async def leaves(base_url, key, row):
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
+            answer = await session.post(
+                base_url + "/chat/completions", json={"messages": row["messages"], "stream": True}
+            )
+            assert await answer.content.readline()
+            answer.close()
+        await until(lambda: not engine.stats()["running"])
+        assert engine.stats()["tokens"] < 60, "not those of the whole answer"
+        await said(base_url, key, row["messages"], max_tokens=3)
+
+    engine = engine_of()
+    sample = play(leaves, replace(limits_of(100), stop=()), engine=engine)
+    assert sample.response_length == 3 and sample.loss_mask.all() and not caplog.records
+
+
 def test_a_stream_that_fails_ends_with_the_error_as_an_event():
     """Before the first token an error is the answer, later an event."""
 
