@@ -79,6 +79,13 @@ def summary_of(run: Path) -> Row | None:
     return found
 
 
+def progress_of(run: Path, meta: Row, steps: int) -> Row:
+    """What the learner's checkpoint at `steps` says of the run so far (`meta`). If the run ended there, with the rounds
+    of held-out prompts that came behind the last step. Raises ConfigError for a damaged summary."""
+    ended = summary_of(run) or {}
+    return {**meta, "evaluations": ended["evaluations"]} if ended.get("steps") == steps else meta
+
+
 def has_stepped(run: Path) -> bool:
     """Has this start made a train step?"""
     return (run / RENDEZVOUS / STEPPED).exists()

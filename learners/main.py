@@ -29,7 +29,7 @@ from areal_like.messages import Manifest
 from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
 from areal_like.registry import build
-from areal_like.run_folder import SUMMARY, note_step
+from areal_like.run_folder import SUMMARY, note_step, progress_of
 from areal_like.spans import Spans
 from areal_like.stopping import reason_to_stop
 from areal_like.supervision import is_supervised
@@ -111,7 +111,8 @@ class TrainLoop:
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
         self.trainer.load_state(folder)
-        self.progress = Progress(**checkpoints.meta(folder))
+        meta = checkpoints.meta(folder)
+        self.progress = Progress(**progress_of(self.run_folder, meta, meta["steps"]))
         log.info("resumed from %s, version %d", folder, self.version)
 
     def run(self) -> dict[str, Any]:
@@ -300,7 +301,8 @@ class TrainLoop:
         reached = [e["seconds"] for e in evaluations if target is not None and e["reward"] >= target]
         measured = "loss" if self.alone else "reward"
         found: dict[str, Any] = {
-            f"{measured}_before": evaluations[0][measured] if evaluations else None,
+            # A run that was killed before its first round was over has none of version 0.
+            f"{measured}_before": evaluations[0][measured] if evaluations and not evaluations[0]["version"] else None,
             f"{measured}_after": evaluations[-1][measured] if evaluations else None,
             "steps": progress.steps,
             "version": self._published,

@@ -15,7 +15,7 @@ from areal_like import checkpoints, older_configs
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.registry import COMPONENTS, build, knobs, settled
-from areal_like.run_folder import CONFIG, LOCK, NEXT, SUMMARY
+from areal_like.run_folder import CONFIG, LOCK, NEXT, SUMMARY, progress_of
 from areal_like.stopping import reason_to_stop
 
 MUST_AGREE = (
@@ -155,7 +155,7 @@ def _check_work_left(config: Config, folder: Path) -> None:
     found, run = checkpoints.latest(folder), config.run
     if not found or ((steps := found[0]) <= run.steps and not (folder / SUMMARY).exists()):
         return
-    meta = checkpoints.meta(found[1])
+    meta = progress_of(folder, checkpoints.meta(found[1]), steps)
     if reason := reason_to_stop(run, steps, meta["seconds"], meta["evaluations"]):
         asked = f"run.steps={run.steps}; raise it" if steps >= run.steps else f"{reason}; change what ends the run"
         raise ConfigError(f"resume: nothing to do: {steps} train steps are done in {folder}; {asked} to train on")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from areal_like import checkpoints
 from areal_like import config as configs
 from areal_like.metrics import MetricsLog
 from areal_like.process import Role
@@ -34,8 +35,9 @@ class Client:
         return make_batch(seeded(index), index=index), {"evaluations": [], "seconds": 1.0}
 
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
-        report = {"staleness_max": 0, "staleness_bound": 1, "ledger": {}, "evaluations": [], "trained_seconds": 1.0}
-        return report | {"rollout/tokens": 1}
+        report = {"staleness_max": 0, "staleness_bound": 1, "ledger": {}, "trained_seconds": 1.0}
+        found = [{"version": steps, "reward": steps / 10, "seconds": 1.0}]
+        return report | {"rollout/tokens": 1, "evaluations": found}
 
     def set_aside(self, index: int, reason: str) -> None:
         self.said.append(("set aside", index))
@@ -63,6 +65,8 @@ class Trainer:
     def snapshot(self) -> None: ...
 
     def save_state(self, folder: Path) -> None: ...
+
+    def load_state(self, folder: Path) -> None: ...
 
 
 class Publisher:
@@ -157,3 +161,20 @@ def test_the_end_names_the_last_checkpoint_from_before_them(tmp_path: Path) -> N
     (tmp_path / "none").mkdir()
     with pytest.raises(NotFinite, match=r"checkpoint: none"):
         loop(tmp_path / "none", [NAN] * 10, "run.steps=99").run()
+
+
+def test_a_run_that_goes_on_keeps_the_round_behind_its_last_step_and_knows_none_before_its_first(
+    tmp_path: Path,
+) -> None:
+    kept = ["checkpoint.every=2", "checkpoint.keep=9"]
+    ended = loop(tmp_path, [], *kept).run()
+    assert [each["version"] for each in ended["evaluations"]] == [4] and ended["reward_after"] == 0.4
+    (tmp_path / "summary.json").write_text(json.dumps(ended))
+    made = loop(tmp_path, [], *kept, "run.steps=6")
+    made.resume(checkpoints.folder_of(tmp_path, 4))
+    found = made.run()
+    assert [each["version"] for each in found["evaluations"]] == [4, 6]
+    assert found["reward_before"] is None, "that of version 0 is not known"
+    made = loop(tmp_path, [], *kept, "run.steps=6")
+    made.resume(checkpoints.folder_of(tmp_path, 2))
+    assert made.progress.evaluations == [], "those of steps that are made again come again"

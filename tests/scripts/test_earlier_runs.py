@@ -117,6 +117,7 @@ def test_nothing_of_a_finished_run_changes_before_its_successor_has_made_a_step(
         (True, "run.steps=3", "14 train steps are done in .*; run.steps=3; raise it to train on"),
         (True, "run.steps=14", "14 train steps are done in .*; run.steps=14; raise it to train on"),
         (True, "run.target_reward=0.5", "the held-out reward has reached 0.5; change what ends the run"),
+        (True, "run.target_reward=0.7", "the held-out reward has reached 0.7; change what ends the run"),
         (True, "run.steps=15", ""),
         (False, "run.steps=13", "14 train steps are done"),
         (False, "run.steps=14", ""),  # killed before its final evaluation
@@ -128,7 +129,9 @@ def test_a_resume_without_a_step_left_is_refused_and_changes_nothing(
     folder = made(tmp_path)
     checkpoints.write(folder, 14, lambda _: None, {"seconds": 9.0, "evaluations": [{"reward": 0.6}]}, 1)
     for name in ["lock", "run.json", *["summary.json"] * finished]:
-        (folder / name).write_text("")
+        (folder / name).write_text("{}" if name == "summary.json" else "")
+    if "0.7" in now:  # reached by the last round, which comes behind the last step
+        (folder / "summary.json").write_text('{"steps": 14, "evaluations": [{"reward": 0.6}, {"reward": 0.7}]}')
     argv = ["configs/quickstart.yaml", f"resume={folder}", now]
 
     def record() -> dict[Path, bytes]:
