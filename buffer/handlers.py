@@ -123,15 +123,11 @@ class Handlers:
         if actor is None:
             raise WireError(f"only an actor pushes: {SAY_HELLO}")
         try:
-            heads = unpack_heads(message.table)
-            if len(heads) != len(payloads):
-                raise WireError(f"push: {len(payloads)} payloads for {len(heads)} groups")
+            heads, faults = self.read_push(message, payloads)
         except WireError as error:
             self._refuse_groups(actor, dict.fromkeys((group_id for group_id, _, _ in message.table.groups), error))
             raise
         state, now = self.state, self.state.clock()
-        known = state.learner.vocab_size, state.learner.routing
-        faults = faults_of_push(heads, payloads, state.store.entries, state.weights.digests, *known)
         foreign = [head.id for head in heads if not self.state.may_push(actor, head.id)]
         pairs = zip(heads, payloads, strict=True)
         pushed = [(head, payload) for head, payload in pairs if head.id not in (*foreign, *faults)]
@@ -153,6 +149,15 @@ class Handlers:
                     state.samples.dropped(state.now, head, payload, f"malformed: {fault}", actor.name)
             self._refuse_groups(actor, faults)
             raise next(iter(faults.values()))
+
+    def read_push(self, message: messages.Push, payloads: Payloads) -> tuple[list[Head], dict[int, WireError]]:
+        """The groups of a push, and what is wrong with which of them. Raises WireError if its table can't be read. The
+        simulator has another: it does not pack its groups."""
+        heads = unpack_heads(message.table)
+        if len(heads) != len(payloads):
+            raise WireError(f"push: {len(payloads)} payloads for {len(heads)} groups")
+        known = self.state.learner.vocab_size, self.state.learner.routing
+        return heads, faults_of_push(heads, payloads, self.state.store.entries, self.state.weights.digests, *known)
 
     def _refuse_groups(self, actor: Actor, faults: dict[int, WireError]) -> None:
         """Refuse groups: their leases end, and other actors roll them out again. A group is dropped after MOST_REFUSED

@@ -81,6 +81,7 @@ PARTS = {
     "simulation.journal": "simulate",
     "simulation.learner": "simulate",
     "simulation.planning": "plan",
+    "simulation.pushes": "simulate",
     "simulation.results": "simulate",
     "simulation.roofline": "plan --hardware",
     "simulation.run": "simulate",

@@ -20,8 +20,8 @@ from actors import measures
 from actors.engines.decode_clock import DecodeClock, Load, Request
 from actors.engines.lengths import Lengths
 from areal_like import messages
-from areal_like.groups import FINISHES
-from areal_like.messages import Message, Table
+from areal_like.groups import FINISHES, Head
+from areal_like.messages import Message
 from areal_like.partials import decode_partial, encode_partial
 from areal_like.sampling import stream_key, uniform
 from areal_like.spans import Spans
@@ -30,14 +30,19 @@ from areal_like.wire import Payloads
 
 from .costs import Costs
 from .draws import RIGHT, Draws
+from .pushes import hand_over
 from .timeline import SimulatedRouter, Timeline
 
 _HELDOUT, _VERIFY, _TURNS, _TOOL = 1, 3, 4, 5
 """Names of random streams."""
 _NORMAL = NormalDist()
 MAX_GROUPS_PER_PUSH = 64
-_packed_row = Struct("<iihhid").pack
-"""A `ROW`: numpy takes several times as long for a few."""
+
+
+@lru_cache
+def _rows(samples: int) -> Struct:
+    """So many `ROW`s: numpy takes several times as long for a few."""
+    return Struct("<" + samples * "iihhid")
 
 
 class Prompts:
@@ -500,25 +505,36 @@ class SimulatedActor:
     def _push(self) -> None:
         ready, self._ready = self._ready, []
         for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
-            names, rows, runs, digests, payloads = [], list[bytes](), list[int](), dict[int, str](), []
-            for group in ready[start : start + MAX_GROUPS_PER_PUSH]:
-                tokens, prompt = 0, group.prompt
-                for index in sorted(group.good):
-                    sample = group.samples[index]
-                    mine, length = sample.all_runs if sample.before else sample.runs, 0
-                    for run in mine:
-                        length += run[1]
-                        runs += run
-                        if run[0] not in digests:
-                            digests[run[0]] = self._digests.get(run[0]) or group.digests[run[0]]
-                    right = sample.right and not sample.late
-                    rows.append(_packed_row(prompt, length, FINISHES.index(sample.finish), 0, len(mine), right))
-                    tokens += length
-                names.append((group.lease.group_id, len(group.good), self.timeline.now - group.began))
-                payloads.append(zeros(4 * group.prompt * len(group.good) + 9 * tokens))
-                group.samples = []  # they refer to the group, and no collector looks for cycles
-            table = Table(names, b"".join(rows), array("i", runs).tobytes(), digests)
-            self._say(messages.Push(table), payloads)
+            heads = [self._head(group) for group in ready[start : start + MAX_GROUPS_PER_PUSH]]
+            self._say(hand_over(heads), [zeros(head.size) for head in heads])
+
+    def _head(self, group: _Group) -> Head:
+        """That of a finished group, whose samples are forgotten."""
+        good, prompt, rows, runs = sorted(group.good), group.prompt, list[float](), list[int]()
+        samples, group.samples = group.samples, []  # they refer to the group, and no collector looks for cycles
+        tokens = 0
+        for index in good:
+            sample = samples[index]
+            mine = sample.all_runs if sample.before else sample.runs
+            length = sum([n for _, n in mine])
+            rows += (prompt, length, FINISHES.index(sample.finish), 0, len(mine), self._is_right(sample))
+            for run in mine:
+                runs += run
+            tokens += length
+        versions = set(runs[::2])
+        digests = {each: self._digests.get(each) or group.digests[each] for each in versions}
+        return Head(
+            group.lease.group_id,
+            len(good),
+            self.timeline.now - group.began,
+            digests,
+            _rows(len(good)).pack(*rows),
+            array("i", runs).tobytes(),
+            4 * prompt * len(good) + 9 * tokens,
+            min(versions),
+            max(versions),
+            tokens,
+        )
 
 
 class _Measured:

@@ -28,6 +28,7 @@ from .costs import Costs, check
 from .failing import Failing
 from .journal import MemoryJournal
 from .learner import Progress, SimulatedLearner
+from .pushes import SimulatedHandlers
 from .timeline import SimulatedRouter, Timeline, Turns
 
 WARMUP_STEPS = 3
@@ -126,6 +127,7 @@ class Simulation:
         self.state.learner.steps = self.state.gauges.since_step = progress.steps
         go_on(scheduler, replay, self.state.gauges)
         self.controller = build_controller(config, self.state)
+        self.controller.handlers = SimulatedHandlers(self.state)
         if not (costs.failures.silent or costs.failures.hangs):  # nobody sends heartbeats
             self.controller.heartbeat_timeout, self.controller.deadlines.timeout = math.inf, 0.0
         waited = journal.take_debt if journal else lambda: 0.0

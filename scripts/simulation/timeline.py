@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from areal_like.messages import Message, Push, Refused
+from areal_like.messages import Message, Refused
 from areal_like.wire import Payloads, Received
+
+from .pushes import HandedOver
 
 _Event = tuple[float, int, Callable[..., object], tuple[Any, ...]]
 
@@ -101,8 +103,8 @@ class SimulatedRouter:
         if self.closed:
             return
         self.incoming.append((peer, received))
-        if isinstance(received.message, Push):
-            self.samples += sum([samples for _, samples, _ in received.message.table.groups])
+        if isinstance(received.message, HandedOver):
+            self.samples += sum([head.samples for head in received.message.heads])
         self.wake()
 
     def receive(self, timeout: float) -> tuple[bytes, Received] | None:

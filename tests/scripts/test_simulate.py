@@ -7,12 +7,17 @@ import pytest
 
 from actors.engines.lengths import Lengths
 from areal_like import config as configs
+from areal_like.groups import Head, pack_heads
+from areal_like.messages import Push
 from areal_like.sampling import stream_key, uniform
 from areal_like.spans import read
+from areal_like.wire import Payloads, decode, encode
+from buffer.handlers import Handlers
 from scripts import prediction
 from scripts.simulate import main
 from scripts.simulation import costs, results, roofline
 from scripts.simulation.draws import RIGHT, Draws
+from scripts.simulation.pushes import HandedOver, SimulatedHandlers
 from scripts.simulation.run import Outcome, Simulation, depth
 
 BASE = "configs/bench/modes.yaml"
@@ -78,6 +83,22 @@ def test_every_mode_ends_within_its_bound_and_loses_no_prompt(overrides: list[st
     assert outcome.report["steps"] == 12 and outcome.seconds > 0
     again = simulate(*LONG_TAIL, "run.steps=12", *overrides)
     assert again == outcome
+
+
+def test_groups_handed_over_are_those_that_the_wire_would_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*LONG_TAIL, "run.steps=8", "scheduler.max_staleness=1", "policy.name=fifo", "staleness_policy=requeue"]
+    plain, versions = simulate(*words), set[int]()
+
+    def read_push(handlers: Handlers, message: HandedOver, payloads: Payloads) -> tuple[list[Head], dict]:
+        received = decode(encode(Push(pack_heads(message.heads)), payloads))
+        assert isinstance(received.message, Push)
+        heads, faults = Handlers.read_push(handlers, received.message, received.payloads)
+        assert (heads, faults) == (message.heads, {})
+        versions.update(len(head.versions) for head in heads)
+        return heads, faults
+
+    monkeypatch.setattr(SimulatedHandlers, "read_push", read_push)
+    assert simulate(*words) == plain and versions == {1, 2}
 
 
 def test_verifiers_and_drift_take_their_time() -> None:
