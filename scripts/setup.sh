@@ -22,7 +22,5 @@ if ! "$venv/bin/python" -m pip --version > /dev/null 2>&1; then
     "$python" -m venv "$venv"
 fi
 echo "== installing (a few minutes the first time)"
-# torch first: later packages then take this build instead of pulling one of their own.
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${extra:+[$extra]}"
+bash scripts/install.sh "$venv" -c constraints.txt -e ".${extra:+[$extra]}"
 echo "$wanted" > "$stamp"

@@ -9,13 +9,13 @@ cd "$(dirname "$0")/.."
 venv=$1
 python=${PYTHON:-$(command -v python3.11 || command -v python3)}
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-pip="$venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-sglang.txt"
+install="bash scripts/install.sh $venv -c constraints-sglang.txt"
 needs="aiohttp compressed-tensors dill einops fastapi gguf ipython jsonschema msgspec openai orjson partial_json_parser
     pillow psutil pybase64 python-multipart requests sentencepiece soundfile uvicorn uvloop"
 echo "== installing SGLang for the CPU into $venv"
 # The project's own torch: SGLang's pin is the release that it is built for, and nothing is built here.
-$pip "$(grep '^torch==' constraints.txt)" $needs -e ".[dev]"
-$pip --no-deps sglang xgrammar apache-tvm-ffi
+$install "$(grep '^torch==' constraints.txt)" $needs -e ".[dev]"
+$install --no-deps sglang xgrammar apache-tvm-ffi
 packages=$("$venv/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 cp tests/sglang/stand_ins.py "$packages/sglang_cpu_stand_ins.py"
 echo "import sglang_cpu_stand_ins" > "$packages/sglang_cpu_stand_ins.pth"
