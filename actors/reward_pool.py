@@ -108,7 +108,10 @@ class RewardPool:
             self.times.add(case, score, seconds)
             return score
         except RewardTimeout:
-            self.timeouts += 1
+            if request.get("several"):  # it earns nobody 0: its group is dropped
+                self.errors += 1
+            else:
+                self.timeouts += 1
             raise
         except RewardError as error:
             self.errors += 1
@@ -118,10 +121,10 @@ class RewardPool:
             self._free.put_nowait(worker)
 
     def stats(self) -> dict[str, float]:
-        """As in `actors.measures`: `answered` (whoever verifies), `calls` (of the pool), `timeouts`, `errors` (timeouts
-        excluded), of these `crashes` (the worker died), and `kills` (workers killed while they were at a call);
-        `waiting` now; `seconds_p50`, `seconds_p99` of the latest calls that were answered. Without calls of the pool
-        only what is not 0."""
+        """As in `actors.measures`: `answered` (whoever verifies), `calls` (of the pool), `timeouts` (of single
+        answers), `errors` (all other failures), of these `crashes` (the worker died), and `kills` (workers killed while
+        they were at a call); `waiting` now; `seconds_p50`, `seconds_p99` of the latest calls that were answered.
+        Without calls of the pool only what is not 0."""
         counted = {name: getattr(self, name) for name in ("answered", "calls", "timeouts", "errors", "crashes")}
         counted["kills"] = sum(worker.kills for worker in self._workers)
         found = {f"sum:rewards/{name}": float(count) for name, count in counted.items()}

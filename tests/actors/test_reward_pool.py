@@ -72,6 +72,15 @@ def test_a_call_that_overruns_is_killed_and_the_next_one_gets_a_new_worker(hang)
     in_pool(test, timeout=1.5)
 
 
+def test_a_groups_reward_that_overruns_is_an_error_and_earns_no_answer_0():
+    async def test(pool):
+        with pytest.raises(RewardTimeout):
+            await pool.scores("time:sleep", 3600)
+        assert (pool.timeouts, pool.errors) == (0, 1)
+
+    in_pool(test, timeout=0.1)
+
+
 def test_a_worker_that_is_slow_to_start_is_no_fault_of_the_answer(monkeypatch):
     """With a time-out it would get reward 0."""
     monkeypatch.setattr("actors.reward_pool.START_SECONDS", 0.001)
