@@ -371,10 +371,10 @@ class SupervisorClient:
         """End the run at its next batch or, with `drain`, when everything admitted is trained."""
         self.dealer.send(messages.Stop(drain))
 
-    def lost(self, name: str, pid: int, how: str, for_good: bool = False) -> None:
+    def lost(self, name: str, pid: int, how: str, *, for_good: bool = False, by_itself: bool = False) -> None:
         """Report a dead process, so that the buffer need not wait for its silence. A `pid` of 0 means: whoever has that
-        name. `for_good`: an actor of the run that will not be restarted."""
-        self.dealer.send(messages.Lost(name, pid, how, for_good))
+        name. `for_good`: an actor of the run that will not be restarted. `by_itself`: nothing outside has killed it."""
+        self.dealer.send(messages.Lost(name, pid, how, for_good, by_itself))
 
     def close(self) -> None:
         self.dealer.close()

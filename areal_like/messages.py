@@ -127,13 +127,14 @@ class Status(Message):
 
 class Lost(Message):
     """A process of that name has died: no need to wait for its silence. `pid` 0: any process of that name. `for_good`:
-    it will not be restarted."""
+    it will not be restarted. `by_itself`: nothing outside has killed it."""
 
     by = ACTOR | OPERATOR
     name: Name
     pid: Count
     how: str
     for_good: bool
+    by_itself: bool = False
 
 
 class Stop(Message):

@@ -292,7 +292,7 @@ class Handlers:
         dead = self.state.fleet.by_name.get(message.name)
         if dead and message.pid in (0, dead.pid):
             log.warning("%s %s: its %d leases go to others", dead.name, message.how, len(dead.running))
-            self.state.lose(dead)
+            self.state.lose(dead, message.how if message.by_itself else "")
         if message.for_good and self.state.expected_actors > 1:
             self.state.expected_actors -= 1
             self.state.left_out[message.name] = message.how

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 MANY_LOST = 8
 """Lost groups between two train steps that are worth a warning, in batches."""
+MOST_DEATHS = 3
+"""A group is dropped if so many actors died while they held it, and nothing outside had killed them."""
 
 
 @dataclass(slots=True)
@@ -190,11 +192,19 @@ class RunState:
             if told:
                 self.router.send(actor.peer, messages.Cancel([group_id], hand_back=False))
 
-    def lose(self, actor: Actor) -> None:
-        """An actor is gone: its leases go to other actors; the groups keep their slots."""
+    def lose(self, actor: Actor, died: str = "") -> None:
+        """An actor is gone: its leases go to other actors; the groups keep their slots. `died`: how, if by itself. One
+        of its groups may be why, so those that were there `MOST_DEATHS` times are dropped."""
         for group_id in actor.running:
-            if not self.hedges.leave_to_other(self.store.entries[group_id], actor.name):
+            entry = self.store.entries[group_id]
+            entry.deaths += bool(died)
+            if self.hedges.leave_to_other(entry, actor.name):
+                continue
+            if entry.deaths < MOST_DEATHS:
                 self.replay.requeue(group_id)
+            else:
+                log.warning("group %d is dropped: %d actors died on it, the last %s", group_id, entry.deaths, died)
+                self.replay.drop(group_id, "actor died", f"{actor.name} {died}, and others before it")
         self.samples.gone(actor.name)
         self.evaluation.lost(actor.name)
         self.fleet.leave(actor)

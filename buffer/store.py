@@ -109,6 +109,7 @@ class Entry:
     holders: tuple[str, ...] = ()  # all actors that had a lease of it, the present one included
     refused: int = 0  # refused pushes
     timeouts: int = 0  # leases revoked because they made no progress
+    deaths: int = 0  # of actors that held it and died by themselves
     failed_on: str = ""  # the last actor whose push was refused or whose lease was revoked: another should try
 
     def leased_to(self, actor: str) -> None:

@@ -84,7 +84,7 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
             actors.poll()
             for death in actors.deaths[told:]:
                 print(death, flush=True)
-                running.client.lost(death.name, death.pid, death.how)
+                running.client.lost(death.name, death.pid, death.how, by_itself=death.by_itself)
             told = len(actors.deaths)
             if actors.none_left:
                 print("\n".join(["no actor is left:", *actors.left_out.values()]), file=sys.stderr)

@@ -139,7 +139,8 @@ class Watch:
             self.status, self._answered_at = report, now
             self._say_engine_notes(report)
         for death in self.deaths[self._reported_deaths :]:
-            self._client.lost(death.name, death.pid, death.how, for_good=death.again_in is None)
+            for_good = death.again_in is None
+            self._client.lost(death.name, death.pid, death.how, for_good=for_good, by_itself=death.by_itself)
         self._reported_deaths = len(self.deaths)
         if now - self._asked_at > STATUS_SECONDS:
             self._asked_at = now

@@ -139,7 +139,8 @@ class Children:
         self._lives[role.name] += 1
         delay = None if code == EXIT_USER_ERROR else self._restarts.delay(role.name)
         pid = 0 if self._on_nodes else process.pid
-        self.deaths.append(Death(name, pid, in_words(code), self._lives[role.name], delay, error))
+        by_itself = not is_from_outside(code)
+        self.deaths.append(Death(name, pid, in_words(code), self._lives[role.name], delay, error, by_itself))
         if delay is None:
             self.left_out[role.name] = words
         else:

@@ -48,7 +48,7 @@ class RunStopped(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Death:
     """An actor's process that died: its name, its id (0: unknown here), how it died, how often this happened, the
-    seconds until its restart (None: it is left out), and its last error, if known."""
+    seconds until its restart (None: it is left out), its last error, if known, and whether it died `by_itself`."""
 
     name: str
     pid: int
@@ -56,6 +56,7 @@ class Death:
     count: int
     again_in: float | None = 0.0
     error: str = ""
+    by_itself: bool = False
 
     def __str__(self) -> str:
         error = f" ({self.error})" if self.error else ""

@@ -346,6 +346,25 @@ def test_what_a_resume_counts_anew_is_marked_by_its_step() -> None:
     assert console.export_text().count("since the resume at step 7") == 2
 
 
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_group_on_which_actors_die_again_and_again_is_dropped(by_itself: bool) -> None:
+    """Its episode may end the process that plays it. What kills actors from outside says nothing about groups."""
+    house = House(asynchronous(), actors=1)
+    house.start()
+    held = house.leases()
+    house.finish(held[0], 0)
+    for deaths in (1, 2, 3):
+        how = {"how": "was killed by SIGSEGV", "for_good": False, "by_itself": by_itself}
+        house.say("supervisor", "lost", {"name": "actor-0", "pid": 0, **how})
+        entries = house.state.store.entries
+        assert all((each in entries) == (deaths < 3 or not by_itself) for each in held[1:])
+        house.hello("actor-0")
+        house.apply(0)
+    dropped = house.state.store.dropped
+    assert dropped["actor died"] == (len(held) - 1) * by_itself
+    assert held[0] in house.state.store.entries, "it was pushed before"
+
+
 def test_status_names_the_actors_that_are_left_out() -> None:
     house = House(asynchronous())
     house.start()
