@@ -258,7 +258,7 @@ class Store:
         return list(chain.from_iterable(self._in[stage].values() for stage in stages))
 
     def count(self, *stages: Stage) -> int:
-        return sum([len(self._in[stage]) for stage in stages])
+        return sum(map(len, map(self._in.__getitem__, stages)))
 
     def first(self, stage: Stage) -> Entry | None:
         """The group that has been in a stage for the longest time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
@@ -33,20 +33,22 @@ class Lengths:
 
     def of(self, prompt: int, key: int) -> int:
         """The whole length of the sample with this key: at least 1. `prompt`: `digest_of` its prompt."""
-        return self.drawn(prompt, uniform(longer_key(self._key, key)))
+        return self.drawn(prompt, [uniform(longer_key(self._key, key))])[0]
 
     def draws(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
         """What `drawn` takes, for the samples with these keys."""
         samples = longer_keys(np.array([self._key], np.uint64), keys.ravel())
         return uniforms(samples, np.zeros(keys.size, np.int64)).reshape(keys.shape)
 
-    def drawn(self, prompt: int, draw: float) -> int:
-        """The whole length of a sample by its own uniform number (`draws`)."""
+    def drawn(self, prompt: int, draws: Iterable[float]) -> list[int]:
+        """The whole lengths of samples of a prompt by their own uniform numbers (`draws`)."""
         if self._trace:
-            return self._trace[int(draw * len(self._trace))]
+            return [self._trace[int(draw * len(self._trace))] for draw in draws]
         spread = self._sigma * _spread(longer_key(self._key, prompt)) if self._sigma else 0.0
-        noise = self._noise * _NORMAL.inv_cdf(max(draw, 2.0**-53)) if self._noise else 0.0
-        return max(1, round(self._median * math.exp(spread + noise)))
+        if not self._noise:
+            return [max(1, round(self._median * math.exp(spread))) for _ in draws]
+        median, noise, normal, exp = self._median, self._noise, _NORMAL.inv_cdf, math.exp
+        return [max(1, round(median * exp(spread + noise * normal(max(draw, 2.0**-53))))) for draw in draws]
 
 
 def digest_of(prompt: np.ndarray) -> int:

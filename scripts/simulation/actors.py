@@ -252,6 +252,7 @@ class SimulatedActor:
                 self._newest = message.manifest
                 self._digests[message.manifest["version"]] = message.manifest["digest"]
                 self._fetch()
+                return  # nothing else has changed
             case messages.Cancel():
                 self._cancel(message.ids, message.hand_back)
             case messages.Room():
@@ -342,11 +343,11 @@ class SimulatedActor:
                 group.digests = left.digests
             self._groups[lease.group_id] = group
             keys, draws, chances = self.world.draws.of(lease.group_id, lease.launch)
-            for index in range(lease.launch):
+            lengths = self.world.lengths.drawn(digest, draws[: lease.launch])
+            for index, whole in enumerate(lengths):
                 begun = left.samples.get(index) if left else None
                 before = [run for call in begun.calls.values() for run in call.runs] if begun else ()
-                whole, right = self.world.lengths.drawn(digest, draws[index]), chances[index] < group.chance
-                self._add(group, index, keys[index], right, whole, longest, before)
+                self._add(group, index, keys[index], chances[index] < group.chance, whole, longest, before)
         self._advance()
 
     def _add(
@@ -363,7 +364,7 @@ class SimulatedActor:
         now, most = self.timeline.now, self.world.most or longest
         if self.costs.answers.drift != 1.0:
             whole = max(1, round(whole * self.costs.answers.drift ** max(0, self.engine.version)))
-        made = sum([n for _, n in before])
+        made = sum([n for _, n in before]) if before else 0
         length, given = min(whole, most) - made, group.prompt + made
         sample = _Sample("", length, whole <= most, now, self._ended_call, given)
         sample.group, sample.index, sample.key, sample.right, sample.before = group, index, key, right, before
@@ -422,6 +423,9 @@ class SimulatedActor:
         assert isinstance(request, _Sample)
         request.finish = finish
         if finish == "abort":
+            return
+        if self._nothing_follows:
+            self._sampled(request)
             return
         if len(request.ends) > 1:
             request.ends = request.ends[1:]
@@ -515,8 +519,9 @@ class SimulatedActor:
         tokens = 0
         for index in good:
             sample = samples[index]
-            mine = sample.all_runs if sample.before else sample.runs
-            length = sum([n for _, n in mine])
+            mine, length = sample.runs, sample.made
+            if sample.before:
+                mine, length = sample.all_runs, length + sum([n for _, n in sample.before])
             rows += (prompt, length, FINISHES.index(sample.finish), 0, len(mine), self._is_right(sample))
             for run in mine:
                 runs += run

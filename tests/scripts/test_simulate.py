@@ -142,7 +142,7 @@ def test_samples_drawn_in_blocks_are_those_of_their_keys() -> None:
     for group_id in (0, 255, 256, 100_003):
         keys, drawn, right = draws.of(group_id, 3)
         assert keys == [stream_key(7, group_id, index) for index in range(3)]
-        assert [lengths.drawn(5, each) for each in drawn] == [lengths.of(5, key) for key in keys]
+        assert lengths.drawn(5, drawn) == [lengths.of(5, key) for key in keys]
         assert right == [uniform(stream_key(key, RIGHT)) for key in keys]
 
 
