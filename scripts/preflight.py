@@ -6,7 +6,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from areal_like.adapter_folder import read_adapter
 from areal_like.bus import NODE, own_address
 from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
 from areal_like.defaults import ruinous_rate, spent_schedule
+from areal_like.errors import UserError
 from areal_like.heldout import sets_of
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
-from areal_like.registry import COMPONENTS, build, check, check_function, knobs, marks
+from areal_like.registry import COMPONENTS, as_spec, build, check, check_function, knobs, marks
 from areal_like.supervision import is_supervised
 from areal_like.tasks.generated import GeneratedPrompts
 from areal_like.tasks.text import load_tokenizer
@@ -205,9 +207,16 @@ def check_devices(config: Config, stated: Gpus | None) -> None:
         )
 
 
+def workflows(config: Config) -> Mapping[str, Mapping[str, Any]]:
+    """Every workflow of the config, by its key; those of a mixture's tasks among them."""
+    found: dict[str, Mapping[str, Any]] = {"workflow": config.workflow, "eval.workflow": heldout_workflow(config)}
+    of_tasks = config.task.get("workflows") or {}
+    return found | {f"task.workflows.{name}": as_spec(spec) for name, spec in of_tasks.items()}
+
+
 def check_functions(config: Config) -> None:
     """Check that functions and programs named by knobs exist; it looks them up in the source, and does not run them."""
-    for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
+    for prefix, spec in workflows(config).items():
         if spec["name"] == "agent":
             check_agent(f"{prefix}.agent", spec["agent"])
         for tool in (spec.get("environment") or {}).get("tools", ()):
@@ -255,15 +264,28 @@ def check_texts(task: Task, config: Config) -> None:
 def check_environments(config: Config) -> None:
     """Check that environments can be made, and that there is one for a task that needs it."""
     name = config.task["name"]
-    for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
+    for prefix, spec in workflows(config).items():
         if spec.get("environment"):
-            build("environment", spec["environment"])
-        elif "needs_environment" in marks("task", name):
+            check_environment(prefix, spec["environment"])
+        elif "needs_environment" in marks("task", name):  # never a mixture
             raise ConfigError(
                 f"{prefix}={spec['name']}: task={name} has no rewards of its own; it needs an environment, e.g. "
                 f"{prefix}={{name: multi_turn, environment: {{name: gymnasium, env: FrozenLake-v1}}}}",
                 prefix,
             )
+
+
+def check_environment(prefix: str, spec: Mapping[str, object]) -> None:
+    """Check that the environment of a workflow can be made."""
+    try:
+        build("environment", spec)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{prefix}.environment={spec['name']} can't be made: {error!r} at {place.filename}:{place.lineno}", prefix
+        ) from error
 
 
 def check_ends(task: Task, config: Config) -> None:

@@ -115,6 +115,13 @@ def test_the_mode_follows_a_scheduler_that_was_chosen_alone() -> None:
 # What asks for more than the config: devices, functions, tasks
 
 
+class Exits:
+    """An environment that cannot be made."""
+
+    def __init__(self) -> None:
+        raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -132,6 +139,18 @@ def test_the_mode_follows_a_scheduler_that_was_chosen_alone() -> None:
         (["workflow={name: agent, agent: [no-such-program]}"], "workflow.agent: there is no program 'no-such-program'"),
         (["eval.workflow={name: agent, agent: 'nomod:fn'}"], "eval.workflow.agent=nomod:fn: module 'nomod'"),
         (["workflow={name: multi_turn, environment: {name: tools, tools: ['nomod:f']}}"], "environment.tools=nomod:f"),
+        ([f"workflow={{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"], "made: SystemExit(3) at /"),
+        (
+            [
+                "task={name: mixture, tasks: {a: {name: copy}, b: {name: reverse}}, workflows: {b: {name: multi_turn, "
+                f"environment: {{name: '{__name__}:Exits'}}}}}}}}"
+            ],
+            f"task.workflows.b.environment={__name__}:Exits can't be made: SystemExit(3)",
+        ),
+        (
+            ["task={name: mixture, tasks: {a: {name: copy}}, workflows: {a: {name: agent, agent: 'nomod:fn'}}}"],
+            "task.workflows.a.agent=nomod:fn: module 'nomod'",
+        ),
         (["policy={name: priority, key: 'nomod:f'}"], "policy.key=nomod:f: module 'nomod' cannot be found"),
         (
             ["sampling.max_tokens=5000"],
