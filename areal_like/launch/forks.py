@@ -26,7 +26,15 @@ from areal_like.places import REPOSITORY, python_path
 from areal_like.process import EXIT_FORKS_GONE
 
 VARIABLE = "AREAL_FORK_SERVER"
-LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2")
+LIBRARIES = (
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.optimization",
+    "omegaconf",
+    "zmq",
+    "msgspec",
+)
 """Libraries that a role with a model imports: nearly all of its start time."""
 START_SECONDS = 120.0
 """Long, since an import of torch from a cold disk is slow."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -214,25 +214,29 @@ def group_reward_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
         for place, text in enumerate(texts)
     ]
 
-    async def scores(group: list[dict[str, Any]]) -> list[float]:
+    async def _scores(groups: Sequence[list[dict[str, Any]]]) -> list[list[float]]:
         pool = RewardPool(workers=1, timeout=SECONDS)
         try:
-            return await pool.scores(target("group_reward", name), prompt, group, knobs=knobs)
+            return [await pool.scores(target("group_reward", name), prompt, group, knobs=knobs) for group in groups]
         finally:
             await pool.close()
 
+    def scores(*groups: list[dict[str, Any]]) -> list[list[float]]:
+        """Of all groups, in one process: to start it and import the function may take seconds."""
+        return asyncio.run(_scores(groups))
+
     def numbers() -> str:
-        for size in (1, 2, len(answers)):
-            found = asyncio.run(scores(answers[:size]))
-            demand(len(found) == size, f"{size} answers got {len(found)} rewards: {found}")
+        groups = [answers[:size] for size in (1, 2, len(answers))]
+        for group, found in zip(groups, scores(*groups), strict=True):
+            demand(len(found) == len(group), f"{len(group)} answers got {len(found)} rewards: {found}")
         return f"{min(found):g} to {max(found):g} for {len(answers)} answers"
 
     def repeats() -> None:
-        first, second = asyncio.run(scores(answers)), asyncio.run(scores(answers))
+        (first,), (second,) = scores(answers), scores(answers)  # in two processes
         demand(first == second, f"the same answers got {first}, then {second}")
 
     def forgets_places() -> None:
-        forward, backward = asyncio.run(scores(answers)), asyncio.run(scores(answers[::-1]))
+        forward, backward = scores(answers, answers[::-1])
         demand(
             np.allclose(forward, backward[::-1]), f"in another order the answers got {backward[::-1]}, not {forward}"
         )
