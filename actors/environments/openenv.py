@@ -41,7 +41,8 @@ class OpenEnv:
     """server: "module:app" of an OpenEnv server, which each actor starts with uvicorn and ends; or a command that
         starts one, as a list with `{port}` for its port; or the URL of one that runs.
     action: the field of an action that gets what the model says. observation: the field of an observation that the
-        model is shown; null: all of it, as JSON. options: more arguments of `reset`.
+        model is shown; null: all of it, as JSON. state: a field of the server's state (`step_count`) that the model
+        is shown below each observation; null: none. options: more arguments of `reset`.
     sessions: episodes that a server plays at once (its max_concurrent_envs); others wait.
     timeout: seconds for the start of a server, and for each of its answers.
     """
@@ -54,6 +55,7 @@ class OpenEnv:
         server: str | Sequence[str],
         action: str,
         observation: str | None = None,
+        state: str | None = None,
         options: Mapping[str, object] | None = None,
         sessions: Annotated[int, "[1, inf)"] = 1,
         timeout: Annotated[float, "(0, inf)"] = 60.0,
@@ -68,6 +70,7 @@ class OpenEnv:
                 raise UserError(f"environment.server={server}: there is no module {needed!r} in this Python")
         self._knobs = server, sessions
         self._action, self._observation, self._options = action, observation, dict(options or {})
+        self._state = state
         self._timeout = timeout
         self._server: Server | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -81,7 +84,8 @@ class OpenEnv:
         await server.places.acquire()
         self._server, self._session = server, aiohttp.ClientSession()
         self._socket = await self._connected(server, self._session)
-        return self._shown(await self._ask("reset", {"seed": seed_of(prompt)} | self._options))
+        answer = await self._ask("reset", {"seed": seed_of(prompt)} | self._options)
+        return self._shown(answer) + await self._stated()
 
     async def _connected(self, server: Server, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
         """A new session of the server, which is started again if it has died."""
@@ -102,7 +106,9 @@ class OpenEnv:
         except Invalid as error:
             self._check(error.problems)
             return Outcome(UNCLEAR, 0.0, False)
-        return Outcome(self._shown(answer), float(answer.get("reward") or 0.0), bool(answer.get("done")))
+        done = bool(answer.get("done"))
+        shown = self._shown(answer) + ("" if done else await self._stated())
+        return Outcome(shown, float(answer.get("reward") or 0.0), done)
 
     def _check(self, problems: list[dict[str, Any]]) -> None:
         """Raise UserError where no action of ours would be valid: its field is not the server's, or others are missing
@@ -126,28 +132,31 @@ class OpenEnv:
         observation = answer.get("observation") or {}
         if self._observation is None:
             return json.dumps(observation, sort_keys=True)
-        if self._observation not in observation:
-            raise UserError(
-                f"environment.observation: there is no field {self._observation!r}; there are {', '.join(observation)}"
-            )
-        return str(observation[self._observation])
+        return str(_field(observation, self._observation, "environment.observation"))
 
-    async def _ask(self, kind: str, data: Mapping[str, object]) -> dict[str, Any]:
+    async def _stated(self) -> str:
+        """What the model is shown of the server's state."""
+        if self._state is None:
+            return ""
+        return f"\n{self._state}: {_field(await self._ask('state'), self._state, 'environment.state')}"
+
+    async def _ask(self, kind: str, given: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Raises Invalid where the server finds that `data` are not valid, and EpisodeError."""
         import aiohttp
 
         assert self._socket
         try:
             async with asyncio.timeout(self._timeout):
-                await self._socket.send_str(json.dumps({"type": kind, "data": data}))
-                message = await self._socket.receive()
+                message = {"type": kind} | ({} if given is None else {"data": given})
+                await self._socket.send_str(json.dumps(message))
+                received = await self._socket.receive()
         except TimeoutError:
             raise EpisodeError(f"the server has not answered {kind} after {self._timeout:g} s") from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EpisodeError(f"the session broke in {kind}: {error!r}") from None
-        if message.type is not aiohttp.WSMsgType.TEXT:
+        if received.type is not aiohttp.WSMsgType.TEXT:
             raise EpisodeError(f"the server closed the session in {kind}")
-        answer = json.loads(message.data)
+        answer = json.loads(received.data)
         data = answer.get("data") or {}
         if answer.get("type") != "error":
             return dict(data)
@@ -155,6 +164,13 @@ class OpenEnv:
             raise Invalid(data.get("errors") or [])
         hint = " (environment.sessions is more than that)" if data.get("code") == "CAPACITY_REACHED" else ""
         raise EpisodeError(f"the server failed in {kind}: {data.get('code')}: {data.get('message')}{hint}")
+
+
+def _field(answer: Mapping[str, Any], name: str, knob: str) -> Any:
+    """Raises UserError where there is no such field."""
+    if name not in answer:
+        raise UserError(f"{knob}: there is no field {name!r}; there are {', '.join(answer)}")
+    return answer[name]
 
 
 async def _ended(session: aiohttp.ClientSession | None) -> None:

@@ -40,6 +40,8 @@ async def answer(game: Game, text: str) -> dict:
     kind, data = message.get("type", ""), message.get("data", {})
     if kind == "reset":
         return observed(game.reset(data.get("seed"), data.get("most", 7)), 0, None, False)
+    if kind == "state" and "data" in message:
+        return failed("VALIDATION_ERROR", "Invalid message", errors=[{"type": "extra_forbidden", "loc": ["data"]}])
     if kind == "state":
         return {"type": "state", "data": {"episode_id": None, "step_count": game.guesses}}
     if kind != "step":

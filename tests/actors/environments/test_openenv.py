@@ -96,6 +96,17 @@ def test_episodes_are_played_two_at_a_time_on_one_server(run: Run, server: list[
     run(body)
 
 
+def test_a_field_of_the_servers_state_is_shown(run: Run, server: list[str]) -> None:
+    async def body() -> None:
+        shown = await played("5", "1", "3", server=server, state="step_count")
+        assert shown[0] == "1 to 7\nstep_count: 0"
+        assert [each.observation for each in shown[1:]] == ["lower\nstep_count: 1", "higher\nstep_count: 2", "right"]
+
+    run(body)
+    with pytest.raises(UserError, match=r"environment\.state: there is no field 'turns'; there are .*step_count"):
+        run(lambda: played("1", server=server, state="turns"))
+
+
 def test_what_the_model_says_is_one_field_and_nothing_else(run: Run, server: list[str], tmp_path: Path) -> None:
     """Neither code nor JSON in it gets out of the field; what does not fit the field is a lost turn."""
     file = tmp_path / "out"
