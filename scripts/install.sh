@@ -19,6 +19,8 @@ say UV_FIND_LINKS "$(setting find-links | tr ' ' ',')"
 say UV_HTTP_TIMEOUT "$(setting default-timeout)"
 say SSL_CERT_FILE "$(setting cert)"
 export UV_INDEX_STRATEGY=unsafe-best-match  # as pip: the newest version of all indexes
+# torch is pip's: that takes a wheel for the CPU where one lies ready (find-links), and uv's choice might bring CUDA.
+"${pip[@]}" install --quiet "$(grep '^torch==' "$(dirname "$0")/../constraints.txt")"
 if [ -x "$uv" ] || "${pip[@]}" install --quiet uv 2> /dev/null; then
     "$uv" pip install --quiet --python "$python" "$@" && exit
     echo "== uv could not install that: pip tries" >&2

@@ -1,4 +1,4 @@
-"""`scripts/install.sh`: uv is told what pip's configuration says, and pip installs what uv can't."""
+"""`scripts/install.sh`: torch is pip's, uv is told what pip's configuration says, and pip installs what uv can't."""
 
 import os
 import subprocess
@@ -29,7 +29,8 @@ def test_pip_installs_what_uv_can_not(tmp_path: Path, code: int) -> None:
     unset = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     command = ["bash", str(ROOT / "scripts" / "install.sh"), str(tmp_path), "-c", "bounds.txt", "some package"]
     done = subprocess.run(command, env=unset, capture_output=True, text=True, timeout=60, check=True)
-    said = done.stdout.splitlines()
+    torch, *said = done.stdout.splitlines()
+    assert torch.startswith("pip: ") and "install --quiet torch==" in torch
     assert said[0].startswith("uv: pip install ") and "bounds.txt some package links=/w,/x index=http://i" in said[0]
     assert [line.startswith("pip: ") and line.endswith(" -c bounds.txt some package") for line in said[1:]] == [
         True
