@@ -35,6 +35,8 @@ PATIENCE = timedelta(days=30)
 write checkpoints at their own speed. A death breaks the connection."""
 GRACE_SECONDS = 5.0
 """Seconds by which ranks may enter a collective, and so time out, one after the other."""
+LOST_RANK_GRACE_SECONDS = 2.0
+"""Seconds that a rank waits before it ends, once another one is lost: the launcher sees that one first."""
 
 
 @dataclass
@@ -181,14 +183,20 @@ def is_timed_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "timed out" in str(error).lower()
 
 
-def who_waits() -> str:
-    """After a time-out: which ranks wait, and for which. Ranks note in their store that they have waited in vain."""
-    if _JOINED.store is None:
-        return "the ranks are unknown"
+def who_waits(timed_out: bool = True) -> str:
+    """Which ranks wait, and for which, after this rank's collective has `timed_out`, or else after a connection of it
+    was lost. Ranks note both in their store. Empty if no rank has timed out: then a rank has died. (Who times out first
+    closes the connections on which others still wait.)"""
+    grace = GRACE_SECONDS if timed_out else LOST_RANK_GRACE_SECONDS
+    if _JOINED.store is None or not dist.is_initialized():
+        time.sleep(grace)
+        return "the ranks are unknown" if timed_out else ""
     mine, ranks = dist.get_rank(), range(dist.get_world_size())
-    _JOINED.store.set(f"waits/{mine}", "1")
-    time.sleep(GRACE_SECONDS)
+    _JOINED.store.set(f"waits/{mine}", str(int(timed_out)))
+    time.sleep(grace)
     waits = [rank for rank in ranks if _JOINED.store.check([f"waits/{rank}"])]
+    if not any(_JOINED.store.get(f"waits/{rank}") == b"1" for rank in waits):
+        return ""
     missing = [rank for rank in ranks if rank not in waits]
     if not missing:
         return f"ranks {waits} wait in different collectives: they do not make the same calls"

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,9 +39,6 @@ from learners.demonstrated import Demonstrated
 from learners.learner import TorchLearner
 from learners.publication import Coding, Publisher, Report
 from learners.untrainable import Untrainable
-
-LOST_RANK_GRACE_SECONDS = 2.0
-"""Seconds that a rank waits before it ends, once another one is lost: the launcher sees that one first."""
 
 
 class LostRankError(RuntimeError):
@@ -67,14 +63,14 @@ def naming_lost_ranks() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_timed_out(error):
+        timed_out = is_timed_out(error)
+        if not timed_out and not is_lost_rank(error):
+            raise
+        if late := who_waits(timed_out):
             raise LateRankError(
-                f"the ranks of the learner don't move on: {who_waits()} within learner.collective_timeout. Look at its "
+                f"the ranks of the learner don't move on: {late} within learner.collective_timeout. Look at its "
                 f"log (logs/learner*.log); if a step may take so long, raise the time-out"
             ) from error
-        if not is_lost_rank(error):
-            raise
-        time.sleep(LOST_RANK_GRACE_SECONDS)
         raise LostRankError("another rank of the learner died or is unreachable: see logs/learner*.log") from error
 
 

@@ -1,4 +1,5 @@
-"""Three ranks, of which the first gives its command late and the last does not come to a collective.
+"""Three ranks. The first gives its command late, and comes to the collective a little behind the second, which times
+out first and so closes their connection. The last does not come.
 
 python -m tests.learners.late RANK FOLDER
 """
@@ -26,8 +27,7 @@ def main() -> None:
     if rank == 0:
         time.sleep(SECONDS + 1)  # as if it waited for a batch
     assert ranks.broadcast("train" if rank == 0 else None) == "train"
-    if rank == 2:
-        time.sleep(600)
+    time.sleep((1.0, 0.0, 600.0)[rank])
     try:
         with naming_lost_ranks():
             ranks.sum(1.0)
