@@ -32,8 +32,6 @@ _MISSES = 20
 """Polls in a row that a server which is not ours must leave unanswered to count as dead."""
 _LOG_LINES = 15
 _LAUNCH = ["-m", "sglang.launch_server"]
-_IDLE_SECONDS = 2.0
-"""An idle connection is not used again after these: SGLang closes it after 5, and a request on it would fail."""
 _PROBE_SECONDS = 25.0
 """Seconds for a probe: SGLang itself gives up after 20 s."""
 
@@ -93,9 +91,9 @@ class Server:
         takes more than `timeout` seconds."""
         if self._session is not None:  # requests to a server that was joined, and hangs, break off
             await self._session.close()
-        # Each sequence has a connection of its own.
+        # Each request has a connection of its own: SGLang closes an idle one after 5 s, and a request on it would fail.
         limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=limits, connector=connector)
         self.failure, self.digest = "", ""
         if self.arguments is not None:

@@ -27,12 +27,13 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     return Fakes(monkeypatch)
 
 
-def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The actor stood still for longer than the server keeps an idle connection, and has not heard of its end."""
-    monkeypatch.setattr(sglang_server, "_IDLE_SECONDS", 0.05)
+def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used() -> None:
+    """The actor stood still for longer than the server keeps an idle connection, and has not heard of its end: neither
+    of one that was idle before, nor of one whose answer came meanwhile."""
     url, ended, up = "", threading.Event(), threading.Event()
 
     async def said(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.05)
         return web.json_response({"said": 1})
 
     async def serve() -> None:
@@ -54,7 +55,14 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used(monkeypat
             found = await asyncio.gather(*(server.post("/say", {"text": "x" * 1_000_000}) for _ in range(4)))
             assert found == [{"said": 1}] * 4
             time.sleep(0.3)  # the loop stands still
+        asking = asyncio.create_task(two(server))
+        await asyncio.sleep(0.02)
+        time.sleep(0.4)
+        assert await asking == [{"said": 1}] * 2
         await server.close()
+
+    async def two(server: Server) -> list[dict[str, Any]]:
+        return [await server.post("/say", {"text": "x"}) for _ in range(2)]
 
     thread = threading.Thread(target=asyncio.run, args=[serve()])
     thread.start()
