@@ -143,6 +143,7 @@ class TimedEngine:
 
     def stats(self) -> dict[str, float]:
         """Running totals in simulated time, and `running`, `waiting` as of now. See `TorchEngine.stats`."""
+        self._advance()  # else the totals lag behind by up to all the time since the last event
         clock = self._clock
         return {**clock.totals, "running": float(len(clock.running)), "waiting": float(len(clock.waiting))}
 
