@@ -8,7 +8,6 @@ decision follows from its evidence alone. What a batch costs beside its response
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -110,11 +109,12 @@ class CostFit:
 
 class _Drawn(NamedTuple):
     """Standard normals of each round [rounds, groups]: of the prompt, of the response that ends its group where more
-    are started than needed, and where all are needed."""
+    are started than needed, and where all are needed. `is_long` [rounds]: a round of groups that were cut."""
 
     prompts: NDArray[np.float64]
     short: NDArray[np.float64]
     long: NDArray[np.float64]
+    is_long: NDArray[np.bool_]
 
 
 class RoundModel:
@@ -140,16 +140,24 @@ class RoundModel:
         self, ends: NDArray[np.float64], prompts: NDArray[np.float64], again: NDArray[np.float64], most: float
     ) -> float:
         """Short rounds keep the first groups; when those that were cut fill a batch, a long round is theirs alone."""
-        queue, total = deque[float](), 0.0
-        for number, round_ends in enumerate(ends):
-            if len(queue) >= self.groups:
-                waited = np.array([queue.popleft() for _ in range(self.groups)])
-                total += min(most, float((waited * again[number, : self.groups]).max()))
-                continue
-            order = np.argsort(round_ends, kind="stable")
-            total += float(round_ends[order[self.groups - 1]])
-            queue.extend(prompts[number, np.sort(order[self.groups :])].tolist())
-        return total / len(ends)
+        is_long = self._drawn.is_long
+        is_short = ~is_long
+        order = np.argsort(ends[is_short], axis=1, kind="stable")
+        kept, cut = order[:, : self.groups], order[:, self.groups :]
+        total = np.take_along_axis(ends[is_short], kept[:, -1:], axis=1).sum()
+        queue = np.take_along_axis(prompts[is_short], np.sort(cut, axis=1), axis=1).ravel()
+        waited = queue[: is_long.sum() * self.groups].reshape(-1, self.groups)
+        total += np.minimum(most, (waited * again[is_long, : self.groups]).max(axis=1)).sum()
+        return float(total / len(ends))
+
+
+def _long_rounds(count: int, groups: int, cut: int) -> NDArray[np.bool_]:
+    """Which of `count` rounds are long, if each short one cuts so many groups."""
+    found, queued = np.zeros(count, np.bool_), 0
+    for number in range(count):
+        found[number] = queued >= groups
+        queued += -groups if found[number] else cut
+    return found
 
 
 @lru_cache(64)
@@ -161,9 +169,10 @@ def _draw(rounds: Rounds, size: int, groups: int) -> _Drawn:
     responses = dice.standard_normal((count, started, launch))
     short = np.partition(responses, size - 1, axis=2)[:, :, size - 1]
     if rounds.prompts == 1:
-        return _Drawn(prompts, short, short)
+        return _Drawn(prompts, short, short, np.zeros(count, np.bool_))
     again = dice.standard_normal((count, started, launch if rounds.long_responses else size))
-    return _Drawn(prompts, short, np.partition(again, size - 1, axis=2)[:, :, size - 1])
+    long = np.partition(again, size - 1, axis=2)[:, :, size - 1]
+    return _Drawn(prompts, short, long, _long_rounds(count, groups, started - groups))
 
 
 def _barrier(ends: NDArray[np.float64], rounds: Rounds) -> NDArray[np.float64]:
