@@ -62,7 +62,7 @@ class Session:
             case messages.Cancel():
                 self.worker.cancel(message.ids, message.hand_back)
             case messages.Room():
-                self.worker.note_room(message.sequences, message.alike)
+                self.worker.note_room(message.sequences, message.step)
             case messages.Quit():
                 raise Stuck(message.reason)
             case messages.Welcome():

@@ -104,7 +104,7 @@ class Worker:
         self._progress, self._heldout_progress = Progress(engine), Progress(engine)
         self._active = self._ended = self._failures = 0
         self._credit_is_due, self._told_ended = False, 0
-        self._room, self._alike = 1, False
+        self._room = self._step = 1
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being handed back
         self._leaving = False
         self.started_at: float | None = None
@@ -204,7 +204,7 @@ class Worker:
 
     def _has_room(self) -> bool:
         """Are the free slots worth a message, after what the buffer was told?"""
-        free, step = self.engine.slots - self._active, self._room if self._alike else 1
+        free, step = self.engine.slots - self._active, self._step
         known = free - (self._ended - self._told_ended)
         return not self._active or (free >= self._room and free // step > known // step)
 
@@ -217,9 +217,9 @@ class Worker:
         self._credit_is_due, self._told_ended = False, self._ended
         self.client.credit(self._ended)
 
-    def note_room(self, sequences: int, alike: bool) -> None:
-        """No lease is smaller than this; `alike`: nor larger. Fewer free slots are not worth a message."""
-        self._room, self._alike = sequences, alike
+    def note_room(self, sequences: int, step: int) -> None:
+        """No lease is smaller than this, and each is a multiple of `step`. Fewer free slots are not worth a message."""
+        self._room, self._step = sequences, step
         if self._has_room():
             self.tell_of_free_slots()
 

@@ -343,11 +343,11 @@ class Cancel(Message):
 
 
 class Room(Message):
-    """No lease is smaller than so many sequences: say `Credit` only when the engine has places for as many, or none
-    runs. `alike`: none is larger either, so say it for each as many. Until told, say each."""
+    """No lease is smaller than so many sequences, and the size of each is a multiple of `step`: say `Credit` only when
+    the engine has places for as many, and then for each `step` more; or when none runs. Until told, say each."""
 
     sequences: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
-    alike: bool
+    step: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
 
 
 class Quit(Message):

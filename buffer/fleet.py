@@ -29,13 +29,13 @@ class Fleet:
     may.
 
     `room`: the fewest sequences of any lease so far (inf: there was none); actors do not tell of fewer free slots.
-    `alike`: no lease had more.
+    `step`: the greatest divisor of the sizes of all leases (0: there was none).
     """
 
     def __init__(self) -> None:
         self.ready = Ready()
         self.odd: set[str] = set()
-        self.room, self.alike = math.inf, True
+        self.room, self.step = math.inf, 0
         self._joined = 0
         self._silent_from = -math.inf  # before then nobody can have been silent for too long
         self.by_name: dict[str, Actor] = {}

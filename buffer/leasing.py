@@ -49,12 +49,12 @@ def admit(state: RunState, now: float) -> None:
     planned: dict[str, list[Granted]] = {}
     fleet, ready, barred = state.fleet, state.fleet.ready, state.fleet.barred(now)
     share = fleet.fair_share(to_start + running + len(state.hedges.pairs), len(fleet) - len(barred))
-    least = most = state.scheduler.launch
+    least = state.scheduler.launch
+    _note_size(state, least)
     if queued:
-        sizes = [entry.to_run for entry in state.store.of(Stage.QUEUED)]
-        least, most = min(least, *sizes), max(most, *sizes)
-    if least != fleet.room or most != fleet.room:
-        _note_sizes(state, least, most)
+        for size in {entry.to_run for entry in state.store.of(Stage.QUEUED)}:
+            _note_size(state, size)
+            least = min(least, size)
     ready.begin(least, fleet, barred)
     while (actor := ready.first()) and len(actor.running) < share:
         granted = _next_lease(state, actor, running, queued > 0, now)
@@ -67,14 +67,12 @@ def admit(state: RunState, now: float) -> None:
         _send_leases(state, state.fleet.by_name[name], all_granted)
 
 
-def _note_sizes(state: RunState, least: int, most: int) -> None:
-    """Leases of `least` to `most` sequences are possible now: tell the actors, if that is news. The fewest so far stay
-    the fewest: an actor that was told of more could keep free slots to itself."""
+def _note_size(state: RunState, sequences: int) -> None:
+    """Leases of so many sequences are possible now: tell the actors, if that is news. The fewest so far stay the
+    fewest: an actor that was told of more could keep free slots to itself."""
     fleet = state.fleet
-    before = fleet.room, fleet.alike
-    fleet.alike = fleet.alike and least == most and fleet.room in (least, math.inf)
-    fleet.room = min(fleet.room, least)
-    if before != (fleet.room, fleet.alike):
+    if sequences < fleet.room or sequences % fleet.step:
+        fleet.room, fleet.step = min(fleet.room, sequences), math.gcd(fleet.step, sequences)
         for actor in fleet:
             state.tell_room(actor.peer)
 

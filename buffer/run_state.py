@@ -159,7 +159,7 @@ class RunState:
     def tell_room(self, peer: bytes) -> None:
         """Tell an actor which free slots are worth a message, if any lease was given so far."""
         if self.fleet.room < math.inf:
-            self.router.send(peer, messages.Room(int(self.fleet.room), self.fleet.alike))
+            self.router.send(peer, messages.Room(int(self.fleet.room), self.fleet.step))
 
     def may_push(self, actor: Actor, group_id: int) -> bool:
         """Does or did this actor have a lease of the group? A former holder may push too: the first push wins. True for

@@ -144,7 +144,7 @@ class SimulatedActor:
         self._fetching = False
         self._active, self._since = 0, 0.0
         self._leased = self._ended = self._told_ended = 0
-        self._room, self._alike = 1, False
+        self._room = self._step = 1
         self.dead = self._hangs = False
         self._heldout: set[int] = set()
         self._answered, self._timeouts, self._tells_timeouts_at = 0, 0, 0.0
@@ -228,7 +228,7 @@ class SimulatedActor:
     @property
     def _wanted(self) -> int:
         """With so many free slots there is something new to tell the buffer, as `actors.worker` does."""
-        step = self._room if self._alike else 1
+        step = self._step
         known = self._free_slots - (self._ended - self._told_ended)
         return max(self._room, (known // step + 1) * step)
 
@@ -256,7 +256,7 @@ class SimulatedActor:
             case messages.Cancel():
                 self._cancel(message.ids, message.hand_back)
             case messages.Room():
-                self._room, self._alike = message.sequences, message.alike
+                self._room, self._step = message.sequences, message.step
         self._tell()
 
     def _tell(self) -> None:

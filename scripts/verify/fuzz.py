@@ -165,7 +165,7 @@ EXAMPLES: list[Message] = [
     messages.Pushed([1, 2]),
     messages.Announce({"version": 1, "digest": "d"}),
     messages.Cancel([1], True),
-    messages.Room(8, True),
+    messages.Room(8, 4),
     messages.Quit("why"),
     messages.SetAside(1, 1),
     messages.Report({"actors": {"actor-0": {"stats": {"busy": 0.5}}}}),

@@ -342,7 +342,7 @@ def test_free_slots_that_no_lease_would_fit_in_are_not_told() -> None:
         play.worker.engine.slots = 6
         await play.lease(1, launch=3)
         await play.lease(2, launch=3)
-        play.worker.note_room(3, False)
+        play.worker.note_room(3, 1)
         for request in ("1/0", "2/0"):
             await play.end(request, sample(0.5))
         assert play.client.credits == []
@@ -356,7 +356,7 @@ def test_free_slots_that_no_lease_would_fit_in_are_not_told() -> None:
         await play.settle()
         assert play.client.credits == [3, 4]
         await play.end("3/1", sample(0.5))
-        play.worker.note_room(2, False)
+        play.worker.note_room(2, 1)
         await play.settle()
         assert play.client.credits == [3, 4, 5], "leases have got smaller"
         play.worker.hello_again()
@@ -366,13 +366,13 @@ def test_free_slots_that_no_lease_would_fit_in_are_not_told() -> None:
     asyncio.run(scenario())
 
 
-def test_where_all_leases_are_alike_only_places_for_another_one_are_told() -> None:
+def test_only_places_for_another_lease_are_told_where_all_are_multiples_of_a_size() -> None:
     async def scenario() -> None:
         play = Play()
         play.worker.engine.slots = 9
         for group_id in (1, 2, 3):
             await play.lease(group_id)
-        play.worker.note_room(3, True)
+        play.worker.note_room(3, 3)  # 3 or 6, say
         for request in ("1/0", "1/1", "2/0", "2/1", "3/0", "3/1"):
             await play.end(request, sample(0.5))
         assert play.client.credits == [3, 6]

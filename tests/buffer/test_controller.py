@@ -56,26 +56,29 @@ def test_the_first_actor_with_new_weights_leaves_the_others_their_share(schedule
 def test_actors_hear_how_few_free_slots_are_worth_a_message() -> None:
     house = House(asynchronous(max_staleness=0))
 
-    def told() -> list[tuple[str, int, bool]]:
-        return [(who, body["sequences"], body["alike"]) for who, kind, body in house.router.sent if kind == "room"]
+    def told() -> list[tuple[str, int, int]]:
+        return [(who, body["sequences"], body["step"]) for who, kind, body in house.router.sent if kind == "room"]
 
     house.start()
-    assert sorted(told()) == [("actor-0", 8, True), ("actor-1", 8, True)], "the launch of a group"
+    assert sorted(told()) == [("actor-0", 8, 8), ("actor-1", 8, 8)], "the launch of a group"
     house.hello("actor-2")
-    assert told()[2:] == [("actor-2", 8, True)]
+    assert told()[2:] == [("actor-2", 8, 8)]
     house.say("learner", "want", {"index": 0, "version": 0})
     for group_id in range(B):
         house.finish(group_id, 0)
-    for launch in (4, 16):  # more is not told: a lost group may need as few again
+    for batch, launch in enumerate((4, 16, 6), 1):  # more is not told: a lost group may need as few again
         house.state.scheduler.launch = launch
         house.state.scheduler.open_batch = lambda samples, deferred, seen, least: B
-        house.say("learner", "trained", {"index": launch // 16})
-        house.publish(1 + launch // 16)
-        house.apply(1 + launch // 16)
-        house.say("learner", "want", {"index": 1 + launch // 16, "version": 1 + launch // 16})
+        house.say("learner", "trained", {"index": batch - 1})
+        house.publish(batch)
+        house.apply(batch)
+        house.say("learner", "want", {"index": batch, "version": batch})
         for group_id in house.leases()[-B:]:
-            house.finish(group_id, 1)
-    assert len(house.leases()) > 2 * B and sorted(told()[3:]) == [(f"actor-{n}", 4, False) for n in range(3)]
+            house.finish(group_id, batch)
+    every = [f"actor-{n}" for n in range(3)]
+    assert len(house.leases()) > 3 * B
+    assert [sorted(told()[at : at + 3]) for at in (3, 6)] == [[(name, 4, step) for name in every] for step in (4, 2)]
+    assert len(told()) == 9
 
 
 def test_a_batch_waits_for_its_straggler_and_keeps_its_order() -> None:
