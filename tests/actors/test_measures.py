@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from actors.engines.timed_engine import TimedEngine
 from actors.measures import of_engine, of_weights
 from buffer.fleet import Fleet
@@ -18,6 +20,10 @@ class Engine(TimedEngine):
 
 
 def test_an_engine_brings_metrics_of_its_own_and_quotients_are_of_all_that_was_counted() -> None:
+    asyncio.run(quotients_of_all())
+
+
+async def quotients_of_all() -> None:
     fleet, engine = Fleet(), Engine()
     weights = {"fetch_seconds": 8.0, "replica_seconds": 0.0, "weight_bytes": 5.0}
     for name, wall in (("actor-0", 8.0), ("actor-1", 16.0)):
