@@ -75,6 +75,7 @@ PARTS = {
     "simulation.actors": "simulate",
     "simulation.calibration": "calibrate",
     "simulation.closed_form": "plan",
+    "simulation.cores": "simulate",
     "simulation.costs": "simulate",
     "simulation.draws": "simulate",
     "simulation.failing": "simulate",

@@ -28,6 +28,7 @@ from areal_like.spans import Spans
 from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
 from areal_like.wire import Payloads
 
+from .cores import Cores, Process
 from .costs import Costs
 from .draws import RIGHT, Draws
 from .pushes import hand_over
@@ -98,8 +99,8 @@ class _Group:
 @dataclass(frozen=True, slots=True)
 class World:
     """What all actors of a run share. `seed`: of the run; `most`: longest answer (None: as the task says); `cores`:
-    when each processor core is free (empty: each actor has its own); `verify_within`: most seconds of a verification;
-    `quits`: called with an actor that the buffer has told to quit."""
+    where actors take their turns (None: those take no time); `verify_within`: most seconds of a verification; `quits`:
+    called with an actor that the buffer has told to quit."""
 
     timeline: Timeline
     router: SimulatedRouter
@@ -108,7 +109,7 @@ class World:
     seed: int
     most: int | None
     lengths: Lengths
-    cores: list[float]
+    cores: Cores | None
     verify_within: float = math.inf
     quits: Callable[[SimulatedActor], None] = lambda actor: None
     draws: Draws = field(init=False)
@@ -149,10 +150,11 @@ class SimulatedActor:
         self._heldout: set[int] = set()
         self._answered, self._timeouts, self._tells_timeouts_at = 0, 0, 0.0
         self._ready: list[_Group] = []
-        self._due = math.inf
-        self._free_at = 0.0
+        self._planned = math.inf
         self._ended_call = self._decoded
-        follows = self.costs.sample.actor or self.costs.verifier.median or self.costs.answers.turns.most > 1
+        cores = world.cores
+        self._process = Process(cores, self._advance, self._tell_now, self._send) if cores else None
+        follows = cores or self.costs.verifier.median or self.costs.answers.turns.most > 1
         self._nothing_follows = not follows  # when a sequence is decoded
         self.router.peers[self.peer] = self
 
@@ -177,20 +179,38 @@ class SimulatedActor:
         """Nothing more is heard from this process."""
         self.dead = True
         self._groups.clear()
+        if self._process:
+            self._process.stop()
 
     def hang(self) -> None:
         """From now on it says that it lives, and does nothing else."""
         self._hangs = True
+        if self._process:
+            self._process.stop()
 
     def leave(self) -> None:
         """As at SIGTERM: hand all groups back, and end."""
+        if self._process:
+            self._process.tell()
         self._cancel(list(self._groups), hand_back=True, leaving=True)
         self.die()
 
     def _say(self, message: Message, payloads: Payloads = ()) -> None:
-        if self.dead:
-            return
-        self.router.say(self.peer, message, payloads)
+        if self._process and self._process.handles:
+            self._process.hold(message, payloads)
+        else:
+            self._send(message, payloads)
+
+    def _send(self, message: Message, payloads: Payloads) -> None:
+        if not self.dead:
+            self.router.say(self.peer, message, payloads)
+
+    def _due(self, call: Callable[..., object], *arguments: object) -> None:
+        """Make this call in this process's next turn: at once, if those take no time."""
+        if self._process:
+            self._process.due(call, *arguments)
+        else:
+            call(*arguments)
 
     # ---- the engine's clock -----------------------------------------------------------------------------------------
 
@@ -201,8 +221,8 @@ class SimulatedActor:
 
     def _plan(self) -> None:
         due = self.engine.due_for(self._matters()) if self._nothing_follows else self.engine.due()
-        if due != self._due:
-            self._due = due
+        if due != self._planned:
+            self._planned = due
             if due < math.inf:
                 self.timeline.at(due, self._wake, due)
 
@@ -233,8 +253,8 @@ class SimulatedActor:
         return max(self._room, (known // step + 1) * step)
 
     def _wake(self, due: float) -> None:
-        if due == self._due:  # else something has come between
-            self._due = math.inf
+        if due == self._planned:  # else something has come between
+            self._planned = math.inf
             self._advance()
             self._tell()
 
@@ -243,8 +263,10 @@ class SimulatedActor:
     def receive(self, message: Message, payloads: Payloads) -> None:
         if isinstance(message, messages.Quit):
             self.world.quits(self)
-        if self.dead or self._hangs:
-            return
+        if not self.dead and not self._hangs:
+            self._due(self._handle, message, payloads)
+
+    def _handle(self, message: Message, payloads: Payloads) -> None:
         match message:
             case messages.Lease():
                 self._start(message, payloads)
@@ -260,6 +282,12 @@ class SimulatedActor:
         self._tell()
 
     def _tell(self) -> None:
+        if not self._process:
+            self._tell_now()
+        elif not self._process.handles:  # else its turn tells
+            self._plan()
+
+    def _tell_now(self) -> None:
         """Tell the buffer, once for all that happened at this time, of freed places and of finished groups; and plan
         when to look again."""
         if self.dead or self._hangs:
@@ -279,14 +307,15 @@ class SimulatedActor:
             return
         self._fetching = True
         weights = self.costs.weights
-        self.timeline.after(weights.fetch + weights.hop * self._depth, self._load, newest)
+        self.timeline.after(weights.fetch + weights.hop * self._depth, self._due, self._load, newest)
 
     def _load(self, manifest: messages.Manifest) -> None:
         if self.dead or self._hangs:
             return
         begin = self.timeline.now
         self.engine.advance(begin)
-        self.engine.load(Load(manifest["version"], begin, lambda: None, partial(self._applied, manifest, begin)))
+        applied = partial(self._due, self._applied, manifest, begin)
+        self.engine.load(Load(manifest["version"], begin, lambda: None, applied))
         self._advance()
         self._tell()
 
@@ -361,7 +390,8 @@ class SimulatedActor:
         before: Sequence[tuple[int, int]],
     ) -> None:
         """Begin a sample of `whole` tokens, or go on with one."""
-        now, most = self.timeline.now, self.world.most or longest
+        most = self.world.most or longest
+        now = self.timeline.now if self._process is None else self._process.begins()
         if self.costs.answers.drift != 1.0:
             whole = max(1, round(whole * self.costs.answers.drift ** max(0, self.engine.version)))
         made = sum([n for _, n in before]) if before else 0
@@ -372,7 +402,7 @@ class SimulatedActor:
             group.samples.append(sample)
             self._leased += 1
         if not self._active:
-            self._since = now
+            self._since = self.timeline.now
         self._active += 1
         if self.costs.answers.turns.most > 1 and length > 0:
             self._take_turns(sample, made, made + length)
@@ -380,7 +410,7 @@ class SimulatedActor:
             self.engine.submit(sample)
         else:  # it was complete, but not yet verified
             sample.finish = "stop" if sample.stops else "length"
-            self.timeline.at(now, self._ended_before, sample)
+            self.timeline.at(now, self._due, self._finish, sample)
 
     def _take_turns(self, sample: _Sample, made: int, whole: int) -> None:
         """Begin the next of its turns, of `whole` tokens in all; `made` of them stand. A tool is called again if its
@@ -402,7 +432,7 @@ class SimulatedActor:
         turns = self.costs.answers.turns
         draw = uniform(stream_key(sample.key, _TOOL, len(sample.ends)))
         seconds = turns.tool * math.exp(turns.sigma * _NORMAL.inv_cdf(max(draw, 2.0**-53)))
-        self.timeline.after(seconds, self._go_on, sample)
+        self.timeline.after(seconds, self._due, self._go_on, sample)
 
     def _go_on(self, sample: _Sample) -> None:
         """The tool has answered: the next turn."""
@@ -415,7 +445,9 @@ class SimulatedActor:
         self._advance()
         self._tell()
 
-    def _ended_before(self, sample: _Sample) -> None:
+    def _finish(self, sample: _Sample) -> None:
+        if self._process:
+            self._process.ended()
         self._verify(sample)
         self._tell()
 
@@ -431,20 +463,7 @@ class SimulatedActor:
             request.ends = request.ends[1:]
             self._call_tool(request)
             return
-        if not self.costs.sample.actor:
-            self._verify(request)
-            return
-        self.timeline.at(self._finishes_at(), self._ended_before, request)
-
-    def _finishes_at(self) -> float:
-        """When this actor's process, and one of the cores, will have handled another sample."""
-        cores, begin = self.world.cores, max(self.timeline.now, self._free_at)
-        if cores:
-            core = max((free for free in cores if free <= begin), default=min(cores))
-            begin = max(begin, core)
-            cores[cores.index(core)] = begin + self.costs.sample.actor
-        self._free_at = begin + self.costs.sample.actor
-        return self._free_at
+        self._due(self._verify if self._process is None else self._finish, request)
 
     def _verify(self, sample: _Sample) -> None:
         verifier = self.costs.verifier
@@ -454,7 +473,7 @@ class SimulatedActor:
         spread = verifier.sigma * _NORMAL.inv_cdf(max(uniform(stream_key(sample.key, _VERIFY)), 2.0**-53))
         seconds = verifier.median * math.exp(spread)
         sample.late = seconds > self.world.verify_within
-        self.timeline.after(min(seconds, self.world.verify_within), self._verified, sample)
+        self.timeline.after(min(seconds, self.world.verify_within), self._due, self._verified, sample)
 
     def _verified(self, sample: _Sample) -> None:
         self._answered += 1

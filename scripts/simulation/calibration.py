@@ -112,7 +112,7 @@ def _samples(run: Path, found: Calibrated) -> None:
         found.notes.append("what a finished sample costs actors and buffer was not measured: nothing")
         return
     shared = next(iter(counted.cores.values())) if len(counted.cores) == 1 else None
-    found.costs.sample = Sample(seconds / samples, buffer_seconds / taken, shared)
+    found.costs.sample = Sample(actor=seconds / samples, buffer=buffer_seconds / taken, cores=shared)
     found.costs.buffer = 0.0  # the buffer's messages are in its seconds per sample
 
 

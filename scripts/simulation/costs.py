@@ -12,9 +12,9 @@ from actors.engines.lengths import Lengths
 from areal_like.config import Config, ConfigError
 from areal_like.registry import settled
 
-ACTOR_PER_SAMPLE, BUFFER_PER_SAMPLE, LEARNER_PER_SAMPLE, ENCODE = 2.0e-4, 5.0e-5, 3.0e-5, 5.0e-3
-"""What the real processes around a timed engine and a timed learner take, in seconds of processor time: per finished
-sample, and per published version. Of one run on two cores (docs/dev-log.md)."""
+LEARNER_PER_SAMPLE, ENCODE = 3.0e-5, 5.0e-3
+"""What the real processes around a timed learner take, in seconds of processor time: per finished sample, and per
+published version. Of one run on two cores (docs/dev-log.md)."""
 
 
 class Engine(msgspec.Struct, forbid_unknown_fields=True):
@@ -116,12 +116,33 @@ class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sample(msgspec.Struct, forbid_unknown_fields=True):
-    """What each finished sample costs beside its tokens, one after the other: its `actor`'s process, and the `buffer`.
-    `cores`: of the machine on which all actors run (None: each has its own)."""
+    """What each sample costs beside its tokens: its actor's process to `begin` it and, once it has ended, the `actor`
+    and the `buffer`. Actors work in turns of their loop (`scripts.simulation.cores`), on the `cores` of the machine
+    that all share (None: each has its own). `jitter`: relative standard deviation of what a turn takes. `wake`: seconds
+    until a process that slept begins its turn."""
 
+    begin: float = 0.0
     actor: float = 0.0
     buffer: float = 0.0
     cores: int | None = None
+    jitter: float = 0.0
+    wake: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.begin, self.actor, self.buffer, self.jitter, self.wake) < 0:
+            raise ValueError("sample: begin, actor, buffer, jitter and wake must be 0 or more")
+        if self.cores is not None and self.cores < 1:
+            raise ValueError(f"sample.cores: {self.cores}: 1 or more, or null for a core of each actor's own")
+
+    @property
+    def takes_turns(self) -> bool:
+        """Do turns of an actor's loop take any time?"""
+        return bool(self.begin or self.actor or self.wake)
+
+
+TIMED = Sample(begin=4.0e-5, actor=1.1e-4, buffer=5.0e-5, jitter=1.0, wake=1.0e-3)
+"""Of actors and buffer around a timed engine. From logs of real actors: .1 ms for a sample that has ended, .025 to .045
+ms from its lease to the engine."""
 
 
 class Verifier(msgspec.Struct, forbid_unknown_fields=True):
@@ -221,7 +242,7 @@ def of_timed(config: Config) -> Costs:
             learner["base"], learner["per_sample"] + LEARNER_PER_SAMPLE, learner["per_token"], learner["stream"]
         ),
         WeightsCost(encode=ENCODE, fetch=0.003),
-        Sample(ACTOR_PER_SAMPLE, BUFFER_PER_SAMPLE),
+        msgspec.structs.replace(TIMED),
         source="the config's timed engine and learner",
     )
 

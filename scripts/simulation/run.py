@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from actors.engines.lengths import digest_of
 from areal_like import messages
 from areal_like.config import Config, actors_of
@@ -24,6 +26,7 @@ from buffer.outbox import Outbox
 from buffer.schedulers import Scheduler
 
 from .actors import Prompts, SimulatedActor, World
+from .cores import Cores
 from .costs import Costs, check
 from .failing import Failing
 from .journal import MemoryJournal
@@ -93,15 +96,18 @@ def prompts_of(task: Task, costs: Costs) -> Prompts:
 
 
 class Simulation:
-    """`folder`: where metrics and spans go (None: nowhere). Raises ConfigError."""
+    """`folder`: where metrics and spans go (None: nowhere). `history`: seeds what differs between runs of one config,
+    failures and the jitter of actors. Raises ConfigError."""
 
-    def __init__(self, config: Config, costs: Costs, folder: Path | None = None):
+    def __init__(self, config: Config, costs: Costs, folder: Path | None = None, history: int = 0):
         check(config, costs)
         self.config, self.costs, self.folder = config, costs, folder
         self.timeline = Timeline()
         self.task: Task = build("task", config.task, config.run.seed)
-        self.prompts, self._cores = prompts_of(self.task, costs), [0.0] * (costs.sample.cores or 0)
-        failures, journal = costs.failures, costs.journal
+        self.prompts = prompts_of(self.task, costs)
+        self._cores = Cores(self.timeline, costs.sample, history) if costs.sample.takes_turns else None
+        failures = msgspec.structs.replace(costs.failures, seed=costs.failures.seed + history)
+        journal = costs.journal
         self.journal: MemoryJournal | None = None
         if failures.learner or journal.write or journal.every:
             sync, dice = config.buffer.journal == "fsync", random.Random(failures.seed + 1)
@@ -131,7 +137,8 @@ class Simulation:
         if not (costs.failures.silent or costs.failures.hangs):  # nobody sends heartbeats
             self.controller.heartbeat_timeout, self.controller.deadlines.timeout = math.inf, 0.0
         waited = journal.take_debt if journal else lambda: 0.0
-        Turns(timeline, router, self._turn, costs.buffer, costs.sample.buffer, waited=waited)
+        takes = self._cores.interrupt if self._cores else lambda seconds: None
+        Turns(timeline, router, self._turn, costs.buffer, costs.sample.buffer, waited=waited, takes=takes)
         if journal:
             journal.wake = router.wake
         most, timeout = costs.answers.most or config.sampling.max_tokens, config.rewards.timeout

@@ -123,7 +123,8 @@ class SimulatedRouter:
 class Turns:
     """When the buffer's loop turns: at once when a message is there, unless it is still busy with those before, each of
     which takes `seconds_per_message`, and `seconds_per_sample` in pushes; and `idle_seconds` after its last turn.
-    `waited`: seconds for which the last turn waited, for its disk. None once the router is closed."""
+    `waited`: seconds for which the last turn waited, for its disk. `takes`: told of the seconds that samples take, on a
+    core. None once the router is closed."""
 
     def __init__(
         self,
@@ -134,8 +135,10 @@ class Turns:
         seconds_per_sample: float = 0.0,
         idle_seconds: float = 0.2,
         waited: Callable[[], float] = lambda: 0.0,
+        takes: Callable[[float], None] = lambda seconds: None,
     ):
         self._timeline, self._router, self._turn, self._waited = timeline, router, turn, waited
+        self._takes = takes
         self._seconds_per_message, self._seconds_per_sample = seconds_per_message, seconds_per_sample
         self._idle_seconds = idle_seconds
         self._free_at, self._due, self._idle_at = 0.0, math.inf, math.inf
@@ -160,6 +163,7 @@ class Turns:
         self._due = math.inf
         samples, self._router.samples = self._router.samples, 0
         if busy := samples * self._seconds_per_sample:
+            self._takes(busy)
             self._free_at = self._timeline.now + busy  # what rests on these samples is decided once they are looked at
             self._plan(self._free_at)
             return

@@ -155,7 +155,7 @@ def test_groups_that_are_cancelled_together_end_together() -> None:
     timeline = Timeline()
     router = SimulatedRouter(timeline, 0.0)
     prompts = Prompts(lambda split, row: (1, row, (50, 1)[row]), 0.5)  # row 0: 50 tokens, row 1: one
-    world = World(timeline, router, cost, prompts, 0, None, cost.answers.lengths, [])
+    world = World(timeline, router, cost, prompts, 0, None, cost.answers.lengths, None)
     actor = SimulatedActor("actor-0", world)
     leases = [Lease(1, 0, "train", 2, 2), Lease(2, 1, "train", 1, 1)]
     actor.receive(messages.Lease(leases, []), [])
