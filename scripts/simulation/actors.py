@@ -282,6 +282,8 @@ class SimulatedActor:
         self._tell()
 
     def _tell(self) -> None:
+        if self.dead or self._hangs:
+            return
         if not self._process:
             self._tell_now()
         elif not self._process.handles:  # else its turn tells
@@ -290,8 +292,6 @@ class SimulatedActor:
     def _tell_now(self) -> None:
         """Tell the buffer, once for all that happened at this time, of freed places and of finished groups; and plan
         when to look again."""
-        if self.dead or self._hangs:
-            return
         if self._told_ended != self._ended:
             free = self._free_slots
             if free == self.engine.slots or free >= self._wanted:
@@ -461,7 +461,7 @@ class SimulatedActor:
             return
         if len(request.ends) > 1:
             request.ends = request.ends[1:]
-            self._call_tool(request)
+            self._due(self._call_tool, request)
             return
         self._due(self._verify if self._process is None else self._finish, request)
 
@@ -473,7 +473,8 @@ class SimulatedActor:
         spread = verifier.sigma * _NORMAL.inv_cdf(max(uniform(stream_key(sample.key, _VERIFY)), 2.0**-53))
         seconds = verifier.median * math.exp(spread)
         sample.late = seconds > self.world.verify_within
-        self.timeline.after(min(seconds, self.world.verify_within), self._due, self._verified, sample)
+        begin = self._process.seconds if self._process else 0.0  # in this turn, behind the samples before
+        self.timeline.after(begin + min(seconds, self.world.verify_within), self._due, self._verified, sample)
 
     def _verified(self, sample: _Sample) -> None:
         self._answered += 1

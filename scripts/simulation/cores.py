@@ -82,7 +82,7 @@ class Cores:
 
 class Process:
     """`before` and `after` are called in each turn, around the calls that are due; `say` sends what they have said, at
-    the turn's end."""
+    the turn's end. `seconds`: of the turn, as far as its calls were made."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Process:
         self._state: Literal["asleep", "coming", "working", "stopped"] = "asleep"
         self._calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._said: list[tuple[Message, Payloads]] = []
-        self._pace, self._seconds, self._submitted = 1.0, 0.0, 0.0
+        self._pace, self.seconds, self._submitted = 1.0, 0.0, 0.0
 
     def due(self, call: Callable[..., object], *arguments: object) -> None:
         """Make this call in the next turn."""
@@ -114,13 +114,13 @@ class Process:
 
     def ended(self) -> None:
         """This turn handles a sample that has ended."""
-        self._seconds += self._pace * self._cores.sample.actor
-        self._submitted = self._seconds
+        self.seconds += self._pace * self._cores.sample.actor
+        self._submitted = self.seconds
 
     def begins(self) -> float:
         """This turn begins a sample. Returns when the engine gets it."""
         seconds = self._pace * self._cores.sample.begin
-        self._seconds += seconds
+        self.seconds += seconds
         self._submitted += SUBMITTING * seconds
         return self._cores.timeline.now + self._submitted
 
@@ -129,7 +129,7 @@ class Process:
         if self._state == "stopped":
             return 0.0
         self._state = "working"
-        self._pace, self._seconds, self._submitted = self._cores.pace(), 0.0, 0.0
+        self._pace, self.seconds, self._submitted = self._cores.pace(), 0.0, 0.0
         self.handles = True
         self._before()
         calls, self._calls = self._calls, []
@@ -137,7 +137,7 @@ class Process:
             call(*arguments)
         self._after()
         self.handles = False
-        return self._seconds
+        return self.seconds
 
     def end(self) -> None:
         """A turn is over."""
