@@ -3,7 +3,8 @@
 The buffer is the production code (admission, scheduler, staleness, evaluation); actors and learner are modelled. What
 they cost comes from the config where engine and learner are timed, else from `--costs`. Prints what the run would come
 to; `--run` writes a run folder that `scripts.timeline`, `scripts.compare` and `scripts.report` read. `--against RUN`
-compares with a real run of the same config, or with one that was simulated.
+compares with a real run of the same config, or with one that was simulated. `--histories N` simulates N runs that
+differ as real ones do, by jitter and failures, and prints mean, least and most of each figure.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from statistics import mean
 
 from areal_like import config as configs
 from areal_like.config import ConfigError
@@ -21,7 +23,7 @@ from areal_like.link import BusError
 from areal_like.run_folder import CONFIG, SUMMARY
 from buffer.checks import RolloutsFail
 
-from .arguments import command, new_file, refuse
+from .arguments import command, new_file, positive, refuse
 from .output import console, table, write_json
 from .simulation import results, roofline
 from .simulation.run import Simulation, Stuck
@@ -37,6 +39,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="write a run folder: metrics, spans, summary")
     parser.add_argument("--against", type=Path, metavar="RUN", help="compare with this run's folder")
+    parser.add_argument(
+        "--histories", type=positive, default=1, metavar="N", help="runs that differ in what chance decides"
+    )
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures to this file")
     return parser.parse_intermixed_args(argv)
 
@@ -51,28 +56,34 @@ def main(argv: list[str] | None = None) -> int:
         if args.run:
             args.run.mkdir(parents=True)
         begin = time.perf_counter()
-        outcome = Simulation(config, cost, args.run).run()
+        folders = [args.run, *[None] * (args.histories - 1)]  # that of the first history
+        outcomes = [Simulation(config, cost, folder, number).run() for number, folder in enumerate(folders)]
     except FileExistsError:
         refuse(f"{args.run} is there already: name a new folder")
     except (BusError, ConfigError, UserError, OSError, ValueError, RolloutsFail, Stuck) as error:
         refuse(error)
     if args.run:
         configs.save(config, args.run / CONFIG)
-        (args.run / SUMMARY).write_text(json.dumps(results.summary(outcome), indent=2) + "\n")
-    found = results.figures(outcome)
-    rows = table(f"simulated: costs from {cost.source}", "", "simulated", *(["measured", "error"] if measured else []))
+        (args.run / SUMMARY).write_text(json.dumps(results.summary(outcomes[0]), indent=2) + "\n")
+    several = [results.figures(outcome) for outcome in outcomes]
+    found = {name: mean(each[name] for each in several) for name in several[0]}
+    columns = ["mean", "least", "most"] if args.histories > 1 else ["simulated"]
+    rows = table(f"simulated: costs from {cost.source}", "", *columns, *(["measured", "error"] if measured else []))
     for name, value in found.items():
         cells = [results.shown(name, value)]
+        if args.histories > 1:
+            figures = [each[name] for each in several]
+            cells += [results.shown(name, min(figures)), results.shown(name, max(figures))]
         if measured:
             there = measured.get(name)
             cells += ["", ""] if there is None else [results.shown(name, there), results.error(name, value, there)]
         rows.add_row(name, *cells)
     out.print(rows)
     seconds = time.perf_counter() - begin
-    out.print(
-        f"{outcome.seconds:.1f} s of the run took {seconds:.1f} s: {outcome.events} events, {outcome.turns} turns"
-    )
-    write_json(args.json, found if measured is None else {"simulated": found, "measured": measured})
+    run, events, turns = (sum(getattr(each, name) for each in outcomes) for name in ("seconds", "events", "turns"))
+    out.print(f"{run:.1f} s of the run took {seconds:.1f} s: {events} events, {turns} turns")
+    told = found if args.histories == 1 else {"mean": found, "histories": several}
+    write_json(args.json, told if measured is None else {"simulated": told, "measured": measured})
     return 0
 
 

@@ -1,11 +1,13 @@
 """Study: what failures cost 1,000 nodes, by their frequency, by checkpoints, hedges and warnings.
 
-`python -m scripts.claims.failures [--quick] [--json FILE]`
+`python -m scripts.claims.failures [--quick] [--histories N] [--json FILE]`
 
 Runs in virtual time with the production buffer (`scripts.simulation`): 1,000 actors, each on a node of its own, and a
 learner on 64 more, which dies if one of them does. An answer takes 2 minutes, a train step 60 seconds, a batch in all
 some 95; a checkpoint takes 20 seconds, a resume 5 minutes, another node is there after 2. Useful throughput counts each
 trained sample once, over all seconds: train steps that are repeated, and the time until a resume, count against it.
+
+Each point is the mean over histories, which differ in when what fails, with the least and the most of them.
 
 In each run the ledger must close: what was admitted is trained, filtered, dropped at the end of the run, or the command
 fails.
@@ -24,7 +26,7 @@ from typing import Any
 
 from areal_like import config as configs
 
-from ..arguments import command, new_file
+from ..arguments import command, new_file, positive
 from ..comparison import markdown_table
 from ..output import write_json
 from ..simulation import costs
@@ -46,7 +48,9 @@ class PromptLost(AssertionError):
     """The ledger of a run does not close."""
 
 
-def run(nodes: int, steps: int, failures: costs.Failures, *words: str, slots: int = 2, hedges: bool = True) -> Outcome:
+def run(
+    nodes: int, steps: int, failures: costs.Failures, *words: str, slots: int = 2, hedges: bool = True, history: int = 0
+) -> Outcome:
     """Raises PromptLost."""
     size = [f"actors.count={nodes}", f"groups_per_batch={nodes // 4}", f"run.steps={steps}"]
     config = configs.load([*CONFIG, *size, *words])
@@ -59,7 +63,7 @@ def run(nodes: int, steps: int, failures: costs.Failures, *words: str, slots: in
         journal=costs.JournalCost(write=0.002),
         buffer=2e-5,
     )
-    simulation = Simulation(config, cost)
+    simulation = Simulation(config, cost, history=history)
     if not hedges:
         simulation.controller.deadlines.hedge = lambda now: None  # type: ignore[method-assign]
     outcome = simulation.run()
@@ -81,19 +85,20 @@ def undisturbed(nodes: int, steps: int, *words: str, slots: int = 2) -> float:
     return useful(run(nodes, steps, costs.Failures(), "checkpoint.every=0", *words, slots=slots))
 
 
-def checkpoints(nodes: int, steps: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+def checkpoints(nodes: int, steps: int, histories: int) -> Iterator[dict[str, Any]]:
     """Useful throughput by MTBF and checkpoint interval, over that without failures and checkpoints."""
     steps *= 2
     free = undisturbed(nodes, steps)
     for every in INTERVALS:
         found = run(nodes, steps, costs.Failures(learner=1e12), f"checkpoint.every={every}")
-        yield {"mtbf": None, "every": every, "share": useful(found) / free}
+        yield {"mtbf": None, "every": every, **_shares([found], free)}
     for mtbf, every in itertools.product(MTBF, INTERVALS):
-        runs = [run(nodes, steps, _all_fail(mtbf, seed), f"checkpoint.every={every}") for seed in seeds]
+        failing = costs.Failures(mtbf=mtbf, restart=120.0, learner=mtbf / LEARNER_NODES)
+        runs = [run(nodes, steps, failing, f"checkpoint.every={every}", history=each) for each in range(histories)]
         yield {
             "mtbf": mtbf / HOUR,
             "every": every,
-            "share": mean(map(useful, runs)) / free,
+            **_shares(runs, free),
             "deaths": mean(each.deaths for each in runs),
             "crashes": mean(each.crashes for each in runs),
             "repeated": mean(each.repeated for each in runs),
@@ -101,34 +106,34 @@ def checkpoints(nodes: int, steps: int, seeds: Sequence[int]) -> Iterator[dict[s
         }
 
 
-def _all_fail(mtbf: float, seed: int) -> costs.Failures:
-    return costs.Failures(mtbf=mtbf, restart=120.0, learner=mtbf / LEARNER_NODES, seed=seed)
+def _shares(runs: Sequence[Outcome], free: float) -> dict[str, float]:
+    """Useful throughput over that of a run in which nothing fails: of all histories, the least, the most."""
+    found = [useful(each) / free for each in runs]
+    return {"share": mean(found), "least": min(found), "most": max(found)}
 
 
-def unseen(nodes: int, steps: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+def unseen(nodes: int, steps: int, histories: int) -> Iterator[dict[str, Any]]:
     """Failures that nobody reports, half silent and half hung, by the deadline of a lease and with hedges or not. At
     η = 1 and with room for a group in each actor: a hedge needs an actor that is idle and takes a whole group."""
     steps //= 2
     free = undisturbed(nodes, steps, "scheduler.max_staleness=1", slots=4)
     for deadline, hedges in itertools.product((120, 600), (True, False)):
         words = ["checkpoint.every=0", "scheduler.max_staleness=1", f"buffer.lease_timeout={deadline}"]
-        told = [
-            costs.Failures(mtbf=30 * HOUR, restart=120.0, silent=0.5, hangs=0.5, heartbeat=30.0, seed=seed)
-            for seed in seeds
-        ]
-        runs = [run(nodes, steps, each, *words, slots=4, hedges=hedges) for each in told]
+        failing = costs.Failures(mtbf=30 * HOUR, restart=120.0, silent=0.5, hangs=0.5, heartbeat=30.0)
+        several = range(histories)
+        runs = [run(nodes, steps, failing, *words, slots=4, hedges=hedges, history=each) for each in several]
         made = mean(each.report["rollout/hedges"] for each in runs)
-        yield {"deadline": deadline, "hedges": hedges, "share": mean(map(useful, runs)) / free, "made": made}
+        yield {"deadline": deadline, "hedges": hedges, **_shares(runs, free), "made": made}
 
 
-def warned(nodes: int, steps: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+def warned(nodes: int, steps: int, histories: int) -> Iterator[dict[str, Any]]:
     """Spot nodes that are taken every 4 hours on average, for 10 minutes, by the warning."""
     free = undisturbed(nodes, steps)
     for warning in (0.0, 30.0, 120.0):
-        told = [costs.Failures(spot=4 * HOUR, warning=warning, away=600.0, seed=seed) for seed in seeds]
-        runs = [run(nodes, steps, each, "checkpoint.every=0") for each in told]
+        failing = costs.Failures(spot=4 * HOUR, warning=warning, away=600.0)
+        runs = [run(nodes, steps, failing, "checkpoint.every=0", history=each) for each in range(histories)]
         taken = mean(each.taken for each in runs)
-        yield {"warning": warning, "taken": taken, "share": mean(map(useful, runs)) / free}
+        yield {"warning": warning, "taken": taken, **_shares(runs, free)}
 
 
 def tables(found: dict[str, list[dict[str, Any]]]) -> str:
@@ -136,16 +141,16 @@ def tables(found: dict[str, list[dict[str, Any]]]) -> str:
     for mtbf in (None, *(each / HOUR for each in MTBF)):
         rows = [row for row in found["checkpoints"] if row["mtbf"] == mtbf]
         said = (
-            [f"{mtbf:.0f} h", *(f"{row['share']:.1%}{_crashes(row)}" for row in rows), f"{rows[0]['best']:.1f}"]
+            [f"{mtbf:.0f} h", *(f"{_share(row)}{_crashes(row)}" for row in rows), f"{rows[0]['best']:.1f}"]
             if mtbf
             else []
         )
-        first.append(said or ["none fails", *(f"{row['share']:.1%}" for row in rows), ""])
+        first.append(said or ["none fails", *(_share(row) for row in rows), ""])
     second = [
-        [f"{row['deadline']} s", "yes" if row["hedges"] else "no", f"{row['share']:.1%}", f"{row['made']:.0f}"]
+        [f"{row['deadline']} s", "yes" if row["hedges"] else "no", _share(row), f"{row['made']:.0f}"]
         for row in found["unseen"]
     ]
-    third = [[f"{row['warning']:.0f} s", f"{row['taken']:.0f}", f"{row['share']:.1%}"] for row in found["warned"]]
+    third = [[f"{row['warning']:.0f} s", f"{row['taken']:.0f}", _share(row)] for row in found["warned"]]
     head = ["MTBF of a node", *(f"every {n} steps" for n in INTERVALS), "sqrt(2 · cost · MTBF), steps"]
     return "\n".join(
         [
@@ -156,6 +161,11 @@ def tables(found: dict[str, list[dict[str, Any]]]) -> str:
     )
 
 
+def _share(row: dict[str, Any]) -> str:
+    share, least, most = row["share"], row["least"], row["most"]
+    return f"{share:.1%}" if least == most else f"{share:.1%} [{least:.1%} to {most:.1%}]"
+
+
 def _crashes(row: dict[str, Any]) -> str:
     """Deaths of actors, crashes of the learner, train steps repeated."""
     return f" ({row['deaths']:.0f}, {row['crashes']:.0f}, {row['repeated']:.0f})"
@@ -164,10 +174,11 @@ def _crashes(row: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = command("claims.failures", __doc__)
     parser.add_argument("--quick", action="store_true", help="few nodes, few steps: shows that it works, no more")
+    parser.add_argument("--histories", type=positive, default=3, metavar="N", help="runs of each point (default: 3)")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures to this file")
     args: argparse.Namespace = parser.parse_args(argv)
-    nodes, steps, seeds = (16, 3, [0]) if args.quick else (1000, 24, [0])
-    found = {each.__name__: list(each(nodes, steps, seeds)) for each in (checkpoints, unseen, warned)}
+    nodes, steps = (16, 3) if args.quick else (1000, 24)
+    found = {each.__name__: list(each(nodes, steps, args.histories)) for each in (checkpoints, unseen, warned)}
     sys.stdout.write(tables(found))
     write_json(args.json, found)
     return 0

@@ -8,8 +8,11 @@ from scripts.simulation import costs
 
 
 def test_a_taken_node_costs_throughput_and_no_prompt() -> None:
-    rows = list(warned(8, 3, [0]))
+    """Over two histories, which differ."""
+    rows = list(warned(8, 3, 2))
     assert [row["warning"] for row in rows] == [0.0, 30.0, 120.0] and all(0.0 < row["share"] <= 1.0 for row in rows)
+    assert all(row["share"] == pytest.approx((row["least"] + row["most"]) / 2) for row in rows)
+    assert any(row["least"] < row["most"] for row in rows)
 
 
 def test_a_ledger_that_does_not_close_is_an_error(monkeypatch) -> None:
