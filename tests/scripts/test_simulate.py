@@ -26,12 +26,12 @@ FREE = {"sample": costs.Sample(), "weights": costs.WeightsCost(encode=0.001, fet
 LONG_TAIL = ["engine.median=60", "engine.sigma=1.0", "engine.noise=0.3", "learner.base=0.105"]
 
 
-def simulate(*overrides: str, **changed: object) -> Outcome:
+def simulate(*overrides: str, history: int = 0, **changed: object) -> Outcome:
     config = configs.load([BASE, *overrides])
     cost = costs.of_timed(config)
     for name, value in changed.items():
         setattr(cost, name, value)
-    return Simulation(config, cost).run()
+    return Simulation(config, cost, history=history).run()
 
 
 def closes(outcome: Outcome) -> bool:
