@@ -170,6 +170,20 @@ def test_large_steps_are_sent_as_bits(kernels, far: int, coding: str) -> None:
     assert CODINGS[coded.codings[0]] == coding
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("float8_e5m2", 5833), ("bfloat16", 7499), ("float32", 8611)])
+def test_a_mask_is_used_up_to_the_length_of_the_bits(kernels, dtype: str, most: int) -> None:
+    """Of 10,000 elements a mask needs 1,250 bytes, each change half a byte, and one that moved far its bits as well."""
+    before = random_state([TensorSpec("w", dtype, (100, 100))], seeded(0))
+    layout = Layout(before.specs, 1 << 20)
+    order = seeded(1).permutation(10_000)
+    for changes, coding in ((most, "mask"), (most + 1, "dense")):
+        after = State(before.specs, before.buffer.copy())
+        bits = next(after.tensors())[1]
+        bits[order[:changes]] = plain.stepped(bits[order[:changes]], np.full(changes, 200))
+        coded = Encoder(layout).encode(layout.blocks[0], before.buffer, after.buffer)
+        assert CODINGS[coded.codings[0]] == coding, changes
+
+
 def test_large_steps_of_one_tensor_do_not_count_for_the_next(kernels) -> None:
     before = random_state([TensorSpec(name, "float8_e5m2", (100, 100)) for name in "ab"], seeded(0))
     after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20)

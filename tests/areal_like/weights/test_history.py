@@ -411,3 +411,133 @@ def test_the_two_newest_versions_are_held_whole_and_no_more() -> None:
     for version in range(4, 8):
         learner.history.add(version, f"digest {version}", State(SPECS), None)
     assert len(learner.history._states) == 2
+
+
+NBYTES = 16384
+
+
+class MadeUp:
+    """A history of weights of NBYTES bytes, whose deltas are of chosen sizes and say nothing; so do merged ones."""
+
+    def __init__(self, monkeypatch, *, keep: int = 100, snapshot_every: int = 100, merged: int = 0):
+        self.merges = []
+        monkeypatch.setattr(history_module, "merge", lambda chain, _: self.merges.append(chain) or bytes(merged))
+        specs = [TensorSpec("w", "uint8", (NBYTES,))]
+        self.state = State(specs)
+        self.history = History(Layout(specs, BLOCK), keep=keep, snapshot_every=snapshot_every)
+        self.history.add(0, "0", self.state, None)
+
+    def add(self, *sizes: int) -> None:
+        for size in sizes:
+            version = self.history.version + 1
+            self.history.add(version, str(version), self.state, bytes(size))
+
+    def route(self, version: int, held: int) -> list[tuple[int, int]] | None:
+        """Where the hops of a plan begin and end; what is held has the right digest."""
+        hops = self.history.plan(version, held, "" if held == NOTHING else str(held))
+        return None if hops is None else [(hop.base, hop.version) for hop in hops]
+
+    @property
+    def kept(self) -> list[int]:
+        return [base for base in range(self.history.version) if self.history.payload(base, base + 1)]
+
+
+def test_one_who_is_there_or_ahead_gets_no_delta(monkeypatch) -> None:
+    made = MadeUp(monkeypatch)
+    made.add(10, 10)
+    assert made.route(2, 2) == [(NOTHING, 2)] and made.route(3, 2) is None
+    assert [hop.row() for hop in made.history.plan(2, 1, "1")] == [(1, 2, 10, Hop.of(1, 2, bytes(10)).checksum)]
+
+
+@pytest.mark.parametrize(("more", "route"), [(0, (0, 1)), (1, (NOTHING, 1))])
+def test_a_delta_is_sent_while_it_is_hardly_longer_than_the_weights(monkeypatch, more: int, route) -> None:
+    made = MadeUp(monkeypatch)
+    made.add(NBYTES + history_module.HEADS + more)
+    assert made.route(1, 0) == [route]
+
+
+@pytest.mark.parametrize(("more", "kept"), [(0, [0, 1, 2]), (1, [1, 2])])
+def test_deltas_of_twice_the_weights_are_kept(monkeypatch, more: int, kept: list[int]) -> None:
+    made = MadeUp(monkeypatch)
+    made.add(NBYTES, NBYTES // 2, NBYTES // 2 + more)
+    assert made.kept == kept
+
+
+def test_the_newest_delta_is_kept_however_long_it_is(monkeypatch) -> None:
+    made = MadeUp(monkeypatch)
+    made.add(10, 3 * NBYTES)
+    assert made.kept == [1]
+    made.add(10)
+    assert made.kept == [2], "and what it pushed out does not count any more"
+    made.add(10, 10)
+    assert made.kept == [2, 3, 4]
+
+
+def test_so_many_deltas_are_kept_and_those_since_a_base_snapshot(monkeypatch) -> None:
+    made = MadeUp(monkeypatch, keep=2, snapshot_every=6, merged=25)
+    made.add(10, 10, 10)
+    assert made.kept == [1, 2]
+    assert made.route(3, NOTHING) == [(NOTHING, 3)]
+    made.add(10, 10, 10, 10, 10)
+    assert made.kept == [3, 4, 5, 6, 7] and made.route(8, NOTHING) == [(NOTHING, 3), (3, 8)]
+    made.add(10)
+    assert made.kept == [7, 8], "it is six versions old"
+    assert made.route(9, NOTHING) == [(NOTHING, 9)]
+
+
+@pytest.mark.parametrize(("more", "route"), [(0, [(NOTHING, 0), (0, 1)]), (1, [(NOTHING, 1)])])
+def test_a_base_snapshot_serves_up_to_deltas_of_half_the_weights(monkeypatch, more: int, route) -> None:
+    made = MadeUp(monkeypatch)
+    assert made.route(0, NOTHING) == [(NOTHING, 0)]
+    made.add(NBYTES // 2 + more)
+    assert made.route(1, NOTHING) == route
+
+
+@pytest.mark.parametrize(("merged", "route"), [(19, [(0, 2)]), (20, [(0, 1), (1, 2)])])
+def test_a_merged_delta_is_sent_where_it_is_shorter(monkeypatch, merged: int, route) -> None:
+    made = MadeUp(monkeypatch, merged=merged)
+    made.add(10, 10)
+    assert made.route(2, 0) == made.route(2, 0) == route and made.merges == [[bytes(10), bytes(10)]]
+    assert made.route(1, 0) == [(0, 1)] and len(made.merges) == 1, "one delta is as it is"
+
+
+@pytest.mark.parametrize(("hops", "sent"), [(32, 32), (33, 1)])
+def test_more_than_32_deltas_are_merged_even_if_that_is_longer(monkeypatch, hops: int, sent: int) -> None:
+    made = MadeUp(monkeypatch, merged=1000)
+    made.add(*[10] * hops)
+    assert len(made.history.plan(hops, 0, "0")) == sent
+
+
+@pytest.mark.parametrize(("merged", "kept"), [(NBYTES // 4, 2), (NBYTES // 4 + 1, 1)])
+def test_merged_deltas_of_half_the_weights_are_kept_the_newest_longest(monkeypatch, merged: int, kept: int) -> None:
+    made = MadeUp(monkeypatch, merged=merged)
+    made.add(*[merged] * 3)
+    assert made.route(2, 0) == [(0, 2)] and made.route(3, 0) == [(0, 3)]
+    assert [bool(made.history.payload(0, version)) for version in (2, 3)] == [kept == 2, True]
+
+
+@pytest.mark.parametrize(("more", "kept"), [(0, True), (1, False)])
+def test_a_merged_delta_much_longer_than_the_weights_is_not_kept(monkeypatch, more: int, kept: bool) -> None:
+    made = MadeUp(monkeypatch, merged=NBYTES + history_module.HEADS + more)
+    made.add(NBYTES, NBYTES)
+    assert made.route(2, 0) == ([(0, 2)] if kept else [(NOTHING, 2)])
+    assert (made.history.payload(0, 2) is not None) == kept
+
+
+def test_a_payload_is_that_of_the_hop_or_none(monkeypatch) -> None:
+    made = MadeUp(monkeypatch, merged=7)
+    assert made.history.payload(NOTHING, 0) is None, "there is no base snapshot yet"
+    made.add(10, 11)
+    assert made.route(2, 0) == [(0, 2)] and made.route(2, NOTHING) == [(NOTHING, 2)]
+    sizes = {(0, 1): 10, (1, 2): 11, (0, 2): 7, (NOTHING, 2): NBYTES}
+    assert {ends: made.history.payload(*ends).nbytes for ends in sizes} == sizes
+    assert [made.history.payload(*ends) for ends in ((NOTHING, 1), (1, 3), (0, 3), (2, 3))] == [None] * 4
+
+
+def test_nobody_who_holds_no_whole_weights_can_serve_them_and_all_must_wait(monkeypatch) -> None:
+    """A relay that has only deltas has no way to offer yet; with whole weights it has, or there is none."""
+    made = MadeUp(monkeypatch)
+    made.add(10, 10, 10)
+    assert made.route(1, NOTHING) == [], "of version 1 there are neither weights nor a base snapshot before it"
+    made.history.release(made.state)
+    assert made.route(3, NOTHING) is None and made.route(3, 2) == [(2, 3)]
