@@ -11,8 +11,8 @@ import torch
 
 from areal_like.registry import COMPONENTS, bind
 from learners.losses.clipped import decoupled_ppo, gspo, ppo
-from learners.losses.contract import LossBatch, needs_proximal, plan_of, planned_for, with_plan
-from learners.losses.corrections import Corrected, capped, none, ratio, tis
+from learners.losses.contract import LossBatch, leaves_out, needs_proximal, plan_of, planned_for, with_plan
+from learners.losses.corrections import Corrected, capped, none, ratio, sequence_mask, tis
 from learners.losses.delightful import dg
 from learners.losses.weighted import reinforce
 from tests.learners.losses.token_batches import batch_of, value_and_gradient
@@ -187,11 +187,32 @@ def test_what_must_see_a_whole_minibatch_has_a_plan_and_other_corrections_none()
     for knobs, whole in (({"self_normalise": True}, True), ({}, False)):
         assert bool(plan_of(ratio(reinforce, **knobs))) == whole
     dropping = ratio(reinforce, weight="none", reject="k3", high=1.0, rejected="drop")
-    assert plan_of(dropping).needs_current and dropping.leaves_out
+    assert plan_of(dropping).needs_current
     with pytest.raises(ValueError, match="plan"):
         dropping(batch_of(), 1.0)
     _, seen = planned_for(dropping, batch_of())
     assert seen["masked_share"].dtype == torch.bool
+
+
+def test_of_several_corrections_one_is_enough():
+    dropping = ratio(reinforce, weight="none", reject="k3", high=1.0, rejected="drop")
+    staying = ratio(reinforce, weight="none", reject="k3", high=1.0)
+    assert leaves_out(dropping) is leaves_out(tis(dropping)) is True
+    assert leaves_out(staying) is leaves_out(tis(staying)) is leaves_out(reinforce) is False
+    assert plan_of(tis(ratio(reinforce, self_normalise=True))) and not plan_of(tis(ratio(reinforce)))
+    assert needs_proximal(tis(tis(dg, pair="behaviour_proximal")))
+    interpolating = capped(sequence_mask(partial(decoupled_ppo, proximal="interpolate")))
+    assert [link.pair for link in interpolating.links] == ["behaviour_proximal", "behaviour_current"]
+    interpolating(replace(batch_of(), proximal=None), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [({}, False), ({"weight_low": 0.5}, True), ({"weight_high": 2.0}, True), ({"weight": "none"}, False)],
+)
+def test_which_weights_were_cut_is_told_where_there_is_a_bound(knobs, told):
+    _, seen = ratio(reinforce, **knobs, reject="k3", high=9.0)(batch_of(), 1.0)
+    assert ("capped_share" in seen) == told and ("behaviour_weight" in seen) == (knobs.get("weight") != "none")
 
 
 def test_the_pair_is_what_the_losss_own_ratio_leaves():

@@ -6,13 +6,13 @@ from functools import partial
 import pytest
 import torch
 
-from learners.losses.clipped import decoupled_ppo, ppo
+from learners.losses.clipped import decoupled_ppo, ppo, sapo
 from learners.losses.contract import LossBatch
-from learners.losses.corrections import capped, tis
+from learners.losses.corrections import capped, ratio, tis
 from learners.losses.delightful import dg, kondo_gate
 from learners.losses.targets import preference_weights, target_weights
 from learners.losses.trusted import dppo, second_moment_mask
-from learners.losses.weighted import reinforce, vtrace
+from learners.losses.weighted import reinforce, vespo, vtrace
 from tests.learners.losses.token_batches import batch_of, value_and_gradient
 
 
@@ -26,6 +26,8 @@ REFUSED = [
     partial(ppo, clip=1.001),
     partial(ppo, clip_high=0.0),
     partial(ppo, dual_clip=1.0),
+    partial(sapo, temperature=0.0),
+    partial(sapo, temperature_negative=0.0),
     partial(dg, gate_temperature=-1e-9),
     partial(dppo, tv=0.0),
     partial(dppo, tv=1.001),
@@ -118,6 +120,35 @@ def test_tokens_without_an_advantage_are_neither_good_nor_bad():
     assert (weights[::3] == 0).all() and (weights[1::3] != 0).all()
     alone = replace(batch, advantages=batch.advantages.clamp(min=0.0))
     assert (preference_weights(alone)[0] >= 0).all()
+
+
+def observed(loss, advantage: float) -> dict[str, torch.Tensor]:
+    """What a loss observes where every token has this advantage."""
+    batch = batch_of(masked=0.0)
+    return loss(replace(batch, advantages=torch.full_like(batch.advantages, advantage)), 1.0)[1]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        partial(dppo, tv=0.01),
+        ratio(reinforce, weight="none", reject="ratio", low=0.9, high=1.1, where="negative"),
+        tis(reinforce, weight_high=1.1, where="negative"),
+    ],
+    ids=["dppo", "rejected", "cut"],
+)
+def test_a_token_without_an_advantage_is_not_counted_as_held_back(loss):
+    """It has no gradient in any case; the shares that people watch are of tokens that would have one."""
+    for advantage, some in ((0.0, False), (-1.0, True)):
+        seen = observed(loss, advantage)
+        assert any(seen[share].any() for share in ("masked_share", "capped_share") if share in seen) == some
+
+
+@pytest.mark.parametrize(("loss", "seen", "like"), [(vespo, "kernel", 1.0), (sapo, "soft_gate", -1.0)])
+def test_a_token_without_an_advantage_has_the_knobs_of_one_side(loss, seen, like):
+    """VESPO's other knobs are for A < 0, SAPO's first temperature for A > 0."""
+    none, same, other = (observed(loss, advantage)[seen] for advantage in (0.0, like, -like))
+    assert torch.equal(none, same) and not torch.equal(none, other)
 
 
 def test_of_equal_delights_the_earlier_tokens_stay():
