@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from areal_like.weights.delta import Head, ends_of, opened, read, write
+from areal_like.weights.delta import Head, ends_of, largest, opened, read, write
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import DeltaError
 from areal_like.weights.state import TensorSpec
@@ -26,6 +26,12 @@ def test_weights_without_a_tensor_have_a_delta_of_a_head_alone() -> None:
     empty = Layout([], 4096)
     delta = read(write(HEAD, empty, []), empty)
     assert delta.head == HEAD and list(delta.blocks) == []
+
+
+def test_one_is_never_said_to_need_much_more_than_twice_the_weights() -> None:
+    """So much memory a plan may claim before a subscriber refuses it."""
+    layout = Layout([TensorSpec("w", "bfloat16", (512, 1024))], 1 << 16)
+    assert 2 * layout.nbytes < largest(layout) < 2.01 * layout.nbytes
 
 
 @pytest.mark.parametrize(
