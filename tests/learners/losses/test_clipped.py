@@ -137,6 +137,10 @@ def test_gspo_can_average_the_advantages_of_a_sequence_first():
     loss, gradient, _ = value_and_gradient(partial(gspo, clip=0.1, clip_high=None, average=True), batch, 9.0)
     assert loss == pytest.approx(-value / 9, rel=1e-12)
     np.testing.assert_allclose(gradient, -expected[batch.mask.numpy()] / 9, rtol=1e-12)
+    unasked, each = (
+        value_and_gradient(partial(gspo, clip=0.1, **knobs), batch, 9.0)[0] for knobs in ({}, {"average": False})
+    )
+    assert unasked == each != pytest.approx(loss), "each token keeps its own unless asked"
 
 
 def test_gspo_can_be_decoupled_from_the_behaviour_policy():

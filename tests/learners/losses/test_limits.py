@@ -6,14 +6,14 @@ from functools import partial
 import pytest
 import torch
 
-from learners.losses.clipped import decoupled_ppo, ppo, sapo
+from learners.losses.clipped import decoupled_ppo, gspo, ppo, sapo
 from learners.losses.contract import LossBatch
 from learners.losses.corrections import capped, ratio, tis
 from learners.losses.delightful import dg, kondo_gate
 from learners.losses.targets import preference_weights, target_weights
 from learners.losses.trusted import dppo, second_moment_mask
 from learners.losses.weighted import reinforce, vespo, vtrace
-from tests.learners.losses.token_batches import batch_of, value_and_gradient
+from tests.learners.losses.token_batches import batch_of, rows, value_and_gradient
 
 
 def named(case: partial) -> str:
@@ -26,6 +26,8 @@ REFUSED = [
     partial(ppo, clip=1.001),
     partial(ppo, clip_high=0.0),
     partial(ppo, dual_clip=1.0),
+    partial(gspo, clip=0.0),
+    partial(gspo, clip_high=0.0),
     partial(sapo, temperature=0.0),
     partial(sapo, temperature_negative=0.0),
     partial(dg, gate_temperature=-1e-9),
@@ -120,6 +122,30 @@ def test_tokens_without_an_advantage_are_neither_good_nor_bad():
     assert (weights[::3] == 0).all() and (weights[1::3] != 0).all()
     alone = replace(batch, advantages=batch.advantages.clamp(min=0.0))
     assert (preference_weights(alone)[0] >= 0).all()
+
+
+def test_a_second_moment_of_exactly_the_threshold_is_small_enough():
+    """Binary fractions: each log ratio is a half."""
+    batch = batch_of(masked=0.0)
+    batch = replace(
+        batch, current=torch.full_like(batch.behaviour, -1.0), behaviour=torch.full_like(batch.behaviour, -1.5)
+    )
+    assert second_moment_mask(batch, threshold=0.25)[0].all()
+    assert not second_moment_mask(batch, threshold=0.2499)[0].any()
+
+
+def test_a_minibatch_without_tokens_has_no_targets():
+    weights, seen = target_weights(rows(batch_of(), torch.arange(0)))
+    assert weights.shape == (0,) and seen == {}
+
+
+def test_a_group_with_one_answer_has_nothing_to_learn_and_counts_as_a_group():
+    """Three sequences of six tokens: two of one group, one of the next."""
+    batch = batch_of(tokens=18, masked=0.0)
+    weights, _ = target_weights(batch)
+    alone, _ = target_weights(rows(batch, torch.arange(12)))
+    assert alone.any() and not weights[12:].any()
+    torch.testing.assert_close(weights[:12] / (18 / 2), alone / (12 / 1))
 
 
 def observed(loss, advantage: float) -> dict[str, torch.Tensor]:
