@@ -45,6 +45,7 @@ from learners.losses.contract import (
     LossFunction,
     is_single_pass,
     is_supervised,
+    joined,
     leaves_out,
     needs_proximal,
     needs_uniform,
@@ -443,12 +444,13 @@ class TorchLearner:
             step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
         minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=around)
         minibatch, observed = planned_for(self._loss, minibatch)
-        mine = step.own[places]
-        step.observe({name: values[mine] for name, values in observed.items()}, places[mine], "loss/")
-        step.plan(places, minibatch.weights, minibatch.factors)
+        step.plan(places, minibatch.weights, minibatch.factors, observed)
         if leaves_out(self._loss):
             step.leave_out(self.objective.shares)
-        return step.columns.only(step.has_weight()) if self._plan.skips else step.counted
+        columns = step.columns.only(step.has_weight()) if self._plan.skips else step.counted
+        skipped = places[step.own[places] & ~torch.isin(places, step.on_device(columns.tokens_of(samples)))]
+        step.observe(step.foreseen(skipped), skipped, "loss/")  # of the others when the loss is known
+        return columns
 
     def _accumulate(self, step: Step, samples: np.ndarray, *, at_start: bool) -> float:
         """Put the gradient of one minibatch into the optimizer's buffer; returns its loss."""
@@ -492,7 +494,7 @@ class TorchLearner:
             step.proximal[part.trained] = current.detach()
         batch = step.loss_batch(part.trained, current, part.sequence, needs_proximal(self._loss))
         loss, observed = self._loss(batch, denominator)
-        step.observe(observed, part.trained, "loss/")
+        step.observe(joined(step.foreseen(part.trained), observed), part.trained, "loss/")
         step.note({"current": current}, part.trained)
         reference = None if step.reference is None else step.reference[part.trained]
         loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch.share, denominator)

@@ -18,7 +18,7 @@ from areal_like.transfer import to_device
 from areal_like.types import Batch
 from learners.collectives import Ranks
 from learners.diagnostics import Tally, drift
-from learners.losses.contract import LossBatch, log_ratio
+from learners.losses.contract import LossBatch, Observed, log_ratio
 from learners.mismatch import mismatch
 from learners.packing import Columns
 
@@ -57,6 +57,7 @@ class Step:
         self.weights: Tensor | None = None
         self.factors: Tensor | None = None
         self.counted = columns
+        self._foreseen: Observed = {}
         self.tally = Tally()
         self._observed: dict[str, list[tuple[Tensor, Tensor]]] = {}  # name → (places, values) of this rank's tokens
         self.losses: list[float] = []
@@ -91,8 +92,14 @@ class Step:
         places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         self.uniform = self.on_device(uniforms(np.array(keys, np.uint64)[self.columns.sample], places))
 
-    def plan(self, places: Tensor, weights: Tensor | None, factors: Tensor | None) -> None:
-        """What a plan has made for the tokens at `places` int64 [M]: [M] each."""
+    def plan(
+        self, places: Tensor, weights: Tensor | None, factors: Tensor | None, observed: Observed | None = None
+    ) -> None:
+        """What a plan has made and observed for the tokens at `places` int64 [M]: [M] each."""
+        self._foreseen = {
+            name: values.new_zeros(len(self.behaviour)).index_copy(0, places, values)
+            for name, values in (observed or {}).items()
+        }
         if weights is not None:
             self.weights = torch.zeros_like(self.behaviour).index_copy(0, places, weights)
         if factors is not None:
@@ -112,6 +119,10 @@ class Step:
         assert self.weights is not None
         known = self.weights != 0
         return (known if self.factors is None else known & (self.factors != 0)).cpu().numpy()
+
+    def foreseen(self, places: Tensor) -> Observed:
+        """What the plan of the minibatch has observed of its tokens at `places` int64 [M]."""
+        return {name: values[places] for name, values in self._foreseen.items()}
 
     def loss_batch(self, places: Tensor, current: Tensor, sequence: Tensor, with_proximal: bool) -> LossBatch:
         """The loss's view of the tokens at `places` int64 [M], with their `current` logprobs and `sequence` [M]."""

@@ -31,6 +31,7 @@ from learners.losses.contract import (
     LossFunction,
     Observed,
     Plan,
+    joined,
     log_ratio,
     needs_proximal,
     needs_uniform,
@@ -194,7 +195,7 @@ class Corrected:
         share = factors if batch.share is None else batch.share * factors
         corrected = replace(batch, mask=batch.mask & (factors > 0), share=share, factors=None)
         value, observed = self.loss(corrected, denominator)
-        return value, seen | observed
+        return value, joined(seen, observed)
 
     @property
     def _sees_whole(self) -> bool:
@@ -215,7 +216,7 @@ class Corrected:
             factors, seen = self.factors(minibatch)
             mask = mask & (factors > 0)
         inner, observed = planned_for(self.loss, replace(minibatch, mask=mask))
-        return replace(minibatch, weights=inner.weights, factors=factors), seen | observed
+        return replace(minibatch, weights=inner.weights, factors=factors), joined(seen, observed)
 
     @torch.no_grad()
     def factors(self, batch: LossBatch) -> tuple[Tensor, Observed]:
@@ -225,7 +226,7 @@ class Corrected:
         factors, stays, observed = torch.ones_like(batch.behaviour), batch.mask, dict[str, Tensor]()
         for link in self.links:
             weight, kept, seen = link.of(batch)
-            factors, stays, observed = factors * weight, stays & kept, _joined(observed, seen)
+            factors, stays, observed = factors * weight, stays & kept, joined(observed, seen)
         factors = torch.where(stays, factors, (~batch.mask).to(factors.dtype))
         if self._normalises:
             share = torch.where(stays, shares(batch), 0.0)
@@ -235,13 +236,6 @@ class Corrected:
 
 def _unasked(minibatch: LossBatch) -> tuple[Tensor, Observed]:
     raise AssertionError("a corrected loss is asked by planned_for")
-
-
-def _joined(first: Observed, second: Observed) -> Observed:
-    """Weights multiply; a token is cut or rejected by either."""
-    both = {name: first[name] * second[name] for name in first.keys() & second.keys() if name == "behaviour_weight"}
-    either = {name: first[name] | second[name] for name in first.keys() & second.keys() if name != "behaviour_weight"}
-    return first | second | both | either
 
 
 # The corrections that a config can name

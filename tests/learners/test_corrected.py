@@ -14,7 +14,7 @@ from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, gspo
 from learners.losses.corrections import Corrected, capped, ratio, tis
 from learners.losses.delightful import dg_kondo
-from learners.losses.trusted import m2po
+from learners.losses.trusted import dppo, m2po
 from learners.losses.weighted import reinforce
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
@@ -59,6 +59,29 @@ def test_what_is_dropped_is_as_if_it_had_not_been_in_the_batch(loss, normalise):
     torch.testing.assert_close(learner.optimizer.gradient, plain.optimizer.gradient, rtol=1e-5, atol=1e-7)
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert 0.1 < metrics["loss/masked_share"] < 0.9 and metrics["backward_share"] < 1
+
+
+@pytest.mark.parametrize("rejected", ["mask", "drop"])
+@pytest.mark.parametrize("loss", ["m2po", "dppo"])
+def test_a_token_left_out_by_the_correction_or_the_loss_counts_once(loss, rejected):
+    """m2po sees what the correction masks, not what it drops."""
+    own = partial(m2po, threshold=0.01) if loss == "m2po" else partial(dppo, tv=0.01)
+    learner = learner_of(ratio(own, weight="none", reject="ratio", high=BOUND, rejected=rejected), max_tokens=30)
+    batch, _ = stale_batch(learner)
+    current, behaviour = logprobs(learner, batch), np.concatenate([s.logprobs[s.loss_mask] for s in batch.samples])
+    gains = learner._begin(batch).advantages.numpy()
+    gone = np.exp(current - behaviour) > BOUND
+    if loss == "m2po":
+        seen = np.flatnonzero(~gone if rejected == "drop" else np.ones_like(gone))
+        ranked = seen[np.argsort(squared := (current - behaviour)[seen] ** 2)]
+        out = np.setdiff1d(seen, ranked[np.cumsum(np.sort(squared)) / np.arange(1, len(seen) + 1) <= 0.01])
+    else:
+        risen = np.exp(current) - np.exp(behaviour)
+        out = np.flatnonzero(np.where(gains > 0, risen > 0.01, (gains < 0) & (risen < -0.01)))
+    if rejected == "mask" or loss == "dppo":
+        assert 0 < gone[out].sum() < len(out), "some are left out by both, some by the loss alone"
+    gone[out] = True
+    assert learner.train(batch)["loss/masked_share"] == pytest.approx(gone.mean(), rel=1e-9)
 
 
 def test_what_is_masked_stays_in_the_denominator():
