@@ -40,6 +40,8 @@ def test_two_ranks_give_the_losses_and_weights_of_one(two, name):
     for step, (alone, together) in enumerate(zip(one["rows"], first["rows"], strict=True)):
         assert together == two[1][name]["rows"][step], "ranks report the same"
         assert_metrics_close(together, alone, **(STEPPED if step else SUMMED))
+        if step and "grad_cosine_cap" in CASES[name].knobs:
+            assert alone["grad_cosine_cut"] == 0.5, "one of two gradients"
         if CASES[name].stale:
             assert ("mismatch_kl" in alone) is bool(step)
         if CASES[name].shared:

@@ -124,7 +124,13 @@ def test_a_factor_multiplies_the_gradient_of_any_loss(loss):
 
 @pytest.mark.parametrize("loss", [ppo, decoupled_ppo, dg, reinforce, gspo], ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize(
-    "knobs", [{"reject": "ratio", "low": 0.0, "high": math.inf}, {"reject": "k3", "high": math.inf}]
+    "knobs",
+    [
+        {"reject": "ratio", "low": 0.0, "high": math.inf},
+        {"reject": "k1", "low": -math.inf, "high": math.inf},
+        *({"reject": kind, "high": math.inf} for kind in ("k2", "k3", "k3_reverse", "binary_kl")),
+    ],
+    ids=lambda knobs: knobs["reject"],
 )
 def test_infinite_bounds_are_the_plain_loss(loss, knobs):
     batch = batch_of(seed=9)

@@ -88,8 +88,9 @@ def test_geo_mask_rejects_sequences_by_their_geometric_mean():
     mean = np.array([math.exp(np.mean([proximal[i] - behaviour[i] for i in members])) for members in own])
     inside = (mean >= 0.9) & (mean <= 1.1)
     moved = np.exp(current - proximal)
-    _, slope = np.array([truth_of_clip(r, a, 0.2, 0.2) for r, a in zip(moved, advantages, strict=True)]).T
-    _, gradient, _ = value_and_gradient(geo_mask(decoupled_ppo, low=0.9, high=1.1), batch, 7.0)
+    clipped, slope = np.array([truth_of_clip(r, a, 0.2, 0.2) for r, a in zip(moved, advantages, strict=True)]).T
+    value, gradient, _ = value_and_gradient(geo_mask(decoupled_ppo, low=0.9, high=1.1), batch, 7.0)
+    assert value == pytest.approx(-clipped[inside].sum() / 7, rel=1e-10)
     np.testing.assert_allclose(gradient, np.where(inside, -slope * moved / 7, 0.0), rtol=1e-10)
     assert inside.any() and not inside.all()
 
@@ -100,8 +101,9 @@ def test_kpop_rejects_tokens_whose_chance_has_moved_either_way():
     pairs = [(math.exp(p), math.exp(b)) for p, b in zip(proximal, behaviour, strict=True)]
     apart = np.array([max(bernoulli_kl(p, q), bernoulli_kl(q, p)) for p, q in pairs])
     weight, moved = np.exp(proximal - behaviour), np.exp(current - proximal)
-    _, slope = np.array([truth_of_clip(r, a, 0.2, 0.2) for r, a in zip(moved, advantages, strict=True)]).T
-    _, gradient, seen = value_and_gradient(kpop(decoupled_ppo), batch, 7.0)
+    clipped, slope = np.array([truth_of_clip(r, a, 0.2, 0.2) for r, a in zip(moved, advantages, strict=True)]).T
+    value, gradient, seen = value_and_gradient(kpop(decoupled_ppo), batch, 7.0)
+    assert value == pytest.approx(-(weight * clipped)[apart <= 0.05].sum() / 7, rel=1e-10)
     np.testing.assert_allclose(gradient, np.where(apart <= 0.05, -weight * slope * moved / 7, 0.0), rtol=1e-10)
     np.testing.assert_array_equal(seen["masked_share"], apart > 0.05)
     assert 3 < np.count_nonzero(apart > 0.05) < len(apart) - 3
@@ -130,8 +132,9 @@ def test_the_off_policy_sequence_mask_spares_good_answers():
     drift = np.array([np.mean(behaviour[members] - current[members]) for members in own])
     out = (advantages < 0) & (drift > 0.1)
     moved = np.exp(current - behaviour)
-    _, slope = np.array([truth_of_clip(r, a, 0.2, 0.2) for r, a in zip(moved, advantages, strict=True)]).T
-    _, gradient, _ = value_and_gradient(sequence_mask(ppo, high=0.1), batch, 7.0)
+    clipped, slope = np.array([truth_of_clip(r, a, 0.2, 0.2) for r, a in zip(moved, advantages, strict=True)]).T
+    value, gradient, _ = value_and_gradient(sequence_mask(ppo, high=0.1), batch, 7.0)
+    assert value == pytest.approx(-clipped[~out].sum() / 7, rel=1e-10)
     np.testing.assert_allclose(gradient, np.where(out, 0.0, -slope * moved / 7), rtol=1e-10)
     assert out.any() and ((advantages > 0) & (drift > 0.1)).any()
 
