@@ -25,6 +25,7 @@ from areal_like.ages import KEY as AGES
 from areal_like.ages import shares_of
 from areal_like.conflicts import (
     refuse_odd_launcher,
+    refuse_odd_mismatch,
     refuse_odd_model,
     refuse_odd_placement,
     refuse_odd_replay,
@@ -176,6 +177,7 @@ def _consistent(config: Config) -> Config:
     refuse_odd_model(config)
     refuse_odd_training(config)
     refuse_odd_replay(config)
+    refuse_odd_mismatch(config)
     refuse_odd_supervision(config)
     refuse_odd_words(config)
     return config

@@ -219,6 +219,14 @@ def refuse_odd_replay(config: Config) -> None:
         raise ConfigError(f"{key}: a model of {kind} has no experts that can be replayed (those of {kinds} have)", key)
 
 
+def refuse_odd_mismatch(config: Config) -> None:
+    """Noise can stay; quantisation and the order of attention do so anyway. Raises ConfigError."""
+    engine, key = config.engine, "engine.mismatch_stays"
+    if engine.get("mismatch_stays") and not isinstance(engine.get("inject_mismatch"), int | float):
+        problem = "there is no noise that could stay: set engine.inject_mismatch to a number, or leave this out"
+        raise ConfigError(f"{key}: {problem}", key)
+
+
 def _refuse_warmup(learner: Mapping[str, int]) -> None:
     """A falling learning rate needs steps in which it falls."""
     steps, warmup = optimizer_steps(learner), learner["warmup_steps"] or 0

@@ -3,12 +3,13 @@
     engine.inject_mismatch: int8       quantised and back: fp8 (e4m3) | int8 | int4, one scale for each row
     engine.inject_mismatch: 0.01       Gaussian noise of .01 times each tensor's root mean square
     engine.inject_mismatch: attention  the weights are exact, attention adds up in another order
+    engine.mismatch_stays: true        noise is drawn once, not anew for each version
 
 Behind a real server engine and learner differ by kernels and number formats; here by as much as an experiment asks for,
 so that mismatch and staleness can be varied apart. Vectors (norms, biases) stay exact, as quantised servers keep them.
 The probe of served weights sees the difference, too, and raises its alarm above `weights.probe_error` (docs/gpu.md).
-The result depends on the published weights, a tensor's name and the version alone: the same in each actor, and again
-after a resume.
+The result depends on the published weights, a tensor's name and (of noise that does not stay) the version alone: the
+same in each actor, and again after a resume.
 
 `attention`: blocks of keys, the last first, with a running softmax, as flash kernels have it; sums are kept in the
 engine's `compute_dtype`: in float32 the last bits differ, in bfloat16 far more.
@@ -30,8 +31,9 @@ BLOCK = 8
 
 
 @torch.no_grad()
-def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int) -> None:
-    """Change the matrices among the parameters in place; none for `attention`. Raises ValueError for another `how`."""
+def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int | None) -> None:
+    """Change the matrices among the parameters in place; none for `attention`. Without a version noise is the same for
+    all of them. Raises ValueError for another `how`."""
     if how == ATTENTION:
         return
     if isinstance(how, str) and how not in LARGEST:
@@ -84,8 +86,9 @@ def quantised(weights: Tensor, form: str) -> Tensor:
     return (rounded * scale).view(weights.shape)
 
 
-def _noisy(weights: Tensor, sigma: float, name: str, version: int) -> Tensor:
+def _noisy(weights: Tensor, sigma: float, name: str, version: int | None) -> Tensor:
     exact = weights.float()
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}/{version}".encode()))
+    key = name if version is None else f"{name}/{version}"
+    generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     noise = torch.randn(exact.shape, generator=generator).to(exact.device)
     return exact + sigma * exact.square().mean().sqrt() * noise

@@ -86,6 +86,7 @@ class TorchEngine:
     (`decoders`). `return_experts`: completions bring the experts that the model's routers chose (set by
     `learner.router_replay`). `inject_mismatch`: sample from other weights than the published ones,
     or with another order of attention, for experiments (`inexact`); digests are still of the published ones.
+    `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each.
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
     """
 
@@ -106,6 +107,7 @@ class TorchEngine:
         device: str = "auto",
         return_experts: bool = False,
         inject_mismatch: Literal["fp8", "int8", "int4", "attention"] | Annotated[float, "(0, inf)"] | None = None,
+        mismatch_stays: bool = False,
     ):
         slots = SLOTS if slots is None else slots
         self._device = device_of(device, model.device)
@@ -120,7 +122,9 @@ class TorchEngine:
             raise ValueError(f"compute_dtype must be 'float32' or 'bfloat16', not {compute_dtype!r}")
         if memory is not None and memory <= 0:
             raise ValueError(f"memory must be above 0 GiB, not {memory:g}")
-        self.slots, self._inject = slots, inject_mismatch
+        if mismatch_stays and (inject_mismatch is None or isinstance(inject_mismatch, str)):
+            raise ValueError("mismatch_stays is of noise: set inject_mismatch to a number, or leave it out")
+        self.slots, self._inject, self._stays = slots, inject_mismatch, mismatch_stays
         self._concurrency = Concurrency(slots)
         self.version = 0
         self.digest = ""
@@ -533,7 +537,7 @@ class TorchEngine:
         sparse = changes is not None and changes.since == self.digest and self._inject in (None, ATTENTION)
         write_state(update.state, self._parameters, changes if sparse else None)
         if self._inject is not None:
-            perturb(self._parameters, self._inject, update.version)
+            perturb(self._parameters, self._inject, None if self._stays else update.version)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute

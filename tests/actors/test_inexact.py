@@ -115,6 +115,29 @@ def test_an_engine_samples_from_other_weights_and_names_the_published_ones(how):
     assert np.abs(done.logprobs - logprobs_of(published, prompt, done.tokens)).max() > 1e-3
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_noise_that_stays_is_the_same_for_the_next_version(stays):
+    published, prompt = new_model(seed=1), prompts_of(6)[0]
+    first, later = update_of(published, 1), update_of(published, 7)
+    assert first.digest == later.digest
+    done = [served(prompt, update, inject_mismatch=0.02, mismatch_stays=stays) for update in (first, later)]
+    assert [digest for _, digest in done] == [first.digest] * 2, "of the weights without noise"
+    inexact = new_model(seed=1)
+    perturb(dict(inexact.named_parameters()), 0.02, version=None if stays else 1)
+    apart = [np.abs(each.logprobs - logprobs_of(inexact, prompt, each.tokens)).max() for each, _ in done]
+    assert apart[0] < 1e-4 and (apart[1] < 1e-4) == stays
+    assert np.abs(done[0][0].logprobs - logprobs_of(published, prompt, done[0][0].tokens)).max() > 1e-3
+
+
+def test_only_noise_can_stay():
+    for how in (None, "int8", "attention"):
+        with pytest.raises(ValueError, match="mismatch_stays is of noise"):
+            TorchEngine(new_model(), inject_mismatch=how, mismatch_stays=True)
+        with pytest.raises(ConfigError, match=r"engine\.mismatch_stays: there is no noise"):
+            load(["quickstart", f"inject_mismatch={how or 'null'}", "engine.mismatch_stays=true"])
+    assert load(["quickstart", "inject_mismatch=0.3", "engine.mismatch_stays=true"]).engine["mismatch_stays"]
+
+
 def test_a_config_says_it_under_either_name():
     for how in ("int4", "attention"):
         assert load(["quickstart", f"inject_mismatch={how}"]).engine["inject_mismatch"] == how
