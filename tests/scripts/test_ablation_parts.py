@@ -128,6 +128,10 @@ def test_every_shipped_study_loads_and_tunes(path: Path, tmp_path: Path, monkeyp
     if "reward" in found.measures:
         assert len(found.seeds) >= 5 and found.tune and not set(found.tune.seeds) & set(found.seeds)
         assert len(found.tuning_runs()) >= 3 * len(found.candidates())
+    if any(measure.source == "summary" and measure.key == "reward_after" for measure in found.measures.values()):
+        targets = {run.config.run.target_reward for run in found.tuning_runs()}
+        targets |= {config.run.target_reward for config in found.main_configs()}
+        assert targets == {None}, "rewards at the end are at equal samples, or at equal time"
     else:
         assert "seconds" in found.measures and len(found.seeds) >= 3
 
