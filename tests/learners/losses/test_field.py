@@ -125,7 +125,7 @@ def test_mis_po_keeps_what_is_near_as_if_it_were_on_policy():
 
 
 def test_the_off_policy_sequence_mask_spares_good_answers():
-    """DeepSeek-V3.2: A < 0 and the mean of log behaviour/current above a bound."""
+    """DeepSeek-V3.2 (arXiv 2512.02556): A < 0 and the mean of log behaviour/current above a bound."""
     batch = batch_of(seed=29)
     current, behaviour, _, advantages = arrays(batch)
     own, _ = sequences(batch)
