@@ -144,7 +144,7 @@ DG_FAIR = Design(
         "silent bug .2": Actor(bug=0.2, silent=True),
     },
     reference="dg",
-    finding="Tuned alike, all losses learn; behind actors that are silently broken only DG does",
+    finding="Tuned alike, all losses learn; behind silently broken actors DG does, PPO, decoupled PPO and TIS do not",
     note="Token reversal, 300 steps; each loss at the best of 27 candidates (rate, entropy bonus, own knob)",
 )
 
