@@ -12,8 +12,9 @@ import pytest
 from actors.child import Child
 
 STARTS = """
-import time
+import signal, time
 from actors.child import Child
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 child = Child(["sh", "-c", "sleep 60 & sleep 60"])
 print(child.pid, flush=True)
 time.sleep(60)
