@@ -204,9 +204,9 @@ class Worker:
 
     def _has_room(self) -> bool:
         """Are the free slots worth a message, after what the buffer was told?"""
-        free, step = self.engine.slots - self._active, self._step
+        free = self.engine.slots - self._active
         known = free - (self._ended - self._told_ended)
-        return not self._active or (free >= self._room and free // step > known // step)
+        return not self._active or (free >= self._room and free // self._step > known // self._step)
 
     def _tell_credit_soon(self) -> None:
         if not self._credit_is_due:

@@ -248,9 +248,8 @@ class SimulatedActor:
     @property
     def _wanted(self) -> int:
         """With so many free slots there is something new to tell the buffer, as `actors.worker` does."""
-        step = self._step
         known = self._free_slots - (self._ended - self._told_ended)
-        return max(self._room, (known // step + 1) * step)
+        return max(self._room, (known // self._step + 1) * self._step)
 
     def _wake(self, due: float) -> None:
         if due == self._planned:  # else something has come between
