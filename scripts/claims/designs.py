@@ -154,6 +154,26 @@ def bonuses(losses: Mapping[str, Mapping[str, Any]], values: Sequence[float]) ->
     return {name: {f"{name} β {value:g}": Method(loss, value) for value in values} for name, loss in losses.items()}
 
 
+NINE = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
+"""Bonuses of losses without a knob of their own: as many candidates as three knobs × `BONUSES`."""
+SUCCESSES = Design(
+    {
+        "dg": DG_FAIR.families["dg"],
+        "successes": bonuses({"successes": {"name": "dg", "gate_temperature": 0.0}}, NINE)["successes"],
+        "pmpo, α = 1": variants({"name": "pmpo", "alpha": 1.0}, "beta", (0.0, 0.1, 0.3), BONUSES),
+        "pmpo": variants({"name": "pmpo"}, "alpha", (0.5, 0.75, 0.9), BONUSES),
+        "topr": bonuses({"topr": {"name": "topr"}}, NINE)["topr"],
+        "reinforce": bonuses({"reinforce": {"name": "reinforce"}}, NINE)["reinforce"],
+    },
+    {**DG_FAIR.conditions, "silent bug .5": Actor(bug=0.5, silent=True)},
+    reference="dg",
+    finding="Behind silently broken actors training successes only learns more than DG; weights do not help",
+    note="Token reversal, 300 steps; each loss at the best of 27 candidates (rate, entropy bonus, own knob if any)",
+)
+"""The controls of `DG_FAIR` behind silent bugs. `successes`: DG's gate at its limit 0, which is REINFORCE on positive
+advantages alone; PMPO at α = 1 raises the likelihood of all successes alike (what a filter leaves, imitated)."""
+
+
 GRID_LOSSES: dict[str, dict[str, Any]] = {
     "ppo": {"name": "ppo"},
     "decoupled_ppo": {"name": "decoupled_ppo"},
@@ -198,6 +218,7 @@ DESIGNS = {
     "offpolicy": OFFPOLICY,
     "corrections": BOTH,
     "dg_fair": DG_FAIR,
+    "successes": SUCCESSES,
     "grid": GRID,
     "pretrained": PRETRAINED,
 }

@@ -9,6 +9,7 @@
 | grid | age × mismatch × losses and their corrections, each at its own rate and bonus |
 | corrections | age and mismatch together × corrections, of decoupled PPO, REINFORCE and DG |
 | dg_fair | bonus, own knob and rate of each loss tuned on the same budget: fresh, stale, and with a broken actor |
+| successes | behind silently broken actors: is it DG, or that successes alone are trained? |
 | pretrained | age and mismatch for a pretrained model on sums of reasoning_gym: fewer methods, rates and seeds |
 | collapse | which sign sees a fall first, over the learners of all of these that are kept in the folder |
 | page | nothing is trained: tables and pictures of docs/off-policy.md from the published `results.csv` |
@@ -41,7 +42,7 @@ from .studies import argument_parser
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = argument_parser(__doc__, "off_policy")
-    studies = ("mismatch", "offpolicy", "corrections", "dg_fair", "grid", "pretrained")
+    studies = ("mismatch", "offpolicy", "corrections", "dg_fair", "successes", "grid", "pretrained")
     parser.add_argument("study", choices=(*studies, "collapse", "page"))
     parser.add_argument("--publish", action="store_true", help="keep the results for the page of the documentation")
     parser.add_argument("--model", type=Path, default=Path(FOLDER), help=f"of `pretrained` (default: {FOLDER})")

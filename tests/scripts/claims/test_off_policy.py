@@ -150,7 +150,30 @@ def test_all_methods_of_all_studies_train() -> None:
     for cell, found in zip(cells, train(cells, methods, Actor(1, "int4"), steps=1, every=1, task=TASK), strict=True):
         assert np.isfinite(found["curve"][0][:2]).all(), cell.algorithm
     assert all(design.reference in design.families for design in DESIGNS.values())
-    assert len({len(family) for family in DESIGNS["dg_fair"].families.values()}) == 1, "the same budget for all"
+    for study in ("dg_fair", "successes"):
+        assert {len(family) for family in DESIGNS[study].families.values()} == {9}, "the same budget for all"
+
+
+@pytest.mark.parametrize("family", ["successes", "pmpo, α = 1"])
+def test_the_controls_train_successes_only(family: str) -> None:
+    """Worse failures change nothing, better successes do; DG at its gate of .1 sees both."""
+    stack, rollouts = rolled(Actor())
+    proximal = distributions(stack.views(stack.flat), rollouts.prompts, rollouts.answers)
+    proximal = proximal.gather(-1, rollouts.answers[..., None])[..., 0].detach()
+    sign = torch.where(rollouts.advantages > 0, 1.0, -1.0)
+
+    def gradient(method: Method, advantages: torch.Tensor) -> torch.Tensor:
+        update = Update(stack, [(Method(method.loss, 0.0), slice(0, 2))], Actor())
+        return update._gradient(replace(rollouts, advantages=advantages), proximal, torch.arange(4))[0]
+
+    families = DESIGNS["successes"].families
+    for method in (*families[family].values(), families["dg"]["dg gate_temperature 0.1 β 0"]):
+        plain = gradient(method, sign)
+        worse = gradient(method, sign.clamp(min=-0.5))
+        assert plain.norm() > 0 and torch.equal(plain, worse) is (method in families[family].values())
+    only = DESIGNS["successes"].families["successes"]["successes β 0"]
+    positive = gradient(Method({"name": "reinforce"}), sign.clamp(min=0.0))
+    torch.testing.assert_close(gradient(only, sign), positive)
 
 
 def test_the_variant_with_the_least_error_at_its_own_rate_is_picked() -> None:
