@@ -33,7 +33,7 @@ FEWEST = 5
 FALSE_ALARMS = 0.1
 """Share of the learners that stand which may raise an alarm, at `caught`, `first` and `lead`."""
 NAMES = ("batch reward", *SIGNS)
-DRAWN = ("batch reward", "kl", "ess", "chi2", "entropy", "cosine", "grad_norm")
+DRAWN = ("batch reward", "kl", "ess", "chi2", "ratio_max", "entropy", "cosine")
 """As many as there are colours."""
 RESAMPLES = 200
 PLACES = 21

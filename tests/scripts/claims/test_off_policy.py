@@ -263,6 +263,13 @@ def test_ages_by_mismatches_are_drawn_as_cells() -> None:
     assert [point.x for point in plot.panels["exact"]["dg"]] == list(designs.AGES)
 
 
+def test_the_ratio_of_the_roc_is_drawn() -> None:
+    """All signs that the page names: ESS, χ², the largest ratio, entropy, the gradients' cosine."""
+    found = foretelling.read_csv(REPOSITORY / off_policy.RESULTS / "collapse.csv")
+    drawn = foretelling.figure(found, "title").panels[""]
+    assert set(drawn) == set(foretelling.DRAWN) >= {"ess", "chi2", "ratio_max", "entropy", "cosine"}
+
+
 def test_a_page_gets_its_tables_anew_and_keeps_its_words() -> None:
     text = "Words\n<!-- table: grid, Collapses -->\nold | old\n<!-- end -->\nmore"
     wanted = "Words\n<!-- table: grid, Collapses -->\nnew\n<!-- end -->\nmore"
