@@ -33,6 +33,7 @@ PARTS = {
     "claims.foretelling": "claims.off_policy",
     "claims.found": "claims.off_policy",
     "claims.gated": "claims.off_policy",
+    "claims.kept": "claims.off_policy",
     "claims.lagging": "claims.off_policy",
     "claims.page": "claims.off_policy",
     "claims.stacks": "claims.digits",

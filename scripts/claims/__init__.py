@@ -12,6 +12,7 @@
 | `failures` | (ours) what failures of actors, nodes and the learner cost 1,000 nodes, in virtual time |
 | `peers` | AReaL, verl, RollPacker: what they report, in simulation |
 | `cut_responses` | (ours) over-provisioned responses: bias of lengths and rewards against speed, weighed or not |
+| `curriculum` | (ours) samplers and filters of prompts: samples until a reward, with a table as the policy |
 | `warm_start` | (ours) imitation makes RL possible; distillation into a smaller student, at age 0 and 8 |
 
 | shared | what it does |
@@ -25,7 +26,8 @@
 | `designs` | its studies: methods, conditions, what is tuned |
 | `foretelling` | which of those signs foretells a collapse (ROC) |
 | `found` | `results.csv` of those studies, and the tables and pictures that are made from it |
-| `page` | the tables of docs/off-policy.md |
+| `kept` | `results.csv` of a study, and where the published ones are |
+| `page` | the tables of docs/off-policy.md, and of docs/results.md |
 | `studies` | tune every algorithm on one grid, measure with fresh seeds, keep, show |
 
 The losses are those that `learners.learner` trains with. The claims have their own small models and loops, because

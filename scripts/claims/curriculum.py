@@ -1,4 +1,6 @@
-"""What do samplers and filters of prompts save? `python -m scripts.claims.curriculum [--seeds N] [--json FILE]`.
+"""What do samplers and filters of prompts save?
+
+`python -m scripts.claims.curriculum [--seeds N] [--quick] [--out FOLDER] [--publish]`
 
 The buffer's own code draws, filters and serves (`buffer.replay`, rounds of 16 groups of 8 samples); the policy is a
 table, so that a run takes a second. A prompt is 1 to 6 digits, and its answer a secret permutation of each place's
@@ -11,16 +13,24 @@ unseen prompts of all lengths is .9.
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import fmean, median
 from typing import NamedTuple
 
+from .studies import publishable
+
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
+    parser = publishable(__doc__, "curriculum")
+    parser.add_argument("--seeds", type=int, default=5)
+    OPTIONS = parser.parse_args()
+
 import numpy as np
-from rich.table import Table
 
 from areal_like.groups import make_head
 from buffer import filters, policies, samplers
@@ -33,15 +43,19 @@ from buffer.results import EASY, HARD, RIGHT, Results
 from buffer.samplers import Sampler
 from buffer.staleness import Bound
 
-from .. import output
-from ..arguments import command
+from ..comparison import markdown_table
 from ..ledger import Books
+from . import kept
+from .studies import Row, tell
 
 DIGITS, LONGEST, PROMPTS = 10, 6, 240
 GROUPS, SAMPLES = 16, 8
 TARGET, STEPS = 0.9, 1500
 RATES = (10.0, 100.0, 1000.0)
-STATISTICS = ("median", "least", "most")
+BIAS = ("hard", "right", "easy")
+COLUMNS = ("arm", "rate", "seed", "samples", "reward", *BIAS, "teach")
+"""Of `results.csv`; `samples` is inf for a run that never reached the target."""
+TITLE = "Samples to a reward"
 
 
 class Arm(NamedTuple):
@@ -152,43 +166,62 @@ def run(arm: Arm, seed: int, rate: float, steps: int = STEPS) -> Run:
     return Run(math.inf, world.reward(), records)
 
 
-def bias_of(records: list[Record]) -> tuple[str, str]:
-    """Draws of hard, right and easy prompts over uniform ones; the share of rolled-out groups that can teach, because
-    their rewards differ."""
+def bias_of(records: list[Record]) -> dict[str, float]:
+    """Draws of hard, right and easy prompts over uniform ones (NaN where there are none); the share `teach` of
+    rolled-out groups that can teach, because their rewards differ."""
     books = Books()
     books.read(records)
     found = books.difficulty.of[""]
-    ratios = (found.drawn[n] / found.uniform[n] if found.uniform[n] else math.nan for n in (HARD, RIGHT, EASY))
+    kinds = zip(BIAS, (HARD, RIGHT, EASY), strict=True)
+    ratios = {name: found.drawn[n] / found.uniform[n] if found.uniform[n] else math.nan for name, n in kinds}
     heads = [each.event.head for each in records if isinstance(each.event, Push)]
-    teach = sum(len(set(head.rewards)) > 1 for head in heads) / len(heads)
-    return " / ".join(f"{ratio:.2f}" for ratio in ratios), f"{teach:.0%}"
+    return ratios | {"teach": sum(len(set(head.rewards)) > 1 for head in heads) / len(heads)}
 
 
-def study(seeds: int) -> tuple[Table, list[dict[str, object]]]:
-    """All rows, and as plain data."""
-    bias = "drawn / uniform: hard / right / easy"
-    shown = output.table(f"samples until {TARGET:g}, {seeds} seeds", "prompts", "rate", *STATISTICS, bias, "teach")
-    found: list[dict[str, object]] = []
-    for (name, arm), rate in product(ARMS.items(), RATES):
-        runs = [run(arm, seed, rate) for seed in range(seeds)]
-        samples = sorted(each.samples for each in runs)
-        bias, teach = bias_of(runs[0].records)
-        middle = f"{np.median(samples):,.0f}", f"{samples[0]:,.0f}", f"{samples[-1]:,.0f}"
-        shown.add_row(name, f"{rate:g}", *middle, bias, teach)
-        found.append({"arm": name, "rate": rate, "samples": samples, "drawn / uniform": bias, "teach": teach})
-    return shown, found
+def measured(
+    seeds: int, arms: Mapping[str, Arm] = ARMS, rates: Sequence[float] = RATES, steps: int = STEPS
+) -> list[Row]:
+    """A row per run."""
+    found: list[Row] = []
+    for (name, arm), rate, seed in product(arms.items(), rates, range(seeds)):
+        one = run(arm, seed, rate, steps)
+        numbers = {"samples": one.samples, "reward": one.reward} | bias_of(one.records)
+        found.append({"arm": name, "rate": rate, "seed": seed} | numbers)
+    return found
 
 
-def main() -> int:
-    parser = command("claims.curriculum", __doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the numbers here")
-    args = parser.parse_args()
-    shown, found = study(args.seeds)
-    output.console(130).print(shown)
-    output.write_json(args.json, found)
-    return 0
+def table(rows: Sequence[Row]) -> str:
+    """Thousands of samples until the target, median [least, most], by rate; at the lowest rate the mean bias of draws
+    and the share of groups that teach."""
+    rates = sorted({row["rate"] for row in rows})
+    lines = []
+    for name in dict.fromkeys(row["arm"] for row in rows):
+        mine = [row for row in rows if row["arm"] == name]
+        cells = [_middle([row["samples"] / 1000 for row in mine if row["rate"] == rate]) for rate in rates]
+        low = [row for row in mine if row["rate"] == rates[0]]
+        bias = " / ".join(f"{fmean(row[kind] for row in low):.2f}" for kind in BIAS)
+        lines.append([f"`{name}`", *cells, bias, f"{fmean(row['teach'] for row in low):.0%}"])
+    bias = f"drawn / uniform, {' / '.join(BIAS)} (rate {rates[0]:g})"
+    return markdown_table(["prompts", *(f"rate {rate:g}" for rate in rates), bias, "teach"], lines)
+
+
+def _middle(values: Sequence[float]) -> str:
+    return f"{median(values):.1f} [{min(values):.1f}, {max(values):.1f}]"
+
+
+def tables(results: Path) -> dict[str, str]:
+    """Title → table of `results.csv`. Raises OSError, ValueError."""
+    return {TITLE: table(kept.read(results, COLUMNS, texts=("arm",)))}
+
+
+def main(options: argparse.Namespace) -> None:
+    results = options.out / "results.csv"
+    seeds = 2 if options.quick else options.seeds
+    kept.write(results, COLUMNS, measured(seeds))
+    tell(options.out, *tables(results).values())
+    if options.publish:
+        kept.publish(results, "curriculum")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(OPTIONS)

@@ -1,6 +1,6 @@
 """Study: what over-provisioned responses cost and bring, and what a correction mends.
 
-`python -m scripts.claims.cut_responses [--quick] [--out FOLDER]`
+`python -m scripts.claims.cut_responses [--quick] [--out FOLDER] [--publish]`
 
 Rounds of 32 groups of 8, log-normal lengths as in `scripts.bench.stragglers` at 16k, by the buffer's own scheduler; a
 decode step takes 1 + .002 per running response. An answer is right with the chance of a normal score that falls with
@@ -17,13 +17,14 @@ import argparse
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from .studies import argument_parser
+from .studies import publishable
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
-    OPTIONS = argument_parser(__doc__, "cut_responses").parse_args()
+    OPTIONS = publishable(__doc__, "cut_responses").parse_args()
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from learners.cut_responses import inverse_chances
 
 from ..bench.stragglers import NOISE, SETTINGS, spread
 from ..comparison import bootstrap, markdown_table
+from . import kept
 from .studies import tell
 
 GROUPS, SIZE, MEDIAN, LONGEST = 32, 8, 1000, 16_000
@@ -90,6 +92,18 @@ def chances(scores: np.ndarray) -> np.ndarray:
     return 1.0 - np.asarray(cdf(scores), float)
 
 
+COLUMNS = ("mode", "seed", "length", "reward", "effective", "steps")
+TITLE = "Bias and speed"
+
+
+def tables(results: Path) -> dict[str, str]:
+    """Title → table of `results.csv`. Raises OSError, ValueError."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in kept.read(results, COLUMNS, texts=("mode",)):
+        found.setdefault(row["mode"], []).append(row)
+    return {TITLE: table(found)}
+
+
 def table(found: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     lines = []
     for mode, rows in found.items():
@@ -101,8 +115,12 @@ def table(found: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
 
 def main(options: argparse.Namespace) -> None:
     seeds, rounds = (3, 40) if options.quick else (10, 200)
-    found = {name: [measure(mode, seed, rounds) for seed in range(seeds)] for name, mode in MODES.items()}
-    tell(options.out, table(found))
+    rows = [{"mode": n, "seed": s} | measure(mode, s, rounds) for n, mode in MODES.items() for s in range(seeds)]
+    results = options.out / "results.csv"
+    kept.write(results, COLUMNS, rows)
+    tell(options.out, *tables(results).values())
+    if options.publish:
+        kept.publish(results, "cut_responses")
 
 
 if __name__ == "__main__":

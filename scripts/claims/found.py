@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ..aggregates import Scores, holm, improvement, iqm, pairwise, profile
 from ..comparison import bootstrap, markdown_table
 from ..pairing import paired
 from ..plotting.plot import Plot, Point, point
+from . import kept
 from .designs import Design
 from .foretelling import collapsed
 from .lagging import SIGNS, Method, passes
@@ -28,6 +28,7 @@ NAMED = ("phase", "condition", "family", "algorithm", "rate", "seed")
 MEASURED = ("reward", "equal_compute", "mean", "fell", "k3", "rejected")
 """Columns of `results.csv`. `fell`: 1 if the learner ended far below its best; k3 per token and the share of rejected
 tokens are means over the run."""
+COLUMNS = (*NAMED, *MEASURED)
 K3, REJECTED = (3 + SIGNS.index(name) for name in ("kl", "rejected"))
 THRESHOLDS = [place / 20 for place in range(5, 21)]
 """Of the performance profiles; chance earns .25."""
@@ -57,22 +58,12 @@ def at_step(curve: Sequence[Sequence[float]], step: float) -> float:
 
 
 def write_csv(path: Path, rows: Iterable[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*NAMED, *MEASURED])
-        for row in rows:
-            writer.writerow([*(row[name] for name in NAMED), *(f"{row[name]:.4g}" for name in MEASURED)])
+    kept.write(path, COLUMNS, rows)
 
 
 def read_csv(path: Path) -> list[Row]:
     """Raises OSError, ValueError."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if (names := tuple(reader.fieldnames or ())) != (*NAMED, *MEASURED):
-            raise ValueError(f"{path}: expected the columns {', '.join((*NAMED, *MEASURED))}; got {', '.join(names)}")
-        numbers: dict[str, Callable[[str], Any]] = {name: float for name in ("rate", *MEASURED)} | {"seed": int}
-        return [{name: numbers.get(name, str)(text) for name, text in row.items()} for row in reader]
+    return kept.read(path, COLUMNS, texts=("phase", "condition", "family", "algorithm"))
 
 
 def _knobs(algorithm: str, family: str) -> str:

@@ -14,7 +14,8 @@
 | collapse | which sign sees a fall first, over the learners of all of these that are kept in the folder |
 | page | nothing is trained: tables and pictures of docs/off-policy.md from the published `results.csv` |
 
-`page` also makes the tables of rewards against staleness in docs/results.md, from the rewards of runs in docs/data.
+`page` also makes tables of docs/results.md: rewards against staleness, `claims.sagc`, `claims.cut_responses` and
+`claims.curriculum`, from the numbers of runs in docs/data.
 
 Hundreds of small learners train side by side (`lagging`), a seed of each method from the same start on the same draws.
 Every method is tuned under each condition, on the same number of candidates and on seeds of its own. Tables show means
@@ -30,7 +31,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,7 @@ from areal_like.places import REPOSITORY
 
 from ..plotting.drawing import keep, picture
 from ..plotting.plot import Plot
-from . import arithmetic, foretelling
+from . import arithmetic, curriculum, cut_responses, foretelling, kept, sagc
 from .designs import DESIGNS, Design
 from .found import Found, numbers_of, read_csv, write_csv
 from .lagging import GATED, Policy, train
@@ -60,6 +61,12 @@ from .page import by_place, refreshed
 from .studies import Measure, Row, Study, best_rates, one_by_one, prepare, tell
 
 COLLAPSE, PAGE = "collapse", "page"
+OTHERS: dict[str, Callable[[Path], dict[str, str]]] = {
+    "sagc": lambda results: sagc.tables(sagc.read(results)),
+    "cut_responses": cut_responses.tables,
+    "curriculum": curriculum.tables,
+}
+"""Studies whose tables are in docs/results.md, made from docs/data/claims."""
 RESULTS, DATA = Path("docs/data/off_policy"), Path("docs/data")
 WHOLE_MACHINE = Path("docs/results.md")
 PICTURES, DOCUMENT = Path("docs/plots"), Path("docs/off-policy.md")
@@ -105,9 +112,9 @@ def best_variant(tried: Sequence[Row], names: Mapping[str, Any], rates: Mapping[
 def learners(folder: Path) -> Iterator[tuple[str, list[list[float]]]]:
     """(what its actors were like, curve) of every learner of every study that is kept there."""
     for file in sorted(folder.glob("*/*.json")):
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        for row in kept["rows"]:
-            yield kept["settings"]["actor"], row["curve"]
+        study = json.loads(file.read_text(encoding="utf-8"))
+        for row in study["rows"]:
+            yield study["settings"]["actor"], row["curve"]
 
 
 def report(study: str, results: Path) -> tuple[dict[str, str], dict[str, Plot]]:
@@ -137,11 +144,12 @@ def page(root: Path) -> None:
 
 
 def of_whole_machine(root: Path) -> dict[str, dict[str, str]]:
-    """The tables of docs/results.md whose runs' rewards are kept, with their plots: `configs/ablation/staleness.yaml`.
-    Raises OSError, ValueError."""
+    """The tables of docs/results.md whose runs' numbers are kept, with their plots (`configs/ablation/staleness.yaml`)
+    or as a `results.csv` (`OTHERS`). Raises OSError, ValueError."""
     files = {name: root / DATA / f"{name}.json" for name in ("staleness-reward", "staleness-mean")}
     plots = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
-    return {name: {"By age": by_place(plot, "η")} for name, plot in plots.items()}
+    found = {name: {"By age": by_place(plot, "η")} for name, plot in plots.items()}
+    return found | {name: made(root / kept.PUBLISHED / f"{name}.csv") for name, made in OTHERS.items()}
 
 
 def main(options: argparse.Namespace) -> None:

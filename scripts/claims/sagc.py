@@ -1,4 +1,6 @@
-"""Study: do group sizes that follow stragglers pay? `python -m scripts.claims.sagc [--quick] [--out FOLDER]`
+"""Study: do group sizes that follow stragglers pay?
+
+`python -m scripts.claims.sagc [--quick] [--out FOLDER] [--publish]`
 
 Static groups of 4, 8, 16 and 32 against `sagc` and `sagc_plain`, in virtual time. The buffer's own scheduler and
 controllers decide sizes, long rounds and what is cut; lengths are log-normal; a decode step takes 1 ms and 2 us per
@@ -26,12 +28,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from .studies import argument_parser
+from .studies import publishable
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
-    OPTIONS = argument_parser(__doc__, "sagc").parse_args()
+    OPTIONS = publishable(__doc__, "sagc").parse_args()
 
 import numpy as np
 import torch
@@ -47,6 +50,7 @@ from ..comparison import bootstrap, markdown_table
 from ..pairing import paired
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot, point
+from . import kept
 from .gated import distributions, gated, held_out, roll_out
 from .stacks import Stack
 from .studies import Cell, Row, Study, prepare, tell
@@ -63,6 +67,8 @@ GLANCED = 128
 ENTROPY_BONUS = 0.02
 STEPS = 120
 TASK = Task(length=6, vocabulary=2, terminal=True)
+COLUMNS = ("condition", "phase", "algorithm", "rate", "seed", "mean", "equal", "seconds", "size", "stragglers")
+"""Of `results.csv`."""
 TOLD = (
     ("Held-out reward, averaged over equal seconds", "mean", 3),
     ("Held-out reward after equally many train steps", "equal", 3),
@@ -242,24 +248,23 @@ def values(rows: Sequence[Row], condition: str, method: str, number: str) -> lis
     return [r[number] for r in sorted(found, key=lambda r: r["seed"])]
 
 
-def tables(rows: Sequence[Row]) -> list[str]:
-    """A table per number, and SAGC against the best static size."""
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Title → table: one per number, and SAGC against the best static size."""
     conditions = list(dict.fromkeys(r["condition"] for r in rows))
-    found = []
+    found = {}
     for title, number, digits in TOLD:
         cells = [
             [method, *(bootstrap(values(rows, c, method, number)).text(digits) for c in conditions)]
             for method in METHODS
         ]
-        found.append(f"{title}\n\n{markdown_table(['groups', *conditions], cells)}")
-    found.append(f"Mean reward against the best static size\n\n{against(rows, conditions, 1.0)}")
-    within = against(rows, conditions, BUDGET + TOLERANCE)
-    found.append(f"Mean reward against the best static size that holds the budget of stragglers\n\n{within}")
+        found[title] = markdown_table(["groups", *conditions], cells)
+    found["Against the best static size of all"] = against(rows, conditions, 1.0)
+    found["Against the best static size that holds the budget"] = against(rows, conditions, BUDGET + TOLERANCE)
     return found
 
 
 def against(rows: Sequence[Row], conditions: Sequence[str], most: float) -> str:
-    """Paired by seed; p is Holm's within a condition."""
+    """By the reward averaged over equal seconds, paired by seed; p is Holm's within a condition."""
     lines = []
     for condition in conditions:
         best = best_static(rows, condition, most)
@@ -269,8 +274,17 @@ def against(rows: Sequence[Row], conditions: Sequence[str], most: float) -> str:
             f"{one.difference:+.3f} [{one.low:+.3f}, {one.high:+.3f}] p={p:.2g}"
             for one, p in zip(pairs, holm([one.p for one in pairs]), strict=True)
         ]
-        lines.append([condition, best, *said])
-    return markdown_table(["condition", "best static size", "sagc minus it", "sagc_plain minus it"], lines)
+        size, share = (float(np.mean(values(rows, condition, "sagc", name))) for name in ("size", "stragglers"))
+        best_share = float(np.mean(values(rows, condition, best, "stragglers")))
+        static = f"{best.split()[1]}: {float(np.mean(before)):.3f}, {best_share:.2f}"
+        lines.append([condition, static, *said, f"{size:.0f}, {share:.3f}"])
+    head = ["batch keeps, rounds", "best static size: reward, stragglers", "sagc minus it", "sagc_plain minus it"]
+    return markdown_table([*head, "sagc: samples per group, stragglers"], lines)
+
+
+def read(results: Path) -> list[Row]:
+    """`results.csv`. Raises OSError, ValueError."""
+    return kept.read(results, COLUMNS, texts=COLUMNS[:3])
 
 
 def figure(rows: Sequence[Row]) -> Plot:
@@ -284,12 +298,17 @@ def main(options: argparse.Namespace) -> None:
     prepare()
     steps, every, tuning, fresh = (20, 5, 1, 2) if options.quick else (STEPS, 10, 2, 10)
     study = Study(options.out, METHODS, RATES, tuple(range(tuning)), tuple(range(100, 100 + fresh)), tuned_by="lost")
-    rows: list[Row] = []
+    measured: list[Row] = []
     for condition, setting in SETTINGS.items():
         told = {"setting": repr(setting), "steps": steps}
-        rows += study.run(condition, partial(measure, setting=setting, steps=steps, every=every), told)
-    tell(options.out, *tables(rows))
+        measured += study.run(condition, partial(measure, setting=setting, steps=steps, every=every), told)
+    results = options.out / "results.csv"
+    kept.write(results, COLUMNS, measured)
+    rows = read(results)
+    tell(options.out, *(f"{title}\n\n{table}" for title, table in tables(rows).items()))
     keep(figure(rows), options.out / "sagc.png")
+    if options.publish:
+        kept.publish(results, "sagc")
 
 
 if __name__ == "__main__":

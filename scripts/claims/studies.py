@@ -223,3 +223,10 @@ def argument_parser(description: str | None, out: str) -> argparse.ArgumentParse
     parser.add_argument("--quick", action="store_true", help="a short trial; its numbers mean little")
     parser.add_argument("--out", type=Path, default=Path("runs/claims") / out, help="folder for JSON, table and plot")
     return parser
+
+
+def publishable(description: str | None, out: str) -> argparse.ArgumentParser:
+    """With `--publish` too: the study's tables in the documentation are made from its `results.csv`."""
+    parser = argument_parser(description, out)
+    parser.add_argument("--publish", action="store_true", help="keep results.csv for the tables of the documentation")
+    return parser

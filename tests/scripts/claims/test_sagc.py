@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from areal_like.config import load
-from scripts.claims import sagc
+from scripts.claims import kept, sagc
 from scripts.claims.sagc import GROUP_SIZE, SAMPLES, Rounds, Setting, mean_over, train
 from scripts.claims.studies import Cell
 from scripts.simulation import costs
@@ -56,3 +56,24 @@ def test_learners_of_all_methods_train_beside_each_other() -> None:
 def test_the_mean_is_over_seconds_not_steps() -> None:
     assert mean_over([(1, 1.0, 1.0), (2, 9.0, 1.0)], 9.0) > mean_over([(1, 8.0, 1.0), (2, 9.0, 1.0)], 9.0) + 0.3
     assert np.isclose(mean_over([(1, 10.0, 1.0)], 10.0), (1 + 2.0**-6) / 2, atol=0.01)
+
+
+def results(better: float, stragglers: float) -> list[dict[str, object]]:
+    """Two seeds of each method; `static 16` is the best by 0.1, SAGC by `better` more."""
+    means = {"static 16": 0.5, "sagc": 0.5 + better}
+    return [
+        {"condition": "c", "phase": "fresh", "algorithm": method, "rate": 0.01, "seed": seed}
+        | {"mean": means.get(method, 0.4) + seed / 100, "equal": 0.5, "seconds": 10.0, "size": 8.0}
+        | {"stragglers": stragglers if method == "static 16" else 0.1}
+        for method in sagc.METHODS
+        for seed in (0, 1)
+    ]
+
+
+def test_sagc_is_held_against_the_best_static_size_of_its_results(tmp_path) -> None:
+    kept.write(tmp_path / "results.csv", sagc.COLUMNS, results(0.2, stragglers=0.6))
+    found = sagc.tables(sagc.read(tmp_path / "results.csv"))
+    best, holding = (found[f"Against the best static size {of}"] for of in ("of all", "that holds the budget"))
+    assert "16: 0.505, 0.60" in best and "+0.200 [+0.200, +0.200]" in best
+    assert "16:" not in holding and "+0.300 [+0.300, +0.300]" in holding, "groups of 16 have too many stragglers"
+    assert "0.505 [0.500, 0.510]" in found["Held-out reward, averaged over equal seconds"]
