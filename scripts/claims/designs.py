@@ -198,7 +198,7 @@ PRETRAINED = Design(
     bonuses({name: loss for name, loss in GRID_LOSSES.items() if name != "dg, seq_mis"}, (0.0,)),
     {
         f"{name}, η = {age}": Actor(staleness=age, mismatch=how)
-        for name, how in {"exact": None, "int4": "int4"}.items()
+        for name, how in {"exact": None, "int8": "int8", "int4": "int4"}.items()
         for age in AGES
     },
     reference="tis",

@@ -81,6 +81,12 @@ class Found:
     design: Design
     rows: Sequence[Row]
 
+    @functools.cached_property
+    def conditions(self) -> list[str]:
+        """Those of the design that have been measured."""
+        there = {row["condition"] for row in self.rows}
+        return [condition for condition in self.design.conditions if condition in there]
+
     def _of(self, condition: str, family: str, phase: str = "fresh") -> list[Row]:
         return self._by_cell.get((family, condition, phase), [])
 
@@ -96,13 +102,13 @@ class Found:
         return [row[number] for row in self._of(condition, family)]
 
     def scores(self, family: str, number: str) -> Scores:
-        return {condition: self.values(condition, family, number) for condition in self.design.conditions}
+        return {condition: self.values(condition, family, number) for condition in self.conditions}
 
     # Tables
 
     def _across(self, head: str, cell: Callable[[str, str], str], families: Iterable[str] = ()) -> str:
         """Methods down, conditions across."""
-        conditions = list(self.design.conditions)
+        conditions = self.conditions
         rows = [[f, *(cell(c, f) for c in conditions)] for f in families or self.design.families]
         return markdown_table([head, *conditions], rows)
 
@@ -148,7 +154,7 @@ class Found:
         """Every method minus the design's reference: mean difference [interval], and Holm's p under the condition."""
         others = [family for family in self.design.families if family != self.design.reference]
         cells: dict[tuple[str, str], str] = {}
-        for condition in self.design.conditions:
+        for condition in self.conditions:
             before = self.values(condition, self.design.reference, number)
             pairs = [paired(before, self.values(condition, family, number)) for family in others]
             for family, one, p in zip(others, pairs, holm([one.p for one in pairs]), strict=True):
@@ -173,7 +179,7 @@ class Found:
         means: dict[str, dict[int, float]] = {}
         for family in names:
             seeds: dict[int, list[float]] = {}
-            for condition in self.design.conditions:
+            for condition in self.conditions:
                 for row in self._of(condition, family):
                     seeds.setdefault(row["seed"], []).append(row["reward"])
             means[family] = {seed: fmean(values) for seed, values in seeds.items()}
@@ -202,13 +208,13 @@ class Found:
     def figure(self) -> Plot:
         """Final rewards: cells where conditions are ages × mismatches, else a row per method."""
         design = self.design
-        if not all(", η = " in condition for condition in design.conditions):
+        if not all(", η = " in condition for condition in self.conditions):
             panels = {
-                c: {"": [point(f, self.values(c, f, "reward")) for f in design.families]} for c in design.conditions
+                c: {"": [point(f, self.values(c, f, "reward")) for f in design.families]} for c in self.conditions
             }
             return Plot("rows", design.finding, panels, x=NUMBERS["reward"], note=design.note)
         places: dict[str, dict[str, list[Point]]] = {}
-        for condition in design.conditions:
+        for condition in self.conditions:
             panel, _, age = condition.rpartition(", η = ")
             for family in design.families:
                 here = places.setdefault(panel, {}).setdefault(family, [])

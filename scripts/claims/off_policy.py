@@ -22,7 +22,8 @@ Every method is tuned under each condition, on the same number of candidates and
 of fresh seeds with 95 % bootstrap intervals, and over all conditions interquartile means with stratified ones
 (`scripts.aggregates`). Differences are paired by seed: a permutation test, with Holm's correction. "At equal compute"
 reads each learner where it has spent what the cheapest method spends in all (`lagging.passes`). Killed, the command
-continues with the condition that it was at. `--publish` copies `results.csv` to docs/data/off_policy, from which
+continues with the condition that it was at. `--conditions NAME ...` measures some conditions; those that have no rows
+yet are left out of tables and pictures. `--publish` copies `results.csv` to docs/data/off_policy, from which
 `page` makes everything that is printed.
 """
 
@@ -46,9 +47,12 @@ if __name__ == "__main__":  # first: `--help` needs none of the imports below
     studies = ("mismatch", "offpolicy", "corrections", "dg_fair", "successes", "grid", "pretrained")
     parser.add_argument("study", choices=(*studies, "collapse", "page"))
     parser.add_argument("--publish", action="store_true", help="keep the results for the page of the documentation")
+    only = "measure these conditions alone; of the others the published rows stay"
+    parser.add_argument("--conditions", nargs="+", metavar="NAME", help=only)
     parser.add_argument("--model", type=Path, default=Path(FOLDER), help=f"of `pretrained` (default: {FOLDER})")
     OPTIONS = parser.parse_args()
 
+from areal_like.errors import UserError
 from areal_like.places import REPOSITORY
 
 from ..plotting.drawing import keep, picture
@@ -56,7 +60,7 @@ from ..plotting.plot import Plot
 from . import arithmetic, curriculum, cut_responses, foretelling, kept, sagc
 from .designs import DESIGNS, Design
 from .found import Found, numbers_of, read_csv, write_csv
-from .lagging import GATED, Policy, train
+from .lagging import GATED, Actor, Policy, train
 from .page import by_place, refreshed
 from .studies import Measure, Row, Study, best_rates, one_by_one, prepare, tell
 
@@ -80,7 +84,7 @@ def measured(design: Design, options: argparse.Namespace) -> list[Row]:
     methods = {name: method for family in design.families.values() for name, method in family.items()}
     policy: Policy = arithmetic.pretrained(options.model, folder) if design.pretrained else GATED
     learner = partial(train, methods=methods, policy=policy, steps=design.steps, every=design.every, task=design.task)
-    for label, actor in reversed(list(design.conditions.items())):  # the hardest first
+    for label, actor in reversed(wanted(design, options.conditions).items()):  # the hardest first
         measure: Measure = partial(learner, actor=actor)
         settings = {"actor": repr(actor), "methods": repr(methods), "steps": design.steps, "every": design.every}
         if design.pretrained:
@@ -98,6 +102,19 @@ def measured(design: Design, options: argparse.Namespace) -> list[Row]:
         for row in fresh.run(label, measure, settings, {name: rates[name] for name in chosen.values()}):
             rows.append(row | {"family": families[row["algorithm"]]})
     return rows
+
+
+def wanted(design: Design, names: Sequence[str] | None) -> dict[str, Actor]:
+    """The conditions of these names, or all. Raises UserError."""
+    if unknown := [name for name in names or () if name not in design.conditions]:
+        raise UserError(f"--conditions {unknown[0]!r}: the study has {', '.join(map(repr, design.conditions))}")
+    return {name: actor for name, actor in design.conditions.items() if not names or name in names}
+
+
+def with_published(rows: Sequence[Row], published: Path) -> list[Row]:
+    """And the published rows of other conditions. Raises OSError, ValueError."""
+    here = {row["condition"] for row in rows}
+    return [*rows, *(row for row in read_csv(published) if row["condition"] not in here)]
 
 
 def best_variant(tried: Sequence[Row], names: Mapping[str, Any], rates: Mapping[str, float]) -> str:
@@ -165,7 +182,10 @@ def main(options: argparse.Namespace) -> None:
         if options.quick:
             design = replace(design, steps=20, every=5, tuning=design.tuning[:1], fresh=design.fresh[:2])
         methods = {name: method for family in design.families.values() for name, method in family.items()}
-        write_csv(results, numbers_of(measured(design, options), methods))
+        rows = numbers_of(measured(design, options), methods)
+        if options.conditions:
+            rows = with_published(rows, REPOSITORY / RESULTS / f"{options.study}.csv")
+        write_csv(results, rows)
     tables, plots = report(options.study, results)
     tell(folder, *(f"{title}\n\n{table}" for title, table in tables.items()))
     for name, plot in plots.items():

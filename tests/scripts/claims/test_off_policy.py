@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from actors.engines.inexact import perturb
+from areal_like.errors import UserError
 from areal_like.places import REPOSITORY
 from scripts.claims import designs, foretelling, lagging, off_policy
 from scripts.claims.designs import DESIGNS, Design, alone
@@ -263,6 +264,33 @@ def test_ages_by_mismatches_are_drawn_as_cells() -> None:
     assert [point.x for point in plot.panels["exact"]["dg"]] == list(designs.AGES)
 
 
+def test_conditions_that_were_not_measured_are_left_out_and_others_stay(tmp_path) -> None:
+    families = alone({"a": {"name": "ppo"}, "tis": {"name": "tis"}})
+    design = replace(DESIGNS["pretrained"], families=families, rates=(2e-4,))
+    numbers = dict.fromkeys(("reward", "equal_compute", "mean", "fell", "k3", "rejected"), 0.5)
+    rows = [
+        {"phase": phase, "condition": c, "family": f, "algorithm": f, "rate": 2e-4, "seed": seed} | numbers
+        for c in ("exact, η = 0", "int8, η = 0")
+        for f in design.families
+        for phase, seed in (("tuning", 0), ("fresh", 1), ("fresh", 2))
+    ]
+    found = Found(design, rows)
+    assert list(found.figure().panels) == ["exact", "int8"] and "int4" not in found.table("reward")
+    assert "| a " in found.tables()["All conditions together"]
+    write_csv(tmp_path / "published.csv", rows)
+    anew = [row | {"reward": 0.75} for row in rows if row["condition"] == "int8, η = 0"]
+    both = off_policy.with_published(anew, tmp_path / "published.csv")
+    assert [row["reward"] for row in both] == [0.75] * 6 + [0.5] * 6
+
+
+def test_conditions_are_picked_by_name() -> None:
+    design = DESIGNS["pretrained"]
+    assert list(off_policy.wanted(design, ["int8, η = 4", "int8, η = 0"])) == ["int8, η = 0", "int8, η = 4"]
+    assert off_policy.wanted(design, None) == design.conditions
+    with pytest.raises(UserError, match="--conditions 'int3'"):
+        off_policy.wanted(design, ["int3"])
+
+
 def test_the_ratio_of_the_roc_is_drawn() -> None:
     """All signs that the page names: ESS, χ², the largest ratio, entropy, the gradients' cosine."""
     found = foretelling.read_csv(REPOSITORY / off_policy.RESULTS / "collapse.csv")
@@ -299,10 +327,10 @@ def test_a_study_writes_its_tables_and_its_plot(tmp_path, monkeypatch: pytest.Mo
     monkeypatch.setitem(DESIGNS, "mismatch", small)
     monkeypatch.setattr(off_policy, "prepare", lambda: None)
     monkeypatch.setattr(off_policy, "keep", lambda plot, path: path.with_suffix(".json").write_text(plot.as_json()))
-    off_policy.main(Namespace(study="mismatch", out=tmp_path, quick=False, publish=False))
+    off_policy.main(Namespace(study="mismatch", out=tmp_path, quick=False, publish=False, conditions=None))
     table = (tmp_path / "mismatch" / "table.md").read_text()
     for part in ("Held-out reward at the end", "| b ", "Collapses", "0/2", "minus a", "better than a", "Every pair"):
         assert part in table, part
-    off_policy.main(Namespace(study="collapse", out=tmp_path, quick=False, publish=False))
+    off_policy.main(Namespace(study="collapse", out=tmp_path, quick=False, publish=False, conditions=None))
     assert "Too few learners fell" in (tmp_path / "collapse" / "table.md").read_text()
     assert set(json.loads((tmp_path / "mismatch.json").read_text())["panels"]) == {"none", "int4"}
