@@ -348,8 +348,11 @@ class TorchEngine:
             await self._prefill(list(range(len(table))), again=True)
             self._totals["recompute_seconds"] += perf_counter() - start
             self._stale = False
+        joined = self._admit()
+        if self._table.requests:
+            self._reserve()
         before, prefilled = perf_counter(), self._totals["prefill_tokens"]
-        await self._admit()
+        await self._prefill(joined)
         now = perf_counter()
         if fresh := int(self._totals["prefill_tokens"] - prefilled):
             self.step_costs.prefilled(fresh, now - before)
@@ -390,7 +393,8 @@ class TorchEngine:
         self._waiting.appendleft(request)
         self._totals["preemptions"] += 1
 
-    async def _admit(self) -> None:
+    def _admit(self) -> list[int]:
+        """Give slots to waiting sequences, as far as there is room → these slots."""
         joined = []
         while self._waiting and not self._loads and len(self._table) < self._concurrency.limit:
             if not self._fits(self._waiting[0]):
@@ -398,9 +402,7 @@ class TorchEngine:
             self._totals["joins"] += 1
             self._waiting[0].joined = int(self._totals["joins"])
             joined.append(self._table.add(self._waiting.popleft()))
-        if self._table.requests:
-            self._reserve()
-        await self._prefill(joined)
+        return joined
 
     @torch.inference_mode()
     def _reserve(self) -> None:
