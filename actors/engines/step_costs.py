@@ -21,13 +21,15 @@ VALUES = 4
 
 class StepCosts:
     """`decode`: class → sums over its steps of the products of each two of a step's `VALUES`, float64 [4, 4]: what a
-    least-squares fit needs (its first row: steps, sequences, tokens, seconds). `prefill`:
-    tokens, and seconds. `busy`: seconds in which the engine itself was at work. `handled`: finished samples, and the
-    processor time of the actor's thread outside the engine; `buffer`: the same of the buffer. `cores`: of each host."""
+    least-squares fit needs (its first row: steps, sequences, tokens, seconds). `prefill`: computed tokens of sequences
+    that joined, and seconds; `again`: the same of running ones whose cache an update made stale. `busy`: seconds in
+    which the engine itself was at work. `handled`: finished samples, and the processor time of the actor's thread
+    outside the engine; `buffer`: the same of the buffer. `cores`: of each host."""
 
     def __init__(self) -> None:
         self.decode: dict[int, NDArray[np.float64]] = {}
         self.prefill = [0.0, 0.0]
+        self.again = [0.0, 0.0]
         self.busy = 0.0
         self.handled = [0.0, 0.0]
         self.buffer = [0.0, 0.0]
@@ -64,12 +66,17 @@ class StepCosts:
         self.prefill[0] += tokens
         self.prefill[1] += seconds
 
+    def recomputed(self, tokens: int, seconds: float) -> None:
+        self.again[0] += tokens
+        self.again[1] += seconds
+
     def write(self, run: Path, role: str, samples: int) -> None:
         """Write the sums so far, in the place of earlier ones; `samples` have ended. Call it in the engine's thread."""
         if self.decode:
             decode = {size: sums.tolist() for size, sums in self.decode.items()}
             handled = samples, max(0.0, thread_time() - self._elsewhere)
-            write_costs(run, role, {"decode": decode, "prefill": self.prefill, "busy": self.busy, "handled": handled})
+            prefill = {"prefill": self.prefill, "again": self.again}
+            write_costs(run, role, {"decode": decode, **prefill, "busy": self.busy, "handled": handled})
 
 
 def read(run: Path) -> StepCosts:
@@ -85,5 +92,6 @@ def read(run: Path) -> StepCosts:
         for size, sums in said["decode"].items():
             found._class(int(size))[:] += np.array(sums)
         found.prefilled(*said["prefill"])
+        found.recomputed(*said.get("again", (0, 0)))
         found.busy += said["busy"]
     return found

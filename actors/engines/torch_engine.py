@@ -344,10 +344,7 @@ class TorchEngine:
         table = self._table
         self._relieve()
         if self._stale:
-            self._reserve()
-            await self._prefill(list(range(len(table))), again=True)
-            self._totals["recompute_seconds"] += perf_counter() - start
-            self._stale = False
+            await self._recompute_cache()
         joined = self._admit()
         if self._table.requests:
             self._reserve()
@@ -373,6 +370,16 @@ class TorchEngine:
         self.step_costs.worked(thread_time() - began)
         if not table.requests:
             self.step_costs.end(end)
+
+    async def _recompute_cache(self) -> None:
+        """Keys and values of all running sequences, under the new weights."""
+        self._reserve()
+        start, before = perf_counter(), self._totals["prefill_tokens"]
+        await self._prefill(list(range(len(self._table))), again=True)
+        seconds = perf_counter() - start
+        self._totals["recompute_seconds"] += seconds
+        self.step_costs.recomputed(int(self._totals["prefill_tokens"] - before), seconds)
+        self._stale = False
 
     def _relieve(self) -> None:
         """Put back the newest sequences until the others' next tokens find room."""

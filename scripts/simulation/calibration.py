@@ -15,7 +15,7 @@ from actors.engines import step_costs
 from areal_like import older_configs, samples
 from areal_like.config import Config, ConfigError
 from areal_like.metrics import MetricsFollower
-from areal_like.registry import settled
+from areal_like.registry import build, settled
 from areal_like.run_folder import CONFIG
 
 from .costs import Answers, Costs, Engine, LearnerCost, Sample, Verifier, WeightsCost, of_timed
@@ -23,6 +23,8 @@ from .costs import Answers, Costs, Engine, LearnerCost, Sample, Verifier, Weight
 SKIPPED_STEPS = 2
 """The first train steps warm up, and are left out."""
 LEAST_GROUPS = 8
+PROMPTS = 64
+"""Rows of the task that tell how long a prompt is."""
 LEAST_SPREAD = 0.05
 """Batches whose tokens differ less say nothing of the cost of a token."""
 
@@ -86,21 +88,33 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
     fit = nonnegative(whole[:3, :3], whole[:3, 3])
     errors = firsts[:, :3] @ fit / firsts[:, 3] - 1.0
     found.residuals["decode step"] = math.sqrt(float((firsts[:, 3] * errors**2).sum() / firsts[:, 3].sum()))
-    tokens, seconds = counted.prefill
+    prefill, fresh = _prefill(run, config, counted)
     knobs = settled("engine", config.engine)
     apply = [row["rollout/update_pause_seconds"] for row in rows if row.get("rollout/update_pause_seconds")]
     return Engine(
         float(fit[0]),
         float(fit[1]),
         float(fit[2]),
-        seconds / tokens if tokens else 0.0,
+        prefill,
         float(apply[-1]) if apply else 0.0,
         knobs.get("kv_policy", "recompute") == "recompute",
         knobs["slots"] or 64,
         knobs.get("kv_tokens"),
         knobs.get("interruptible", True),
-        min(1.0, counted.busy / max(1e-9, seconds + float(firsts[:, 3].sum()))),
+        min(1.0, counted.busy / max(1e-9, counted.prefill[1] + counted.again[1] + float(firsts[:, 3].sum()))),
+        fresh,
     )
+
+
+def _prefill(run: Path, config: Config, counted: step_costs.StepCosts) -> tuple[float, float]:
+    """Seconds per computed token, and how many are computed per token of a prompt when a sequence joins."""
+    (computed, joined), samples = counted.prefill, counted.handled[0]
+    if not computed or not samples:
+        return 0.0, 1.0
+    each = counted.again[1] / counted.again[0] if counted.again[0] else joined / computed
+    task = build("task", config.task, config.run.seed)
+    prompt = float(np.mean([len(task.prompt("train", row).tokens) for row in range(PROMPTS)]))
+    return each, joined / (each * samples * max(1.0, prompt))
 
 
 def _samples(run: Path, found: Calibrated) -> None:

@@ -31,10 +31,12 @@ class Engine(msgspec.Struct, forbid_unknown_fields=True):
     kv_tokens: float | None = None
     interruptible: bool = True
     busy: float = 1.0
+    fresh: float = 1.0
 
     @property
     def cost(self) -> DecodeCost:
-        return DecodeCost(self.base, self.per_sequence, self.per_token, self.prefill, self.apply, self.recompute)
+        shared = (getattr(self, name) for name in DecodeCost.__dataclass_fields__)
+        return DecodeCost(*shared)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
