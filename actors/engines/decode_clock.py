@@ -34,7 +34,7 @@ class DecodeCost:
     recompute: bool = True
     fresh: float = 1.0
 
-    def join(self, tokens: int) -> float:
+    def join(self, tokens: float) -> float:
         """Seconds until a sequence of so many tokens can decode."""
         return self.prefill * self.fresh * tokens
 

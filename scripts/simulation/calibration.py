@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import yaml
 
 from actors.engines import step_costs
 from areal_like import older_configs, samples
@@ -36,6 +38,14 @@ class Calibrated:
     costs: Costs
     residuals: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+
+def written(found: Calibrated) -> str:
+    """As a file for `--costs`."""
+    lines = [f"# {name}: the fit is off by {error:.1%} (root mean square)" for name, error in found.residuals.items()]
+    lines += [f"# {note}" for note in found.notes]
+    costs = msgspec.to_builtins(found.costs)
+    return "\n".join([*lines, yaml.safe_dump(costs, sort_keys=False, default_flow_style=None, width=120)])
 
 
 def calibrate(run: Path, last: int | None = None) -> Calibrated:
@@ -109,9 +119,9 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
 def _prefill(run: Path, config: Config, counted: step_costs.StepCosts) -> tuple[float, float]:
     """Seconds per computed token, and how many are computed per token of a prompt when a sequence joins."""
     (computed, joined), samples = counted.prefill, counted.handled[0]
-    if not computed or not samples:
+    if not joined or not samples:
         return 0.0, 1.0
-    each = counted.again[1] / counted.again[0] if counted.again[0] else joined / computed
+    each = counted.again[1] / counted.again[0] if counted.again[1] else joined / computed
     task = build("task", config.task, config.run.seed)
     prompt = float(np.mean([len(task.prompt("train", row).tokens) for row in range(PROMPTS)]))
     return each, joined / (each * samples * max(1.0, prompt))
@@ -154,8 +164,11 @@ def _weights(rows: Sequence[dict[str, Any]]) -> WeightsCost:
 
 
 def _answers(run: Path, rows: Sequence[dict[str, Any]], found: Calibrated) -> Answers:
-    """The spread within prompts from kept samples, as far as there are; the rest from the metrics."""
+    """Lengths as actors have counted them. Where they have not, the spread within prompts is that of kept samples, as
+    far as there are; the rest comes from the metrics."""
     right = float(np.clip(np.mean([row["reward/mean"] for row in rows]), 0.0, 1.0))
+    if len(counted := list(step_costs.read(run).lengths)) >= LEAST_GROUPS:
+        return Answers(float(np.median(np.concatenate(counted))), trace=list(counted), right=right)
     groups = defaultdict[tuple[int, int], list[int]](list)
     for kept in samples.read(run, [samples.TRAINED]):
         groups[kept.step, kept.group].append(len(kept.response))

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from actors.engines.lengths import Lengths
 from actors.engines.timed_engine import TimedEngine
 from areal_like.types import Limits
 from areal_like.weights.state import State
@@ -135,6 +136,23 @@ def test_traces_come_from_lists_and_files(tmp_path):
         engine = TimedEngine(trace=trace)
         lengths = [engine.length(PROMPT, Limits(100, key=key)) for key in range(200)]
         assert set(lengths) == {5, 7} and 60 < lengths.count(5) < 140
+
+
+def test_a_prompt_has_one_of_several_traces(tmp_path):
+    (tmp_path / "lengths.json").write_text(json.dumps([[5, 7], [50], [60, 70, 80]]))
+    for trace in ([[5, 7], [50], [60, 70, 80]], str(tmp_path / "lengths.json")):
+        lengths = Lengths(1.0, 0.0, 0.0, trace=trace)
+        of_prompts = [frozenset(lengths.of(prompt, key) for key in range(50)) for prompt in range(90)]
+        kinds = [frozenset({5, 7}), frozenset({50}), frozenset({60, 70, 80})]
+        assert set(of_prompts) == set(kinds)
+        assert all(15 < of_prompts.count(kind) < 45 for kind in kinds)
+        assert lengths.drawn(3, [0.0, 0.999]) == [lengths.drawn(3, [0.0])[0], lengths.drawn(3, [0.999])[0]]
+
+
+@pytest.mark.parametrize("trace", [[[5], 7], [[5], []], [[5, 0]]])
+def test_lengths_that_no_answer_can_have_are_refused(trace):
+    with pytest.raises(ValueError, match="trace: "):
+        Lengths(1.0, 0.0, 0.0, trace=trace)
 
 
 def test_stop_tokens_end_responses_only():

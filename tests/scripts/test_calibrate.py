@@ -35,10 +35,12 @@ def test_counts_of_actors_add_up(tmp_path: Path) -> None:
         counted.end(1.0 + number)
         counted.prefilled(100, 0.5)
         counted.recomputed(50, 0.25)
+        counted.answered([7, 8])
         counted.write(tmp_path, f"actor-{number}", 10)
     found = step_costs.read(tmp_path)
     assert found.decode[0][0].tolist() == [2.0, 2.0, 20.0, 3.0] and found.decode[0][3, 3] == 5.0
     assert found.prefill == [200.0, 1.0] and found.again == [100.0, 0.5]
+    assert list(found.lengths) == [[7, 8], [7, 8]]
 
 
 def test_a_fit_without_negative_costs() -> None:
@@ -115,6 +117,19 @@ def test_tokens_that_are_computed_when_a_sequence_joins(tmp_path: Path) -> None:
     path.write_text(json.dumps(said))
     engine = calibrate(tmp_path).costs.engine
     assert engine.prefill == pytest.approx(2e-4) and engine.cost.join(prompt) == pytest.approx(cost.join(prompt))
+
+
+def test_lengths_are_those_that_actors_counted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_run(tmp_path, DecodeCost(base=0.01))
+    path = tmp_path / "costs" / "actor-0.json"
+    said = json.loads(path.read_text())
+    lengths = [[10 * n, 10 * n + 1] for n in range(1, 10)]
+    path.write_text(json.dumps(said | {"lengths": lengths}))
+    found = calibrate(tmp_path)
+    assert found.costs.answers.trace == lengths and found.costs.answers.median == 50.5 and not found.notes
+    assert main([str(tmp_path), "--out", str(tmp_path / "costs.yaml")]) == 0
+    assert "[10, 11]" not in capsys.readouterr().out  # in the file they stand
+    assert read(tmp_path / "costs.yaml") == found.costs
 
 
 def test_too_short_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
