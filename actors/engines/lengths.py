@@ -21,8 +21,8 @@ _NORMAL = NormalDist()
 class Lengths:
     """A prompt's median length is log-normal(`median`, `sigma`), a sample's length log-normal(its prompt's median,
     `noise`), in tokens. `trace`: lengths to draw from instead: a list, or a file (a JSON list, or numbers separated by
-    white space). A list of lists has those of several prompts: a prompt draws one of them, its samples from that one.
-    Raises ValueError."""
+    white space or commas, such as a csv of one column, whose name may stand above). A list of lists has those of several
+    prompts: a prompt draws one of them, its samples from that one. Raises ValueError."""
 
     def __init__(
         self,
@@ -75,11 +75,17 @@ def _spread(key: int) -> float:
 
 
 def _read_trace(path: str) -> list[int | Sequence[int]]:
-    text = Path(path).read_text()
-    numbers = json.loads(text) if text.lstrip().startswith("[") else text.split()
-    lengths: list[int | Sequence[int]] = [
-        list(map(int, each)) if isinstance(each, list) else int(each) for each in numbers
-    ]
+    text = Path(path).read_text().strip()
+    if text.startswith("["):
+        numbers = json.loads(text)
+    else:
+        numbers = text.replace(",", " ").split()
+        if numbers and not numbers[0].isdigit():  # a column's name
+            numbers = numbers[1:]
+    try:
+        lengths: list[int | Sequence[int]] = [list(map(int, n)) if isinstance(n, list) else int(n) for n in numbers]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"trace: {path!r} has something else than lengths ({error})") from None
     if not lengths:
         raise ValueError(f"trace: no lengths in {path!r}")
     return lengths

@@ -132,10 +132,22 @@ def test_a_second_call_goes_on_with_the_same_sample():
 def test_traces_come_from_lists_and_files(tmp_path):
     (tmp_path / "lengths.json").write_text(json.dumps([5, 7]))
     (tmp_path / "lengths.txt").write_text("5\n7\n")
-    for trace in ([5, 7], str(tmp_path / "lengths.json"), str(tmp_path / "lengths.txt")):
+    (tmp_path / "lengths.csv").write_text("tokens\n5\n7\n")
+    (tmp_path / "row.csv").write_text("5,7\n")
+    for trace in (
+        [5, 7],
+        *(str(tmp_path / f"{name}") for name in ("lengths.json", "lengths.txt", "lengths.csv", "row.csv")),
+    ):
         engine = TimedEngine(trace=trace)
         lengths = [engine.length(PROMPT, Limits(100, key=key)) for key in range(200)]
         assert set(lengths) == {5, 7} and 60 < lengths.count(5) < 140
+
+
+@pytest.mark.parametrize("text", ["", "tokens\n", "5\nx\n", "5.5", '["a"]', '{"5": 7}', "[null]"])
+def test_a_file_without_lengths_is_refused(tmp_path, text):
+    (tmp_path / "lengths.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"trace: .*lengths\.csv"):
+        Lengths(1.0, 0.0, 0.0, trace=str(tmp_path / "lengths.csv"))
 
 
 def test_a_prompt_has_one_of_several_traces(tmp_path):
