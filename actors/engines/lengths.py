@@ -21,7 +21,7 @@ _NORMAL = NormalDist()
 class Lengths:
     """A prompt's median length is log-normal(`median`, `sigma`), a sample's length log-normal(its prompt's median,
     `noise`), in tokens. `trace`: lengths to draw from instead: a list, or a file (a JSON list, or numbers separated by
-    white space or commas, such as a csv of one column, whose name may stand above). A list of lists has those of several
+    white space or commas, such as a csv of one column with or without its name). A list of lists has those of several
     prompts: a prompt draws one of them, its samples from that one. Raises ValueError."""
 
     def __init__(
