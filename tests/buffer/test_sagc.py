@@ -117,10 +117,11 @@ def played(scheduler: SyncScheduler, size: int, tau: float, sigma: float, rounds
     [
         {},
         {"oversample_prompts": 1.25},
+        {"oversample_prompts": 2.0},
         {"oversample_prompts": 1.25, "oversample_responses": 1.25},
         {"oversample_prompts": 1.25, "oversample_responses": 1.25, "cut_responses": "weigh"},
     ],
-    ids=["plain", "prompts", "both", "weighed"],
+    ids=["plain", "prompts", "twice", "both", "weighed"],
 )
 def test_predicted_rounds_are_as_long_as_those_of_the_scheduler(knobs: dict) -> None:
     for size in (4, 32):
