@@ -43,6 +43,17 @@ def test_a_batch_of_one_sample_is_as_old_as_that_sample():
     assert gauges.staleness_mean == 3
 
 
+def test_tokens_that_are_pushed_are_counted_once():
+    house = House(asynchronous())
+    house.start()
+    for group_id in (0, 1, 1, 2, 3):
+        house.finish(group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    (info,) = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
+    assert info["rollout/tokens"] == 4 * 8 * 2 and info["rollout/tokens_per_second"] > 0
+    assert house.state.gauges.samples_pushed == 4 * 8
+
+
 def test_an_evaluation_has_the_means_of_its_answers():
     evaluation = Evaluation([Asked("heldout", 3, every=1)])
     evaluation.start(version=5)
