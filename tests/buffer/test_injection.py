@@ -109,6 +109,8 @@ def test_every_batch_has_its_ages_whatever_happens(spec, interval: int, seed: in
     assert run.batches >= BATCHES, "stuck"
     trained = [group_id for batch in run.trained for group_id in batch]
     assert len(set(trained)) == len(trained) == BATCHES * B
+    most = (run.ages.oldest + 2) * interval * B
+    assert len(run.replay.store.slots.state().taken) <= most, "a snapshot does not grow with the run"
     ledger = run.replay.store.ledger()
     assert ledger["admitted"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["active"]
 
