@@ -97,6 +97,11 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
     whole = sum(each * steps / seconds for each, (steps, _, _, seconds) in zip(classes, firsts, strict=True))
     fit = nonnegative(whole[:3, :3], whole[:3, 3])
     errors = firsts[:, :3] @ fit / firsts[:, 3] - 1.0
+    if len(classes) == 1:
+        mean = firsts[0, 1] / firsts[0, 0]
+        found.notes.append(
+            f"all decode steps had about {mean:.0f} sequences: what fewer cost is a guess (mode=sync has all)"
+        )
     found.residuals["decode step"] = math.sqrt(float((firsts[:, 3] * errors**2).sum() / firsts[:, 3].sum()))
     prefill, fresh = _prefill(run, config, counted)
     knobs = settled("engine", config.engine)

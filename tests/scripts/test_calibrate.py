@@ -119,6 +119,15 @@ def test_tokens_that_are_computed_when_a_sequence_joins(tmp_path: Path) -> None:
     assert engine.prefill == pytest.approx(2e-4) and engine.cost.join(prompt) == pytest.approx(cost.join(prompt))
 
 
+def test_steps_of_one_size_do_not_tell_what_others_cost(tmp_path: Path) -> None:
+    write_run(tmp_path, DecodeCost(base=0.01))
+    assert not any("a guess" in note for note in calibrate(tmp_path).notes)
+    path = tmp_path / "costs" / "actor-0.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"decode": {"5": said["decode"]["5"]}}))
+    assert any("about 32 sequences" in note for note in calibrate(tmp_path).notes)
+
+
 def test_lengths_are_those_that_actors_counted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     write_run(tmp_path, DecodeCost(base=0.01))
     path = tmp_path / "costs" / "actor-0.json"
