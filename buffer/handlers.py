@@ -31,6 +31,7 @@ from buffer.store import LEASED, Entry, Stage
 
 log = logging.getLogger(__name__)
 KEPT_DIGESTS = 10_000
+LONGEST_REASON = 60
 
 
 class Handlers:
@@ -235,7 +236,7 @@ class Handlers:
         if self.state.hedges.leave_to_other(entry, actor.name):
             return
         said = self._said(message, entry, payloads)
-        self.state.replay.drop(message.id, message.reason[:60], message.detail, said)
+        self.state.replay.drop(message.id, message.reason[:LONGEST_REASON], message.detail, said)
         self.state.failures.add(message.id, message.reason, message.detail)
 
     @_on.register

@@ -71,10 +71,6 @@ class AgedSlots(Slots):
         self._ages_of = lru_cache(4096)(lambda batch: ages.of_batch(batch, bound.groups_per_batch))
 
     @property
-    def next(self) -> int:
-        return self.free[0] if self.free else self.end
-
-    @property
     def used(self) -> int:
         return self.passed + len(self._taken)
 

@@ -11,14 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-import msgspec
-
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
 
 from .arguments import as_called, command, new_file, positive, refuse
 from .output import console
-from .simulation.calibration import calibrate
+from .simulation.calibration import calibrate, written
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -29,18 +27,21 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def shortened(text: str) -> str:
+    """Without the lengths of all answers."""
+    return "\n".join(line for line in text.splitlines() if not line.strip().startswith(("- [", "- - ")))
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     try:
         found = calibrate(args.run, args.steps)
     except (ConfigError, UserError, OSError, ValueError) as error:
         refuse(error)
-    lines = [f"# {name}: the fit is off by {error:.1%} (root mean square)" for name, error in found.residuals.items()]
-    lines += [f"# {note}" for note in found.notes]
-    text = "\n".join([*lines, msgspec.yaml.encode(found.costs).decode()])
+    text = written(found)
     args.out.write_text(text)
     out = console()
-    out.print(text)
+    out.print(shortened(text), soft_wrap=True)
     out.print(as_called(f"written to {args.out}; now: python -m scripts.simulate CONFIG --costs {args.out}"))
     return 0
 

@@ -20,6 +20,7 @@ TESTS = Path(__file__).parent
 SLOW = {
     "actors/agents/test_programs.py": "starts programs",
     "actors/test_progress.py": "waits",
+    "actors/test_ragged_attention.py": "compiles",
     "actors/test_reward_pool.py": "starts processes",
     "actors/test_sglang_health.py": "waits",
     "actors/test_time_limit.py": "starts processes",

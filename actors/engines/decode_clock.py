@@ -22,8 +22,9 @@ from areal_like.types import Finish, Runs
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
     """Seconds. A decode step of n sequences that hold k tokens (prompts included) costs `base` + `per_sequence` · n +
-    `per_token` · k. A prompt costs `prefill` per token when it joins. An update costs `apply` and, with `recompute`,
-    one step and the prefill of all that is held."""
+    `per_token` · k. A prompt costs `prefill` per token when it joins, of which a share `fresh` is computed (equal
+    prompts are computed once; above 1 if a sequence joins several times). An update costs `apply` and, with
+    `recompute`, one step and the prefill of all that is held."""
 
     base: float = 0.001
     per_sequence: float = 0.0
@@ -31,6 +32,11 @@ class DecodeCost:
     prefill: float = 0.0
     apply: float = 0.0
     recompute: bool = True
+    fresh: float = 1.0
+
+    def join(self, tokens: float) -> float:
+        """Seconds until a sequence of so many tokens can decode."""
+        return self.prefill * self.fresh * tokens
 
     def steps(self, count: int, sequences: int, tokens: int) -> float:
         """Seconds of `count` steps of the same sequences, which hold `tokens` tokens at first."""
@@ -182,7 +188,7 @@ class DecodeClock:
                 held += (joins - steps) * count
                 for each in self.waiting:
                     held += each.prompt + each.made
-                    now += cost.prefill * (each.prompt + each.made)
+                    now += cost.join(each.prompt + each.made)
                 steps, count, joins = joins, count + len(self.waiting), None
             if last > steps:
                 now += cost.steps(last - steps, count, held)
@@ -272,8 +278,9 @@ class DecodeClock:
         known = request.prompt + request.made
         self.held += known
         if self.cost.prefill:
-            self.now += self.cost.prefill * known
-            self.totals["busy_seconds"] += self.cost.prefill * known
+            seconds = self.cost.join(known)
+            self.now += seconds
+            self.totals["busy_seconds"] += seconds
         self.totals["joins"] += 1
 
     def _apply(self, load: Load) -> None:

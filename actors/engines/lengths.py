@@ -21,14 +21,24 @@ _NORMAL = NormalDist()
 class Lengths:
     """A prompt's median length is log-normal(`median`, `sigma`), a sample's length log-normal(its prompt's median,
     `noise`), in tokens. `trace`: lengths to draw from instead: a list, or a file (a JSON list, or numbers separated by
-    white space). Raises ValueError."""
+    white space or commas, such as a csv of one column with or without its name). A list of lists has those of several
+    prompts: a prompt draws one of them, its samples from that one. Raises ValueError."""
 
     def __init__(
-        self, median: float, sigma: float, noise: float, seed: int = 0, trace: str | Sequence[int] | None = None
+        self,
+        median: float,
+        sigma: float,
+        noise: float,
+        seed: int = 0,
+        trace: str | Sequence[int | Sequence[int]] | None = None,
     ):
         self._median, self._sigma, self._noise, self._key = median, sigma, noise, stream_key(seed)
-        self._trace = _read_trace(trace) if isinstance(trace, str) else list(trace or ())
-        if self._trace and min(self._trace) < 1:
+        given = _read_trace(trace) if isinstance(trace, str) else list(trace or ())
+        lists = [each for each in given if not isinstance(each, int)]
+        if lists and (len(lists) < len(given) or not all(lists)):
+            raise ValueError("trace: either lengths, or lists of lengths")
+        self._traces = lists or ([[each for each in given if isinstance(each, int)]] if given else [])
+        if any(min(each) < 1 for each in self._traces):
             raise ValueError("trace: every length must be at least 1")
 
     def of(self, prompt: int, key: int) -> int:
@@ -42,8 +52,10 @@ class Lengths:
 
     def drawn(self, prompt: int, draws: Iterable[float]) -> list[int]:
         """The whole lengths of samples of a prompt by their own uniform numbers (`draws`)."""
-        if self._trace:
-            return [self._trace[int(draw * len(self._trace))] for draw in draws]
+        if self._traces:
+            which = uniform(longer_key(self._key, prompt)) if len(self._traces) > 1 else 0.0
+            trace = self._traces[int(which * len(self._traces))]
+            return [trace[int(draw * len(trace))] for draw in draws]
         spread = self._sigma * _spread(longer_key(self._key, prompt)) if self._sigma else 0.0
         if not self._noise:
             return [max(1, round(self._median * math.exp(spread))) for _ in draws]
@@ -62,10 +74,18 @@ def _spread(key: int) -> float:
     return _NORMAL.inv_cdf(max(uniform(key), 2.0**-53))
 
 
-def _read_trace(path: str) -> list[int]:
-    text = Path(path).read_text()
-    numbers = json.loads(text) if text.lstrip().startswith("[") else text.split()
-    lengths = [int(number) for number in numbers]
+def _read_trace(path: str) -> list[int | Sequence[int]]:
+    text = Path(path).read_text().strip()
+    if text.startswith("["):
+        numbers = json.loads(text)
+    else:
+        numbers = text.replace(",", " ").split()
+        if numbers and not numbers[0].isdigit():  # a column's name
+            numbers = numbers[1:]
+    try:
+        lengths: list[int | Sequence[int]] = [list(map(int, n)) if isinstance(n, list) else int(n) for n in numbers]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"trace: {path!r} has something else than lengths ({error})") from None
     if not lengths:
         raise ValueError(f"trace: no lengths in {path!r}")
     return lengths

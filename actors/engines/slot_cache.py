@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, PretrainedConfig
 
-from actors.engines import slot_kernel
+from actors.engines import ragged_attention, slot_kernel
 
 ATTENTION = "slot_cache"
 """The name to give to `model.set_attn_implementation`."""
@@ -50,7 +50,8 @@ class SlotCache:
         self._prefill: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._behind: tuple[torch.Tensor, torch.Tensor] | None = None
         self._mask: torch.Tensor | None = None
-        self._used: torch.Tensor | None = None  # int32 [n]: lengths, where the kernel attends
+        self._used: torch.Tensor | None = None  # int32 [n]: lengths, where the GPU's kernel attends
+        self._ragged: ragged_attention.Ragged | None = None
 
     @property
     def rows(self) -> int:
@@ -63,7 +64,9 @@ class SlotCache:
         return self.keys.shape[3]
 
     def reserve(self, rows: int, time: int) -> None:
-        """Make room for sequences of up to `time` tokens in slots 0..rows-1; what is in others may be lost."""
+        """Make room for sequences of up to `time` tokens in slots 0..rows-1; what is in others may be lost.
+        Compiles what their decode steps need."""
+        ragged_attention.prepare(self.keys, rows, time)
         held = self.keys.shape[1]
         if rows <= held and time <= self.capacity:
             return
@@ -105,8 +108,10 @@ class SlotCache:
         starts = (np.arange(n)[:, None] * self.heads + np.arange(self.heads)) * self.capacity
         self._cells = torch.from_numpy((starts + (lengths[:, None] - 1)).reshape(-1)).to(self.keys.device)
         self._shape = (n, time)
+        usual = self.attention is F.scaled_dot_product_attention
+        self._ragged = ragged_attention.begin(self.keys, lengths) if usual else None
         self._mask = None
-        if int(lengths.min()) < time:
+        if self._ragged is None and int(lengths.min()) < time:
             hidden = torch.from_numpy(np.arange(time) >= lengths[:, None]).to(self.keys.device)
             mask = torch.zeros(n, time, dtype=self.keys.dtype, device=self.keys.device)
             self._mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
@@ -119,7 +124,7 @@ class SlotCache:
         heads = torch.arange(n * self.heads, device=device).view(n, self.heads) * self.capacity
         self._cells = (heads + (lengths[:, None] - 1)).view(-1)
         self._shape = (n, time)
-        self._used = self._mask = None
+        self._used = self._mask = self._ragged = None
         if self.attention is F.scaled_dot_product_attention and slot_kernel.takes(self.keys):
             self._used = lengths.to(torch.int32)
             return
@@ -143,6 +148,8 @@ class SlotCache:
             return slot_kernel.attend(query, keys, values, self._used, scale)
         # The query heads that share a key head become rows of one product (grouped-query attention).
         packed = query.reshape(n, self.heads, -1, self.dim)
+        if self._ragged is not None:
+            return self._ragged(packed, keys, values, scale).view(query.shape)
         out = self.attention(packed, keys[:n, :, :time], values[:n, :, :time], attn_mask=self._mask, scale=scale)
         return out.reshape(query.shape)
 

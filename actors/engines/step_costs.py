@@ -7,6 +7,7 @@ updates, are not part of it."""
 from __future__ import annotations
 
 import json
+from collections import deque
 from pathlib import Path
 from time import thread_time
 
@@ -15,23 +16,29 @@ from numpy.typing import NDArray
 
 from areal_like.run_folder import COSTS, write_costs
 
+GROUPS = 256
+"""The newest ones, whose lengths are kept."""
 VALUES = 4
 """Of a step: 1, sequences, tokens that these hold, seconds."""
 
 
 class StepCosts:
     """`decode`: class → sums over its steps of the products of each two of a step's `VALUES`, float64 [4, 4]: what a
-    least-squares fit needs (its first row: steps, sequences, tokens, seconds). `prefill`:
-    tokens, and seconds. `busy`: seconds in which the engine itself was at work. `handled`: finished samples, and the
-    processor time of the actor's thread outside the engine; `buffer`: the same of the buffer. `cores`: of each host."""
+    least-squares fit needs (its first row: steps, sequences, tokens, seconds). `prefill`: computed tokens of sequences
+    that joined, and seconds; `again`: the same of running ones whose cache an update made stale. `busy`: seconds in
+    which the engine itself was at work. `handled`: finished samples, and the processor time of the actor's thread
+    outside the engine; `buffer`: the same of the buffer. `cores`: of each host. `lengths`: sampled tokens of each
+    sample of a group."""
 
     def __init__(self) -> None:
         self.decode: dict[int, NDArray[np.float64]] = {}
         self.prefill = [0.0, 0.0]
+        self.again = [0.0, 0.0]
         self.busy = 0.0
         self.handled = [0.0, 0.0]
         self.buffer = [0.0, 0.0]
         self.cores: dict[str, int] = {}
+        self.lengths: deque[list[int]] = deque(maxlen=GROUPS)
         self._elsewhere = thread_time()  # of the thread: before this, and in the engine
         self._open: tuple[float, int, int] | None = None  # begin, sequences and tokens of the step under way
 
@@ -64,12 +71,20 @@ class StepCosts:
         self.prefill[0] += tokens
         self.prefill[1] += seconds
 
+    def recomputed(self, tokens: int, seconds: float) -> None:
+        self.again[0] += tokens
+        self.again[1] += seconds
+
+    def answered(self, lengths: list[int]) -> None:
+        self.lengths.append(lengths)
+
     def write(self, run: Path, role: str, samples: int) -> None:
         """Write the sums so far, in the place of earlier ones; `samples` have ended. Call it in the engine's thread."""
         if self.decode:
             decode = {size: sums.tolist() for size, sums in self.decode.items()}
             handled = samples, max(0.0, thread_time() - self._elsewhere)
-            write_costs(run, role, {"decode": decode, "prefill": self.prefill, "busy": self.busy, "handled": handled})
+            counted = {name: getattr(self, name) for name in ("prefill", "again", "busy")}
+            write_costs(run, role, {"decode": decode, **counted, "handled": handled, "lengths": list(self.lengths)})
 
 
 def read(run: Path) -> StepCosts:
@@ -85,5 +100,7 @@ def read(run: Path) -> StepCosts:
         for size, sums in said["decode"].items():
             found._class(int(size))[:] += np.array(sums)
         found.prefilled(*said["prefill"])
+        found.recomputed(*said.get("again", (0, 0)))
         found.busy += said["busy"]
+        found.lengths.extend(said.get("lengths", ()))
     return found

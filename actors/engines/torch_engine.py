@@ -344,12 +344,12 @@ class TorchEngine:
         table = self._table
         self._relieve()
         if self._stale:
+            await self._recompute_cache()
+        joined = self._admit()
+        if self._table.requests:
             self._reserve()
-            await self._prefill(list(range(len(table))), again=True)
-            self._totals["recompute_seconds"] += perf_counter() - start
-            self._stale = False
         before, prefilled = perf_counter(), self._totals["prefill_tokens"]
-        await self._admit()
+        await self._prefill(joined)
         now = perf_counter()
         if fresh := int(self._totals["prefill_tokens"] - prefilled):
             self.step_costs.prefilled(fresh, now - before)
@@ -371,6 +371,16 @@ class TorchEngine:
         if not table.requests:
             self.step_costs.end(end)
 
+    async def _recompute_cache(self) -> None:
+        """Keys and values of all running sequences, under the new weights."""
+        self._reserve()
+        start, before = perf_counter(), self._totals["prefill_tokens"]
+        await self._prefill(list(range(len(self._table))), again=True)
+        seconds = perf_counter() - start
+        self._totals["recompute_seconds"] += seconds
+        self.step_costs.recomputed(int(self._totals["prefill_tokens"] - before), seconds)
+        self._stale = False
+
     def _relieve(self) -> None:
         """Put back the newest sequences until the others' next tokens find room."""
         table, before = self._table, len(self._table)
@@ -390,7 +400,8 @@ class TorchEngine:
         self._waiting.appendleft(request)
         self._totals["preemptions"] += 1
 
-    async def _admit(self) -> None:
+    def _admit(self) -> list[int]:
+        """Give slots to waiting sequences, as far as there is room → these slots."""
         joined = []
         while self._waiting and not self._loads and len(self._table) < self._concurrency.limit:
             if not self._fits(self._waiting[0]):
@@ -398,9 +409,7 @@ class TorchEngine:
             self._totals["joins"] += 1
             self._waiting[0].joined = int(self._totals["joins"])
             joined.append(self._table.add(self._waiting.popleft()))
-        if self._table.requests:
-            self._reserve()
-        await self._prefill(joined)
+        return joined
 
     @torch.inference_mode()
     def _reserve(self) -> None:

@@ -1,7 +1,8 @@
 """Decoders of a real model on one workload: this project's engine, transformers' static cache, llama.cpp.
 
-64 sequences: 8 prompts of 45 tokens × 8 samples, answers of 16 to 64 tokens (equal lengths for all contenders). The
-engine samples and records logprobs; `generate` samples; llama.cpp takes the likeliest token by NumPy, and copies the
+64 sequences: 8 prompts of 45 tokens × 8 samples, answers of 16 to 64 tokens unless told otherwise (equal lengths for
+all contenders). "padded" is the engine with torch's attention, which reads all slots to the longest one. The engine
+samples and records logprobs; `generate` samples; llama.cpp takes the likeliest token by NumPy, and copies the
 prompt's KV within a group, as the engine does. Called by `scripts.bench.engine`.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,15 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
+from actors.engines import ragged_attention
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models import folder
 from areal_like.types import Completion, Limits
 
 from .figures import best_seconds
 
-GROUPS, SIZE, PROMPT, SHORTEST, LONGEST = 8, 8, 45, 16, 64
+GROUPS, SIZE, PROMPT = 8, 8, 45
+SHORTEST, LONGEST = 16, 64
 SEQUENCES = GROUPS * SIZE
 DTYPES = ("float32", "bfloat16")
 
@@ -44,6 +49,24 @@ class Ours:
             self.done = await asyncio.gather(*map(self.engine.generate, prompts, limits))
 
         asyncio.get_event_loop().run_until_complete(sample_all())
+
+
+class Padded(Ours):
+    """The engine before its attention knew how long each sequence is."""
+
+    def __call__(self, prompts: np.ndarray, lengths: np.ndarray) -> None:
+        with torchs_attention():
+            super().__call__(prompts, lengths)
+
+
+@contextmanager
+def torchs_attention() -> Iterator[None]:
+    """Engines attend as they do without numba."""
+    least, ragged_attention.COMPILED_FROM = ragged_attention.COMPILED_FROM, sys.maxsize
+    try:
+        yield
+    finally:
+        ragged_attention.COMPILED_FROM = least
 
 
 class Static:
@@ -69,7 +92,7 @@ class Static:
 class LlamaCpp:
     """llama.cpp's batched decode of a GGUF file, through llama-cpp-python's low-level functions."""
 
-    def __init__(self, gguf: Path, threads: int):
+    def __init__(self, gguf: Path, threads: int, longest: int):
         self._api: Any = importlib.import_module("llama_cpp")
         api = self._api
         self._quiet = api.llama_log_callback(lambda *_: None)  # held: C keeps the pointer
@@ -77,7 +100,7 @@ class LlamaCpp:
         api.llama_backend_init()
         self._model = api.llama_model_load_from_file(str(gguf).encode(), api.llama_model_default_params())
         settings = api.llama_context_default_params()
-        settings.n_ctx = SEQUENCES * (PROMPT + LONGEST + 19)
+        settings.n_ctx = SEQUENCES * (PROMPT + longest + 19)
         settings.n_batch = SEQUENCES * PROMPT
         settings.n_seq_max = SEQUENCES
         settings.n_threads = settings.n_threads_batch = threads
@@ -116,24 +139,30 @@ class LlamaCpp:
         return [int(token) for token in logits.argmax(axis=1)]
 
 
-def contenders_of(path: Path, ggufs: list[Path], threads: int) -> dict[str, Callable[[], Any]]:
-    """Name → what makes it."""
+def contenders_of(path: Path, ggufs: list[Path], threads: int, longest: int = LONGEST) -> dict[str, Callable[[], Any]]:
+    """Name → what makes it, for answers of up to `longest` tokens."""
     found: dict[str, Callable[[], Any]] = {f"engine_{dtype}": partial(Ours, path, dtype) for dtype in DTYPES}
+    found |= {f"padded_{dtype}": partial(Padded, path, dtype) for dtype in DTYPES}
     found |= {f"generate_{dtype}": partial(Static, path, dtype) for dtype in DTYPES}
     if importlib.util.find_spec("llama_cpp"):
-        found |= {f"llama_{gguf.stem}": partial(LlamaCpp, gguf, threads) for gguf in ggufs}
+        found |= {f"llama_{gguf.stem}": partial(LlamaCpp, gguf, threads, longest) for gguf in ggufs}
     return found
 
 
 def compare(
-    path: Path, makers: dict[str, Callable[[], Any]], threads: int, repeats: int, rng: np.random.Generator
+    path: Path,
+    makers: dict[str, Callable[[], Any]],
+    threads: int,
+    repeats: int,
+    rng: np.random.Generator,
+    answers: tuple[int, int] = (SHORTEST, LONGEST),
 ) -> dict[str, float]:
     """Tokens per second of each contender, and seconds until 64 different prompts have their first token."""
     contenders = {name: make() for name, make in makers.items()}
     vocab = AutoConfig.from_pretrained(path).vocab_size
     different = rng.integers(0, vocab, (SEQUENCES, PROMPT))
     groups = np.repeat(different[:GROUPS], SIZE, axis=0)
-    lengths = rng.integers(SHORTEST, LONGEST + 1, SEQUENCES)
+    lengths = rng.integers(answers[0], answers[1] + 1, SEQUENCES)
     ones = np.ones(SEQUENCES, int)
     clock = time.process_time if threads == 1 else time.perf_counter
     first = best_seconds({n: partial(c, different, ones) for n, c in contenders.items()}, repeats, clock)
@@ -149,8 +178,8 @@ def compare(
         found |= _off(f"{dtype}_engine_to_float32_learner", engine, exact)
         found |= _off(f"{dtype}_engine_to_bfloat16_learner", engine, rounded)
         found |= _off(f"float32_to_bfloat16_learner_on_{dtype}_answers", exact, rounded)
-    for name, contender in contenders.items():
-        if name.startswith("engine"):
+    for contender in contenders.values():
+        if isinstance(contender, Ours):
             asyncio.get_event_loop().run_until_complete(contender.engine.close())
     return found
 

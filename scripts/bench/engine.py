@@ -1,7 +1,7 @@
 """Tokens per second of the embedded engine against transformers' batched `generate`, on the same model in one run.
 
     python -m scripts.bench.engine [--json FILE] [--repeats N] [--seed N]
-    python -m scripts.bench.engine --model FOLDER [--threads N] [--gguf FILE ...] [--only NAME ...]
+    python -m scripts.bench.engine --model FOLDER [--threads N] [--answers MIN MAX] [--gguf FILE ...] [--only NAME ...]
 
 Both sample at temperature 1 (the engine records logprobs as well), 64 sequences at once, one thread, Qwen2 of hidden
 size 128 and 4 layers. "equal": all responses have the same length. "longtail": log-normal lengths (σ = 1), 256
@@ -9,8 +9,10 @@ requests; `generate` takes them 64 at a time and each batch waits for its longes
 best of the repeats counts, so other load on the machine affects both. Only requested tokens count.
 
 Metrics: `engine_over_generate`, `engine_over_generate_longtail` (ratios of tokens/s), `*_tokens_per_second`,
-`engine_over_generate_greedy` (equal lengths, both greedy), and `tiny_step_seconds`: one decode step of 64 sequences
-of a model with hidden size 32 and 2 layers, all bookkeeping included.
+`engine_over_generate_greedy` (equal lengths, both greedy), `engine_over_padded_*` (the engine with torch's attention,
+which reads all sequences to the longest one; "stream": log-normal lengths to 512, σ = .6 around 200), and
+`tiny_step_seconds`: one decode step of 64 sequences of a model with hidden size 32 and 2 layers, all bookkeeping
+included.
 
 `--model FOLDER` compares on that model instead, in float32 and bfloat16 (`scripts.bench.decoding`): this engine,
 `generate` with a static cache and, where llama-cpp-python can be imported, llama.cpp with each `--gguf` file of the
@@ -29,6 +31,7 @@ import numpy as np
 
 from areal_like.types import Limits
 
+from ..arguments import positive
 from .figures import bench_parser, best_seconds, tell
 
 if TYPE_CHECKING:
@@ -64,6 +67,24 @@ def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray, gr
         await asyncio.gather(*map(engine.generate, prompts, limits))
 
     asyncio.get_event_loop().run_until_complete(sample_all())
+
+
+def unpadded(suffix: str, lengths: np.ndarray, repeats: int, rng: np.random.Generator) -> dict[str, float]:
+    """What it gains that attention reads no padding."""
+    from actors.engines.torch_engine import TorchEngine
+
+    from .decoding import torchs_attention
+
+    prompts, engine = rng.integers(0, VOCAB, (len(lengths), PROMPT)), TorchEngine(model(), slots=SLOTS)
+
+    def padded() -> None:
+        with torchs_attention():
+            run_engine(engine, prompts, lengths, False)
+
+    contenders = {"padded": padded, "engine": lambda: run_engine(engine, prompts, lengths, False)}
+    seconds = best_seconds(contenders, repeats, perf_counter)
+    asyncio.get_event_loop().run_until_complete(engine.close())
+    return {f"engine_over_padded{suffix}": seconds["padded"] / seconds["engine"]}
 
 
 def compare(suffix: str, lengths: np.ndarray, greedy: bool, repeats: int, rng: np.random.Generator) -> dict[str, float]:
@@ -103,6 +124,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="compare on this Hugging Face folder (python -m scripts.pretrained)")
     parser.add_argument("--threads", type=int, default=1, help="with --model")
     parser.add_argument("--gguf", type=Path, action="append", default=[], help="the same weights for llama.cpp")
+    parser.add_argument(
+        "--answers", type=positive, nargs=2, default=(16, 64), metavar=("MIN", "MAX"), help="with --model: their tokens"
+    )
     parser.add_argument("--only", action="append", help="with --model: engine_bfloat16, generate_float32 ...")
     args = parser.parse_args()
     import torch
@@ -113,16 +137,23 @@ def main() -> None:
     if args.model:
         from . import decoding
 
-        makers = decoding.contenders_of(args.model, args.gguf, args.threads)
+        makers = decoding.contenders_of(args.model, args.gguf, args.threads, args.answers[1])
         chosen = {name: make for name, make in makers.items() if not args.only or name in args.only}
-        tell(decoding.compare(args.model, chosen, args.threads, args.repeats, rng), args.json)
+        found = decoding.compare(args.model, chosen, args.threads, args.repeats, rng, tuple(args.answers))
+        tell(found, args.json)
         return
     equal = np.full(SLOTS, EQUAL)
-    tail = np.clip(np.rint(np.exp(rng.normal(np.log(MEDIAN), 1.0, REQUESTS))), 1, LONGEST).astype(int)
+    tail, stream = (
+        np.clip(np.rint(np.exp(rng.normal(np.log(median), sigma, REQUESTS))), 1, LONGEST).astype(int)
+        for median, sigma in ((MEDIAN, 1.0), (200, 0.6))
+    )
     metrics = {
         **compare("", equal, False, args.repeats, rng),
         **compare("_greedy", equal, True, args.repeats, rng),
         **compare("_longtail", tail, False, max(1, args.repeats // 2), rng),
+        **unpadded("_equal", equal, args.repeats, rng),
+        **unpadded("_longtail", tail, max(1, args.repeats // 2), rng),
+        **unpadded("_stream", stream, max(1, args.repeats // 2), rng),
         "tiny_step_seconds": tiny_step(args.repeats, rng),
     }
     tell(metrics, args.json)

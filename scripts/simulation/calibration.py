@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import yaml
 
 from actors.engines import step_costs
 from areal_like import older_configs, samples
 from areal_like.config import Config, ConfigError
 from areal_like.metrics import MetricsFollower
-from areal_like.registry import settled
+from areal_like.registry import build, settled
 from areal_like.run_folder import CONFIG
 
 from .costs import Answers, Costs, Engine, LearnerCost, Sample, Verifier, WeightsCost, of_timed
@@ -23,6 +25,8 @@ from .costs import Answers, Costs, Engine, LearnerCost, Sample, Verifier, Weight
 SKIPPED_STEPS = 2
 """The first train steps warm up, and are left out."""
 LEAST_GROUPS = 8
+PROMPTS = 64
+"""Rows of the task that tell how long a prompt is."""
 LEAST_SPREAD = 0.05
 """Batches whose tokens differ less say nothing of the cost of a token."""
 
@@ -34,6 +38,14 @@ class Calibrated:
     costs: Costs
     residuals: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+
+def written(found: Calibrated) -> str:
+    """As a file for `--costs`."""
+    lines = [f"# {name}: the fit is off by {error:.1%} (root mean square)" for name, error in found.residuals.items()]
+    lines += [f"# {note}" for note in found.notes]
+    costs = msgspec.to_builtins(found.costs)
+    return "\n".join([*lines, yaml.safe_dump(costs, sort_keys=False, default_flow_style=None, width=120)])
 
 
 def calibrate(run: Path, last: int | None = None) -> Calibrated:
@@ -85,22 +97,39 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
     whole = sum(each * steps / seconds for each, (steps, _, _, seconds) in zip(classes, firsts, strict=True))
     fit = nonnegative(whole[:3, :3], whole[:3, 3])
     errors = firsts[:, :3] @ fit / firsts[:, 3] - 1.0
+    if len(classes) == 1:
+        mean = firsts[0, 1] / firsts[0, 0]
+        found.notes.append(
+            f"all decode steps had about {mean:.0f} sequences: what fewer cost is a guess (mode=sync has all)"
+        )
     found.residuals["decode step"] = math.sqrt(float((firsts[:, 3] * errors**2).sum() / firsts[:, 3].sum()))
-    tokens, seconds = counted.prefill
+    prefill, fresh = _prefill(run, config, counted)
     knobs = settled("engine", config.engine)
     apply = [row["rollout/update_pause_seconds"] for row in rows if row.get("rollout/update_pause_seconds")]
     return Engine(
         float(fit[0]),
         float(fit[1]),
         float(fit[2]),
-        seconds / tokens if tokens else 0.0,
+        prefill,
         float(apply[-1]) if apply else 0.0,
         knobs.get("kv_policy", "recompute") == "recompute",
         knobs["slots"] or 64,
         knobs.get("kv_tokens"),
         knobs.get("interruptible", True),
-        min(1.0, counted.busy / max(1e-9, seconds + float(firsts[:, 3].sum()))),
+        min(1.0, counted.busy / max(1e-9, counted.prefill[1] + counted.again[1] + float(firsts[:, 3].sum()))),
+        fresh,
     )
+
+
+def _prefill(run: Path, config: Config, counted: step_costs.StepCosts) -> tuple[float, float]:
+    """Seconds per computed token, and how many are computed per token of a prompt when a sequence joins."""
+    (computed, joined), samples = counted.prefill, counted.handled[0]
+    if not joined or not samples:
+        return 0.0, 1.0
+    each = counted.again[1] / counted.again[0] if counted.again[1] else joined / computed
+    task = build("task", config.task, config.run.seed)
+    prompt = float(np.mean([len(task.prompt("train", row).tokens) for row in range(PROMPTS)]))
+    return each, joined / (each * samples * max(1.0, prompt))
 
 
 def _samples(run: Path, found: Calibrated) -> None:
@@ -140,8 +169,11 @@ def _weights(rows: Sequence[dict[str, Any]]) -> WeightsCost:
 
 
 def _answers(run: Path, rows: Sequence[dict[str, Any]], found: Calibrated) -> Answers:
-    """The spread within prompts from kept samples, as far as there are; the rest from the metrics."""
+    """Lengths as actors have counted them. Where they have not, the spread within prompts is that of kept samples, as
+    far as there are; the rest comes from the metrics."""
     right = float(np.clip(np.mean([row["reward/mean"] for row in rows]), 0.0, 1.0))
+    if len(counted := list(step_costs.read(run).lengths)) >= LEAST_GROUPS:
+        return Answers(float(np.median(np.concatenate(counted))), trace=list(counted), right=right)
     groups = defaultdict[tuple[int, int], list[int]](list)
     for kept in samples.read(run, [samples.TRAINED]):
         groups[kept.step, kept.group].append(len(kept.response))

@@ -54,7 +54,7 @@ def predict(
     step = engine.base + engine.per_sequence * n + engine.per_token * n * (prompt + size_biased)
     training_seconds = learner.base + samples * (learner.per_sample + learner.per_token * mean)
     pauses = engine.apply + costs.weights.encode + costs.weights.fetch
-    rollout = actors * n / (mean * step + n * engine.prefill * prompt)
+    rollout = actors * n / (mean * step + n * engine.cost.join(prompt))
     training = samples / max(1e-9, training_seconds + learner.publish)
     longest = float(np.quantile(lengths, 1.0 - 1.0 / (samples + 1)))
     if not sync and bound > 0:

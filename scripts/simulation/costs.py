@@ -31,10 +31,12 @@ class Engine(msgspec.Struct, forbid_unknown_fields=True):
     kv_tokens: float | None = None
     interruptible: bool = True
     busy: float = 1.0
+    fresh: float = 1.0
 
     @property
     def cost(self) -> DecodeCost:
-        return DecodeCost(self.base, self.per_sequence, self.per_token, self.prefill, self.apply, self.recompute)
+        shared = (getattr(self, name) for name in DecodeCost.__dataclass_fields__)
+        return DecodeCost(*shared)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -71,7 +73,7 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
     sigma: float = 1.0
     noise: float = 0.3
     seed: int = 0
-    trace: str | list[int] | None = None
+    trace: str | list[int | list[int]] | None = None
     most: int | None = None
     prompt: int | None = None
     drift: float = 1.0

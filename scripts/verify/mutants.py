@@ -39,7 +39,7 @@ from .mutations import TUNING, Mutant, mutants
 
 ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "buffer": ("tests/buffer",),
+        "buffer": ("tests/buffer", "tests/tasks/test_mixture.py"),
         "learners/losses": ("tests/learners/losses", "tests/learners/test_learner_losses.py"),
         "areal_like/weights": (
             "tests/areal_like/weights",

@@ -27,10 +27,17 @@ SILENT = ("log", "_log", "logging", "warnings", "print")
 """Calls that only inform people."""
 TUNING: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
+        "buffer/checks.py": {
+            "MOST_REDRAWN": "a limit of what a peer may say, far above what actors do",
+            "MOST_CHARACTERS": "the same",
+        },
         "buffer/controller.py": {
             "MESSAGES_PER_TURN": "one more message before the next decision",
         },
-        "buffer/handlers.py": {"KEPT_DIGESTS": "memory: one version more is remembered"},
+        "buffer/handlers.py": {
+            "KEPT_DIGESTS": "memory: one version more is remembered",
+            "LONGEST_REASON": "characters of a reason that people read",
+        },
         "buffer/injection.py": {"_STREAM": "any number that no other stream of random numbers has"},
         "buffer/journal.py": {"COPY_BYTES": "how much one rotation copies: the next one goes on"},
         "buffer/outbox.py": {"MOST_ACKNOWLEDGEMENTS": "memory: one message more"},

@@ -53,6 +53,12 @@ def test_prompts_cost_their_prefill() -> None:
     assert clock.totals["busy_seconds"] == pytest.approx(6.0) and clock.held == 0
 
 
+def test_only_the_fresh_share_of_a_prompt_is_computed() -> None:
+    clock = DecodeClock(DecodeCost(base=1.0, prefill=0.5, fresh=0.25), slots=4)
+    ends = decode(clock, ("a", 4, 2), ("b", 4, 3))
+    assert ends.seen == {"a": (3.0, "stop", 2), "b": (4.0, "stop", 3)}  # twice .5 s of prefill
+
+
 def test_a_full_cache_preempts_the_newest_and_nothing_is_lost() -> None:
     clock = DecodeClock(DecodeCost(base=1.0), slots=4, kv_tokens=20)
     ends = decode(clock, ("a", 4, 12), ("b", 4, 9))
@@ -91,7 +97,7 @@ def test_lengths_are_those_of_their_keys() -> None:
 @pytest.mark.parametrize("slots", [8, 40])
 def test_what_matters_next_is_when_it_comes(slots: int) -> None:
     """Every third sequence matters, others end in between and join late: nobody needs to look before."""
-    cost = DecodeCost(base=0.02, per_sequence=0.001, per_token=1e-5, prefill=1e-4, apply=0.3)
+    cost = DecodeCost(base=0.02, per_sequence=0.001, per_token=1e-5, prefill=1e-4, apply=0.3, fresh=0.5)
 
     def ends_of(lazily: bool) -> tuple[dict[str, tuple[float, str, int]], int]:
         clock, looks = DecodeClock(cost, slots), 0

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from actors.engines.lengths import Lengths
 from actors.engines.timed_engine import TimedEngine
 from areal_like.types import Limits
 from areal_like.weights.state import State
@@ -131,10 +132,39 @@ def test_a_second_call_goes_on_with_the_same_sample():
 def test_traces_come_from_lists_and_files(tmp_path):
     (tmp_path / "lengths.json").write_text(json.dumps([5, 7]))
     (tmp_path / "lengths.txt").write_text("5\n7\n")
-    for trace in ([5, 7], str(tmp_path / "lengths.json"), str(tmp_path / "lengths.txt")):
+    (tmp_path / "lengths.csv").write_text("tokens\n5\n7\n")
+    (tmp_path / "row.csv").write_text("5,7\n")
+    for trace in (
+        [5, 7],
+        *(str(tmp_path / f"{name}") for name in ("lengths.json", "lengths.txt", "lengths.csv", "row.csv")),
+    ):
         engine = TimedEngine(trace=trace)
         lengths = [engine.length(PROMPT, Limits(100, key=key)) for key in range(200)]
         assert set(lengths) == {5, 7} and 60 < lengths.count(5) < 140
+
+
+@pytest.mark.parametrize("text", ["", "tokens\n", "5\nx\n", "5.5", '["a"]', '{"5": 7}', "[null]"])
+def test_a_file_without_lengths_is_refused(tmp_path, text):
+    (tmp_path / "lengths.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"trace: .*lengths\.csv"):
+        Lengths(1.0, 0.0, 0.0, trace=str(tmp_path / "lengths.csv"))
+
+
+def test_a_prompt_has_one_of_several_traces(tmp_path):
+    (tmp_path / "lengths.json").write_text(json.dumps([[5, 7], [50], [60, 70, 80]]))
+    for trace in ([[5, 7], [50], [60, 70, 80]], str(tmp_path / "lengths.json")):
+        lengths = Lengths(1.0, 0.0, 0.0, trace=trace)
+        of_prompts = [frozenset(lengths.of(prompt, key) for key in range(50)) for prompt in range(90)]
+        kinds = [frozenset({5, 7}), frozenset({50}), frozenset({60, 70, 80})]
+        assert set(of_prompts) == set(kinds)
+        assert all(15 < of_prompts.count(kind) < 45 for kind in kinds)
+        assert lengths.drawn(3, [0.0, 0.999]) == [lengths.drawn(3, [0.0])[0], lengths.drawn(3, [0.999])[0]]
+
+
+@pytest.mark.parametrize("trace", [[[5], 7], [[5], []], [[5, 0]]])
+def test_lengths_that_no_answer_can_have_are_refused(trace):
+    with pytest.raises(ValueError, match="trace: "):
+        Lengths(1.0, 0.0, 0.0, trace=trace)
 
 
 def test_stop_tokens_end_responses_only():

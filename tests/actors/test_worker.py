@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from actors.engines.step_costs import StepCosts
 from actors.reward_pool import RewardError
 from actors.worker import RESAMPLES, Heldout, Rollout, Worker
 from areal_like.partials import check_partial, decode_partial
@@ -126,6 +127,19 @@ def test_a_group_is_pushed_once_complete_in_the_order_of_its_samples() -> None:
         (group,) = play.client.groups
         assert (group.id, [s.reward for s in group.samples]) == (1, [0.0, 0.1, 0.2])
         assert group.digests == {3: "abc", 4: "def"}
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_counts_costs_hears_how_long_answers_were() -> None:
+    async def scenario() -> None:
+        play = Play()
+        play.worker.engine.step_costs = counted = StepCosts()
+        await play.lease(need=2)
+        await play.end("1/1", sample(0.1))
+        assert not counted.lengths
+        await play.end("1/0", replace(sample(0.1), tokens=np.zeros(9, np.int32)))
+        assert list(counted.lengths) == [[8, 2]]  # responses, without the prompt
 
     asyncio.run(scenario())
 

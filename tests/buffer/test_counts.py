@@ -9,14 +9,14 @@ from areal_like.groups import Head, encode_group
 from areal_like.types import Group, Sample
 from buffer import events
 from buffer.evaluation import Asked, Evaluation
-from buffer.gauges import idle_shares
+from buffer.gauges import Gauges, idle_shares
 from buffer.journal import since_snapshot
 from buffer.sagc import Sagc
 from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import SyncScheduler
 from buffer.segment_file import MAGIC, path_of
 from buffer.status import levels, waits
-from buffer.store import Entry
+from buffer.store import Entry, Stage
 from tests.buffer.house import House, asynchronous
 
 
@@ -32,6 +32,26 @@ def test_idle_shares_are_what_a_barrier_leaves_unused():
     found = idle_shares([head(0, 2, 4), head(1, 1, 10, 10)])
     assert found["barrier/group_idle_share"] == pytest.approx(((1 - 6 / 8) + (1 - 21 / 30)) / 2)
     assert found["barrier/round_idle_share"] == pytest.approx(1 - 27 / 50)
+
+
+def test_a_batch_of_one_sample_is_as_old_as_that_sample():
+    """Sampled by version 0, pushed at version 1, trained at version 3."""
+    entry = Entry(0, 0, 0, 1, 1, Stage.SERVED, version_at_push=1, head=head(0, 4))
+    gauges = Gauges()
+    found = gauges.batch_info([entry], 3, 0, 0.0)
+    assert found["staleness/in_flight_mean"] == 1 and found["staleness/in_queue_mean"] == 2
+    assert gauges.staleness_mean == 3
+
+
+def test_tokens_that_are_pushed_are_counted_once():
+    house = House(asynchronous())
+    house.start()
+    for group_id in (0, 1, 1, 2, 3):
+        house.finish(group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    (info,) = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
+    assert info["rollout/tokens"] == 4 * 8 * 2 and info["rollout/tokens_per_second"] > 0
+    assert house.state.gauges.samples_pushed == 4 * 8
 
 
 def test_an_evaluation_has_the_means_of_its_answers():

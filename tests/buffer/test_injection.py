@@ -13,6 +13,7 @@ from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.staleness import Bound
 from buffer.store import LEASED
+from tests.buffer.house import House, asynchronous
 from tests.buffer.paper import Paper
 
 B, BATCHES, CHECKPOINT = 4, 18, 4
@@ -108,8 +109,31 @@ def test_every_batch_has_its_ages_whatever_happens(spec, interval: int, seed: in
     assert run.batches >= BATCHES, "stuck"
     trained = [group_id for batch in run.trained for group_id in batch]
     assert len(set(trained)) == len(trained) == BATCHES * B
+    most = (run.ages.oldest + 2) * interval * B
+    assert len(run.replay.store.slots.state().taken) <= most, "a snapshot does not grow with the run"
     ledger = run.replay.store.ledger()
     assert ledger["admitted"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["active"]
+
+
+def test_the_buffer_announces_no_version_before_the_slots_of_the_one_before_are_rolled_out() -> None:
+    """Of age 1: batches 0 and 1 need version 0, every later one the version before its own."""
+    house = House(asynchronous(max_staleness=1), slots=AgedSlots(Ages(1), Bound(1, B)))
+    Paper().restore(house.state.replay, 0)
+    house.start()
+    assert len(house.leases()) == 2 * B
+    house.say("learner", "want", {"index": 0, "version": 0})
+    for group_id in range(2 * B - 1):
+        house.finish(group_id, 0)
+    assert house.batches() == [[0, 1, 2, 3]]
+    house.say("learner", "trained", {"index": 0})
+    house.publish(1)
+    assert house.state.weights.version == 0 and len(house.leases()) == 2 * B, "group 7 still runs"
+    house.finish(2 * B - 1, 0)
+    assert house.state.weights.version == 1
+    house.apply(1)
+    assert len(house.leases()) == 3 * B
+    house.say("learner", "want", {"index": 1, "version": 1})
+    assert house.batches() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_group_of_another_age_is_never_served() -> None:

@@ -258,6 +258,18 @@ def test_a_journal_of_another_format_is_refused_in_one_sentence_and_left_alone(t
         assert path.read_bytes() == magic + b"whatever"
 
 
+OF_BEFORE = """617265616c2d6a6f75726e616c2d380ad74a52040d0000000900000000000000270c63773cdab34f1000000000000000ec7b
+135612d1174593a464726f7007a57374616c6561207061796c6f6164d74a5204090000000000000000000000c294d3380580
+062d4e000000000000006e38e71e0ac61e1b92a666696e69736802"""
+"""The third file of a journal of format 8, with two records."""
+
+
+def test_a_journal_of_this_format_from_an_earlier_start_is_read(tmp_path: Path) -> None:
+    """Runs are resumed with later versions of this program: other bytes need another number of the format."""
+    (tmp_path / "000003.wal").write_bytes(bytes.fromhex(OF_BEFORE))
+    assert loaded(scan(tmp_path)) == [Record(Drop(7, "stale"), b"a payload"), Record(Finish(2))]
+
+
 def test_a_record_that_is_no_event_of_ours_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(segment_file, "encode", lambda event: msgpack.packb(["admit", 1, "of another version"]))
     write(tmp_path, [Record(Requeue(1))])

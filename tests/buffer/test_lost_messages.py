@@ -1,9 +1,10 @@
 """Messages lost with a broken connection are sent again: nothing is counted, served or trained twice."""
 
+from areal_like.wire import SAY_HELLO
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
 from buffer.store import LEASED, NO_SLOT, Stage
-from tests.buffer.house import B, House, asynchronous
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 
 
 def begun() -> House:
@@ -76,6 +77,16 @@ def test_a_learner_that_says_all_again_changes_nothing() -> None:
     want(house, 0)
     assert house.state.store.ledger() == before and refusals(house) == []
     assert house.batches()[0] == house.batches()[-1]
+
+
+def test_an_actor_that_the_buffer_does_not_know_is_told_to_say_hello() -> None:
+    """A buffer that has started again knows none of its actors."""
+    house = House(asynchronous())
+    house.hello("learner", "actor-0")
+    for name in house.names:
+        house.say(name, "heartbeat", SIGN_OF_LIFE)
+    ((told, reason),) = [(who, body["reason"]) for who, kind, body in house.router.sent if kind == "refused"]
+    assert told == "actor-1" and SAY_HELLO in reason
 
 
 def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:

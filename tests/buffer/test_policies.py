@@ -128,6 +128,22 @@ def test_mask_tokens_drops_what_has_no_young_token_left() -> None:
     assert replay.store.dropped == {"stale": 1}
 
 
+def test_mask_tokens_drops_a_straggler_that_comes_with_nothing_but_old_tokens() -> None:
+    """Nothing that waited when the buffer last looked for old groups was as old."""
+    replay = Replay(Bound(1, B), fifo, "mask_tokens")
+    replay.admit(0, 0, 1, 1, "slow", 0, 0.0)
+    for batch in range(4):
+        quick = [10 * batch + 1, 10 * batch + 2]
+        if batch == 3:
+            push(replay, 0, 0)
+        for group_id in quick:
+            replay.admit(group_id, 0, 1, 1, "quick", batch, 0.0)
+            push(replay, group_id, batch)
+        assert [entry.id for entry in replay.serve(batch)] == quick
+        replay.finish(batch)
+    assert replay.store.dropped == {"stale": 1}
+
+
 @pytest.mark.parametrize("staleness_policy", ["wait", "drop", "requeue", "mask_tokens"])
 def test_in_order_waits_whatever_is_said_of_stale_groups(staleness_policy: str) -> None:
     replay, served = history(staleness_policy, in_order)

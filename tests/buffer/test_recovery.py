@@ -1,5 +1,7 @@
 """Crashes with events in a fixed order; random ones are in `test_replay_properties`."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,8 @@ from areal_like.types import Completion, PartialSample
 from buffer.events import Begin, Finish
 from buffer.journal import JournalError
 from buffer.partials import PartialGroup
-from buffer.policies import fifo
-from buffer.replay import Replay
+from buffer.policies import Waiting, fifo, priority
+from buffer.replay import Policy, Replay
 from buffer.staleness import Bound
 from buffer.store import EventError, Stage
 from tests.buffer.paper import Paper
@@ -18,8 +20,8 @@ from tests.buffer.paper import Paper
 B = 2
 
 
-def reborn(journal: Paper, next_batch: int) -> Replay:
-    replay = Replay(Bound(1, B), fifo)
+def reborn(journal: Paper, next_batch: int, policy: Policy = fifo) -> Replay:
+    replay = Replay(Bound(1, B), policy)
     journal.restore(replay, next_batch)
     return replay
 
@@ -126,6 +128,21 @@ def test_a_batch_served_before_a_snapshot_and_again_after_a_crash_is_served_a_th
     for _ in range(2):
         replay = reborn(journal, 1)
         assert [entry.id for entry in replay.serve(1)] == [1, 0]
+
+
+def last_done(group: Waiting) -> int:
+    return group.pushed
+
+
+def test_a_batch_that_a_snapshot_has_as_served_is_served_again_as_it_was_though_others_would_be_chosen_now() -> None:
+    journal, newest = Paper(), partial(priority, key=f"{__name__}:last_done")
+    replay = reborn(journal, 0, newest)
+    admit_and_push(replay, 0, 1)
+    assert [entry.id for entry in replay.serve(0)] == [0, 1]
+    admit_and_push(replay, 2, 3)
+    journal.rotate(replay)
+    replay = reborn(journal, 0, newest)
+    assert train(replay, 0) == [0, 1] and train(replay, 1) == [2, 3]
 
 
 def test_a_batch_that_a_snapshot_has_as_served_is_trained_before_and_after_a_crash() -> None:

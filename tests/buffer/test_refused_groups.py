@@ -9,6 +9,7 @@ from areal_like.groups import Head, encode_group
 from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, PartialSample, Sample
 from buffer.checks import RolloutsFail
+from buffer.status import status
 from buffer.store import Stage
 from tests.buffer.house import B, House, asynchronous, group, table
 
@@ -79,6 +80,7 @@ def test_an_actor_whose_groups_are_refused_in_a_row_gets_no_more_and_without_any
     house.push("actor-1", house.leases("actor-1")[0], 0)
     house.say("actor-0", "credit", {"ended": 64})
     assert len(house.leases("actor-0")) == before, "it has shown that what it makes is of no use"
+    assert "actor-0 gets no leases: 3 groups of it in a row were refused" in status(house.state)["waits"]
     mine = house.leases("actor-1")[1:]
     for group_id in mine[:2]:
         head, payload = bad_group(group_id, tokens=wrong)

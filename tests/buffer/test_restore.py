@@ -9,10 +9,14 @@ import pytest
 from areal_like import checkpoints
 from areal_like.groups import make_head
 from buffer import main
+from buffer.gauges import Gauges
 from buffer.journal import JournalError, segments
 from buffer.payloads import load
 from buffer.policies import fifo
 from buffer.replay import Replay
+from buffer.sagc_plain import SagcPlain
+from buffer.schedulers import AsyncScheduler
+from buffer.sizing import Lengths
 from buffer.staleness import Bound
 from buffer.store import Stage
 
@@ -104,3 +108,32 @@ def test_what_a_kill_has_torn_is_cut_off_before_anything_is_written(tmp_path: Pa
     end()
     assert b"torn" not in segment.read_bytes()
     assert [entry.id for entry in started(tmp_path)[1].store.of(Stage.WAITING)] == [0, 1]
+
+
+def test_group_sizes_and_what_explains_them_are_those_of_before(tmp_path: Path) -> None:
+    """Of batches that are trained only the newest sizes are left."""
+
+    def restored(replay: Replay) -> tuple[object, list[dict[str, float]]]:
+        scheduler, gauges = sized(), Gauges()
+        main.go_on(scheduler, replay, gauges)
+        return scheduler.state_dict(), [gauges.decision(batch) for batch in range(2)]
+
+    def sized() -> AsyncScheduler:
+        return AsyncScheduler(SagcPlain(candidates=[4, 8]))
+
+    _, replay, end = started(tmp_path)
+    scheduler, told = sized(), []
+    for batch in range(2):
+        seen = [Lengths((1, 1, 1, 50), (False,) * 4)] * 5 * batch
+        replay.open_batch(scheduler.open_batch(16, 0, seen), scheduler.state_dict())
+        told.append(scheduler.metrics())
+    end()
+    _, replay, end = started(tmp_path)
+    assert restored(replay) == (scheduler.state_dict(), told) and told[0] != told[1]
+    for batch in range(2):
+        replay.finish(batch)
+    end()
+    checkpoints.write(tmp_path, 2, lambda folder: None, {}, keep=2)
+    _, replay, end = started(tmp_path)
+    assert restored(replay) == (scheduler.state_dict(), [{}, {}])
+    end()

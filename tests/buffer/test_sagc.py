@@ -72,6 +72,14 @@ def test_hard_prompts_want_samples_and_unlike_prompts_want_prompts() -> None:
     assert hard < 0.75 * even and hard < 0.75 * unlike
 
 
+def test_groups_of_four_and_more_say_what_they_teach() -> None:
+    noise = RewardNoise(1.0, decisions=8)
+    noise.note([(0.0, 1.0, 1.0)])
+    assert noise.seen == 0
+    noise.note([(0.0, 1.0, 1.0, 1.0)])
+    assert noise.seen == 1
+
+
 def test_rewards_that_never_differ_favour_no_size() -> None:
     noise = RewardNoise(1.0, decisions=50)
     noise.note([(1.0,) * 8] * 40)
@@ -117,10 +125,11 @@ def played(scheduler: SyncScheduler, size: int, tau: float, sigma: float, rounds
     [
         {},
         {"oversample_prompts": 1.25},
+        {"oversample_prompts": 2.0},
         {"oversample_prompts": 1.25, "oversample_responses": 1.25},
         {"oversample_prompts": 1.25, "oversample_responses": 1.25, "cut_responses": "weigh"},
     ],
-    ids=["plain", "prompts", "both", "weighed"],
+    ids=["plain", "prompts", "twice", "both", "weighed"],
 )
 def test_predicted_rounds_are_as_long_as_those_of_the_scheduler(knobs: dict) -> None:
     for size in (4, 32):
@@ -139,7 +148,7 @@ def test_the_rules_decide_which_sizes_are_fast() -> None:
     one = AsyncScheduler(Sizing(group_size=8), max_staleness=0, max_inflight_groups=1).rounds(256)
     assert steps(one, 4) > 3 * steps(one, 32), "a barrier per group"
     free = AsyncScheduler(Sizing(group_size=8), max_staleness=4).rounds(256)
-    assert steps(free, 4) == steps(free, 32), "nobody waits"
+    assert steps(free, 4) == steps(free, 32) == 1.0, "nobody waits: all of the actors' time"
 
 
 def test_what_a_batch_costs_beside_its_responses_is_measured() -> None:

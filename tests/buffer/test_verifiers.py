@@ -34,5 +34,12 @@ def test_slow_ones_among_others_and_old_ones_end_nothing() -> None:
         seen.see("actor-0", totals(8, 8))
 
 
+def test_one_that_hangs_after_many_answers_in_time_ends_the_run() -> None:
+    seen = Verifiers(limit=0.95, window=8)
+    seen.see("actor-0", totals(100, 0))
+    with pytest.raises(RolloutsFail, match="8 of the last 8"):
+        seen.see("actor-0", totals(108, 8))
+
+
 def test_without_a_limit_nothing_ends() -> None:
     Verifiers(limit=None, window=1).see("actor-0", totals(100, 100))

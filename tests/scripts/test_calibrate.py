@@ -11,6 +11,7 @@ from actors.engines.decode_clock import DecodeCost
 from actors.engines.step_costs import StepCosts
 from areal_like import config as configs
 from areal_like.machine import cores
+from areal_like.registry import build
 from areal_like.run_folder import write_costs
 from scripts.calibrate import main
 from scripts.simulation.calibration import calibrate, nonnegative
@@ -33,10 +34,13 @@ def test_counts_of_actors_add_up(tmp_path: Path) -> None:
         counted.begin(0.0, 1, 10)
         counted.end(1.0 + number)
         counted.prefilled(100, 0.5)
+        counted.recomputed(50, 0.25)
+        counted.answered([7, 8])
         counted.write(tmp_path, f"actor-{number}", 10)
     found = step_costs.read(tmp_path)
     assert found.decode[0][0].tolist() == [2.0, 2.0, 20.0, 3.0] and found.decode[0][3, 3] == 5.0
-    assert found.prefill == [200.0, 1.0]
+    assert found.prefill == [200.0, 1.0] and found.again == [100.0, 0.5]
+    assert list(found.lengths) == [[7, 8], [7, 8]]
 
 
 def test_a_fit_without_negative_costs() -> None:
@@ -95,6 +99,45 @@ def test_costs_come_back(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert found.residuals["train step"] < 1e-6 and any("kept samples" in note for note in found.notes)
     assert main([str(tmp_path), "--out", str(tmp_path / "costs.yaml")]) == 0
     assert "the fit is off by" in capsys.readouterr().out
+    assert read(tmp_path / "costs.yaml") == found.costs
+
+
+def test_tokens_that_are_computed_when_a_sequence_joins(tmp_path: Path) -> None:
+    """Equal prompts share their computation; the cache of running sequences tells what a token costs."""
+    cost = DecodeCost(base=0.01, prefill=1e-4, fresh=0.125)
+    write_run(tmp_path, cost)
+    path = tmp_path / "costs" / "actor-0.json"
+    said = json.loads(path.read_text())
+    samples, prompt = 1000, len(build("task", configs.load(["quickstart"]).task, 0).prompt("train", 0).tokens)
+    said["prefill"], said["again"] = [samples * prompt / 8, samples * cost.join(prompt)], [5000, 5000 * cost.prefill]
+    path.write_text(json.dumps(said))
+    engine = calibrate(tmp_path).costs.engine
+    assert (engine.prefill, engine.fresh) == pytest.approx((1e-4, 0.125))
+    said["again"][1] *= 2  # twice as expensive as those that join
+    path.write_text(json.dumps(said))
+    engine = calibrate(tmp_path).costs.engine
+    assert engine.prefill == pytest.approx(2e-4) and engine.cost.join(prompt) == pytest.approx(cost.join(prompt))
+
+
+def test_steps_of_one_size_do_not_tell_what_others_cost(tmp_path: Path) -> None:
+    write_run(tmp_path, DecodeCost(base=0.01))
+    assert not any("a guess" in note for note in calibrate(tmp_path).notes)
+    path = tmp_path / "costs" / "actor-0.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"decode": {"5": said["decode"]["5"]}}))
+    assert any("about 32 sequences" in note for note in calibrate(tmp_path).notes)
+
+
+def test_lengths_are_those_that_actors_counted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_run(tmp_path, DecodeCost(base=0.01))
+    path = tmp_path / "costs" / "actor-0.json"
+    said = json.loads(path.read_text())
+    lengths = [[10 * n, 10 * n + 1] for n in range(1, 10)]
+    path.write_text(json.dumps(said | {"lengths": lengths}))
+    found = calibrate(tmp_path)
+    assert found.costs.answers.trace == lengths and found.costs.answers.median == 50.5 and not found.notes
+    assert main([str(tmp_path), "--out", str(tmp_path / "costs.yaml")]) == 0
+    assert "[10, 11]" not in capsys.readouterr().out  # in the file they stand
     assert read(tmp_path / "costs.yaml") == found.costs
 
 

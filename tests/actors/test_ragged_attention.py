@@ -1,0 +1,175 @@
+"""A decode step's attention on the CPU that reads no padding: what it computes, and when it is used."""
+
+import asyncio
+import importlib
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from actors.engines import ragged_attention
+from actors.engines.torch_engine import TorchEngine
+from areal_like.types import Limits
+from tests.actors.tiny_models import logprobs_of, new_model, prompts_of
+from tests.seeds import shifted
+
+LENGTHS = (1, 3, 4, 63, 64, 65, 130, 8)
+"""Around the borders of a pass over four keys or eight values, and of a block."""
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """However small a step is."""
+    monkeypatch.setattr(ragged_attention, "COMPILED_FROM", 0)
+
+
+def cache_of(lengths, width, dtype=torch.float32, heads=2, group=3):
+    """Query [n, heads, group, width], keys and values [slots, heads, time, width], with more slots and time than are
+    used, and large numbers where nobody may read."""
+    made = torch.Generator().manual_seed(shifted(0))
+    slots, time = len(lengths) + 2, max(lengths) + 9
+    query = torch.randn(len(lengths), heads, group, width, generator=made).to(dtype)
+    keys, values = (torch.randn(slots, heads, time, width, generator=made).to(dtype) for _ in range(2))
+    for i, length in enumerate(lengths):
+        keys[i, :, length:] = values[i, :, length:] = 1e4
+    return query, keys, values
+
+
+def attended(query, keys, values, lengths, scale=0.3):
+    step = ragged_attention.begin(keys[None], np.array(lengths))
+    assert step is not None
+    return step(query, keys, values, scale)
+
+
+def truth(query, keys, values, lengths, scale=0.3):
+    rows = [
+        F.scaled_dot_product_attention(q.double(), k[:, :n].double(), v[:, :n].double(), scale=scale)
+        for q, k, v, n in zip(query, keys, values, lengths, strict=False)
+    ]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("width, group", [(16, 3), (16, 1), (8, 2)])
+def test_it_is_attention(compiled, width, group):
+    given = cache_of(LENGTHS, width, group=group)
+    assert torch.allclose(attended(*given, LENGTHS).double(), truth(*given, LENGTHS), rtol=0, atol=3e-6)
+
+
+def test_half_precision_loses_no_more_than_its_last_digit(compiled):
+    given = cache_of(LENGTHS, 16, torch.bfloat16)
+    found = attended(*given, LENGTHS)
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found.double(), truth(*given, LENGTHS), rtol=2**-8, atol=1e-6)
+
+
+def test_scores_that_lie_far_apart(compiled):
+    query, keys, values = cache_of((50, 50), 16)
+    keys[:, :, 7] = 20 * query[0, 0, 0]
+    given = (query, keys, values)
+    found = attended(*given, (50, 50), scale=50.0)
+    assert torch.allclose(found.double(), truth(*given, (50, 50), scale=50.0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_nan_is_not_lost(compiled, which):
+    """Broken weights must be noticed, and in the sequence that they broke."""
+    given = cache_of((20, 20), 16)
+    given[which][0, :, 3] = torch.nan
+    found = attended(*given, (20, 20))
+    assert found[0].isnan().all()
+    assert found[1].isfinite().all()
+
+
+def test_what_a_slot_gets_depends_on_no_other(compiled):
+    query, keys, values = cache_of(LENGTHS, 16)
+    alone = attended(query[5:6], keys[5:6], values[5:6], LENGTHS[5:6])
+    assert torch.equal(attended(query, keys, values, LENGTHS)[5:6], alone)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 20])
+def test_threads_share_a_step(compiled, monkeypatch, threads):
+    given = cache_of(LENGTHS, 16)
+    one = attended(*given, LENGTHS)
+    monkeypatch.setattr(ragged_attention, "SHARED_FROM", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert torch.equal(attended(*given, LENGTHS), one)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (1, 1), (500, 1, 1), (1, 1, 500)])
+@pytest.mark.parametrize("threads", [2, 3, 20])
+def test_each_slot_is_one_threads(monkeypatch, lengths, threads):
+    monkeypatch.setattr(ragged_attention, "SHARED_FROM", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    cuts = ragged_attention._cuts(np.array(lengths), 1)
+    assert cuts[0] == 0 and cuts[-1] == len(lengths) and len(cuts) <= threads + 1
+    assert all(begin < end for begin, end in pairwise(cuts))
+
+
+def samples(kind):
+    """Answers of very different lengths, some of which begin late."""
+    prompts, lengths = prompts_of(1, 7, 30, 20, 2), (90, 5, 40, 3, 60)
+
+    async def main():
+        engine = TorchEngine(new_model(kind), slots=4)
+        asked = [Limits(n, key=shifted(i)) for i, n in enumerate(lengths)]
+        done = await asyncio.gather(*map(engine.generate, prompts, asked))
+        await engine.close()
+        return done
+
+    return prompts, asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "granite"])
+def test_the_engine_samples_by_it_what_the_model_says(compiled, monkeypatch, kind):
+    used = []
+    monkeypatch.setattr(ragged_attention.Ragged, "__call__", counted(ragged_attention.Ragged.__call__, used))
+    prompts, done = samples(kind)
+    assert used
+    model = new_model(kind)
+    for prompt, each in zip(prompts, done, strict=True):
+        assert np.allclose(each.logprobs, logprobs_of(model, prompt, each.tokens), atol=2e-4)
+
+
+def counted(function, used):
+    def call(*args):
+        used.append(1)
+        return function(*args)
+
+    return call
+
+
+def test_another_order_of_attention_is_left_alone(compiled):
+    """`inject_mismatch=attention` computes attention itself."""
+    engine = TorchEngine(new_model("qwen2"), inject_mismatch="attention")
+    engine._cache.reserve(2, 8)
+    engine._cache.begin_decode(np.array([3, 8]))
+    assert engine._cache._ragged is None
+
+
+def test_without_numba_torchs_attention_is_used(compiled, monkeypatch, caplog):
+    def fail(name):
+        raise ImportError(f"no {name}")
+
+    ragged_attention._kernels.cache_clear()
+    monkeypatch.setattr(importlib, "import_module", fail)
+    _, keys, _ = cache_of((3, 5), 16)
+    try:
+        assert ragged_attention.begin(keys[None], np.array([3, 5])) is None
+    finally:
+        ragged_attention._kernels.cache_clear()
+    assert "numba can't be used" in caplog.text
+
+
+def test_small_steps_do_without_numba():
+    code = (
+        "import sys, numpy as np, torch\n"
+        "from actors.engines import ragged_attention\n"
+        "keys = torch.zeros(2, 64, 2, 64, 16)\n"
+        "assert ragged_attention.begin(keys, np.full(64, 64)) is None\n"
+        "sys.exit('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
