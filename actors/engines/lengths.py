@@ -22,7 +22,8 @@ class Lengths:
     """A prompt's median length is log-normal(`median`, `sigma`), a sample's length log-normal(its prompt's median,
     `noise`), in tokens. `trace`: lengths to draw from instead: a list, or a file (a JSON list, or numbers separated by
     white space or commas, such as a csv of one column with or without its name). A list of lists has those of several
-    prompts: a prompt draws one of them, its samples from that one. Raises ValueError."""
+    prompts: a prompt draws one of them, its samples from that one, each another where a group is drawn at once. Raises
+    ValueError."""
 
     def __init__(
         self,
@@ -54,8 +55,11 @@ class Lengths:
         """The whole lengths of samples of a prompt by their own uniform numbers (`draws`)."""
         if self._traces:
             which = uniform(longer_key(self._key, prompt)) if len(self._traces) > 1 else 0.0
-            trace = self._traces[int(which * len(self._traces))]
-            return [trace[int(draw * len(trace))] for draw in draws]
+            trace, given = self._traces[int(which * len(self._traces))], list(draws)
+            if len(self._traces) == 1 or len(given) == 1:
+                return [trace[int(draw * len(trace))] for draw in given]
+            ranks = np.argsort(np.argsort(given))  # each another one, or the longest would be missing too often
+            return [trace[int(rank) * len(trace) // len(given)] for rank in ranks]
         spread = self._sigma * _spread(longer_key(self._key, prompt)) if self._sigma else 0.0
         if not self._noise:
             return [max(1, round(self._median * math.exp(spread))) for _ in draws]
