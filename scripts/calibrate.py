@@ -27,21 +27,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def shortened(text: str) -> str:
-    """Without the lengths of all answers."""
-    return "\n".join(line for line in text.splitlines() if not line.strip().startswith(("- [", "- - ")))
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     try:
         found = calibrate(args.run, args.steps)
     except (ConfigError, UserError, OSError, ValueError) as error:
         refuse(error)
-    text = written(found)
-    args.out.write_text(text)
+    args.out.write_text(written(found))
     out = console()
-    out.print(shortened(text), soft_wrap=True)
+    out.print(written(found, short=True), soft_wrap=True)
     out.print(as_called(f"written to {args.out}; now: python -m scripts.simulate CONFIG --costs {args.out}"))
     return 0
 

@@ -52,14 +52,15 @@ class Lengths:
         return uniforms(samples, np.zeros(keys.size, np.int64)).reshape(keys.shape)
 
     def drawn(self, prompt: int, draws: Iterable[float]) -> list[int]:
-        """The whole lengths of samples of a prompt by their own uniform numbers (`draws`)."""
+        """The whole lengths of the first samples of a group, by their own uniform numbers (`draws`). Of several traces
+        the first number says where in the prompt's trace the group begins."""
         if self._traces:
             which = uniform(longer_key(self._key, prompt)) if len(self._traces) > 1 else 0.0
             trace, given = self._traces[int(which * len(self._traces))], list(draws)
             if len(self._traces) == 1 or len(given) == 1:
                 return [trace[int(draw * len(trace))] for draw in given]
-            ranks = np.argsort(np.argsort(given))  # each another one, or the longest would be missing too often
-            return [trace[int(rank) * len(trace) // len(given)] for rank in ranks]
+            first = int(given[0] * len(trace))  # each has another one, or the longest would be missing too often
+            return [trace[(first + place) % len(trace)] for place in range(len(given))]
         spread = self._sigma * _spread(longer_key(self._key, prompt)) if self._sigma else 0.0
         if not self._noise:
             return [max(1, round(self._median * math.exp(spread))) for _ in draws]
@@ -79,13 +80,12 @@ def _spread(key: int) -> float:
 
 
 def _read_trace(path: str) -> list[int | Sequence[int]]:
-    text = Path(path).read_text().strip()
+    text = Path(path).read_text(encoding="utf-8-sig").strip()
     if text.startswith("["):
         numbers = json.loads(text)
     else:
-        numbers = text.replace(",", " ").split()
-        if numbers and not numbers[0].isdigit():  # a column's name
-            numbers = numbers[1:]
+        name, _, rest = text.partition("\n")
+        numbers = (rest if any(map(str.isalpha, name)) else text).replace(",", " ").split()
     try:
         lengths: list[int | Sequence[int]] = [list(map(int, n)) if isinstance(n, list) else int(n) for n in numbers]
     except (TypeError, ValueError) as error:

@@ -34,9 +34,11 @@ class Ragged:
         """query [n, kv_heads, group, dim] over keys and values [slots, kv_heads, time, dim] → like the query."""
         out = np.empty(query.shape, np.float32)
         given = query.float().contiguous().numpy(), _numbers(keys), _numbers(values)
-        attend = partial(self._kernels.kernel(query.shape[3]), *given, self._lengths, np.float32(scale), out)
+        attend = partial(
+            self._kernels.kernel(keys.shape[3], str(keys.dtype)), *given, self._lengths, np.float32(scale), out
+        )
         parts = list(pairwise(_cuts(self._lengths, query[0].numel())))
-        others = [_pool(len(parts) - 1).submit(attend, first, end) for first, end in parts[1:]]
+        others = [_pool(torch.get_num_threads()).submit(attend, first, end) for first, end in parts[1:]]
         attend(*parts[0])
         for each in others:
             each.result()
@@ -45,7 +47,7 @@ class Ragged:
 
 def prepare(keys: torch.Tensor, slots: int, time: int) -> None:
     """Load and compile what steps over so many slots and positions of a cache [layer, slot, head, time, dim] need. The
-    first call of a process takes half a second, the first on a machine some more."""
+    first call of a process takes one or two seconds, and 150 MB; the first on a machine some seconds more."""
     if _pays(keys, slots, time):
         _compile(keys.shape[4], keys.dtype)
 
@@ -69,7 +71,10 @@ def _compile(dim: int, dtype: torch.dtype) -> None:
     if kernels := _kernels():
         log.info("attention to keys of %d numbers: compiled now, unless an earlier run has", dim)
         one = torch.zeros(1, 1, 1, dim)
-        Ragged(kernels, np.ones(1, np.int64))(one.to(dtype), one.to(dtype), one.to(dtype), 1.0)
+        try:
+            Ragged(kernels, np.ones(1, np.int64))(one.to(dtype), one.to(dtype), one.to(dtype), 1.0)
+        except OSError as error:  # it works in this process all the same
+            log.warning("compiled attention was not kept for later runs (%s)", error)
 
 
 def _numbers(cache: torch.Tensor) -> np.ndarray:
@@ -96,6 +101,6 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def _kernels() -> ModuleType | None:
     try:
         return importlib.import_module("actors.engines.ragged_kernels")
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         log.warning("attention reads padding, which is slow for long answers: numba can't be used (%s)", error)
         return None

@@ -124,10 +124,11 @@ def _mix(weights: Array, values: Array, out: Array, first: int, end: int, width:
 
 
 @functools.cache
-def kernel(width: int) -> Callable[..., None]:
-    """For heads of so many dimensions: attend with query float32 [n, kv_heads, group, width] to keys and values [slots,
-    kv_heads, time, width], float32 or uint16 (bfloat16's bits), of which slot i has `lengths` int64 [n] → `out` like
-    the query. Only slots `first` to `end` are computed, so several threads can share a step."""
+def kernel(width: int, dtype: str) -> Callable[..., None]:
+    """For heads of so many dimensions in a cache of this dtype (torch's name): attend with query float32 [n, kv_heads,
+    group, width] to keys and values [slots, kv_heads, time, width], float32 or uint16 (bfloat16's bits), of which slot
+    i has `lengths` int64 [n] → `out` like the query. Only slots `first` to `end` are computed, so several threads can
+    share a step."""
 
     def attend(
         query: Array, keys: Array, values: Array, lengths: Array, scale: np.float32, out: Array, first: int, end: int
@@ -153,6 +154,8 @@ def kernel(width: int) -> Callable[..., None]:
                     for d in range(width):
                         out[i, h, g, d] *= tops[g]
 
+    # Files of its own: processes that compile different ones at once could mix up those of one name.
+    attend.__qualname__ = f"attend_{width}_{dtype.removeprefix('torch.')}"
     try:
         made: Callable[..., None] = njit(nogil=True, fastmath=_ORDER, cache=True)(attend)
     except RuntimeError:  # nowhere to keep it

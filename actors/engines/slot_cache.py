@@ -64,9 +64,7 @@ class SlotCache:
         return self.keys.shape[3]
 
     def reserve(self, rows: int, time: int) -> None:
-        """Make room for sequences of up to `time` tokens in slots 0..rows-1; what is in others may be lost.
-        Compiles what their decode steps need."""
-        ragged_attention.prepare(self.keys, rows, time)
+        """Make room for sequences of up to `time` tokens in slots 0..rows-1; what is in others may be lost."""
         held = self.keys.shape[1]
         if rows <= held and time <= self.capacity:
             return

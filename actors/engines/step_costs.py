@@ -25,7 +25,8 @@ VALUES = 4
 class StepCosts:
     """`decode`: class → sums over its steps of the products of each two of a step's `VALUES`, float64 [4, 4]: what a
     least-squares fit needs (its first row: steps, sequences, tokens, seconds). `prefill`: computed tokens of sequences
-    that joined, and seconds; `again`: the same of running ones whose cache an update made stale. `busy`: seconds in
+    that joined, and seconds; `again`: held tokens of running ones whose cache an update made stale, and seconds to
+    compute it anew. `begun`: sequences that joined for the first time, with the prompt alone. `busy`: seconds in
     which the engine itself was at work. `handled`: finished samples, and the processor time of the actor's thread
     outside the engine; `buffer`: the same of the buffer. `cores`: of each host. `lengths`: sampled tokens of each
     sample of a group."""
@@ -34,6 +35,7 @@ class StepCosts:
         self.decode: dict[int, NDArray[np.float64]] = {}
         self.prefill = [0.0, 0.0]
         self.again = [0.0, 0.0]
+        self.begun = 0
         self.busy = 0.0
         self.handled = [0.0, 0.0]
         self.buffer = [0.0, 0.0]
@@ -83,13 +85,14 @@ class StepCosts:
         if self.decode:
             decode = {size: sums.tolist() for size, sums in self.decode.items()}
             handled = samples, max(0.0, thread_time() - self._elsewhere)
-            counted = {name: getattr(self, name) for name in ("prefill", "again", "busy")}
+            counted = {name: getattr(self, name) for name in ("prefill", "again", "begun", "busy")}
             write_costs(run, role, {"decode": decode, **counted, "handled": handled, "lengths": list(self.lengths)})
 
 
 def read(run: Path) -> StepCosts:
     """The sums of all actors of a run; empty where none has counted."""
     found = StepCosts()
+    found.lengths = deque()  # those of all actors
     for path in sorted((run / COSTS).glob("*.json")):
         said = json.loads(path.read_text())
         if "buffer" in said:
@@ -102,5 +105,6 @@ def read(run: Path) -> StepCosts:
         found.prefilled(*said["prefill"])
         found.recomputed(*said.get("again", (0, 0)))
         found.busy += said["busy"]
+        found.begun += said.get("begun", 0)
         found.lengths.extend(said.get("lengths", ()))
     return found

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from actors.engines import ragged_attention
 from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import decoder_for
@@ -374,11 +375,11 @@ class TorchEngine:
     async def _recompute_cache(self) -> None:
         """Keys and values of all running sequences, under the new weights."""
         self._reserve()
-        start, before = perf_counter(), self._totals["prefill_tokens"]
-        await self._prefill(list(range(len(self._table))), again=True)
+        start, table = perf_counter(), self._table
+        await self._prefill(list(range(len(table))), again=True)
         seconds = perf_counter() - start
         self._totals["recompute_seconds"] += seconds
-        self.step_costs.recomputed(int(self._totals["prefill_tokens"] - before), seconds)
+        self.step_costs.recomputed(int(table.lengths[: len(table)].sum()), seconds)
         self._stale = False
 
     def _relieve(self) -> None:
@@ -408,11 +409,13 @@ class TorchEngine:
                 break
             self._totals["joins"] += 1
             self._waiting[0].joined = int(self._totals["joins"])
+            self.step_costs.begun += not self._waiting[0].limits.offset
             joined.append(self._table.add(self._waiting.popleft()))
         return joined
 
     @torch.inference_mode()
     def _reserve(self) -> None:
+        ragged_attention.prepare(self._cache.keys, len(self._table), self._table.longest)
         self._cache.reserve(len(self._table), self._table.longest)
         if self._chosen:
             self._chosen.reserve(self._table.longest)

@@ -40,11 +40,13 @@ class Calibrated:
     notes: list[str] = field(default_factory=list)
 
 
-def written(found: Calibrated) -> str:
-    """As a file for `--costs`."""
+def written(found: Calibrated, short: bool = False) -> str:
+    """As a file for `--costs`; `short`, for the screen: without the lengths of all answers."""
     lines = [f"# {name}: the fit is off by {error:.1%} (root mean square)" for name, error in found.residuals.items()]
     lines += [f"# {note}" for note in found.notes]
     costs = msgspec.to_builtins(found.costs)
+    if short and found.costs.answers.trace:
+        costs["answers"]["trace"] = f"lengths of {len(found.costs.answers.trace)} groups"
     return "\n".join([*lines, yaml.safe_dump(costs, sort_keys=False, default_flow_style=None, width=120)])
 
 
@@ -62,7 +64,7 @@ def calibrate(run: Path, last: int | None = None) -> Calibrated:
     found.costs.learner = _learner(config, rows, found)
     found.costs.weights = _weights(rows)
     _samples(run, found)
-    found.costs.answers = _answers(run, rows, found)
+    found.costs.answers = _answers(run, rows, last, found)
     if config.task.get("length_trace"):  # a prompt's own limit does not count the filler
         found.costs.answers.most = int(max(row["response_length/max"] for row in rows))
     if seconds := [row["rewards/seconds_p50"] for row in rows if row.get("rewards/seconds_p50")]:
@@ -123,13 +125,14 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
 
 def _prefill(run: Path, config: Config, counted: step_costs.StepCosts) -> tuple[float, float]:
     """Seconds per computed token, and how many are computed per token of a prompt when a sequence joins."""
-    (computed, joined), samples = counted.prefill, counted.handled[0]
-    if not joined or not samples:
-        return 0.0, 1.0
-    each = counted.again[1] / counted.again[0] if counted.again[1] else joined / computed
+    (computed, joined), (held, again) = counted.prefill, counted.again
+    each = again / held if held and again else joined / max(1.0, computed)
+    if not each or not counted.begun:
+        return each, 1.0
     task = build("task", config.task, config.run.seed)
-    prompt = float(np.mean([len(task.prompt("train", row).tokens) for row in range(PROMPTS)]))
-    return each, joined / (each * samples * max(1.0, prompt))
+    rows = np.linspace(0, task.size("train") - 1, min(PROMPTS, task.size("train"))).astype(int).tolist()
+    prompt = float(np.mean([len(task.prompt("train", row).tokens) for row in rows]))
+    return each, joined / (each * counted.begun * max(1.0, prompt))
 
 
 def _samples(run: Path, found: Calibrated) -> None:
@@ -168,11 +171,11 @@ def _weights(rows: Sequence[dict[str, Any]]) -> WeightsCost:
     return WeightsCost(mean("publish/encode_seconds"), fetch)
 
 
-def _answers(run: Path, rows: Sequence[dict[str, Any]], found: Calibrated) -> Answers:
-    """Lengths as actors have counted them. Where they have not, the spread within prompts is that of kept samples, as
-    far as there are; the rest comes from the metrics."""
+def _answers(run: Path, rows: Sequence[dict[str, Any]], last: int | None, found: Calibrated) -> Answers:
+    """Lengths as actors have counted them, in the whole run. Where they have not, or for its first steps, the spread
+    within prompts is that of kept samples, as far as there are; the rest comes from the metrics."""
     right = float(np.clip(np.mean([row["reward/mean"] for row in rows]), 0.0, 1.0))
-    if len(counted := list(step_costs.read(run).lengths)) >= LEAST_GROUPS:
+    if last is None and len(counted := list(step_costs.read(run).lengths)) >= LEAST_GROUPS:
         return Answers(float(np.median(np.concatenate(counted))), trace=list(counted), right=right)
     groups = defaultdict[tuple[int, int], list[int]](list)
     for kept in samples.read(run, [samples.TRAINED]):

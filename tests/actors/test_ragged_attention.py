@@ -164,6 +164,22 @@ def test_without_numba_torchs_attention_is_used(compiled, monkeypatch, caplog):
     assert "numba can't be used" in caplog.text
 
 
+def test_code_that_cannot_be_kept_serves_all_the_same(monkeypatch, caplog):
+    """A full disk: numba raises behind the call that compiles."""
+
+    class Kernels:
+        @staticmethod
+        def kernel(width, dtype):
+            def attend(*given):
+                raise OSError("No space left on device")
+
+            return attend
+
+    monkeypatch.setattr(ragged_attention, "_kernels", lambda: Kernels)
+    ragged_attention._compile(24, torch.float32)
+    assert "not kept for later runs (No space left" in caplog.text
+
+
 def test_small_steps_do_without_numba():
     code = (
         "import sys, numpy as np, torch\n"

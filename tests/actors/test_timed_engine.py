@@ -13,6 +13,7 @@ from actors.engines.timed_engine import TimedEngine
 from areal_like.types import Limits
 from areal_like.weights.state import State
 from areal_like.weights.update import Update
+from tests.seeds import seeded
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -132,8 +133,8 @@ def test_a_second_call_goes_on_with_the_same_sample():
 def test_traces_come_from_lists_and_files(tmp_path):
     (tmp_path / "lengths.json").write_text(json.dumps([5, 7]))
     (tmp_path / "lengths.txt").write_text("5\n7\n")
-    (tmp_path / "lengths.csv").write_text("tokens\n5\n7\n")
-    (tmp_path / "row.csv").write_text("5,7\n")
+    (tmp_path / "lengths.csv").write_text("response length\n5\n7\n")
+    (tmp_path / "row.csv").write_text("5,7\n", encoding="utf-8-sig")
     for trace in (
         [5, 7],
         *(str(tmp_path / f"{name}") for name in ("lengths.json", "lengths.txt", "lengths.csv", "row.csv")),
@@ -143,10 +144,12 @@ def test_traces_come_from_lists_and_files(tmp_path):
         assert set(lengths) == {5, 7} and 60 < lengths.count(5) < 140
 
 
-@pytest.mark.parametrize("text", ["", "tokens\n", "5\nx\n", "5.5", '["a"]', '{"5": 7}', "[null]"])
+@pytest.mark.parametrize(
+    "text", ["", "tokens\n", "5\nx\n", "-3\n5\n", "1.5\n5\n", "5.5", '["a"]', '{"5": 7}', "[null]"]
+)
 def test_a_file_without_lengths_is_refused(tmp_path, text):
     (tmp_path / "lengths.csv").write_text(text)
-    with pytest.raises(ValueError, match=r"trace: .*lengths\.csv"):
+    with pytest.raises(ValueError, match="trace: "):
         Lengths(1.0, 0.0, 0.0, trace=str(tmp_path / "lengths.csv"))
 
 
@@ -159,11 +162,16 @@ def test_a_prompt_has_one_of_several_traces(tmp_path):
         assert set(of_prompts) == set(kinds)
         assert all(15 < of_prompts.count(kind) < 45 for kind in kinds)
         groups = [lengths.drawn(prompt, [0.5, 0.9, 0.1]) for prompt in range(90)]
-        assert {tuple(sorted(group)) for group in groups} == {
-            (5, 5, 7),
-            (50, 50, 50),
-            (60, 70, 80),
-        }  # each as often as may be
+        assert {tuple(sorted(group)) for group in groups} == {(5, 7, 7), (50, 50, 50), (60, 70, 80)}
+
+
+def test_a_group_has_each_length_of_its_prompt_once():
+    """Or its longest answer would be shorter than it was; whoever asks for fewer of its samples gets the same ones."""
+    lengths, draws = Lengths(1.0, 0.0, 0.0, trace=[list(range(1, 9)), [100]]), seeded(0).random((400, 8)).tolist()
+    prompt = next(number for number in range(99) if lengths.of(number, 0) < 100)
+    assert all(sorted(lengths.drawn(prompt, each)) == list(range(1, 9)) for each in draws)
+    assert all(lengths.drawn(prompt, each[:3]) == lengths.drawn(prompt, each)[:3] for each in draws)
+    assert np.mean([lengths.drawn(prompt, each[:3]) for each in draws]) == pytest.approx(4.5, abs=0.4)
 
 
 @pytest.mark.parametrize("trace", [[[5], 7], [[5], []], [[5, 0]]])

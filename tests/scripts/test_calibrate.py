@@ -35,12 +35,14 @@ def test_counts_of_actors_add_up(tmp_path: Path) -> None:
         counted.end(1.0 + number)
         counted.prefilled(100, 0.5)
         counted.recomputed(50, 0.25)
-        counted.answered([7, 8])
+        counted.begun = 4
+        for _ in range(200):
+            counted.answered([7, 8])
         counted.write(tmp_path, f"actor-{number}", 10)
     found = step_costs.read(tmp_path)
     assert found.decode[0][0].tolist() == [2.0, 2.0, 20.0, 3.0] and found.decode[0][3, 3] == 5.0
     assert found.prefill == [200.0, 1.0] and found.again == [100.0, 0.5]
-    assert list(found.lengths) == [[7, 8], [7, 8]]
+    assert list(found.lengths) == 400 * [[7, 8]] and found.begun == 8
 
 
 def test_a_fit_without_negative_costs() -> None:
@@ -58,6 +60,7 @@ def write_run(run: Path, cost: DecodeCost) -> None:
             now += cost.steps(1, sequences, tokens)
             counted.end(now)
     counted.prefilled(1000, 1000 * cost.prefill)
+    counted.begun = 1000
     counted.busy = now / 2
     counted.worked(-3.0)  # as if this thread had worked for three seconds more, elsewhere
     counted.write(run, "actor-0", 1000)
@@ -137,8 +140,23 @@ def test_lengths_are_those_that_actors_counted(tmp_path: Path, capsys: pytest.Ca
     found = calibrate(tmp_path)
     assert found.costs.answers.trace == lengths and found.costs.answers.median == 50.5 and not found.notes
     assert main([str(tmp_path), "--out", str(tmp_path / "costs.yaml")]) == 0
-    assert "[10, 11]" not in capsys.readouterr().out  # in the file they stand
+    assert "trace: lengths of 9 groups" in capsys.readouterr().out  # in the file they stand
     assert read(tmp_path / "costs.yaml") == found.costs
+    assert calibrate(tmp_path, 11).costs.answers.trace is None  # whose lengths were counted in more steps
+
+
+def test_caches_without_prompts_and_tasks_of_few_rows(tmp_path: Path) -> None:
+    """Prompts of one token are never computed; some tasks have fewer rows than are asked for the length of a prompt."""
+    write_run(tmp_path, DecodeCost(base=0.01))
+    path = tmp_path / "costs" / "actor-0.json"
+    said = json.loads(path.read_text())
+    for prefill, again, found in (([0, 0.0], [100, 0.5], (0.005, 0.0)), ([0, 0.0], [0, 0.5], (0.0, 1.0))):
+        path.write_text(json.dumps(said | {"prefill": prefill, "again": again}))
+        engine = calibrate(tmp_path).costs.engine
+        assert (engine.prefill, engine.fresh) == pytest.approx(found)
+    path.write_text(json.dumps(said | {"prefill": [100, 0.5]}))
+    configs.save(configs.load(["quickstart", "task.train_size=3"]), tmp_path / "config.yaml")
+    assert calibrate(tmp_path).costs.engine.fresh > 0
 
 
 def test_too_short_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
