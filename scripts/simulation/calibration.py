@@ -127,12 +127,13 @@ def _prefill(run: Path, config: Config, counted: step_costs.StepCosts) -> tuple[
     """Seconds per computed token, and how many are computed per token of a prompt when a sequence joins."""
     (computed, joined), (held, again) = counted.prefill, counted.again
     each = again / held if held and again else joined / max(1.0, computed)
-    if not each or not counted.begun:
+    begun = counted.begun or counted.handled[0]  # of an older run: samples that have ended
+    if not each or not begun:
         return each, 1.0
     task = build("task", config.task, config.run.seed)
     rows = np.linspace(0, task.size("train") - 1, min(PROMPTS, task.size("train"))).astype(int).tolist()
     prompt = float(np.mean([len(task.prompt("train", row).tokens) for row in rows]))
-    return each, joined / (each * counted.begun * max(1.0, prompt))
+    return each, joined / (each * begun * max(1.0, prompt))
 
 
 def _samples(run: Path, found: Calibrated) -> None:
