@@ -2,7 +2,7 @@
 
 Puts one fault at a time (`scripts.verify.mutations`) into `buffer/`, `learners/losses/` and `areal_like/weights/`, in a
 copy of the clone, and runs the tests that reach its line, until one fails. A fault is killed when a test fails, when
-collecting the tests fails, or when they take too long. It survives when all pass, or when no test reaches its line.
+collecting the tests fails, or when they take too long or too much memory. It survives when all pass, or when no test reaches its line.
 Prints every survivor, and the share of killed faults by room.
 
 `--sample N` draws N faults by `--seed`; without it all are tried, which takes hours. `--results FILE` keeps each
@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -56,6 +57,10 @@ BEFOREHAND = ("numpy", "torch", "transformers", "numba", "msgspec", "zmq.asyncio
 """Imported once, before processes are forked for the tests."""
 SETTLING_SECONDS, PATIENCE = 20.0, 5.0
 """Time limit of a fault's tests: these seconds, plus this many times the time that they take without the fault."""
+
+
+MOST_BYTES = 6 << 30
+"""Memory of a fault's tests: one that makes a loop endless must not fill the machine before its time is over."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -197,6 +202,7 @@ def _test(copy: Path, tests: Sequence[str]) -> None:
     os.setpgid(0, 0)
     code = 1
     try:
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
         silent = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(silent, stream)

@@ -61,6 +61,13 @@ def test_a_fault_is_killed_survives_or_is_reached_by_no_test(tmp_path: Path):
     assert (tmp_path / "tried.py").read_text() == "def double(x):\n    return x * 2 + 0\n", "the file is put back"
 
 
+def test_a_fault_that_fills_the_memory_is_killed(tmp_path: Path):
+    (tmp_path / "tried.py").write_text("def held():\n    return bytearray(1)\n")
+    (tmp_path / "test_tried.py").write_text("import tried\ndef test_held():\n    assert tried.held()[0] == 0\n")
+    greedy = Mutant("tried.py", 2, "all memory", "def held():\n    return bytearray(1 << 34)\n")
+    assert outcome(tmp_path, greedy, ["test_tried.py::test_held"], 0.0) == "killed"
+
+
 def test_a_line_that_runs_on_import_is_tested_by_all_that_reach_its_file(tmp_path: Path):
     reach = Reach(tmp_path)
     reach.by_line |= {("buffer/a.py", 1): set(), ("buffer/a.py", 5): {"slow", "quick"}, ("buffer/b.py", 1): {"other"}}
