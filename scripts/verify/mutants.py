@@ -2,8 +2,8 @@
 
 Puts one fault at a time (`scripts.verify.mutations`) into `buffer/`, `learners/losses/` and `areal_like/weights/`, in a
 copy of the clone, and runs the tests that reach its line, until one fails. A fault is killed when a test fails, when
-collecting the tests fails, or when they take too long or too much memory. It survives when all pass, or when no test reaches its line.
-Prints every survivor, and the share of killed faults by room.
+collecting the tests fails, or when they take too long or too much memory. It survives when all pass, or when no test
+reaches its line. Prints every survivor, and the share of killed faults by room.
 
 `--sample N` draws N faults by `--seed`; without it all are tried, which takes hours. `--results FILE` keeps each
 outcome, one JSON object per line: the same command with the same file goes on where it was broken off. Constants that
