@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("many_actors --actors 4 --groups 600 --steps 3", "groups_per_second"),
         ("trajectory --steps 2 --lr 1e-4", "lr0.0001_all_ratio"),
         ("soak --trajectories 8000 --journal off", "rss_growth"),
+        ("steps --slots 4 --repeats 1 --longest 40", "stream_over_lockstep_4"),
         ("engine --repeats 1 --threads 1 --model {model}", "engine_bfloat16_tokens_per_second"),
     ],
 )
