@@ -20,7 +20,7 @@ from .figures import bench_parser, tell
 
 PROMPT, SHORTEST, LONGEST = 9, 420, 820
 BASE, PER_SEQUENCE, PER_TOKEN = 1.03, 6.5e-3, 7.3e-5
-"""Milliseconds of a step, as `scripts.calibrate` has fitted them to a run of sync: they take out what differs in load."""
+"""Milliseconds of a step, as `scripts.calibrate` fitted them to a run of sync: they take out what differs in load."""
 
 
 def cost(sequences: float, tokens: float) -> float:
