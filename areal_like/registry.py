@@ -273,7 +273,7 @@ def check_part(path: str, values: Mapping[str, object]) -> None:
 
 
 def marks(kind: str, name: str) -> frozenset[str]:
-    """The marks of a component: a function's decorators, the attributes that a class sets to True."""
+    """The marks of a component: a function's decorators, the attributes that a class or a base of it sets to True."""
     return _signature_of(kind, name).marks
 
 

@@ -58,7 +58,7 @@ def signature(module: str, attribute: str) -> Signature:
     if isinstance(definition, _Function):
         return _of_function(definition)
     init = next((node for node in definition.body if isinstance(node, _Function) and node.name == "__init__"), None)
-    own = replace(_of_function(init) if init else Signature({}, takes_any=False), marks=_set_to_true(definition))
+    own = replace(_of_function(init) if init else Signature({}, takes_any=False), marks=_marks(home, definition))
     passed_on = (_called_with_rest(init) if init else []) or definition.bases
     if init and (not own.takes_any or not passed_on):
         return own
@@ -87,9 +87,12 @@ def _called_with_rest(init: _Function) -> list[ast.expr]:
     return [call.func for call in calls if ast.dump(given) in map(ast.dump, call.keywords)]
 
 
-def _set_to_true(definition: ast.ClassDef) -> frozenset[str]:
+def _marks(module: str, definition: ast.ClassDef) -> frozenset[str]:
+    """The attributes that a class or one of its bases sets to True."""
     found = [(ast.unparse(node.targets[0]), node.value) for node in definition.body if isinstance(node, ast.Assign)]
-    return frozenset(name for name, value in found if isinstance(value, ast.Constant) and value.value is True)
+    own = frozenset(name for name, value in found if isinstance(value, ast.Constant) and value.value is True)
+    inherited = frozenset[str]().union(*(_of_base(module, base).marks for base in definition.bases))
+    return own | inherited - {name for name, _ in found}
 
 
 def _of_base(module: str, base: ast.expr) -> Signature:

@@ -72,6 +72,12 @@ except ImportError:
         def __init__(self, first, *, second: int = 2):
             self.values = (first, second)
 
+class Child(Fallback):
+    other = True
+
+class Unmarked(Child):
+    marked = False
+
 class Pair:
     def __init__(self, first, *, second: int, third: str = "c"):
         self.values = (first, second, third)
@@ -152,6 +158,11 @@ def test_a_partial_is_built_and_marked_as_what_it_binds() -> None:
     assert bind("loss", {"name": "own_sound:more", "c": 0})(1, 2) == 3
     assert build("task", {"name": "own_sound:later"}, 1).values == (1, 7)
     assert resolve("task", "own_sound:later").marked and marks("task", "own_sound:later") == {"marked"}
+
+
+def test_marks_are_inherited_unless_a_class_unsets_them() -> None:
+    assert marks("engine", "own_sound:Child") == {"marked", "other"}
+    assert marks("engine", "own_sound:Unmarked") == {"other"}
 
 
 @pytest.mark.parametrize(

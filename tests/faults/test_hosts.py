@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from scripts.audit import audit
-from scripts.verify.chaos import NO_END, Victim, finish
+from scripts.verify.chaos import NO_END, Victim
 from tests.faults.hosts import Network, missing
+from tests.integration.runs import REPOSITORY, summary
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -46,12 +48,15 @@ def test_a_network_that_falls_in_two_for_10_seconds(network: Network, tmp_path: 
         logs = tmp_path / "run/logs"
         assert "actor-0: no sign of life" in (logs / "buffer.log").read_text()
         assert "the connection to the buffer broke" in (logs / "learner.log").read_text()
-        found = finish(victim, 5)
+        command = [sys.executable, "-m", "scripts.stop", str(victim.folder), "--drain"]
+        subprocess.run(command, cwd=REPOSITORY, check=True)
+        assert victim.wait() == 0, victim.last_words()
     finally:
         victim.end()
     assert network.carried > 1000 and network.lost > 10
     findings = audit(tmp_path / "run").findings
     assert not any(findings.values()), findings
+    found = summary(victim.folder)
     ledger = found["ledger"]
     gone = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
     assert ledger["admitted"] == ledger["trained"] + gone + ledger["active"]
