@@ -211,8 +211,8 @@ class LearnerClient:
         """Announce a version. Any thread may call this."""
         self._say(messages.Published(manifest))
 
-    def trained(self, index: int) -> None:
-        self._say(messages.Trained(index))
+    def trained(self, index: int, gradient: messages.GradientNoise | None = None) -> None:
+        self._say(messages.Trained(index, gradient))
 
     def checkpointed(self, step: int) -> None:
         """All batches before `step` are in a checkpoint: the buffer need not serve them again."""

@@ -345,7 +345,10 @@ class Handlers:
     @_on.register
     def _on_trained(self, message: messages.Trained, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         self._only_the_learner(peer)
+        new = message.index >= self.state.learner.steps  # a message may come again
         self._trained_before(message.index + 1)
+        if new and message.gradient:
+            self.state.scheduler.sizing.note_gradient(message.gradient)
 
     def _trained_before(self, steps: int) -> None:
         """Batches before `steps` are trained, even if a message about one was lost. No batch is counted twice."""

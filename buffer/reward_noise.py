@@ -1,18 +1,25 @@
-"""What a batch of groups of some size teaches: the signal-to-noise ratio of its gradient, told from rewards. Pure.
+"""What a batch of groups of some size teaches: the signal-to-noise ratio of its gradient, told from gradients and
+rewards. Pure.
 
-The buffer sees no gradients, so the variance v of rewards within a prompt stands in for the size of the prompt's
-gradient: for a choice between right and wrong it is the gradient of the expected reward, and where v is 0, so is every
-policy gradient with a group's baseline. The other choices of an answer share its reward and only add noise: each has
-up to a quarter of variance of its own, times v. Rewards can't tell how many there are: `decisions` says it (K). With
-rewards over a range R, a group of G samples has
+Rewards tell the shape. The variance v of rewards within a prompt stands in for the size of the prompt's gradient: for a
+choice between right and wrong it is the gradient of the expected reward, and where v is 0, so is every policy gradient
+with a group's baseline. The other choices of an answer share its reward and only add noise: each has up to a quarter of
+variance of its own, times v. With K choices and rewards over a range R, a group of G samples has
 
     noise / signal² = (E[v²] + (K − 1) · R²/4 · E[v] / (G − 1)) / E[v]²      (means over prompts)
 
 The first term is between prompts, taken as teaching different things: the more unlike they are, the more prompts a
 batch needs. The second is within a prompt, its baseline included: the more groups have no variance since prompts are
-hard, the more samples a prompt needs. A batch of P groups has P times a group's signal² / noise, its SNR. Adam takes
-steps of a set length, of which the part along the true gradient grows as √SNR while noise is larger than signal: √SNR
-is the value of a batch.
+hard, the more samples a prompt needs.
+
+Gradients tell K. The learner measures noise between prompts and within them (`learners.gradient_noise`); K is what
+makes the two terms have their ratio. So K takes in what rewards can't tell: how many choices share a reward, which of
+them share weights, how unlike prompts are. (The total can't tell it: gradients of prompts differ by more than v does,
+and measured in small learners both terms were four times as large as rewards say, with K as it was.) Without a
+measurement K is set.
+
+A batch of P groups has P times a group's signal² / noise, its SNR. Adam takes steps of a set length, of which the part
+along the true gradient grows as √SNR while noise is larger than signal: √SNR is the value of a batch.
 
 E[v²] has an unbiased estimate in groups of 4 and more (h-statistics: Halmos 1946, Ann. Math. Statist. 17(1)), so every
 size learns from every group.
@@ -25,6 +32,8 @@ from collections.abc import Sequence
 
 LEAST = 4
 """Samples of a group without which it says nothing of v²."""
+EXPECTED, WEIGHT = 32, 1.0
+"""K before anything was measured, and how much evidence that counts as: usually two or three batches."""
 
 
 def moments(rewards: Sequence[float]) -> tuple[float, float]:
@@ -38,11 +47,13 @@ def moments(rewards: Sequence[float]) -> tuple[float, float]:
 
 
 class RewardNoise:
-    """Means over groups; evidence fades by `forget` per batch. `seen`: groups so far."""
+    """Means over groups; evidence fades by `forget` per batch. `seen`: groups so far. `given`: the choices per answer
+    (None: those that the gradients tell)."""
 
-    def __init__(self, forget: float, decisions: int):
-        self.forget, self.decisions = forget, decisions
+    def __init__(self, forget: float, given: int | None):
+        self.forget, self.given = forget, given
         self.seen = 0
+        self.batches = self.scale = self.alike = self.own = 0.0
         self.groups = self.v = self.square = self.dull = 0.0
         self.low, self.high = math.inf, -math.inf
 
@@ -63,6 +74,32 @@ class RewardNoise:
             self.dull += most == least
             self.low, self.high = min(self.low, least), max(self.high, most)
 
+    def note_gradient(self, size: int, signal: float, between: float, within: float) -> None:
+        """Of a batch of groups of `size` samples: the square of the expected gradient, its variance between prompts,
+        and that of single samples within one. All unbiased, so they may be below 0, in a unit that is the same."""
+        alike, own = signal + between, within * (size - 1) / size  # without the baseline's noise
+        if size < 2 or self.v <= 0 or not alike or not own:
+            return
+        self.batches = self.forget * self.batches + 1
+        self.scale = self.forget * self.scale + abs(alike) + abs(own)
+        shape, each = self._shape()  # as they were for this batch
+        usual = self.scale / self.batches  # not its own size, which chance makes larger along with its estimates
+        self.alike = self.forget * self.alike + alike / usual * each
+        self.own = self.forget * self.own + own / usual * shape
+
+    @property
+    def decisions(self) -> float:
+        """K: given, or the one with which the measured gradients have the noise that they have."""
+        if self.given is not None:
+            return self.given
+        own, alike = self.own + WEIGHT * (EXPECTED - 1), self.alike + WEIGHT
+        return 1.0 + max(0.0, own) / max(alike, WEIGHT / 4)
+
+    def _shape(self) -> tuple[float, float]:
+        """Noise / signal² between prompts, and within one for each further choice of an answer, times G - 1."""
+        v = self.v / self.groups
+        return max(1.0, self.square / self.groups / v**2), (self.high - self.low) ** 2 / (4.0 * v)
+
     @property
     def dull_share(self) -> float:
         """Share of groups whose rewards are all equal."""
@@ -72,9 +109,8 @@ class RewardNoise:
         """Noise / signal² of a group of `size` samples; 1 if no reward ever differs from another."""
         if self.v <= 0:
             return 1.0
-        v = self.v / self.groups
-        between = max(1.0, self.square / self.groups / v**2)
-        return between + (self.decisions - 1) * (self.high - self.low) ** 2 / (4.0 * v * (size - 1))
+        shape, each = self._shape()
+        return shape + (self.decisions - 1) * each / (size - 1)
 
     def value(self, size: int, groups: int) -> float:
         """√SNR of a batch; 1 if no reward ever differs from another."""

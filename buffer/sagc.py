@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Annotated
 
+from areal_like.messages import GradientNoise
 from buffer.reward_noise import RewardNoise
 from buffer.round_model import CostFit, LengthFit, RoundModel
 from buffer.sagc_plain import SagcPlain
@@ -23,9 +24,10 @@ class Sagc(SagcPlain):
 
     The next size is argmax_G rate(G) / max rate − Q · risk(G), with rate(G) = value(G) / time(G).
 
-    value: the signal-to-noise ratio of the batch's gradient, told from the variance of rewards within prompts
-    (`buffer.reward_noise`). time: the length of the round that the scheduler would run, over-provisioned prompts and
-    responses included, with lengths fitted to those seen, plus what a batch costs beside them (`buffer.round_model`).
+    value: the signal-to-noise ratio of the batch's gradient, from the variance of rewards within prompts, of which some
+    have none, and from how much noise the learner finds within prompts (`buffer.reward_noise`). time: the length of the
+    round that the scheduler would run, over-provisioned prompts and responses included, with lengths fitted to those
+    seen, plus what a batch costs beside them (`buffer.round_model`).
     risk, Q and what counts as a straggler: as in `SagcPlain`, but Q is bounded. At the bound a warning says that the
     budget can't be held.
 
@@ -33,12 +35,14 @@ class Sagc(SagcPlain):
     `least_prompts` prompts are not chosen, except `group_size` itself. `keep`: "samples", every batch has
     groups_per_batch · group_size samples, and larger groups mean fewer prompts; "prompts": every batch has
     groups_per_batch prompts, and larger groups mean more samples. `decisions`: choices of an answer that share its
-    reward; with fewer, smaller groups are worth more.
+    reward; with fewer, smaller groups are worth more. None: as many as explain the measured gradients (32 where none
+    is: `learner.gradient_noise`).
 
     All candidates are compared by the same evidence, which fades by `forget` per batch. A filter of groups makes the
     scheduler start others in their place; the times do not count these.
     """
 
+    hears_gradients = True
     least_evidence = 32
     """Groups without which the size stays at `group_size`."""
 
@@ -51,7 +55,7 @@ class Sagc(SagcPlain):
         group_size: Annotated[int, "[4, inf)"] = 8,
         forget: Annotated[float, "(0, 1]"] = 0.98,
         least_prompts: Annotated[int, "[1, inf)"] = 8,
-        decisions: Annotated[int, "[1, inf)"] = 32,
+        decisions: Annotated[int, "[1, inf)"] | None = None,
         keep: Keep = "samples",
     ):
         super().__init__(
@@ -66,7 +70,7 @@ class Sagc(SagcPlain):
                 f"sizing.candidates={list(candidates)} must be 4 or more, and sizing.group_size={group_size}, with "
                 "which a run begins, one of them"
             )
-        if least_prompts < 1 or decisions < 1 or keep not in ("samples", "prompts"):
+        if least_prompts < 1 or (decisions is not None and decisions < 1) or keep not in ("samples", "prompts"):
             raise ValueError("sizing needs least_prompts and decisions >= 1, and keep is samples or prompts")
         self.least_prompts, self.keep = least_prompts, keep
         self.chosen = group_size
@@ -83,6 +87,9 @@ class Sagc(SagcPlain):
         super().next_size(seen)
         self._warn()
         return self.chosen
+
+    def note_gradient(self, measured: GradientNoise) -> None:
+        self.rewards.note_gradient(measured.size, measured.signal, measured.between, measured.within)
 
     @property
     def allowed(self) -> list[int]:
@@ -101,6 +108,7 @@ class Sagc(SagcPlain):
         self.told |= {f"sizing/steps_{size}": time for size, time in times.items()}
         self.told |= {f"sizing/rate_{size}": rate / best for size, rate in rates.items()}
         self.told |= {"sizing/extra_steps": extra, "sizing/zero_variance": self.rewards.dull_share}
+        self.told |= {"sizing/decisions": self.rewards.decisions}
         self.told |= {"sizing/sigma": self.lengths.sigma, "sizing/tau": self.lengths.tau}
 
     def _choose(self) -> int:
@@ -148,9 +156,10 @@ class Sagc(SagcPlain):
     def _parts(self) -> list[tuple[str, object, tuple[str, ...]]]:
         return [
             ("lengths", self.lengths, _LENGTHS),
-            ("rewards", self.rewards, ("seen", "groups", "v", "square", "dull", "low", "high")),
+            ("rewards", self.rewards, _REWARDS),
             ("cost", self.cost, ("batches", "n", "x", "y", "xx", "xy")),
         ]
 
 
 _LENGTHS = ("groups", "mean_sum", "square_sum", "inverse_sum", "responses", "sigma_sum", "longest")
+_REWARDS = ("seen", "groups", "v", "square", "dull", "low", "high", "batches", "scale", "alike", "own")

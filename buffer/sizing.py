@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple
 
+from areal_like.messages import GradientNoise
+
 Keep = Literal["samples", "prompts"]
 State = Any
 """Plain data, as the journal keeps it."""
@@ -61,10 +63,12 @@ class Rounds(NamedTuple):
 
 class Sizing:
     """A group has `group_size` samples unless `next_size` says otherwise. `sizes`: all possible sizes. `looks`: does it
-    use the lengths of groups that ended? `keep`: what every batch has equally many of, samples (groups_per_batch ·
-    group_size) or prompts (groups_per_batch). `rounds`: the scheduler sets it before it asks for a size."""
+    use the lengths of groups that ended? `hears_gradients`: should the learner measure noise for `note_gradient`?
+    `keep`: what every batch has equally many of, samples (groups_per_batch · group_size) or prompts (groups_per_batch).
+    `rounds`: the scheduler sets it before it asks for a size."""
 
     looks = True
+    hears_gradients = False
     keep: Keep = "samples"
     rounds = Rounds()
 
@@ -84,6 +88,9 @@ class Sizing:
     def next_size(self, seen: Sequence[Lengths]) -> int:
         """The size of the next batch's groups. `seen`: groups that ended since the last call."""
         return self.group_size
+
+    def note_gradient(self, measured: GradientNoise) -> None:
+        """The learner has trained a batch, and this much of its gradient was noise."""
 
     def metrics(self) -> dict[str, float]:
         """Metrics that explain the newest size."""

@@ -39,6 +39,7 @@ from learners.collectives import Ranks
 from learners.critic import Critic
 from learners.cut_answers import one_token_further, without_cut_answers
 from learners.diagnostics import buckets, zero_variance_by_staleness
+from learners.gradient_noise import Cut, Drawn
 from learners.lessons import Lessons
 from learners.logprobs import forward_candidates, forward_logprobs, forward_with_states
 from learners.losses.contract import (
@@ -82,6 +83,8 @@ class TorchLearner:
     (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy, and
     `critic_clip` bounds how far a value moves in a train step (None: not at all).
     `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass per bucket.
+    `gradient_noise` measures how much of it is noise, between prompts and within them (`learners.gradient_noise`);
+    None: where `sizing` wants to know it (configs fill that in).
     `grad_cosine_cap` bounds the cosine between consecutive gradients (`learners.alignment`; 1: it is only reported).
     After `mismatch_every` train steps without tokens of staleness 0 a group is scored by the weights that sampled it
     (0: never; `learners.mismatch`).
@@ -130,6 +133,7 @@ class TorchLearner:
         critic_trunk: Annotated[float, "[0, inf)"] = 0.0,
         critic_clip: Annotated[float, "(0, inf)"] | None = None,
         grad_norm_by_staleness: bool = False,
+        gradient_noise: bool | None = None,
         grad_cosine_cap: Annotated[float, "(0, 1]"] | None = None,
         mismatch_every: Annotated[int, "[0, inf)"] = 8,
         lora: Mapping[str, Any] | None = None,
@@ -155,7 +159,8 @@ class TorchLearner:
         taught = None if teacher is None else Teacher(**teacher)
         _check_teacher(taught, advantage, temperature, grad_norm_by_staleness)
         self._num_minibatches, self._num_epochs = passes = num_minibatches, num_minibatch_epochs
-        self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
+        measures = grad_norm_by_staleness or bool(gradient_noise)
+        self.streams = check_stream(stream, loss, advantage, *passes, measures, stream_groups)
         if stream and self.objective.started_per_trained > 1:
             raise ValueError("stream: scheduler.cut_responses=weigh fits lengths of a whole batch; set it to drop")
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
@@ -172,6 +177,7 @@ class TorchLearner:
         adamw = partial(MasterAdamW, betas=betas, eps=eps, weight_decay=weight_decay, cosine_cap=grad_cosine_cap)
         adamw = partial(adamw, schedule=rates, clip_grad=clip_grad, publish_dtype=dtype, hold_in=half)
         self.optimizer = adamw(self.model, ranks=self.ranks)
+        self._drawn = Drawn(len(self.optimizer.gradient), seed, self.ranks) if gradient_noise else None
         head = partial(Critic, lr=critic_lr, trunk=critic_trunk, clip=critic_clip)
         self._critic = head(self.model, self.ranks) if critic_lr else None
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
@@ -464,21 +470,28 @@ class TorchLearner:
     ) -> float:
         """Add the gradient of some samples to the buffer; returns their loss."""
         step.input_tokens += int(step.columns.lengths[samples].sum())
-        losses, by_staleness = list[Tensor](), dict[str, Tensor]()
-        for part in self._passes.microbatches(columns, samples):
-            loss, outputs = self._forward(step, part, denominator, at_start)
-            step.backward_tokens += part.tokens
-            step.computed_tokens += part.input_ids.numel() if part.tokens else 0
-            if self._norm_by_staleness:
-                self._backward_by_staleness(step, part, loss, outputs, by_staleness)
-            else:
-                loss.backward()
-            losses.append(loss.detach())
-        self.optimizer.collect()
-        if by_staleness:
-            self.optimizer.gradient.copy_(torch.stack(list(by_staleness.values())).sum(0))
-            for suffix, gradient in by_staleness.items():
-                step.bucket_norms.setdefault(suffix, []).append(self.ranks.norm(gradient))
+        losses, by_staleness, drawn = list[Tensor](), dict[str, Tensor](), list[Tensor]()
+        cut = Cut(samples, step.groups, (self._seed, step.batch.index)) if self._drawn else None
+        parts = cut.parts if cut else [samples]
+        for some in parts:
+            for part in self._passes.microbatches(columns, some):
+                loss, outputs = self._forward(step, part, denominator, at_start)
+                step.backward_tokens += part.tokens
+                step.computed_tokens += part.input_ids.numel() if part.tokens else 0
+                if self._norm_by_staleness:
+                    self._backward_by_staleness(step, part, loss, outputs, by_staleness)
+                else:
+                    loss.backward()
+                losses.append(loss.detach())
+            self.optimizer.collect()
+            if by_staleness:
+                self.optimizer.gradient.copy_(torch.stack(list(by_staleness.values())).sum(0))
+            if self._drawn and len(parts) > 1:
+                drawn.append(self._drawn.of(self.optimizer.gradient))
+        if self._drawn and cut and drawn:
+            step.noise.note(cut, self._drawn.products(drawn))
+        for suffix, gradient in by_staleness.items():
+            step.bucket_norms.setdefault(suffix, []).append(self.ranks.norm(gradient))
         total = 0.0
         for value in torch.stack(losses).tolist() if losses else ():  # the only wait for the device
             total += value

@@ -25,7 +25,7 @@ from areal_like.client import LearnerClient, Stopped
 from areal_like.config import ranks_of
 from areal_like.held_out_keys import OWN
 from areal_like.interfaces import Task, Trainer
-from areal_like.messages import Manifest
+from areal_like.messages import GradientNoise, Manifest
 from areal_like.metrics import MetricsLog
 from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
 from areal_like.registry import build
@@ -142,7 +142,7 @@ class TrainLoop:
             except Untrainable as fault:
                 self._set_aside(fault)
                 continue
-            self.client.trained(progress.steps)
+            self.client.trained(progress.steps, noise_of(batch, row))
             progress.steps += 1
             if progress.steps % self.config.weight_sync_interval == 0 and not self.alone:
                 row["publish/seconds"] = self._publish()
@@ -345,6 +345,14 @@ def heldout_metrics(sets: dict[str, dict[str, float]]) -> dict[str, float]:
         found |= {f"{prefix}/{figure}": value for figure, value in figures.items() if figure != "reward"}
         found["eval/reward" if name == OWN else prefix] = figures["reward"]
     return found
+
+
+def noise_of(batch: Batch, row: dict[str, Any]) -> GradientNoise | None:
+    """What a train step's metrics say of its gradient; None: nothing."""
+    if "gradient/signal" not in row:
+        return None
+    size = len(batch.groups[0].samples)
+    return GradientNoise(size, row["gradient/signal"], row["gradient/between"], row["gradient/within"])
 
 
 def save_model(role: Role, trainer: Trainer, task: Task) -> None:

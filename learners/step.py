@@ -18,6 +18,7 @@ from areal_like.transfer import to_device
 from areal_like.types import Batch
 from learners.collectives import Ranks
 from learners.diagnostics import Tally, drift
+from learners.gradient_noise import GradientNoise
 from learners.losses.contract import LossBatch, Observed, log_ratio
 from learners.mismatch import mismatch
 from learners.packing import Columns
@@ -63,6 +64,7 @@ class Step:
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.bucket_norms: dict[str, list[float]] = {}
+        self.noise = GradientNoise()
         self.input_tokens = self.backward_tokens = self.computed_tokens = 0
         self.denominator = 0.0
         self.penalties: dict[str, np.ndarray] = {}
@@ -194,6 +196,7 @@ class Step:
             self.tally.metrics() | drift(log_ratios, staleness, sample) | mismatch(log_ratios[fresh], in_flight[fresh])
         )
         metrics |= {f"grad_norm{suffix}": float(np.mean(norms)) for suffix, norms in self.bucket_norms.items()}
+        metrics |= self.noise.metrics()
         metrics["loss"] = float(np.mean(self.losses)) if self.losses else 0.0
         metrics["grad_norm"] = float(np.mean(self.norms)) if self.norms else 0.0
         metrics["backward_tokens"] = self.backward_tokens

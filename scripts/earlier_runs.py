@@ -46,7 +46,7 @@ LEARNER_MAY_CHANGE = (
     *("overlong_penalty", "overlong_limit", "overlong_buffer", "overlong_filter", "reward_scale", "reward_clip"),
     *("kl_cut", "critic_clip", "num_minibatches", "num_minibatch_epochs"),
     *("max_tokens", "min_microbatches", "max_logits", "checkpoint_activations", "compile", "compute_dtype", "device"),
-    *("threads", "grad_norm_by_staleness", "param_dtype", "fp32_head", "collective_timeout"),
+    *("threads", "grad_norm_by_staleness", "gradient_noise", "param_dtype", "fp32_head", "collective_timeout"),
 )
 """Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that training will not make
 again are then rolled out again (`buffer.main.other_settings`)."""

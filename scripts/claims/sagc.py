@@ -40,10 +40,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from areal_like import messages
 from buffer.sagc import Sagc
 from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
 from buffer.sizing import Fixed, Keep, Lengths, Sizing
+from learners.gradient_noise import Cut, GradientNoise
 
 from ..aggregates import holm
 from ..comparison import bootstrap, markdown_table
@@ -102,11 +104,11 @@ SETTINGS = {
 
 
 def sizing_of(method: str, setting: Setting) -> Sizing:
-    """`least_prompts` lets SAGC take every size that is compared with it; each token of an answer is a decision."""
+    """`least_prompts` lets SAGC take every size that is compared with it."""
     if method == "sagc":
         return Sagc(
             candidates=SIZES, budget=BUDGET, straggler_ratio=RATIO, group_size=setting.start,
-            least_prompts=SAMPLES // SIZES[-1], keep=setting.keep, decisions=TASK.length,
+            least_prompts=SAMPLES // SIZES[-1], keep=setting.keep,
         )  # fmt: skip
     if method == "sagc_plain":
         plain = SagcPlain(candidates=SIZES, budget=BUDGET, straggler_ratio=RATIO, group_size=setting.start)
@@ -156,6 +158,13 @@ class Rounds:
         self._queue.extend(prompts[np.sort(order[groups:])].tolist())
         self._see(kept, cut, end, rewards)
 
+    def hear(self, products: NDArray[Any], groups: int) -> None:
+        """Products of the parts of the batch's gradient, as the learner measures them."""
+        size, noise = self.sizes[-1], GradientNoise()
+        samples = np.arange(groups * size)
+        noise.note(Cut(samples, samples // size, (0, 0)), products)
+        self.scheduler.sizing.note_gradient(messages.GradientNoise(size, *noise.metrics().values()))
+
     def _see(self, kept: NDArray[Any], cut: NDArray[Any], end: int, rewards: Sequence[Sequence[float]]) -> None:
         self.stragglers.append(float(np.mean(kept.max(1) > RATIO * np.median(kept, 1))))
         whole = (False,) * kept.shape[1]
@@ -179,9 +188,12 @@ def train(cells: Sequence[Cell], setting: Setting, steps: int, every: int) -> li
         gradient = torch.zeros_like(stack.flat)
         for (groups, size), places in alike.items():
             task = replace(TASK, prompts=groups, samples=size)
-            gradient[places], rewards = policy_gradient(stack, places, task, [draws[place] for place in places])
-            for place, earned in zip(places, rewards.tolist(), strict=True):
+            parts, rewards = policy_gradient(stack, places, task, [draws[place] for place in places])
+            gradient[places] = parts.sum(1)
+            products = (parts.double() @ parts.double().mT).numpy()
+            for place, earned, heard in zip(places, rewards.tolist(), products, strict=True):
                 rounds[place].close(earned)
+                rounds[place].hear(heard, groups)
         stack.step(gradient)
         if step % every == 0:
             found = held_out(stack.views(stack.flat), TASK, test, GLANCED)
@@ -196,7 +208,8 @@ def train(cells: Sequence[Cell], setting: Setting, steps: int, every: int) -> li
 def policy_gradient(
     stack: Stack, places: Sequence[int], task: Task, draws: Sequence[Draws]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the learners at these places, whose batches have one shape: gradients [l, numbers] and rewards [l, P, G]."""
+    """Of the learners at these places, whose batches have one shape: gradients [l, 3, numbers] of the parts of
+    `learners.gradient_noise`, and rewards [l, P, G]."""
     leaf = stack.flat[places].clone().requires_grad_()
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -206,10 +219,10 @@ def policy_gradient(
     each = distributions(stack.views(leaf), prompts, answers)
     chosen, tokens = each.gather(-1, answers[..., None])[..., 0], float(answers[0].numel())
     advantages = (rewards - rewards.mean(-1, keepdim=True))[..., None]
-    entropy = -(each.exp() * each).sum()
-    (-(advantages * chosen).sum() - ENTROPY_BONUS * entropy).div(tokens).backward()
-    assert leaf.grad is not None
-    return leaf.grad, rewards
+    losses = -(advantages * chosen + ENTROPY_BONUS * -(each.exp() * each).sum(-1)) / tokens
+    some, few = task.prompts // 2, task.samples // 2  # samples of a prompt are in no order
+    sums = [losses[:, :some, :few].sum(), losses[:, :some, few:].sum(), losses[:, some:].sum()]
+    return torch.stack([torch.autograd.grad(one, leaf, retain_graph=True)[0] for one in sums], 1), rewards
 
 
 def mean_over(curve: Sequence[Sequence[float]], seconds: float) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from areal_like.groups import Head, encode_group
+from areal_like.messages import GradientNoise
 from areal_like.types import Group, Sample
 from buffer import events
 from buffer.evaluation import Asked, Evaluation
@@ -71,6 +72,20 @@ def test_the_metrics_of_a_batch_say_how_its_round_was_sized():
     house.start()
     decision = house.state.gauges.decision(0)
     assert decision["rounds/deferred"] == 0 and any(name.startswith("sizing/") for name in decision)
+
+
+def test_what_the_learner_finds_of_its_gradient_is_heard_once():
+    house = House(SyncScheduler(sizing := Sagc(candidates=(4, 8))))
+    house.start()
+    for group_id in range(house.state.replay.bound.groups_per_batch):
+        house.finish(group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    heard = []
+    sizing.note_gradient = heard.append
+    for _ in range(2):  # as after a lost connection
+        found = {"size": 8, "signal": 1.0, "between": 2.0, "within": 3.0}
+        house.say("learner", "trained", {"index": 0, "gradient": found})
+    assert heard == [GradientNoise(8, 1.0, 2.0, 3.0)] and house.state.learner.steps == 1
 
 
 def test_groups_that_are_lost_are_counted_by_reason():

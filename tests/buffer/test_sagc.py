@@ -12,6 +12,7 @@ from buffer.round_model import CostFit, LengthFit, RoundModel, fit_group
 from buffer.sagc import Sagc
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Lengths, Rounds, Sizing, check_sizes
+from learners.gradient_noise import Cut
 
 SIZES = (4, 8, 16, 32)
 
@@ -48,7 +49,7 @@ def test_the_moments_of_few_rewards_are_unbiased(size: int) -> None:
 @pytest.mark.parametrize("rates", [(20.0, 20.0), (0.5, 5.0), (0.2, 0.2)])
 def test_noise_is_that_of_policy_gradients(rates: tuple[float, float]) -> None:
     """An answer is 12 coin flips with logits of their own in every prompt; the reward, 0 or 10, is the first flip."""
-    dice, noise, truth = np.random.default_rng(0), RewardNoise(1.0, decisions=12), {}
+    dice, noise, truth = np.random.default_rng(0), RewardNoise(1.0, given=12), {}
     for size in (4, 8, 32):
         chances = np.full((40_000 // size, 1, 12), 0.5)
         chances[:, 0, 0] = dice.beta(*rates, len(chances))
@@ -62,9 +63,41 @@ def test_noise_is_that_of_policy_gradients(rates: tuple[float, float]) -> None:
         assert noise.noise(size) == pytest.approx(ratio, rel=0.15)
 
 
+@pytest.mark.parametrize("choices", [2, 12, 40])
+def test_gradients_tell_how_many_choices_share_a_reward(choices: int) -> None:
+    """As above; the learner's estimates are those of `learners.gradient_noise`, from batches of 16 prompts."""
+    dice, noise, size = np.random.default_rng(0), RewardNoise(1.0, None), 8
+    assert noise.decisions == 32
+    for _ in range(1500):
+        chances = np.full((16, 1, choices), 0.5)
+        chances[:, 0, 0] = dice.beta(20.0, 20.0, 16)
+        flips = dice.random((16, size, choices)) < chances
+        rewards = flips[..., 0].astype(float)
+        advantages = rewards - rewards.mean(1, keepdims=True)
+        samples = (advantages[..., None] * (flips - chances)).reshape(16 * size, choices)
+        cut = Cut(np.arange(16 * size), np.arange(16 * size) // size, (0, 0))
+        sums = np.stack([samples[part].sum(0) for part in cut.parts])
+        noise.note(rewards.tolist())
+        noise.note_gradient(size, *cut.estimates(sums @ sums.T))
+    assert noise.decisions == pytest.approx(choices, rel=0.2)
+
+
+def test_evidence_against_all_noise_between_prompts_leaves_a_number_of_choices() -> None:
+    noise = RewardNoise(1.0, None)
+    noise.note_gradient(8, 1.0, 1.0, 1.0)
+    assert noise.decisions == 32, "no rewards yet: nothing can be told"
+    noise.note([(0.0, 1.0, 1.0, 0.0)] * 10)
+    for _ in range(100):
+        noise.note_gradient(8, 0.0, -1.0, 1.0)
+    assert 32 < noise.decisions < math.inf
+    for _ in range(500):
+        noise.note_gradient(8, 0.0, 1.0, -1.0)
+    assert noise.decisions == 1.0 and noise.value(4, 32) > noise.value(8, 16)
+
+
 def test_hard_prompts_want_samples_and_unlike_prompts_want_prompts() -> None:
     def preference(rates: tuple[float, float]) -> float:
-        noise = RewardNoise(1.0, decisions=8)
+        noise = RewardNoise(1.0, given=8)
         noise.note([group.rewards for group in groups_of(np.random.default_rng(0), 4000, 8, rates=rates)])
         return noise.value(4, 32) / noise.value(32, 4)
 
@@ -73,7 +106,7 @@ def test_hard_prompts_want_samples_and_unlike_prompts_want_prompts() -> None:
 
 
 def test_groups_of_four_and_more_say_what_they_teach() -> None:
-    noise = RewardNoise(1.0, decisions=8)
+    noise = RewardNoise(1.0, given=8)
     noise.note([(0.0, 1.0, 1.0)])
     assert noise.seen == 0
     noise.note([(0.0, 1.0, 1.0, 1.0)])
@@ -81,7 +114,7 @@ def test_groups_of_four_and_more_say_what_they_teach() -> None:
 
 
 def test_rewards_that_never_differ_favour_no_size() -> None:
-    noise = RewardNoise(1.0, decisions=50)
+    noise = RewardNoise(1.0, given=50)
     noise.note([(1.0,) * 8] * 40)
     assert {noise.value(size, 256 // size) for size in SIZES} == {1.0} and noise.dull_share == 1.0
 
