@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.config import Config, ConfigError
-from areal_like.places import COMMANDS
+from areal_like.places import COMMANDS, python_path
 from areal_like.run_folder import CONFIG, NEXT
 
 FILE = "prediction.json"
@@ -53,6 +53,7 @@ def begin(config: Config, folder: Path) -> subprocess.Popen[bytes] | None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": python_path()},
         )
 
 
@@ -65,6 +66,15 @@ def end(process: subprocess.Popen[bytes] | None, patience: float = 0.0) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def missing(folder: Path) -> str:
+    """Why there is no prediction, if there is none."""
+    if (folder / FILE).is_file():
+        return ""
+    said = (folder / LOG).read_text(errors="replace").strip().splitlines()
+    why = said[-1] if said else f"it had not ended {PATIENCE:g} s after the run"
+    return f"simulate: no prediction was made ({why}); see {folder / LOG}"
 
 
 def compared(folder: Path) -> dict[str, dict[str, float]]:

@@ -265,6 +265,8 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
                 turns.sleep(0.05, signals.check)
             watch.update(launcher.running.deaths, last=True)
         prediction.end(predicts, prediction.PATIENCE)
+        if predicts and (missing := prediction.missing(folder)):
+            watch.say(missing)
     finally:
         prediction.end(predicts)
         launcher.stop()

@@ -138,7 +138,7 @@ def verl() -> Iterator[Comparison]:
             cost.learner = costs.LearnerCost(per_sample=(told.step - told.rollout) / samples)
             plain = seconds(cost, told.gpus // SHARE, *shape, 8, "mode=sync")
             for comparison, update in ((measured, told.its_update), (halved, 2 * told.update)):
-                cost.learner = costs.LearnerCost(per_sample=update / samples, stream=True)
+                cost.learner = costs.LearnerCost(per_sample=update / samples)
                 words = ["scheduler.max_staleness=1", "learner.stream=true"]
                 taken = seconds(cost, told.gpus // SHARE // 2, *shape, 12, *words)
                 comparison.simulated[name] = plain / taken
@@ -163,7 +163,6 @@ def rollpacker() -> Iterator[Comparison]:
             cost.learner = costs.LearnerCost(per_sample=decoded * 3 / 7 / 512)
             whole = seconds(cost, actors, *shape, 20, "mode=sync")
             batching.simulated[name] = whole / seconds(cost, actors, *shape, 20, *tail)
-            cost.learner.stream = True
             streaming.simulated[name] = whole / seconds(cost, actors, *shape, 20, *tail, "learner.stream=true")
         yield from (rollout, batching, streaming)
 

@@ -96,6 +96,19 @@ class _Group:
     good: list[int] = field(default_factory=list)
 
 
+@dataclass(eq=False, slots=True)
+class Working:
+    """How many things of a kind are under way, and since when there is one (`areal_like.spans.Busy`)."""
+
+    count: int = 0
+    since: float = 0.0
+
+    def enter(self, now: float) -> None:
+        if not self.count:
+            self.since = now
+        self.count += 1
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """What all actors of a run share. `seed`: of the run; `most`: longest answer (None: as the task says); `cores`:
@@ -143,7 +156,7 @@ class SimulatedActor:
         self._digests: dict[int, str] = {}
         self._newest: messages.Manifest | None = None
         self._fetching = False
-        self._active, self._since = 0, 0.0
+        self._working = {name: Working() for name in ("generate", "evaluate")}
         self._leased = self._ended = self._told_ended = 0
         self._room = self._step = 1
         self.dead = self._hangs = False
@@ -165,6 +178,7 @@ class SimulatedActor:
         """A heartbeat with what was measured so far."""
         if self.dead:
             return
+        self._note_spans()
         wall = self.timeline.now - self.started_at if self.started_at < math.inf else 0.0
         if not self._hangs:
             self.engine.advance(self.timeline.now)
@@ -177,13 +191,15 @@ class SimulatedActor:
 
     def die(self) -> None:
         """Nothing more is heard from this process."""
-        self.dead = True
+        self._note_spans()
+        self.dead, self.spans = True, None
         self._groups.clear()
         if self._process:
             self._process.stop()
 
     def hang(self) -> None:
         """From now on it says that it lives, and does nothing else."""
+        self._note_spans()
         self._hangs = True
         if self._process:
             self._process.stop()
@@ -400,9 +416,7 @@ class SimulatedActor:
         if group.lease.split == "train":
             group.samples.append(sample)
             self._leased += 1
-        if not self._active:
-            self._since = self.timeline.now
-        self._active += 1
+        self._working_on(sample).enter(self.timeline.now)
         if self.costs.answers.turns.most > 1 and length > 0:
             self._take_turns(sample, made, made + length)
         elif length > 0:
@@ -520,10 +534,22 @@ class SimulatedActor:
 
     def _close(self, sample: _Sample) -> None:
         sample.open = False
-        self._active -= 1
         self._ended += sample.group.lease.split == "train"
-        if self.spans and not self._active:
-            self.spans.add("generate", self._since, self.timeline.now)
+        working = self._working_on(sample)
+        working.count -= 1
+        if not working.count:
+            self._note_spans(working)
+
+    def _working_on(self, sample: _Sample) -> Working:
+        return self._working["generate" if sample.group.lease.split == "train" else "evaluate"]
+
+    def _note_spans(self, *ended: Working) -> None:
+        """Write down when it worked: of kinds of work that have ended or, if none is named, of all so far."""
+        for name, working in self._working.items():
+            if working in ended or (working.count and not ended):
+                if self.spans and not self._hangs:
+                    self.spans.add(name, working.since, self.timeline.now)
+                working.since = self.timeline.now
 
     def _push(self) -> None:
         ready, self._ready = self._ready, []

@@ -15,7 +15,7 @@ import yaml
 
 from actors.engines import step_costs
 from areal_like import older_configs, samples
-from areal_like.config import Config, ConfigError
+from areal_like.config import Config, ConfigError, ranks_of
 from areal_like.metrics import MetricsFollower
 from areal_like.registry import build, settled
 from areal_like.run_folder import CONFIG
@@ -58,10 +58,10 @@ def calibrate(run: Path, last: int | None = None) -> Calibrated:
     rows = [row for row in MetricsFollower(run / "metrics.jsonl").new_rows() if row["step"] <= (last or math.inf)]
     if len(rows) <= SKIPPED_STEPS:
         raise ConfigError(f"{run} has {len(rows)} train steps: calibration needs more than {SKIPPED_STEPS}")
-    rows = rows[SKIPPED_STEPS:]
+    before, rows = sum(row["tokens"] for row in rows[:SKIPPED_STEPS]), rows[SKIPPED_STEPS:]
     found = Calibrated(Costs(source=f"{len(rows)} train steps of {run.name}"))
     found.costs.engine = _engine(run, config, rows, found)
-    found.costs.learner = _learner(config, rows, found)
+    found.costs.learner = _learner(config, rows, found, before)
     found.costs.weights = _weights(rows)
     _samples(run, found)
     found.costs.answers = _answers(run, rows, last, found)
@@ -149,7 +149,7 @@ def _samples(run: Path, found: Calibrated) -> None:
     found.costs.buffer = 0.0  # the buffer's messages are in its seconds per sample
 
 
-def _learner(config: Config, rows: Sequence[dict[str, Any]], found: Calibrated) -> LearnerCost:
+def _learner(config: Config, rows: Sequence[dict[str, Any]], found: Calibrated, before: float) -> LearnerCost:
     if config.learner.name == "timed":
         return of_timed(config).learner
     seconds = np.array([row["train/step_seconds"] for row in rows])
@@ -159,8 +159,21 @@ def _learner(config: Config, rows: Sequence[dict[str, Any]], found: Calibrated) 
     fit = nonnegative(columns.T @ columns, columns.T @ seconds) if varies else np.array([seconds.mean(), 0.0])
     found.residuals["train step"] = float(np.sqrt(np.mean((columns @ fit / seconds - 1.0) ** 2)))
     publish = [row["publish/seconds"] for row in rows if "publish/seconds" in row]
-    stream = bool(settled("learner", config.learner).get("stream", False))
-    return LearnerCost(float(fit[0]), 0.0, float(fit[1]), stream, float(np.mean(publish)) if publish else 0.0)
+    each = float(np.mean(publish)) if publish else 0.0
+    return LearnerCost(float(fit[0]), 0.0, float(fit[1]), each, _after(rows, before), gpus=ranks_of(config))
+
+
+def _after(rows: Sequence[dict[str, Any]], before: float) -> float:
+    """What a learner does beside its train steps, publishing and waiting, in seconds per step. `before`: tokens that
+    it had trained before the first of `rows`."""
+    if len(rows) < 2 or any("train/tokens_per_second" not in row for row in rows):
+        return 0.0
+    trained = before + np.cumsum([row["tokens"] for row in rows])
+    elapsed = trained / np.array([row["train/tokens_per_second"] for row in rows])
+    busy = elapsed * (1.0 - np.array([row["train/idle_share"] for row in rows]))
+    named = ("train/step_seconds", "publish/seconds", "stream/seconds")
+    known = np.mean([sum(row.get(name, 0.0) for name in named) for row in rows[1:]])
+    return max(0.0, float((busy[-1] - busy[0]) / (len(rows) - 1) - known))
 
 
 def _weights(rows: Sequence[dict[str, Any]]) -> WeightsCost:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ published version. Of one run on two cores (docs/dev-log.md)."""
 
 class Engine(msgspec.Struct, forbid_unknown_fields=True):
     """A server's: see `actors.engines.decode_clock.DecodeCost`, and `TimedEngine` for the others. `busy`: the share of
-    a step's time in which the engine itself is at work, as idle shares count it."""
+    a step's time in which the engine itself is at work, as idle shares count it. Where the config's engine has knobs of
+    these names (`recompute`: `kv_policy`), those count (`roofline.known`)."""
 
     base: float = 0.02
     per_sequence: float = 0.0
@@ -95,15 +98,16 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
-    """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens. `publish`: for which
-    training waits after it; `checkpoint`: the same for a checkpoint (every `checkpoint.every` steps). `least`: GPUs
-    without which the model does not fit."""
+    """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens. Before the next one
+    training waits for `publish`, if weights were published, for `after` (metrics, kept samples) and for `checkpoint`
+    (every `checkpoint.every` steps). `least`: GPUs without which the model does not fit. `learner.stream` is the
+    config's."""
 
     base: float = 0.0
     per_sample: float = 0.0
     per_token: float = 0.0
-    stream: bool = False
     publish: float = 0.0
+    after: float = 0.0
     checkpoint: float = 0.0
     gpus: int = 1
     least: int = 1
@@ -219,6 +223,20 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     source: str = ""
 
 
+EFFICIENCY = 0.95
+"""Of a learner: each doubling of its GPUs makes it 2 · EFFICIENCY times as fast."""
+
+
+def scaled(costs: Costs, learner_gpus: int, efficiency: float = EFFICIENCY) -> Costs:
+    """Costs with a learner of so many GPUs: each doubling makes its steps `2 · efficiency` times as fast."""
+    found = copy.deepcopy(costs)
+    faster = (learner_gpus / costs.learner.gpus) * efficiency ** math.log2(learner_gpus / costs.learner.gpus)
+    learner = found.learner
+    learner.base, learner.per_sample = learner.base / faster, learner.per_sample / faster
+    learner.per_token, learner.gpus = learner.per_token / faster, learner_gpus
+    return found
+
+
 def of_timed(config: Config) -> Costs:
     """Of a run whose engine and learner are timed. Raises ConfigError for others."""
     if config.engine.name != "timed" or config.learner.name != "timed":
@@ -240,9 +258,7 @@ def of_timed(config: Config) -> Costs:
             engine["interruptible"],
         ),
         Answers(engine["median"], engine["sigma"], engine["noise"], engine["seed"], engine["trace"]),
-        LearnerCost(
-            learner["base"], learner["per_sample"] + LEARNER_PER_SAMPLE, learner["per_token"], learner["stream"]
-        ),
+        LearnerCost(learner["base"], learner["per_sample"] + LEARNER_PER_SAMPLE, learner["per_token"]),
         WeightsCost(encode=ENCODE, fetch=0.003),
         msgspec.structs.replace(TIMED),
         source="the config's timed engine and learner",

@@ -17,6 +17,7 @@ from areal_like.config import Config
 from areal_like.groups import ROW, RUN
 from areal_like.messages import Message, Table
 from areal_like.metrics import MetricsLog
+from areal_like.registry import settled
 from areal_like.spans import Spans
 from areal_like.stopping import reason_to_stop
 from areal_like.wire import Payloads
@@ -65,6 +66,7 @@ class SimulatedLearner:
         self.metrics, self.spans = metrics, spans
         self.progress = progress or Progress()
         self.saved = copy.deepcopy(self.progress)
+        self._streams = bool(settled("learner", config.learner).get("stream", False))
         self._saves = bool(costs.learner.checkpoint or costs.failures.learner)
         self._before = self.progress.elapsed, self.progress.waited
         self.began: float | None = None
@@ -78,7 +80,7 @@ class SimulatedLearner:
 
     def hello(self) -> None:
         self._say(messages.Hello("learner", "learner", 1, 0))
-        if self.costs.stream:
+        if self._streams:
             self._say(messages.Stream())
         self._publish()
         self._want(self.progress.steps)
@@ -158,10 +160,11 @@ class SimulatedLearner:
             return
         self._say(messages.Trained(batch.index))
         self.progress.steps += 1
-        published = self.progress.steps % self.config.weight_sync_interval == 0
+        published, now = self.progress.steps % self.config.weight_sync_interval == 0, self.timeline.now
         if published:
             self.timeline.after(self._encode, self._publish)
-        self.timeline.after(self.costs.publish if published else 0.0, self._finished, batch)
+            self._span("publish", now, now + self.costs.publish)
+        self.timeline.after((self.costs.publish if published else 0.0) + self.costs.after, self._finished, batch)
 
     def _finished(self, batch: messages.Batch) -> None:
         if self.dead:

@@ -17,7 +17,7 @@ from areal_like.config import Config, ConfigError
 from areal_like.registry import knobs
 
 from .closed_form import Prediction, predict
-from .costs import Costs
+from .costs import Costs, scaled
 from .run import WARMUP_STEPS, Outcome, Simulation, Stuck, age_at, prompts_of
 
 SCREENED = 0.6
@@ -27,7 +27,8 @@ GAIN = 0.02
 MOST_CHANGES = 6
 """Each costs a simulation per knob."""
 TAILS = 3.0
-"""A rate is measured over so many times the longest answer of a batch: with long tails a run stands, then hurries."""
+"""A rate is measured over so many times the longest answer of a batch, and so many times the batches that a bound lets
+be ahead: a run stands, then hurries."""
 MOST_STEPS = 400
 """More are not simulated."""
 
@@ -85,7 +86,6 @@ class Choice:
     def costs(self, one: Costs, efficiency: float) -> Costs:
         """Those of the choice, from those of one engine and one learner."""
         found = scaled(one, self.learner, efficiency)
-        found.learner.stream |= self.stream
         found.engine.slots = self.slots or found.engine.slots
         return found
 
@@ -169,16 +169,6 @@ def splits(gpus: int, each: int) -> list[int]:
     return sorted({max(1, min(most, round(gpus * share / each))) for share in shares})
 
 
-def scaled(costs: Costs, learner_gpus: int, efficiency: float) -> Costs:
-    """Costs with a learner of so many GPUs: each doubling makes its steps `2 · efficiency` times as fast."""
-    found = copy.deepcopy(costs)
-    faster = (learner_gpus / costs.learner.gpus) * efficiency ** math.log2(learner_gpus / costs.learner.gpus)
-    learner = found.learner
-    learner.base, learner.per_sample = learner.base / faster, learner.per_sample / faster
-    learner.per_token, learner.gpus = learner.per_token / faster, learner_gpus
-    return found
-
-
 def slower(costs: Costs, engine: float, learner: float) -> Costs:
     """Costs with an engine and a learner that take so many times as long."""
     found = copy.deepcopy(costs)
@@ -251,7 +241,8 @@ class Planner:
         config, costs = self._load(choice.overrides()), choice.costs(self._costs, self._efficiency)
         predicted, samples = _predict(config, costs, choice), samples_of(config)
         warmup = WARMUP_STEPS + math.ceil(costs.engine.slots * choice.actors / samples)  # until the pipeline is full
-        steps = config.run.steps
+        ahead = 0.0 if choice.bound is None or math.isinf(choice.bound) else choice.bound
+        steps = max(config.run.steps, math.ceil(TAILS * (1 + ahead)))
         while True:
             longer = self._load([*choice.overrides(), f"run.steps={steps + warmup}"])
             made = Plan(choice, predicted, Simulation(longer, costs).run(warmup), steps + warmup, warmup)

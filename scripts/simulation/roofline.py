@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from areal_like.config import Config, ConfigError
+from areal_like.config import Config, ConfigError, ranks_of
+from areal_like.registry import settled
 
-from .costs import Costs, Engine, LearnerCost, WeightsCost, of_timed, read
+from .costs import Costs, Engine, LearnerCost, WeightsCost, of_timed, read, scaled
 
 if TYPE_CHECKING:
-    from scripts.memory import Sizes
+    from ..memory import Sizes
 
 OFF_BY = 1.5
 """Times are assumed to be right within this factor."""
@@ -64,19 +65,26 @@ GPUS = {
 
 
 def known(config: Config, file: Path | None, hardware: str | None = None, each: int = 1) -> Costs:
-    """From a file (with the config's `engine.slots`, where it sets them), else of the config's timed parts. `hardware`:
-    those of engine, learner and weights on such GPUs, an engine on `each` of them (`on`). Raises ConfigError."""
-    if hardware is None and file:
-        found = read(file)
-        found.engine.slots = config.engine.get("slots") or found.engine.slots
-        return found
-    if hardware is None:
+    """From a file, else of the config's timed parts. `hardware`: those of engine, learner and weights on such GPUs, an
+    engine on `each` of them (`on`). The learner is as fast as the config's `learner.ranks` make it, and what the config
+    says of engine and learner counts, not what a file says. Raises ConfigError."""
+    if hardware is None and file is None:
         return of_timed(config)
-    return on(hardware, sizes_of(config), each, read(file) if file else Costs())
+    found = read(file) if file else Costs()
+    if hardware:
+        found = on(hardware, sizes_of(config), each, found)
+    found = scaled(found, ranks_of(config))
+    knobs, engine = settled("engine", config.engine), found.engine
+    for name in ("slots", "kv_tokens"):  # with others the engine takes what it has room for
+        setattr(engine, name, config.engine.get(name) or getattr(engine, name))
+    engine.interruptible = knobs.get("interruptible", engine.interruptible)
+    if knobs.get("kv_policy") in ("recompute", "keep"):
+        engine.recompute = knobs["kv_policy"] == "recompute"
+    return found
 
 
 def on(name: str, sizes: Sizes, each: int, costs: Costs, slots: int = 256) -> Costs:
-    """Costs of a model of these sizes: an engine on `each` GPUs, a learner on one (`planning.scaled` takes more).
+    """Costs of a model of these sizes: an engine on `each` GPUs, a learner on one (`costs.scaled` takes more).
     Answers, verifier and the rest are those of `costs`. Raises ConfigError."""
     gpu, weights = GPUS[name], 2.0 * sizes.count
     faster = each * DOUBLING ** math.log2(each)
@@ -109,8 +117,8 @@ def on(name: str, sizes: Sizes, each: int, costs: Costs, slots: int = 256) -> Co
 
 def sizes_of(config: Config) -> Sizes:
     """Of the config's model, built without memory. Raises ConfigError."""
-    from scripts.estimate import model_of, plain_of
-    from scripts.memory import Sizes
+    from ..estimate import model_of, plain_of
+    from ..memory import Sizes
 
     model = model_of(plain_of(config))
     if model is None:

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from actors.engines.lengths import digest_of
+from areal_like import config as configs
 from areal_like import messages
-from areal_like.config import Config, actors_of
+from areal_like.config import Config, actors_of, ranks_of
 from areal_like.interfaces import Task
 from areal_like.metrics import MetricsLog
 from areal_like.registry import build
@@ -122,12 +123,16 @@ class Simulation:
     def _build(self, progress: Progress) -> None:
         """The processes of a run that has come so far: those of a resume find what the journal holds."""
         config, costs, timeline = self.config, self.costs, self.timeline
+        if ranks_of(config) > 1:  # here one learner trains whole batches: its costs are those of all ranks
+            config = configs.replace(config, "learner.ranks", 1)
         self._started = False  # the first lease is due
         self.router = router = SimulatedRouter(timeline, costs.latency)
         scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
         replay, journal = build_replay(config, scheduler), self.journal
         if journal:
             recovery.restore(replay, journal, progress.steps, timeline.now, journal.append, journal.read)
+        else:
+            recovery.restore(replay, [], progress.steps, timeline.now)
         self.state = build_state(config, self.task, router, Outbox(router, journal), replay, scheduler)  # type: ignore[arg-type]
         self.state.clock = timeline.clock
         self.state.learner.steps = self.state.gauges.since_step = progress.steps

@@ -72,6 +72,8 @@ def write_run(run: Path, cost: DecodeCost) -> None:
             "tokens": 1000 + 100 * (step % 3),
             "train/step_seconds": 0.5 + 1e-4 * (1000 + 100 * (step % 3)),
             "publish/seconds": 0.01,
+            "train/idle_share": 0.2,
+            "train/tokens_per_second": 1000.0,
             "publish/encode_seconds": 0.02,
             "rollout/update_fetch_seconds": 0.03,
             "rollout/update_replica_seconds": 0.01,
@@ -86,6 +88,17 @@ def write_run(run: Path, cost: DecodeCost) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def rows_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_what_a_learner_does_beside_its_steps_needs_the_metrics_that_tell(tmp_path: Path) -> None:
+    write_run(tmp_path, DecodeCost(base=0.01))
+    rows = [{name: value for name, value in row.items() if "tokens_per" not in name} for row in rows_of(tmp_path)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert calibrate(tmp_path).costs.learner.after == 0.0
+
+
 def test_costs_come_back(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     cost = DecodeCost(base=0.01, per_sequence=0.001, per_token=1e-5, prefill=1e-4)
     write_run(tmp_path, cost)
@@ -94,6 +107,9 @@ def test_costs_come_back(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert [engine.base, engine.per_sequence, engine.per_token] == pytest.approx([0.01, 0.001, 1e-5], rel=1e-6)
     assert engine.prefill == pytest.approx(1e-4) and engine.apply == 0.004 and 0 < engine.busy < 1
     assert [learner.base, learner.per_token, learner.publish] == pytest.approx([0.5, 1e-4, 0.01], rel=0.01)
+    busy = [0.8 * row["tokens"] / 1000 for row in rows_of(tmp_path)[3:]]  # of each step but the first that counts
+    named = [row["train/step_seconds"] + row["publish/seconds"] for row in rows_of(tmp_path)[3:]]
+    assert learner.after == pytest.approx(np.mean(busy) - np.mean(named)) and learner.after > 0.1
     assert (weights.encode, weights.fetch) == pytest.approx((0.02, 0.04))
     sample = found.costs.sample
     assert (sample.actor, sample.buffer) == pytest.approx((0.003, 0.0005), rel=0.2) and sample.cores == cores()

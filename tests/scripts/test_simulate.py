@@ -9,6 +9,7 @@ from actors.engines.lengths import Lengths
 from areal_like import config as configs
 from areal_like.groups import Head, pack_heads
 from areal_like.messages import Push
+from areal_like.places import REPOSITORY
 from areal_like.sampling import stream_key, uniform
 from areal_like.spans import read
 from areal_like.wire import Payloads, decode, encode
@@ -189,6 +190,82 @@ def test_costs_of_a_file_stand_for_any_config(tmp_path) -> None:
     assert outcome.report["steps"] == 4 and closes(outcome)
     for overrides, slots in (["engine=sglang"], 16), (["engine.slots=8"], 8):
         assert roofline.known(configs.load(["quickstart", *overrides]), file).engine.slots == slots
+
+
+def test_the_configs_own_knobs_count_with_costs_of_a_file(tmp_path) -> None:
+    file = tmp_path / "costs.yaml"
+    file.write_text("engine: {interruptible: false, recompute: false, kv_tokens: 900}\nlearner: {base: 0.5}\n")
+    plain = roofline.known(configs.load(["quickstart"]), file).engine
+    assert (plain.interruptible, plain.recompute, plain.kv_tokens) == (True, True, 900)
+    told = ["engine.interruptible=false", "engine.kv_policy=keep", "engine.kv_tokens=500"]
+    set_so = roofline.known(configs.load(["quickstart", *told]), file).engine
+    assert (set_so.interruptible, set_so.recompute, set_so.kv_tokens) == (False, False, 500)
+    server = roofline.known(configs.load(["quickstart", "engine=sglang"]), file).engine
+    assert (server.interruptible, server.recompute) == (False, False), "it has no such knobs"
+
+
+def test_ranks_train_whole_batches_together(tmp_path) -> None:
+    """Four GPUs of 95 % per doubling; a step on one takes .5 s."""
+    file = tmp_path / "costs.yaml"
+    file.write_text("engine: {base: 0.0001, slots: 64}\nanswers: {median: 20, sigma: 0}\nlearner: {base: 0.5}\n")
+
+    def rate(ranks: int) -> float:
+        words = [f"learner.ranks={ranks}", "run.steps=8", "eval.prompts=0", "actors.count=2"]
+        config = configs.load(["quickstart", *words])
+        outcome = Simulation(config, roofline.known(config, file)).run()
+        assert sum(outcome.staleness.values()) == 8 * 128
+        return outcome.samples_per_second
+
+    assert rate(1) == pytest.approx(128 / 0.5, rel=0.05)
+    assert rate(4) == pytest.approx(128 / (0.5 / (4 * 0.95**2)), rel=0.05)
+    file.write_text(file.read_text().replace("0.5}", "0.5, gpus: 4}"))
+    assert rate(4) == pytest.approx(128 / 0.5, rel=0.05), "the run that was measured had four already"
+
+
+def test_batches_of_a_set_age_are_simulated() -> None:
+    outcome = simulate("inject_staleness=2", "run.steps=8", "eval.prompts=0", "policy=in_order")
+    assert max(outcome.staleness) == 2 and closes(outcome)
+
+
+def test_a_simulated_timeline_has_all_work_of_a_real_one(tmp_path) -> None:
+    words = ["scheduler.max_staleness=4", "eval.every=4", "eval.prompts=64"]
+    config = configs.load([BASE, *words])
+    cost = costs.of_timed(config)
+    cost.learner.publish = 0.01
+    outcome = Simulation(config, cost, tmp_path).run()
+    spans = read(tmp_path)
+    assert {span.name for span in spans["learner"]} == {"train", "publish"}
+    assert {span.name for span in spans["actor-0"]} == {"generate", "evaluate", "update"}
+    generates = sum(span.end - span.begin for span in spans["actor-0"] if span.name == "generate")
+    assert generates / outcome.seconds == pytest.approx(1.0 - outcome.actor_idle, abs=0.1)
+
+
+def test_what_was_under_way_at_a_death_is_in_the_timeline(tmp_path) -> None:
+    config = configs.load([BASE, "scheduler.max_staleness=4", "run.steps=4"])
+    simulation = Simulation(config, costs.of_timed(config), tmp_path)
+    actor = simulation.actors[0]
+    simulation.timeline.at(0.5, actor.die)
+    simulation._begin()
+    simulation.timeline.run(200)
+    last = [span for span in read(tmp_path)["actor-0"] if span.name == "generate"][-1]
+    assert last.end == pytest.approx(0.5) and last.begin < 0.45
+
+
+def test_a_prediction_is_made_wherever_a_run_is_started(tmp_path, monkeypatch) -> None:
+    """Also without this folder on the path of modules."""
+    config = configs.load([str(REPOSITORY / BASE), "run.steps=4", "scheduler.max_staleness=1", "simulate=true"])
+    monkeypatch.chdir(tmp_path)
+    configs.save(config, tmp_path / "config.yaml")
+    prediction.end(prediction.begin(config, tmp_path), 120.0)
+    assert (tmp_path / prediction.FILE).is_file(), (tmp_path / prediction.LOG).read_text()
+    assert prediction.missing(tmp_path) == ""
+
+
+def test_a_prediction_that_was_not_made_says_why(tmp_path) -> None:
+    (tmp_path / prediction.LOG).write_text("simulate: error: no such thing\n")
+    assert "no such thing" in prediction.missing(tmp_path)
+    (tmp_path / prediction.LOG).write_text("")
+    assert "5 s after the run" in prediction.missing(tmp_path)
 
 
 def test_a_run_that_asks_for_it_is_predicted_beside_and_compared(tmp_path, capsys) -> None:
