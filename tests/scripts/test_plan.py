@@ -160,18 +160,3 @@ def test_costs_that_are_off_move_the_figures(capsys) -> None:
     assert slower(cost, 3.0, 1.0).engine.base == pytest.approx(0.003)
     low, high = ranges(outcomes)["samples_per_second"]
     assert low == pytest.approx(128 / 0.4, rel=0.05) and high == pytest.approx(4 * low, rel=0.1)
-
-
-def test_the_recommended_config_is_simulated_to_what_was_planned(tmp_path: Path) -> None:
-    """The learner's GPUs are its ranks; batches come in bursts of as many as the bound lets be ahead."""
-    lengths, planned, said = tmp_path / "lengths.yaml", tmp_path / "planned.yaml", tmp_path / "plan.json"
-    lengths.write_text("answers: {median: 200, sigma: 0.6, noise: 0.3, most: 2000, prompt: 20}\n")
-    hardware = ["--hardware", "H100", "--costs", str(lengths)]
-    assert (
-        main(["quickstart", "--gpus", "8", *hardware, "--staleness", "8", "--out", str(planned), "--json", str(said)])
-        == 0
-    )
-    best, config = json.loads(said.read_text())[0], configs.load([str(planned), "run.steps=150", "eval.prompts=0"])
-    assert config.learner.ranks == best["learner_gpus"]
-    found = Simulation(config, roofline.known(config, lengths, "H100")).run(50)
-    assert found.samples_per_second == pytest.approx(best["samples_per_second"], rel=0.05)
