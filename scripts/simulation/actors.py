@@ -132,7 +132,7 @@ class World:
 
 
 class SimulatedActor:
-    """`depth`: hops between the learner and this actor's source of weights. `spans`: where it says when it works."""
+    """`update`: seconds from an announcement until the weights are there. `spans`: where it says when it works."""
 
     hears: Collection[type[Message]] = (
         messages.Lease,
@@ -142,7 +142,7 @@ class SimulatedActor:
         messages.Quit,
     )
 
-    def __init__(self, name: str, world: World, depth: int = 0, spans: Spans | None = None):
+    def __init__(self, name: str, world: World, update: float = 0.0, spans: Spans | None = None):
         self.name, self.peer = name, name.encode()
         self.timeline, self.router, self.costs = world.timeline, world.router, world.costs
         self.world, engine = world, world.costs.engine
@@ -151,7 +151,7 @@ class SimulatedActor:
         )
         self.engine.version = -1
         self.spans, self.started_at = spans, math.inf
-        self._depth, self._seed = depth, world.seed
+        self._update, self._seed = update, world.seed
         self._groups: dict[int, _Group] = {}
         self._digests: dict[int, str] = {}
         self._newest: messages.Manifest | None = None
@@ -321,8 +321,7 @@ class SimulatedActor:
         if self._fetching or newest is None or newest["version"] <= self.engine.version:
             return
         self._fetching = True
-        weights = self.costs.weights
-        self.timeline.after(weights.fetch + weights.hop * self._depth, self._due, self._load, newest)
+        self.timeline.after(self._update, self._due, self._load, newest)
 
     def _load(self, manifest: messages.Manifest) -> None:
         if self.dead or self._hangs:

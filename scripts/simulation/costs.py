@@ -114,11 +114,24 @@ class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
-    """`encode`: from a train step's end to the announcement. `fetch`: of an actor, and `hop` of each relay above it."""
+    """`encode`: from a train step's end to the announcement. `fetch`: of an actor, and `hop` of each relay above it, in
+    seconds. `size`: bytes of an update (a delta is smaller than the weights), and `link`: bytes per second that a
+    source sends in all: each rank of the learner, and each relay, serves `weights.fanout` actors at once."""
 
     encode: float = 0.0
     fetch: float = 0.0
     hop: float = 0.0
+    size: float = 0.0
+    link: float | None = None
+
+    def seconds(self, place: int, actors: int, fanout: int | None, ranks: int = 1) -> float:
+        """Of the update of the actor at this place of the tree (`buffer.relays`). Each of the learner's ranks sends its
+        part over its own link; a relay begins when it has all."""
+        served, levels = min(fanout or actors, actors), 0
+        while fanout and (place := place // fanout - 1) >= 0:
+            levels += 1
+        sent = served * self.size / self.link if self.link else 0.0
+        return self.fetch + self.hop * levels + sent * (1.0 / ranks + levels)
 
 
 class Sample(msgspec.Struct, forbid_unknown_fields=True):

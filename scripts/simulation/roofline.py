@@ -10,7 +10,8 @@ are right within `OFF_BY` at best.
     prefill        2 FLOPs · parameters per token
     train step     8 FLOPs · parameters per token (forward, backward, and the proximal policy's forward);
                    32 bytes · parameters for gradients, master weights and Adam's moments, read and written
-    update         2 bytes · parameters over the network, and read and written once on the actor
+    update         2 bytes · parameters over a link that the actors of a source share, and read and written once on the
+                   actor
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ OFF_BY = 1.5
 MEMORY_SHARE, DECODE_SHARE, TRAIN_SHARE = 0.6, 0.4, 0.35
 """Of the peak: memory bandwidth in decoding, FLOPs in prefill and decoding, FLOPs in training."""
 NETWORK = 25e9
-"""Bytes per second between learner and actor: half of a link of 400 Gbit/s."""
+"""Bytes per second that a source of weights sends in all: half of a link of 400 Gbit/s."""
 DOUBLING = 0.9
 """Each doubling of an engine's GPUs makes it 2 · DOUBLING times as fast."""
 STEP_SECONDS = 0.002
@@ -110,7 +111,7 @@ def on(name: str, sizes: Sizes, each: int, costs: Costs, slots: int = 256) -> Co
         least=math.ceil(TRAINED * sizes.count / (FREE * gpu.memory)),
     )
     source = f"the public figures of {name}, not measured" + (f"; lengths from {costs.source}" if costs.source else "")
-    fetch = WeightsCost(encode=weights / NETWORK, fetch=weights / NETWORK)
+    fetch = WeightsCost(encode=weights / NETWORK, size=weights, link=NETWORK)  # whole weights: no delta is known
     sample = msgspec.structs.replace(costs.sample, cores=None)  # of the machine that was measured
     return msgspec.structs.replace(costs, engine=engine, learner=train, weights=fetch, sample=sample, source=source)
 

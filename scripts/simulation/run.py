@@ -165,9 +165,10 @@ class Simulation:
         self.learner = SimulatedLearner(config, timeline, router, costs, self._report, metrics, spans, progress)
 
     def _actor(self, place: int) -> SimulatedActor:
-        config, name = self.config, f"actor-{place}"
-        fanout = actors_of(config) if config.weights.fanout is None else config.weights.fanout
-        return SimulatedActor(name, self._world, depth(place, fanout), self._spans(name, place))
+        count, name = actors_of(self.config), f"actor-{place}"
+        fanout = count if self.config.weights.fanout is None else self.config.weights.fanout
+        update = self.costs.weights.seconds(place, count, fanout, self.costs.learner.gpus)
+        return SimulatedActor(name, self._world, update, self._spans(name, place))
 
     def _spans(self, name: str, place: int = 0) -> Spans | None:
         return Spans(self.folder, name, since_1970=0.0) if self.folder and place < MOST_SPANS else None
@@ -258,11 +259,3 @@ class Simulation:
             self.failing.crashes,
             self.repeated,
         )
-
-
-def depth(place: int, fanout: int) -> int:
-    """Relays between the learner and the actor at this place (`buffer.relays`)."""
-    levels = 0
-    while fanout and (place := place // fanout - 1) >= 0:
-        levels += 1
-    return levels

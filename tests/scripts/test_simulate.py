@@ -14,12 +14,13 @@ from areal_like.sampling import stream_key, uniform
 from areal_like.spans import read
 from areal_like.wire import Payloads, decode, encode
 from buffer.handlers import Handlers
+from buffer.relays import Relays
 from scripts import prediction
 from scripts.simulate import main
 from scripts.simulation import costs, results, roofline
 from scripts.simulation.draws import RIGHT, Draws
 from scripts.simulation.pushes import HandedOver, SimulatedHandlers
-from scripts.simulation.run import Outcome, Simulation, depth
+from scripts.simulation.run import Outcome, Simulation
 
 BASE = "configs/bench/modes.yaml"
 FREE = {"sample": costs.Sample(), "weights": costs.WeightsCost(encode=0.001, fetch=0.003)}
@@ -148,8 +149,20 @@ def test_samples_drawn_in_blocks_are_those_of_their_keys() -> None:
 
 
 @pytest.mark.parametrize("place, fanout, hops", [(0, 2, 0), (1, 2, 0), (2, 2, 1), (5, 2, 1), (6, 2, 2), (9, 0, 0)])
-def test_depth_is_that_of_the_tree_of_relays(place: int, fanout: int, hops: int) -> None:
-    assert depth(place, fanout) == hops
+def test_updates_take_as_long_as_the_tree_of_relays_is_deep(place: int, fanout: int, hops: int) -> None:
+    weights = costs.WeightsCost(fetch=10.0, hop=1.0)
+    assert weights.seconds(place, 10, fanout) == 10.0 + hops
+    relays = Relays(fanout)
+    for number in range(10):
+        relays.join(f"actor-{number}", "somewhere", "")
+    assert len(relays.above(f"actor-{place}")) == hops, "the production tree says the same"
+
+
+def test_actors_of_a_source_share_its_link() -> None:
+    weights = costs.WeightsCost(size=100.0, link=10.0)
+    assert weights.seconds(0, 8, 0) == weights.seconds(7, 8, 8) == 80.0 and weights.seconds(0, 1, 8) == 10.0
+    assert weights.seconds(0, 8, 0, ranks=4) == 20.0, "each rank sends its part"
+    assert weights.seconds(1, 6, 2, ranks=4) == 5.0 and weights.seconds(5, 6, 2, ranks=4) == 25.0
 
 
 def test_the_command_writes_a_run_folder_that_is_read_as_a_real_one(tmp_path, capsys) -> None:
