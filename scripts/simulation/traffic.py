@@ -1,8 +1,8 @@
 """Bytes of weights that a plan sends: of the config's model, whole or as deltas.
 
 A delta names the elements that changed since the version before, and by how much. It is compressed to about the entropy
-of the places and `STEP_BITS` per change: on random changes of .1 to 90 % of the elements the codec takes as much, within a
-fifth (`tests/scripts/test_plan_command.py`).
+of the places and `STEP_BITS` per change: on random changes of .3 to 90 % of the elements the codec takes as much,
+within a fifth (`tests/scripts/test_plan_command.py`).
 """
 
 from __future__ import annotations
