@@ -60,7 +60,7 @@ def rows(title: str, plans: Sequence[Plan]) -> Table:
             str(number),
             plan.choice.split,
             plan.choice.mode,
-            f"{plan.rate:.4g}",
+            rate(plan.rate),
             f"{outcome.staleness_mean:.2f}",
             str(plan.staleness_at(0.95)),
             str(plan.staleness_at(1.0)),
@@ -75,12 +75,16 @@ def details(number: int, made: Plan, found: dict[str, Any]) -> Iterator[str]:
     yield f"   what holds it up: {made.binds}"
     yield f"   age: {', '.join(shares(made.staleness_shares))}"
     expected = made.predicted
-    yield f"   closed form: {expected.throughput:.4g} samples/s, mean age {expected.staleness:.2g}"
+    yield f"   closed form: {rate(expected.throughput)} samples/s, mean age {expected.staleness:.2g}"
     price = f", cost {found['cost_per_million_samples']:,.2f}" if "cost_per_million_samples" in found else ""
     yield f"   a million samples: {made.gpu_hours:,.2f} GPU-hours{price}"
     if found["weight_bytes_per_version"] is not None:
         version, step = (amount_of(found[f"weight_bytes_per_{each}"]) for each in ("version", "step"))
         yield f"   weights to all actors: {version} per version, {step} per train step"
+
+
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def shares(of: dict[int, float]) -> Iterator[str]:
