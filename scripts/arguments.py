@@ -55,22 +55,54 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def number(text: str) -> float:
+    """Not a number for what is none: comparisons with it are false."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def share(text: str) -> float:
+    """Raises argparse.ArgumentTypeError."""
+    if not 0 < (value := number(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: a number above 0, 1 at most")
+    return value
+
+
+def factor(text: str) -> float:
+    """Raises argparse.ArgumentTypeError."""
+    if not 1 <= (value := number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: a number of at least 1")
+    return value
+
+
+def amount(text: str) -> float:
+    """Raises argparse.ArgumentTypeError."""
+    if not 0 <= (value := number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: a number of at least 0")
+    return value
+
+
+def limit(text: str) -> float:
+    """Raises argparse.ArgumentTypeError."""
+    if not (value := number(text)) >= 0:
+        raise argparse.ArgumentTypeError(f"{text}: a number of at least 0, or inf")
+    return value
+
+
+def bound(text: str) -> float:
+    """Of the staleness. Raises argparse.ArgumentTypeError."""
+    if not ((value := number(text)) >= 0 and (math.isinf(value) or value.is_integer())):
+        raise argparse.ArgumentTypeError(f"{text}: a whole number of at least 0, or inf")
+    return value
+
+
 def port(text: str) -> int:
     """Raises argparse.ArgumentTypeError."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text}: a port is a number from 0 (any free one) to 65535")
     return int(text)
-
-
-def temperature(text: str) -> float:
-    """Raises argparse.ArgumentTypeError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: a number of at least 0")
-    return value
 
 
 def picture(text: str) -> Path:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
 
-from .arguments import command, positive, refuse, temperature
+from .arguments import amount, command, positive, refuse
 from .eval import model_folder, run_of
 from .output import visible
 
@@ -35,7 +35,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = command("chat", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
     parser.add_argument("--system", help="system message")
-    parser.add_argument("--temperature", type=temperature, default=0.7, help="0: greedy (default: 0.7)")
+    parser.add_argument("--temperature", type=amount, default=0.7, help="0: greedy (default: 0.7)")
     parser.add_argument("--max-tokens", type=positive, default=512, help="longest answer (default: 512)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the answers")
     parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's choice)")

@@ -31,7 +31,7 @@ from areal_like.heldout import own_rows
 from areal_like.layers import parse_override
 from areal_like.run_folder import CONFIG
 
-from .arguments import command, new_file, positive, refuse, temperature
+from .arguments import amount, command, new_file, positive, refuse
 from .output import console, shortened, table, visible, write_json
 from .step_model import step_model
 
@@ -76,7 +76,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--prompts", type=positive, help="prompts per set (default: all of a file, else 256)")
     parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")
-    parser.add_argument("--temperature", type=temperature, help="0: greedy (default: 0 for one sample, else 1)")
+    parser.add_argument("--temperature", type=amount, help="0: greedy (default: 0 for one sample, else 1)")
     parser.add_argument("--max-tokens", type=positive, help="longest answer (default: the task's)")
     parser.add_argument("--right", type=float, default=1.0, help="least reward of a right answer (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples and of the choice of rows")

@@ -12,5 +12,6 @@ all is legible at 700 pixels. `python -m scripts.plots` draws the pictures again
 | `rows` | a number for each of several things, and the ratio of two |
 | `timelines` | who works and who waits |
 | `matrix` | cosines |
+| `beside` | what was simulated, and a formula beside it |
 | `drawing` | from data to a picture |
 """

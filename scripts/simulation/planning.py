@@ -11,15 +11,18 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
-from areal_like.registry import knobs
+from areal_like.registry import knobs, settled
+from buffer.checks import RolloutsFail
 
 from .closed_form import Prediction, predict
 from .costs import Costs, scaled
 from .run import WARMUP_STEPS, Outcome, Simulation, Stuck, age_at, prompts_of
 
+Found = TypeVar("Found")
 SCREENED = 0.6
 """Splits whose predicted throughput is below this share of the best are not simulated."""
 GAIN = 0.02
@@ -29,6 +32,8 @@ MOST_CHANGES = 6
 TAILS = 3.0
 """A rate is measured over so many times the longest answer of a batch, and so many times the batches that a bound lets
 be ahead: a run stands, then hurries."""
+AGAIN = 4
+"""Times as many steps: of the plans that are shown."""
 MOST_STEPS = 400
 """More are not simulated."""
 
@@ -36,7 +41,8 @@ MOST_STEPS = 400
 @dataclass(frozen=True)
 class Choice:
     """`actors` engines, `learner` GPUs; `bound`: None for sync. What is None is as the config says: `slots` of an
-    engine, `interval` of train steps between published weights, `group_size` with as many samples per batch."""
+    engine, `interval` of train steps between published weights, `group_size` with as many samples per batch. `each`:
+    GPUs of an engine."""
 
     actors: int
     learner: int
@@ -47,6 +53,16 @@ class Choice:
     interval: int | None = None
     group_size: int | None = None
     groups: int | None = None
+    each: int = 1
+
+    @property
+    def gpus(self) -> int:
+        return self.actors * self.each + self.learner
+
+    @property
+    def split(self) -> str:
+        """GPUs of actors and of the learner."""
+        return f"{self.actors * self.each} + {self.learner}"
 
     @property
     def mode(self) -> str:
@@ -64,7 +80,7 @@ class Choice:
         if self.slots is not None:
             yield f"{self.slots} slots"
         if self.interval is not None:
-            yield f"weights every {self.interval} steps"
+            yield "weights every step" if self.interval == 1 else f"weights every {self.interval} steps"
         if self.group_size is not None:
             yield f"groups of {self.group_size}"
 
@@ -83,6 +99,20 @@ class Choice:
         }
         return found + [f"{key}={value}" for key, value in changes.items() if value is not None]
 
+    def settled(self, config: Config, costs: Costs) -> Choice:
+        """The same setting without what `config` and `costs`, to which it is added, say already: equal settings are
+        equal then."""
+        size = configs.select(config, "sizing").get("group_size")
+        same = self.group_size in (None, size)
+        return replace(
+            self,
+            stream=self.stream and not settled("learner", config.learner).get("stream", False),
+            slots=None if self.slots == costs.engine.slots else self.slots,
+            interval=None if self.interval == config.weight_sync_interval else self.interval,
+            group_size=None if same else self.group_size,
+            groups=None if same else self.groups,
+        )
+
     def costs(self, one: Costs, efficiency: float) -> Costs:
         """Those of the choice, from those of one engine and one learner."""
         found = scaled(one, self.learner, efficiency)
@@ -92,20 +122,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What the search may change: numbers of actors of `gpus_each` GPUs of `gpus`, and values of knobs. Group sizes
-    change what is learned, so only those that somebody asked for are tried."""
+    """What the search may change beside the split and the slots. Group sizes change what is learned, so only those that
+    somebody asked for are tried."""
 
-    gpus: int
-    gpus_each: int = 1
     intervals: Sequence[int] = (1, 2, 4)
     group_sizes: Sequence[int] = ()
 
     def around(self, choice: Choice, config: Config, costs: Costs) -> list[Choice]:
         """Choices that differ in one knob. Some may make no config."""
-        tried = splits(self.gpus, self.gpus_each)
+        tried = splits(choice.gpus, choice.each)
         at = tried.index(choice.actors)
         near = [tried[place] for place in (at - 1, at + 1) if 0 <= place < len(tried)]
-        found = [replace(choice, actors=count, learner=self.gpus - count * self.gpus_each) for count in near]
+        found = [replace(choice, actors=count, learner=choice.gpus - count * choice.each) for count in near]
         if "slots" in knobs("engine", config.engine.name):
             now = choice.slots or costs.engine.slots
             found += [replace(choice, slots=slots) for slots in (now // 2, now * 2) if slots]
@@ -144,8 +172,23 @@ class Plan:
         return self.outcome.samples_per_second
 
     @property
-    def staleness_p95(self) -> int:
-        return age_at(self.outcome.staleness, 0.95)
+    def tokens_per_second(self) -> float:
+        """Trained ones."""
+        return self.rate * self.outcome.tokens / max(1, sum(self.outcome.staleness.values()))
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of a million samples."""
+        return self.choice.gpus * 1e6 / self.rate / 3600
+
+    def staleness_at(self, share: float) -> int:
+        return age_at(self.outcome.staleness, share)
+
+    @property
+    def staleness_shares(self) -> dict[int, float]:
+        """Age in versions → share of the samples."""
+        ages = self.outcome.staleness
+        return {age: count / sum(ages.values()) for age, count in ages.items()}
 
     @property
     def binds(self) -> str:
@@ -187,7 +230,12 @@ def corners(config: Config, costs: Costs, off_by: float, warmup: int = WARMUP_ST
 
 
 class Planner:
-    """Simulates choices. `load` makes a config with overrides; `tell` gets a line for each simulation."""
+    """Simulates choices, none twice. `load` makes a config with overrides; `tell` gets a line for each simulation.
+
+    made        all plans so far, by what they set
+    predicted   what the closed form says of the grids' choices
+    left_out    choices that cannot be simulated, and why
+    """
 
     def __init__(
         self,
@@ -195,67 +243,112 @@ class Planner:
         costs: Costs,
         efficiency: float,
         tell: Callable[[str], None] = lambda text: None,
+        value: Callable[[Plan], float] = lambda made: made.rate,
     ):
-        self._load, self._costs, self._efficiency, self._tell = load, costs, efficiency, tell
+        self._load, self._costs, self._efficiency, self._tell, self._value = load, costs, efficiency, tell, value
+        self._base = load([])
+        self.made: dict[Choice, Plan] = {}
+        self.predicted: dict[Choice, Prediction] = {}
+        self.left_out: dict[Choice, str] = {}
 
-    def grid(self, choices: Iterable[Choice]) -> list[Plan]:
-        """The choices that the closed form does not rule out, simulated; the fastest first. Raises ConfigError."""
-        fitting = [choice for choice in choices if choice.learner >= self._costs.learner.least]
+    def screened(self, choices: Iterable[Choice], most_stale: float = math.inf) -> list[Choice]:
+        """Those that make a config, and that the closed form does not rule out: it compares with the best of those
+        whose mean staleness may be wanted. Raises ConfigError where the model fits on no learner."""
+        wanted = list(dict.fromkeys(each.settled(self._base, self._costs) for each in choices))
+        fitting = [each for each in wanted if each.learner >= self._costs.learner.least]
         if not fitting:
             raise ConfigError(
                 f"the learner needs at least {self._costs.learner.least} GPUs for the model: give it more with --gpus"
             )
-        predicted = {choice: self._predicted(choice) for choice in fitting}
-        best = max(each.throughput for each in predicted.values())
-        kept = [choice for choice in fitting if predicted[choice].throughput >= SCREENED * best]
+        predicted = dict(self._each(fitting, self._predicted))
+        self.predicted |= predicted
+        best = max((each.throughput for each in predicted.values() if each.staleness <= most_stale), default=0.0)
+        kept = [choice for choice, each in predicted.items() if each.throughput >= SCREENED * best]
         self._tell(f"{len(fitting)} candidates, {len(kept)} of them to be simulated")
-        return fastest_first(self._simulated(choice) for choice in kept)
+        return kept
+
+    def promised(self, choices: Iterable[Choice]) -> float:
+        """Samples per second of the best of them by the closed form."""
+        settled = (each.settled(self._base, self._costs) for each in choices)
+        fitting = (each for each in settled if each.learner >= self._costs.learner.least)
+        return max((found.throughput for _, found in self._each(fitting, self._predicted)), default=0.0)
+
+    def grid(self, choices: Iterable[Choice], most_stale: float = math.inf) -> list[Plan]:
+        """The screened choices, simulated; the best first. Raises ConfigError."""
+        return self.best_first(self.tried(self.screened(choices, most_stale)))
 
     def search(self, start: Plan, knobs: Knobs, allowed: Callable[[Plan], bool]) -> list[Plan]:
-        """What the search simulated from `start`: it goes to the fastest of the allowed plans around, while that gains.
-        Choices that make no config are left out."""
-        now, known, found = start, {start.choice}, list[Plan]()
+        """What the search simulated from `start`: it goes to the best of the allowed plans around, while that gains.
+        What was simulated before was no better. Choices that make no config are left out."""
+        now, found = start, list[Plan]()
         for _ in range(MOST_CHANGES):
             config = self._load(now.choice.overrides())
-            around = [each for each in knobs.around(now.choice, config, self._costs) if each not in known]
-            known.update(around)
-            made = fastest_first(self._tried(around))
+            around = (each.settled(self._base, self._costs) for each in knobs.around(now.choice, config, self._costs))
+            known = {*self.made, *self.left_out}
+            made = self.best_first(self.tried([each for each in dict.fromkeys(around) if each not in known]))
             found += made
-            faster = next(filter(allowed, made), now)
-            if faster.rate < (1.0 + GAIN) * now.rate:
+            better = next(filter(allowed, made), now)
+            if self._value(better) < (1.0 + GAIN) * self._value(now):
                 break
-            now = faster
+            now = better
         return found
 
-    def _tried(self, choices: Iterable[Choice]) -> Iterator[Plan]:
+    def best_first(self, plans: Iterable[Plan]) -> list[Plan]:
+        return sorted(plans, key=self._value, reverse=True)
+
+    def tried(self, choices: Iterable[Choice]) -> list[Plan]:
+        """Those of them that can be simulated."""
+        settled = [each.settled(self._base, self._costs) for each in choices]
+        return [plan for _, plan in self._each(settled, self._simulated)]
+
+    def _each(self, choices: Iterable[Choice], call: Callable[[Choice], Found]) -> Iterator[tuple[Choice, Found]]:
         for choice in choices:
             try:
-                yield self._simulated(choice)
-            except (ConfigError, Stuck) as error:
-                self._tell(f"{choice.mode}: left out: {error}")
+                yield choice, call(choice)
+            except (ConfigError, RolloutsFail, Stuck) as error:
+                self.left_out[choice] = f"{choice.split}, {choice.mode}: left out: {error}"
+                self._tell(self.left_out[choice])
 
     def _predicted(self, choice: Choice) -> Prediction:
         return _predict(self._load(choice.overrides()), choice.costs(self._costs, self._efficiency), choice)
 
     def _simulated(self, choice: Choice) -> Plan:
+        if choice in self.made:
+            return self.made[choice]
         config, costs = self._load(choice.overrides()), choice.costs(self._costs, self._efficiency)
         predicted, samples = _predict(config, costs, choice), samples_of(config)
         warmup = WARMUP_STEPS + math.ceil(costs.engine.slots * choice.actors / samples)  # until the pipeline is full
         ahead = 0.0 if choice.bound is None or math.isinf(choice.bound) else choice.bound
         steps = max(config.run.steps, math.ceil(TAILS * (1 + ahead)))
         while True:
-            longer = self._load([*choice.overrides(), f"run.steps={steps + warmup}"])
-            made = Plan(choice, predicted, Simulation(longer, costs).run(warmup), steps + warmup, warmup)
+            made = self._over(choice, predicted, costs, steps, warmup)
             if steps >= MOST_STEPS or steps * samples >= TAILS * predicted.longest * made.rate:
                 break
             steps = min(2 * steps, MOST_STEPS)
-        where = f"{choice.actors} actors, {choice.learner} GPUs for the learner, {choice.mode}"
-        self._tell(f"{where}: {made.rate:.4g} samples/s")
+        self.made[choice] = made
+        self._tell_of(made)
         return made
 
+    def _over(self, choice: Choice, predicted: Prediction, costs: Costs, steps: int, warmup: int) -> Plan:
+        longer = self._load([*choice.overrides(), f"run.steps={steps + warmup}"])
+        return Plan(choice, predicted, Simulation(longer, costs).run(warmup), steps + warmup, warmup)
 
-def fastest_first(plans: Iterable[Plan]) -> list[Plan]:
-    return sorted(plans, key=lambda each: -each.rate)
+    def _tell_of(self, made: Plan, words: str = "") -> None:
+        choice = made.choice
+        where = f"{choice.actors} actors, {choice.learner} GPUs for the learner, {choice.mode}"
+        self._tell(f"{where}: {made.rate:.4g} samples/s{words}")
+
+    def again(self, best: Iterable[Plan]) -> list[Plan]:
+        """Each over `AGAIN` times as many steps, the best first: among many short looks the luckiest comes first."""
+        found = []
+        for each in best:
+            costs = each.choice.costs(self._costs, self._efficiency)
+            steps = min(AGAIN * (each.steps - each.warmup), MOST_STEPS)
+            made = self._over(each.choice, each.predicted, costs, steps, each.warmup)
+            self._tell_of(made, f" over {steps} steps")
+            self.made[each.choice] = made
+            found.append(made)
+        return self.best_first(found)
 
 
 def samples_of(config: Config) -> int:
@@ -272,4 +365,5 @@ def _predict(config: Config, costs: Costs, choice: Choice) -> Prediction:
         prompt_tokens, _, longest = prompts_of(build("task", config.task, config.run.seed), costs).of("train", 0)
         prompt, most = prompt_tokens if prompt is None else prompt, most or longest
     bound = 0.0 if choice.bound is None else choice.bound
-    return predict(costs, choice.actors, samples, bound, sync=choice.bound is None, prompt=prompt, most=most)
+    sync, interval = choice.bound is None, config.weight_sync_interval
+    return predict(costs, choice.actors, samples, bound, sync=sync, prompt=prompt, most=most, interval=interval)

@@ -10,10 +10,11 @@ import pytest
 
 from areal_like import config as configs
 from scripts.memory import Sizes
-from scripts.plan import choices, main, ranges
+from scripts.plan import choices, main
 from scripts.simulation import costs, roofline
 from scripts.simulation.closed_form import predict
 from scripts.simulation.costs import scaled
+from scripts.simulation.plan_report import ranges
 from scripts.simulation.planning import Choice, Knobs, Planner, corners, slower, splits
 from scripts.simulation.run import Simulation
 
@@ -74,7 +75,7 @@ def test_the_search_finds_the_knob_that_holds_the_run_up() -> None:
     """Slots are few and each step costs as much for many sequences: twice as many are nearly twice as fast."""
     planner = planner_of("engine.slots=8", "learner.base=0.01")
     (start,) = planner.grid([Choice(2, 2, 4.0)])
-    found = planner.search(start, Knobs(4, intervals=[1]), lambda _: True)
+    found = planner.search(start, Knobs(intervals=[1]), lambda _: True)
     best = max(found, key=lambda each: each.rate)
     assert best.rate > 1.8 * start.rate and (best.choice.slots or 0) >= 16
     assert f"{best.choice.slots} slots" in best.choice.mode
@@ -84,7 +85,7 @@ def test_the_search_finds_the_knob_that_holds_the_run_up() -> None:
 def test_the_search_keeps_to_what_is_allowed() -> None:
     planner = planner_of("engine.slots=8", "learner.base=0.01")
     (start,) = planner.grid([Choice(2, 2, 4.0)])
-    found = planner.search(start, Knobs(4, intervals=[1]), lambda made: made.choice.slots is None)
+    found = planner.search(start, Knobs(intervals=[1]), lambda made: made.choice.slots is None)
     assert {each.choice.slots for each in found} <= {None, 4, 16}, "16 slots are faster, and nothing starts from there"
 
 
@@ -92,7 +93,7 @@ def test_what_the_search_tries_differs_in_one_knob_and_group_sizes_keep_the_batc
     config, cost = configs.load([BASE, "mode=sync"]), costs.of_timed(configs.load([BASE]))
     samples = config.groups_per_batch * config.sizing["group_size"]
     start = Choice(2, 2, None)
-    found = Knobs(4, group_sizes=[config.sizing["group_size"], 16, 7]).around(start, config, cost)
+    found = Knobs(group_sizes=[config.sizing["group_size"], 16, 7]).around(start, config, cost)
     assert {each.group_size for each in found} == {None, 16}, "7 makes no whole groups, and the config's size is known"
     assert all(each.groups * each.group_size == samples for each in found if each.group_size)
     assert {each.interval for each in found} == {None} and any(each.stream for each in found)
@@ -101,7 +102,7 @@ def test_what_the_search_tries_differs_in_one_knob_and_group_sizes_keep_the_batc
     for each in found:
         changed = set(each.overrides()) ^ set(start.overrides())
         assert 1 <= len(changed) <= 2, "one knob, or two words of it"
-    found = Knobs(4).around(Choice(2, 2, 2.0), config, cost)
+    found = Knobs().around(Choice(2, 2, 2.0), config, cost)
     assert not any(each.tail or each.stream for each in found)
     assert {(each.bound, each.interval) for each in found} == {(2.0, None), (1.0, 2)}, "as many train steps behind"
 
@@ -110,7 +111,8 @@ def test_a_choice_that_makes_no_config_is_left_out_and_told() -> None:
     told: list[str] = []
     planner = planner_of()
     planner._tell = told.append
-    assert list(planner._tried([Choice(0, 2, 1.0)])) == [] and "left out" in told[0]
+    assert planner.tried([Choice(0, 2, 1.0)]) == [] and "left out" in told[0]
+    assert list(planner.left_out.values()) == told
 
 
 def test_the_command_recommends_a_config_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -119,7 +121,7 @@ def test_the_command_recommends_a_config_that_loads(tmp_path: Path, capsys: pyte
     words += ["--out", str(out), "--json", str(file), "--off-by", "1.01", "engine.sigma=0.5", "learner.base=0.6"]
     assert main(words) == 0
     said, found = capsys.readouterr().out, json.loads(file.read_text())
-    assert "what holds the first up" in said and "GPU-hours" in said
+    assert "what holds it up" in said and "GPU-hours" in said
     rates = [each["samples_per_second"] for each in found]
     assert rates == sorted(rates, reverse=True) and found[0]["cost_per_million_samples"] > 0
     low, high = found[0]["ranges"]["samples_per_second"]  # over as many steps, after the same warm-up
@@ -129,10 +131,25 @@ def test_the_command_recommends_a_config_that_loads(tmp_path: Path, capsys: pyte
     assert config.actors.count == found[0]["actors"] and config.engine["sigma"] == 0.5
 
 
-def test_a_limit_of_staleness_that_none_keeps_is_refused(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        main([BASE, "--gpus", "2", "--staleness", "1", "--steps", "4", "--most-stale", "-1"])
-    assert "lower --staleness" in capsys.readouterr().err
+def test_settings_that_are_equal_are_one_plan() -> None:
+    """What a choice sets to the config's own value, it does not set; so nothing is simulated or shown twice."""
+    planner = planner_of("engine.slots=8", "learner.base=0.01")
+    config, cost = planner._base, planner._costs
+    own = Choice(2, 2, 4.0)
+    size, groups = config.sizing["group_size"], config.groups_per_batch
+    for same in (
+        replace(own, interval=1),
+        replace(own, slots=8),
+        replace(own, group_size=size, groups=groups),
+        replace(own, interval=1, slots=8),
+    ):
+        assert same != own and same.settled(config, cost) == own
+    assert replace(own, slots=16).settled(config, cost).slots == 16
+    grid = planner.grid([own, replace(own, interval=1), Choice(1, 3, 4.0)])
+    found = grid + planner.search(grid[0], Knobs(intervals=[1, 2]), lambda _: True)
+    resolved = {configs.to_yaml(planner._load(made.choice.overrides())) + made.choice.split for made in found}
+    assert len({made.choice for made in found}) == len(found) == len(planner.made)
+    assert len({(made.choice.split, made.choice.mode) for made in found}) == len(found) == len(resolved)
 
 
 SEVEN_B = Sizes(28, 3584, 18944, 3584, 512, 152064, 7_600_000_000, 233_000_000)
@@ -160,3 +177,18 @@ def test_costs_that_are_off_move_the_figures(capsys) -> None:
     assert slower(cost, 3.0, 1.0).engine.base == pytest.approx(0.003)
     low, high = ranges(outcomes)["samples_per_second"]
     assert low == pytest.approx(128 / 0.4, rel=0.05) and high == pytest.approx(4 * low, rel=0.1)
+
+
+def test_the_recommended_config_is_simulated_to_what_was_planned(tmp_path: Path) -> None:
+    """The learner's GPUs are its ranks; batches come in bursts of as many as the bound lets be ahead."""
+    lengths, planned, said = tmp_path / "lengths.yaml", tmp_path / "planned.yaml", tmp_path / "plan.json"
+    lengths.write_text("answers: {median: 200, sigma: 0.6, noise: 0.3, most: 2000, prompt: 20}\n")
+    hardware = ["--hardware", "H100", "--costs", str(lengths)]
+    assert (
+        main(["quickstart", "--gpus", "8", *hardware, "--staleness", "8", "--out", str(planned), "--json", str(said)])
+        == 0
+    )
+    best, config = json.loads(said.read_text())[0], configs.load([str(planned), "run.steps=150", "eval.prompts=0"])
+    assert config.learner.ranks == best["learner_gpus"]
+    found = Simulation(config, roofline.known(config, lengths, "H100")).run(50)
+    assert found.samples_per_second == pytest.approx(best["samples_per_second"], rel=0.05)
