@@ -157,6 +157,24 @@ def test_no_import_runs_sideways_or_up(room: str) -> None:
     assert not found, f"{room} must not import these: {found}"
 
 
+def by_name(tree: ast.Module, room: str) -> list[int]:
+    """Lines that import `room` by its name, wherever they stand."""
+    found = []
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        found += [node.lineno for name in names if name.partition(".")[0] == room]
+    return found
+
+
+def test_commands_do_not_import_one_another_by_name() -> None:
+    """`scripts` is on the path in a clone's folder only; installed, it has another name."""
+    source = "import scripts.a\ndef f():\n    from scripts import b\nfrom . import c\nfrom .scripts import d\n"
+    assert by_name(ast.parse(source), "scripts") == [1, 3]
+    found = {path: by_name(tree_of(path), "scripts") for path in MODULES if path.startswith("scripts/")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
 def light_modules() -> list[str]:
     named = {f"areal_like/{name}.py" for name in LIGHT}
     return [path for path in MODULES if path in named or path.startswith("buffer/")]
