@@ -83,6 +83,7 @@ PARTS = {
     "simulation.failing": "simulate",
     "simulation.journal": "simulate",
     "simulation.learner": "simulate",
+    "simulation.patience": "simulate",
     "simulation.plan_picture": "plan --plot",
     "simulation.plan_report": "plan",
     "simulation.planning": "plan",

@@ -20,8 +20,8 @@ from .ablation.points import Result, gather
 from .ablation.results import Choice
 from .ablation.runs import Folder, Width, run_all
 from .ablation.study import MAIN, TUNE, Run
-from .arguments import command
-from .train import EXIT_INTERRUPTED, Interrupted, Signals
+from .arguments import EXIT_INTERRUPTED, command
+from .train import Interrupted, Signals
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
+EXIT_INTERRUPTED = 130
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".tif", ".tiff")
 
 
@@ -113,6 +114,12 @@ def picture(text: str) -> Path:
     if find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError("a picture needs matplotlib: pip install matplotlib")
     return path
+
+
+def interrupted(kept: str) -> int:
+    """Say that Ctrl-C has ended the command, and what is kept. Returns the exit code."""
+    print(f"ended by SIGINT; {kept}", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def refuse(reason: object) -> NoReturn:

@@ -35,6 +35,7 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"simulate={config.simulate}: true, or a file of costs (`areal-like calibrate RUN`)", "simulate"
         )
+    costs.check_rollouts(config)
     if config.simulate is True:
         costs.of_timed(config)
     else:
@@ -46,7 +47,7 @@ def begin(config: Config, folder: Path) -> subprocess.Popen[bytes] | None:
     if not config.simulate or (folder / FILE).exists() or (folder / NEXT).exists():
         return None
     given = [] if config.simulate is True else ["--costs", os.path.abspath(str(config.simulate))]
-    files = [str(folder / CONFIG), *given, "--json", str(folder / FILE)]
+    files = [str(folder / CONFIG), "resume=null", *given, "--json", str(folder / FILE)]
     with (folder / LOG).open("wb") as log:
         return subprocess.Popen(
             ["nice", "-n", "19", sys.executable, "-m", f"{COMMANDS}.simulate", *files],

@@ -10,23 +10,27 @@ differ as real ones do, by jitter and failures, and prints mean, least and most 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
 from areal_like import config as configs
-from areal_like.config import ConfigError
+from areal_like.config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.link import BusError
 from areal_like.run_folder import CONFIG, SUMMARY
 from buffer.checks import RolloutsFail
 
-from .arguments import command, new_file, positive, refuse
+from .arguments import command, interrupted, new_file, positive, refuse
 from .output import console, table, write_json
 from .simulation import results, roofline
-from .simulation.run import Simulation, Stuck
+from .simulation.costs import Costs
+from .simulation.run import Outcome, Simulation, Stuck
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -46,25 +50,51 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
+@contextlib.contextmanager
+def whole_folder(folder: Path | None) -> Iterator[Path | None]:
+    """A place beside the folder, which is renamed to it at the end: nothing is left of what fails or is interrupted.
+    Raises FileExistsError for a folder that is there."""
+    if folder is None:
+        yield None
+        return
+    if folder.exists():
+        raise FileExistsError(f"{folder} is there already: name a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
+        made = Path(place) / folder.name
+        made.mkdir()
+        yield made
+        made.rename(folder)
+
+
+def simulate(config: Config, cost: Costs, histories: int, run: Path | None) -> list[Outcome]:
+    """The first history writes the run folder, if one is named."""
+    with whole_folder(run) as folder:
+        outcomes = [Simulation(config, cost, None if number else folder, number).run() for number in range(histories)]
+        if folder:
+            configs.save(config, folder / CONFIG)
+            (folder / SUMMARY).write_text(json.dumps(results.summary(outcomes[0]), indent=2) + "\n")
+    return outcomes
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(args)
+    except KeyboardInterrupt:
+        return interrupted("nothing is kept")
+
+
+def _main(args: argparse.Namespace) -> int:
     out = console()
     try:
         config = configs.load([args.config, *args.overrides])
         cost = roofline.known(config, args.costs, args.hardware)
         measured = results.of_run(args.against) if args.against else None
-        if args.run:
-            args.run.mkdir(parents=True)
         begin = time.perf_counter()
-        folders = [args.run, *[None] * (args.histories - 1)]  # that of the first history
-        outcomes = [Simulation(config, cost, folder, number).run() for number, folder in enumerate(folders)]
-    except FileExistsError:
-        refuse(f"{args.run} is there already: name a new folder")
+        outcomes = simulate(config, cost, args.histories, args.run)
     except (BusError, ConfigError, UserError, OSError, ValueError, RolloutsFail, Stuck) as error:
         refuse(error)
-    if args.run:
-        configs.save(config, args.run / CONFIG)
-        (args.run / SUMMARY).write_text(json.dumps(results.summary(outcomes[0]), indent=2) + "\n")
     several = [results.figures(outcome) for outcome in outcomes]
     found = {name: mean(each[name] for each in several) for name in several[0]}
     columns = ["mean", "least", "most"] if args.histories > 1 else ["simulated"]

@@ -39,7 +39,7 @@ from areal_like.registry import resolve
 from areal_like.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
 
 from . import prediction
-from .arguments import command, other
+from .arguments import EXIT_INTERRUPTED, command, other
 from .earlier_runs import (
     NEVER_TOLD,
     changes,
@@ -53,7 +53,6 @@ from .gpus import Gpus, gpus_here, memory_in, placed
 from .preflight import preflight
 from .streams import lasting_output
 
-EXIT_INTERRUPTED = 130
 SHOWN = ("run.trackers", "run.project")
 """Settings of how a run is watched; its name leaves them out."""
 NAMED = 60

@@ -10,6 +10,7 @@ import json
 from collections import deque
 from pathlib import Path
 from time import thread_time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,21 @@ class StepCosts:
     def answered(self, lengths: list[int]) -> None:
         self.lengths.append(lengths)
 
+    def add(self, said: dict[str, Any]) -> None:
+        """What a role has written. Raises KeyError, TypeError, ValueError."""
+        if "buffer" in said:
+            self.buffer = said["buffer"]
+            return
+        self.handled = [a + b for a, b in zip(self.handled, said.get("handled", (0, 0)), strict=True)]
+        self.cores |= said.get("cores", {})
+        for size, sums in said["decode"].items():
+            self._class(int(size))[:] += np.array(sums)
+        self.prefilled(*said["prefill"])
+        self.recomputed(*said.get("again", (0, 0)))
+        self.busy += said["busy"]
+        self.begun += said.get("begun", 0)
+        self.lengths.extend(said.get("lengths", ()))
+
     def write(self, run: Path, role: str, samples: int) -> None:
         """Write the sums so far, in the place of earlier ones; `samples` have ended. Call it in the engine's thread."""
         if self.decode:
@@ -90,21 +106,13 @@ class StepCosts:
 
 
 def read(run: Path) -> StepCosts:
-    """The sums of all actors of a run; empty where none has counted."""
+    """The sums of all actors of a run; empty where none has counted. Raises ValueError for a broken file."""
     found = StepCosts()
     found.lengths = deque()  # those of all actors
     for path in sorted((run / COSTS).glob("*.json")):
-        said = json.loads(path.read_text())
-        if "buffer" in said:
-            found.buffer = said["buffer"]
-            continue
-        found.handled = [a + b for a, b in zip(found.handled, said.get("handled", (0, 0)), strict=True)]
-        found.cores |= said.get("cores", {})
-        for size, sums in said["decode"].items():
-            found._class(int(size))[:] += np.array(sums)
-        found.prefilled(*said["prefill"])
-        found.recomputed(*said.get("again", (0, 0)))
-        found.busy += said["busy"]
-        found.begun += said.get("begun", 0)
-        found.lengths.extend(said.get("lengths", ()))
+        try:
+            found.add(json.loads(path.read_text()))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path}: not what an actor or the buffer writes ({what})") from None
     return found

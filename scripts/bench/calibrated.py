@@ -9,7 +9,8 @@ the runs; those that are there are not made again. A round takes five minutes; n
 
 from __future__ import annotations
 
-import subprocess
+import argparse
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,16 +20,15 @@ from statistics import mean
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
-from areal_like.places import REPOSITORY
 from areal_like.run_folder import SUMMARY
 
 from .. import output
-from ..arguments import positive, refuse
+from ..arguments import interrupted, positive, refuse
 from ..comparison import bootstrap
 from ..simulation import calibration, results, roofline
 from ..simulation.run import Simulation
 from .figures import bench_parser
-from .simulation import FIGURES, compared
+from .simulation import FIGURES, compared, trained
 
 CONFIG = "configs/quickstart.yaml"
 COMMON = ["actors.count=1", "eval.prompts=0", "run.target_reward=null", "groups_per_batch=16", "run.steps=12"]
@@ -49,16 +49,18 @@ Figures = list[dict[str, float]]
 
 
 def real(setting: str, number: int, folder: Path) -> Path:
-    """A run of a round, made unless it is there."""
+    """A run of a round, made unless it is there. Nothing is left of one that fails or is interrupted."""
     name = f"{setting.replace(',', '').replace(' ', '-')}-{number}"
-    if not (folder / name / SUMMARY).exists():
-        command = [sys.executable, "-m", "scripts.train", CONFIG, "--plain", f"run.dir={folder}", f"run.name={name}"]
-        done = subprocess.run(
-            [*command, *COMMON, *SETTINGS[setting]], cwd=REPOSITORY, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-    return folder / name
+    made = folder / name
+    if made.exists() and not (made / SUMMARY).exists():
+        refuse(f"{made} is there, but holds no run that has ended: remove it")
+    if not made.exists():
+        try:
+            trained([CONFIG, f"run.dir={folder}", f"run.name={name}", *COMMON, *SETTINGS[setting]])
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+    return made
 
 
 def predicted(run: Path, folder: Path) -> dict[str, dict[str, float]]:
@@ -72,13 +74,24 @@ def predicted(run: Path, folder: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = bench_parser("calibrated", __doc__)
     parser.add_argument("--rounds", type=positive, default=6, metavar="R", help="default: 6")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs here")
     args = parser.parse_args(argv)
     measured: dict[str, Figures] = {setting: [] for setting in SETTINGS}
     foretold: dict[str, dict[str, Figures]] = {source: {setting: [] for setting in SETTINGS} for source in SOURCES}
+    try:
+        _measure(args, measured, foretold)
+    except KeyboardInterrupt:
+        kept = [f"the runs so far are in {args.runs}"] if args.runs else []
+        kept += [f"the rounds so far are in {args.json}"] if args.json else []
+        return interrupted(", ".join(kept) or "nothing is kept")
+    _tell(measured, foretold)
+    return 0
+
+
+def _measure(args: argparse.Namespace, measured: dict[str, Figures], foretold: dict[str, dict[str, Figures]]) -> None:
     with tempfile.TemporaryDirectory(prefix="calibrated-") as scratch:
         folder = (args.runs or Path(scratch)).absolute()
         for number in range(1, args.rounds + 1):
@@ -93,7 +106,6 @@ def main(argv: list[str] | None = None) -> None:
                 refuse(error)
             print(f"round {number} of {args.rounds}", file=sys.stderr)
             output.write_json(args.json, {"measured": measured, "predicted": foretold})
-    _tell(measured, foretold)
 
 
 def _tell(measured: Mapping[str, Figures], foretold: Mapping[str, Mapping[str, Figures]]) -> None:
@@ -105,7 +117,8 @@ def _tell(measured: Mapping[str, Figures], foretold: Mapping[str, Mapping[str, F
         cells = [error_of("samples_per_second", foretold[source][setting], there) for source in SOURCES]
         speeds = [figures["samples_per_second"] for figures in there]
         half = (max(speeds) - min(speeds)) / 2 / mean(speeds)
-        shown.add_row(setting, f"{mean(speeds):.1f} ±{half:.0%}", *cells)
+        scatter = f" ±{half:.0%}" if len(speeds) > 1 else ""
+        shown.add_row(setting, f"{mean(speeds):.1f}{scatter}", *cells)
     console.print(shown)
     for name in FIGURES:
         errors = {
@@ -123,11 +136,14 @@ def _tell(measured: Mapping[str, Figures], foretold: Mapping[str, Mapping[str, F
 
 
 def error_of(name: str, here: Sequence[dict[str, float]], there: Sequence[dict[str, float]]) -> str:
-    """The error of the mean prediction, and the interval of the rounds' errors."""
+    """The error of the mean prediction, and the interval of the rounds' errors, if there are several."""
     each = [results.difference(name, ours[name], theirs[name]) for ours, theirs in zip(here, there, strict=True)]
+    found = f"{compared(name, here, there)[0]:+.1%}"
+    if len(each) == 1:
+        return found
     spread = bootstrap(each)
-    return f"{compared(name, here, there)[0]:+.1%} [{spread.low:+.1%}, {spread.high:+.1%}]"
+    return f"{found} [{spread.low:+.1%}, {spread.high:+.1%}]"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

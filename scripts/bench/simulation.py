@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from areal_like import config as configs
 from areal_like.places import REPOSITORY
 
 from .. import output
-from ..arguments import positive, refuse
+from ..arguments import interrupted, positive, refuse
 from ..simulation import costs, results
 from ..simulation.run import Simulation
 from .figures import bench_parser
@@ -82,11 +83,22 @@ def cells() -> dict[str, list[str]]:
 
 def real(overrides: list[str], folder: Path) -> dict[str, float]:
     name = f"run-{len(list(folder.iterdir()))}"
-    command = [sys.executable, "-m", "scripts.train", CONFIG, "--plain", f"run.dir={folder}", f"run.name={name}"]
-    done = subprocess.run([*command, *overrides], cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    trained([CONFIG, f"run.dir={folder}", f"run.name={name}", *overrides])
     return results.of_run(folder / name)
+
+
+def trained(words: Sequence[str]) -> None:
+    """Make a run to its end. At Ctrl-C it is waited for: it gets the signal, too, and ends its processes."""
+    command = [sys.executable, "-m", "scripts.train", "--plain", *words]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        _, said = process.communicate()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)  # if it was sent to this process alone
+        process.communicate()
+        raise
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{said}")
 
 
 def simulated(overrides: list[str], histories: int) -> list[dict[str, float]]:
@@ -105,7 +117,7 @@ def compared(name: str, here: Sequence[dict[str, float]], there: Sequence[dict[s
     return error, abs(results.difference(name, middle + half, middle))
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = bench_parser("simulation", __doc__)
     parser.add_argument("--cells", default="", metavar="TEXT", help="only cells with this in their name")
     parser.add_argument("--repeats", type=positive, default=3, metavar="R", help="real runs of each cell (default: 3)")
@@ -120,13 +132,18 @@ def main(argv: list[str] | None = None) -> None:
         refuse(f"{args.real} has no {', '.join(missing)}")
     console = output.console(150)
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
-    with tempfile.TemporaryDirectory(prefix="simulation-") as folder:
-        for name, overrides in chosen.items():
-            there = earlier[name]["real"] if args.real else [real(overrides, Path(folder)) for _ in range(args.repeats)]
-            found[name] = {"real": there, "simulated": simulated(overrides, args.histories)}
-            console.print(f"  {name}: {', '.join(_cells(found[name]))}")
-            output.write_json(args.json, found)
+    try:
+        with tempfile.TemporaryDirectory(prefix="simulation-") as place:
+            for name, overrides in chosen.items():
+                folder = Path(place)
+                there = earlier[name]["real"] if args.real else [real(overrides, folder) for _ in range(args.repeats)]
+                found[name] = {"real": there, "simulated": simulated(overrides, args.histories)}
+                console.print(f"  {name}: {', '.join(_cells(found[name]))}")
+                output.write_json(args.json, found)
+    except KeyboardInterrupt:
+        return interrupted(f"the cells so far are in {args.json}" if args.json else "nothing is kept")
     _tell(console, found)
+    return 0
 
 
 def _cells(cell: dict[str, list[dict[str, float]]]) -> list[str]:
@@ -150,4 +167,4 @@ def _tell(console: Console, found: dict[str, dict[str, list[dict[str, float]]]])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -179,7 +179,7 @@ class SimulatedActor:
         if self.dead:
             return
         self._note_spans()
-        wall = self.timeline.now - self.started_at if self.started_at < math.inf else 0.0
+        wall = max(0.0, self.timeline.now - self.started_at)
         if not self._hangs:
             self.engine.advance(self.timeline.now)
             self._tell()
@@ -188,6 +188,15 @@ class SimulatedActor:
             stats |= {"sum:rewards/answered": float(self._answered), "sum:rewards/timeouts": float(self._timeouts)}
         groups, heldout = ((), ()) if self._hangs else (self._groups, self._heldout)
         self._say(messages.Heartbeat(stats, dict.fromkeys(groups, 0), dict.fromkeys(heldout, 0)))
+
+    def idled(self) -> tuple[float, float]:
+        """Seconds since the first lease without work, and all; none of a dead process."""
+        if self.dead:
+            return 0.0, 0.0
+        if not self._hangs:
+            self.engine.advance(self.timeline.now)
+        wall = max(0.0, self.timeline.now - self.started_at)
+        return wall - _Measured(self.engine, self.costs.engine.busy).stats()["busy_seconds"] if wall else 0.0, wall
 
     def die(self) -> None:
         """Nothing more is heard from this process."""
@@ -407,7 +416,7 @@ class SimulatedActor:
         most = self.world.most or longest
         now = self.timeline.now if self._process is None else self._process.begins()
         if self.costs.answers.drift != 1.0:
-            whole = max(1, round(whole * self.costs.answers.drift ** max(0, self.engine.version)))
+            whole = self.costs.answers.drifted(whole, self.engine.version)
         made = sum([n for _, n in before]) if before else 0
         length, given = min(whole, most) - made, group.prompt + made
         sample = _Sample("", length, whole <= most, now, self._ended_call, given)

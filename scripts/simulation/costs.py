@@ -1,18 +1,24 @@
-"""What things cost in a simulated run, in seconds: of engines, the learner, weights, verifiers and the wire."""
+"""What things cost in a simulated run, in seconds: of engines, the learner, weights, verifiers and the wire.
+
+Each number states its range beside its type; `read` checks a file against them (`areal_like.ranges`)."""
 
 from __future__ import annotations
 
+import ast
 import copy
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from actors.engines.decode_clock import DecodeCost
 from actors.engines.lengths import Lengths
+from areal_like.annotations import misfit
 from areal_like.config import Config, ConfigError
 from areal_like.registry import settled
+from areal_like.supervision import is_supervised
 
 LEARNER_PER_SAMPLE, ENCODE = 3.0e-5, 5.0e-3
 """What the real processes around a timed learner take, in seconds of processor time: per finished sample, and per
@@ -21,20 +27,24 @@ published version. Of one run on two cores (docs/dev-log.md)."""
 
 class Engine(msgspec.Struct, forbid_unknown_fields=True):
     """A server's: see `actors.engines.decode_clock.DecodeCost`, and `TimedEngine` for the others. `busy`: the share of
-    a step's time in which the engine itself is at work, as idle shares count it. Where the config's engine has knobs of
-    these names (`recompute`: `kv_policy`), those count (`roofline.known`)."""
+    a step's time in which the engine itself is at work, as idle shares count it. `kv_tokens` None: no limit. Where the
+    config's engine has knobs of these names (`recompute`: `kv_policy`), those count (`roofline.known`)."""
 
-    base: float = 0.02
-    per_sequence: float = 0.0
-    per_token: float = 0.0
-    prefill: float = 0.0
-    apply: float = 0.0
+    base: Annotated[float, "[0, inf)"] = 0.02
+    per_sequence: Annotated[float, "[0, inf)"] = 0.0
+    per_token: Annotated[float, "[0, inf)"] = 0.0
+    prefill: Annotated[float, "[0, inf)"] = 0.0
+    apply: Annotated[float, "[0, inf)"] = 0.0
     recompute: bool = True
-    slots: int = 64
-    kv_tokens: float | None = None
+    slots: Annotated[int, "[1, inf)"] = 64
+    kv_tokens: Annotated[float, "[1, inf]"] | None = None
     interruptible: bool = True
-    busy: float = 1.0
-    fresh: float = 1.0
+    busy: Annotated[float, "[0, 1]"] = 1.0
+    fresh: Annotated[float, "[0, inf)"] = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.base or self.per_sequence or self.per_token):
+            raise ValueError("engine: base, per_sequence or per_token must be above 0: decode steps take time")
 
     @property
     def cost(self) -> DecodeCost:
@@ -56,15 +66,15 @@ class Turns(msgspec.Struct, forbid_unknown_fields=True):
     log-normal(`tool`, `sigma`) seconds and adds `tokens` to the context. Meanwhile the answer has no place in the
     engine, but keeps its lease; its next turn prefills all that stands before."""
 
-    least: int = 1
-    most: int = 1
-    tool: float = 1.0
-    sigma: float = 1.0
-    tokens: int = 0
+    least: Annotated[int, "[1, inf)"] = 1
+    most: Annotated[int, "[1, inf)"] = 1
+    tool: Annotated[float, "[0, inf)"] = 1.0
+    sigma: Annotated[float, "[0, 10]"] = 1.0
+    tokens: Annotated[int, "[0, inf)"] = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise ValueError(f"answers.turns: least={self.least}, most={self.most}: 1 <= least <= most")
+        if self.least > self.most:
+            raise ValueError(f"answers.turns: least={self.least}, most={self.most}: least <= most")
 
 
 class Answers(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,15 +82,15 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
     `drift`: by which factor the median grows per version. `right`: the share of right answers; a prompt's own share is
     uniform around it. `preset`: lengths of PRESETS, in the place of the first seven figures."""
 
-    median: float = 200.0
-    sigma: float = 1.0
-    noise: float = 0.3
-    seed: int = 0
+    median: Annotated[float, "(0, inf)"] = 200.0
+    sigma: Annotated[float, "[0, 10]"] = 1.0
+    noise: Annotated[float, "[0, 10]"] = 0.3
+    seed: Annotated[int, "[0, inf)"] = 0
     trace: str | list[int | list[int]] | None = None
-    most: int | None = None
-    prompt: int | None = None
-    drift: float = 1.0
-    right: float = 0.5
+    most: Annotated[int, "[1, inf)"] | None = None
+    prompt: Annotated[int, "[1, inf)"] | None = None
+    drift: Annotated[float, "(0, 2]"] = 1.0
+    right: Annotated[float, "[0, 1]"] = 0.5
     turns: Turns = msgspec.field(default_factory=Turns)
     preset: str | None = None
 
@@ -96,6 +106,10 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
     def lengths(self) -> Lengths:
         return Lengths(self.median, self.sigma, self.noise, self.seed, self.trace)
 
+    def drifted(self, whole: int, version: int) -> int:
+        """A length, as it is at this version. It grows by e^50 at most: more would be no number."""
+        return max(1, round(whole * math.exp(min(50.0, max(0, version) * math.log(self.drift)))))
+
 
 class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
     """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens. Before the next one
@@ -103,14 +117,14 @@ class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
     (every `checkpoint.every` steps). `least`: GPUs without which the model does not fit. `learner.stream` is the
     config's."""
 
-    base: float = 0.0
-    per_sample: float = 0.0
-    per_token: float = 0.0
-    publish: float = 0.0
-    after: float = 0.0
-    checkpoint: float = 0.0
-    gpus: int = 1
-    least: int = 1
+    base: Annotated[float, "[0, inf)"] = 0.0
+    per_sample: Annotated[float, "[0, inf)"] = 0.0
+    per_token: Annotated[float, "[0, inf)"] = 0.0
+    publish: Annotated[float, "[0, inf)"] = 0.0
+    after: Annotated[float, "[0, inf)"] = 0.0
+    checkpoint: Annotated[float, "[0, inf)"] = 0.0
+    gpus: Annotated[int, "[1, inf)"] = 1
+    least: Annotated[int, "[1, inf)"] = 1
 
 
 class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,11 +132,11 @@ class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
     seconds. `size`: bytes of an update (a delta is smaller than the weights), and `link`: bytes per second that a
     source sends in all: each rank of the learner, and each relay, serves `weights.fanout` actors at once."""
 
-    encode: float = 0.0
-    fetch: float = 0.0
-    hop: float = 0.0
-    size: float = 0.0
-    link: float | None = None
+    encode: Annotated[float, "[0, inf)"] = 0.0
+    fetch: Annotated[float, "[0, inf)"] = 0.0
+    hop: Annotated[float, "[0, inf)"] = 0.0
+    size: Annotated[float, "[0, inf)"] = 0.0
+    link: Annotated[float, "(0, inf]"] | None = None
 
     def seconds(self, place: int, actors: int, fanout: int | None, ranks: int = 1) -> float:
         """Of the update of the actor at this place of the tree (`buffer.relays`). Each of the learner's ranks sends its
@@ -140,18 +154,12 @@ class Sample(msgspec.Struct, forbid_unknown_fields=True):
     that all share (None: each has its own). `jitter`: relative standard deviation of what a turn takes. `wake`: seconds
     until a process that slept begins its turn."""
 
-    begin: float = 0.0
-    actor: float = 0.0
-    buffer: float = 0.0
-    cores: int | None = None
-    jitter: float = 0.0
-    wake: float = 0.0
-
-    def __post_init__(self) -> None:
-        if min(self.begin, self.actor, self.buffer, self.jitter, self.wake) < 0:
-            raise ValueError("sample: begin, actor, buffer, jitter and wake must be 0 or more")
-        if self.cores is not None and self.cores < 1:
-            raise ValueError(f"sample.cores: {self.cores}: 1 or more, or null for a core of each actor's own")
+    begin: Annotated[float, "[0, inf)"] = 0.0
+    actor: Annotated[float, "[0, inf)"] = 0.0
+    buffer: Annotated[float, "[0, inf)"] = 0.0
+    cores: Annotated[int, "[1, inf)"] | None = None
+    jitter: Annotated[float, "[0, 10]"] = 0.0
+    wake: Annotated[float, "[0, inf)"] = 0.0
 
     @property
     def takes_turns(self) -> bool:
@@ -168,12 +176,17 @@ class Verifier(msgspec.Struct, forbid_unknown_fields=True):
     """Seconds of a verification: log-normal(`median`, `sigma`). One that takes more than the config's `rewards.timeout`
     ends then, and its answer earns 0 (the limit that follows the slowest right answer is not modelled)."""
 
-    median: float = 0.0
-    sigma: float = 0.0
+    median: Annotated[float, "[0, inf)"] = 0.0
+    sigma: Annotated[float, "[0, 10]"] = 0.0
+
+
+def _or_never(mean: float | None) -> float | None:
+    """A mean time; None if it has no end."""
+    return None if mean == math.inf else mean
 
 
 class Failures(msgspec.Struct, forbid_unknown_fields=True):
-    """Times between failures are exponential, with these means in seconds (None: never).
+    """Times between failures are exponential, with these means in seconds (None or inf: never).
 
     mtbf            of an actor. It dies, which its starter sees at once; or, of `silent` failures (a share), the
                     buffer must miss its heartbeats; or, of `hangs` (a share), it lives on without a token, until the
@@ -185,39 +198,35 @@ class Failures(msgspec.Struct, forbid_unknown_fields=True):
 
     An actor says every `heartbeat` seconds that it lives, if some are silent or hang."""
 
-    mtbf: float | None = None
-    restart: float = 60.0
-    seed: int = 0
-    silent: float = 0.0
-    hangs: float = 0.0
-    spot: float | None = None
-    warning: float = 30.0
-    away: float = 600.0
-    learner: float | None = None
-    learner_restart: float = 300.0
-    heartbeat: float = 5.0
+    mtbf: Annotated[float, "(0, inf]"] | None = None
+    restart: Annotated[float, "[0, inf)"] = 60.0
+    seed: Annotated[int, "[0, inf)"] = 0
+    silent: Annotated[float, "[0, 1]"] = 0.0
+    hangs: Annotated[float, "[0, 1]"] = 0.0
+    spot: Annotated[float, "(0, inf]"] | None = None
+    warning: Annotated[float, "[0, inf)"] = 30.0
+    away: Annotated[float, "[0, inf)"] = 600.0
+    learner: Annotated[float, "(0, inf]"] | None = None
+    learner_restart: Annotated[float, "[0, inf)"] = 300.0
+    heartbeat: Annotated[float, "(0, inf)"] = 5.0
 
     def __post_init__(self) -> None:
-        means = {"mtbf": self.mtbf, "spot": self.spot, "learner": self.learner, "heartbeat": self.heartbeat}
-        for name, mean in means.items():
-            if mean is not None and not mean > 0:
-                raise ValueError(f"failures.{name}: {mean:g} seconds: a mean time above 0, or null for never")
-        if min(self.silent, self.hangs) < 0 or self.silent + self.hangs > 1:
+        self.mtbf, self.spot, self.learner = map(_or_never, (self.mtbf, self.spot, self.learner))
+        if self.silent + self.hangs > 1:
             raise ValueError(f"failures: silent={self.silent:g} and hangs={self.hangs:g} are shares of all failures")
 
 
 class JournalCost(msgspec.Struct, forbid_unknown_fields=True):
-    """Seconds of a write of the journal: `write` and, every `every` seconds on average (None: never), a `stall` more,
-    as a shared file system has them. With buffer.journal=memory the buffer waits for a write, with fsync only the
+    """Seconds of a write of the journal: `write` and, every `every` seconds on average (None or inf: never), a `stall`
+    more, as a shared file system has them. With buffer.journal=memory the buffer waits for a write, with fsync only the
     messages that rest on it."""
 
-    write: float = 0.0
-    stall: float = 0.0
-    every: float | None = None
+    write: Annotated[float, "[0, inf)"] = 0.0
+    stall: Annotated[float, "[0, inf)"] = 0.0
+    every: Annotated[float, "(0, inf]"] | None = None
 
     def __post_init__(self) -> None:
-        if self.every is not None and not self.every > 0:
-            raise ValueError(f"journal.every: {self.every:g} seconds: a mean time above 0, or null for never")
+        self.every = _or_never(self.every)
 
 
 class Costs(msgspec.Struct, forbid_unknown_fields=True):
@@ -231,8 +240,8 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     verifier: Verifier = msgspec.field(default_factory=Verifier)
     failures: Failures = msgspec.field(default_factory=Failures)
     journal: JournalCost = msgspec.field(default_factory=JournalCost)
-    latency: float = 0.0003
-    buffer: float = 0.00012
+    latency: Annotated[float, "[0, inf)"] = 0.0003
+    buffer: Annotated[float, "[0, inf)"] = 0.00012
     source: str = ""
 
 
@@ -281,15 +290,86 @@ def of_timed(config: Config) -> Costs:
 def read(path: Path) -> Costs:
     """Costs from a YAML file. Raises ConfigError."""
     try:
-        found = msgspec.yaml.decode(path.read_bytes(), type=Costs)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        given = msgspec.yaml.decode(path.read_bytes())
+        if problem := _outside(Costs, given):
+            raise ValueError(problem)
+        found = msgspec.convert(given, Costs)
+        _check_trace(found.answers)
+    except (OSError, ValueError) as error:  # those of msgspec, too
         raise ConfigError(f"{path}: {error}") from None
     found.source = found.source or path.name
     return found
 
 
+def _outside(part: type[msgspec.Struct], given: object, at: str = "") -> str:
+    """What of the given values lies outside its range, in words; "" if nothing does. Other types than those of numbers,
+    and names that there are not, are left to msgspec."""
+    values = given if isinstance(given, Mapping) else {}
+    for name, annotation in part.__annotations__.items():
+        if name not in values:
+            continue
+        if inner := _PARTS.get(annotation):
+            problem = _outside(inner, values[name], f"{at}{name}.")
+        else:
+            problem = misfit(values[name], _numbers(annotation))
+            problem = f"{at}{name}: {problem}{_hint(values[name])}" if problem else ""
+        if problem:
+            return problem
+    return ""
+
+
+def _hint(value: object) -> str:
+    """YAML takes 2e-5 for text, as it has no point."""
+    parts = value.lower().split("e") if isinstance(value, str) else []
+    return (
+        f" (write {parts[0]}.0e{parts[1]})"
+        if len(parts) == 2 and all(each.lstrip("+-").isdecimal() for each in parts)
+        else ""
+    )
+
+
+_PARTS: dict[str, type[msgspec.Struct]] = {
+    each.__name__: each
+    for each in (Engine, Answers, Turns, LearnerCost, WeightsCost, Sample, Verifier, Failures, JournalCost)
+}
+"""By the annotations of their fields."""
+
+
+def _numbers(annotation: str) -> ast.expr | None:
+    """The annotation of a number with its range; None of anything else, which `misfit` lets pass."""
+    return ast.Constant(annotation) if annotation.startswith("Annotated") else None
+
+
+def _check_trace(answers: Answers) -> None:
+    """Raises ValueError for lengths that cannot be drawn from."""
+    if answers.trace is None:
+        return
+    if not answers.trace:
+        raise ValueError("answers.trace: no lengths in it; leave it out, or null, to draw them from log-normals")
+    try:
+        _ = answers.lengths
+    except OSError as error:
+        raise ValueError(f"answers.trace: {error}") from None
+    except ValueError as error:  # which names the trace
+        raise ValueError(f"answers.{error}") from None
+
+
+def check_rollouts(config: Config) -> None:
+    """Raises ConfigError for a run without rollouts, of which nothing can be simulated."""
+    if is_supervised(config):
+        raise ConfigError(
+            f"loss={config.loss['name']}: the learner trains alone on demonstrations, without actors or a buffer: "
+            "there is nothing to simulate"
+        )
+    if config.replay:
+        raise ConfigError(f"replay={config.replay}: a replay has no actors: there is nothing to simulate")
+
+
 def check(config: Config, costs: Costs) -> None:
-    """Raises ConfigError for failures that a run of this config cannot have."""
+    """Raises ConfigError for a run that is not simulated, and for failures that a run of this config cannot have."""
+    check_rollouts(config)
+    if config.resume:
+        raise ConfigError(f"resume={config.resume}: a simulated run begins with its first train step. Set resume=null")
     failures, journal = costs.failures, costs.journal
     if failures.learner and (config.buffer.journal == "off" or not config.checkpoint.every):
         raise ConfigError(

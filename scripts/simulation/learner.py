@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,14 @@ class Progress:
     seconds: list[float] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     began_at: float | None = None
+
+    def rate(self, warmup: int) -> float:
+        """Samples per second without the first steps, but of one step at least; 0 without a step."""
+        if not self.steps:
+            return 0.0
+        first = min(warmup, self.steps - 1)
+        seconds = self.seconds[-1] - (self.seconds[first - 1] if first else 0.0)
+        return self.samples / self.steps * (self.steps - first) / max(1e-9, seconds)
 
 
 class SimulatedLearner:
@@ -85,6 +93,14 @@ class SimulatedLearner:
         self._publish()
         self._want(self.progress.steps)
         self._waits_since = self.timeline.now
+        self.reason = self._reason_to_stop()
+        if self.reason:
+            self.timeline.at(self.timeline.now, self._ask)  # behind the actors' hello
+
+    def _reason_to_stop(self) -> str:
+        progress = self.progress
+        seconds = progress.seconds[-1] if progress.seconds else 0.0
+        return reason_to_stop(self.config.run, progress.steps, seconds, progress.evaluations)
 
     def _say(self, message: Message) -> None:
         self.router.say(self.peer, message)
@@ -173,7 +189,7 @@ class SimulatedLearner:
         progress, interval = self.progress, self.config.weight_sync_interval
         progress.elapsed = self._before[0] + self.timeline.now - self.began
         self._count(batch)
-        self.reason = reason_to_stop(self.config.run, progress.steps, progress.seconds[-1], progress.evaluations)
+        self.reason = self._reason_to_stop()
         due = is_due(progress.steps, self.config.checkpoint.every, interval) or self.reason
         if self._saves and due and progress.steps % interval == 0:
             self._span("checkpoint", self.timeline.now, self.timeline.now + self.costs.checkpoint)
@@ -211,7 +227,7 @@ class SimulatedLearner:
         self.progress.tokens += int(lengths.sum())
         info["seconds"] += self.offset  # a resumed run's clock starts anew
         self.progress.seconds.append(info["seconds"])
-        evaluations = info.pop("evaluations")
+        evaluations = self.since_begin(info.pop("evaluations"))
         self.progress.evaluations += evaluations
         if not self.metrics:
             return
@@ -224,6 +240,10 @@ class SimulatedLearner:
         if evaluations:
             row |= {"eval/reward": evaluations[-1]["reward"], "eval/version": evaluations[-1]["version"]}
         self.metrics.write(row)
+
+    def since_begin(self, evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Evaluations of this process, with the seconds since the begin of the run."""
+        return [{**each, "seconds": each["seconds"] + self.offset} for each in evaluations]
 
     @property
     def idle_share(self) -> float:

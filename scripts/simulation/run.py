@@ -25,6 +25,8 @@ from buffer import recovery
 from buffer.main import build_controller, build_replay, build_state, go_on
 from buffer.outbox import Outbox
 from buffer.schedulers import Scheduler
+from buffer.status import waits
+from buffer.store import Stage
 
 from .actors import Prompts, SimulatedActor, World
 from .cores import Cores
@@ -32,6 +34,7 @@ from .costs import Costs, check
 from .failing import Failing
 from .journal import MemoryJournal
 from .learner import Progress, SimulatedLearner
+from .patience import Patience, in_short
 from .pushes import SimulatedHandlers
 from .timeline import SimulatedRouter, Timeline, Turns
 
@@ -52,7 +55,8 @@ class Stuck(RuntimeError):
 @dataclass(frozen=True)
 class Outcome:
     """What a simulated run came to. `samples_per_second` without the first steps; `staleness`: samples by age;
-    `events`, `turns`: what the simulation took. `deaths` of actors, nodes `taken`, `crashes` of the learner, and train
+    `events`, `turns`: what the simulation took. `rolled_out`: tokens that actors have pushed, `tokens`: those that were
+    trained. `reason`: why the run has ended. `deaths` of actors, nodes `taken`, `crashes` of the learner, and train
     steps that had to be `repeated` after them."""
 
     seconds: float
@@ -68,6 +72,8 @@ class Outcome:
     taken: int = 0
     crashes: int = 0
     repeated: int = 0
+    rolled_out: int = 0
+    reason: str = ""
 
     @property
     def staleness_mean(self) -> float:
@@ -113,7 +119,9 @@ class Simulation:
         if failures.learner or journal.write or journal.every:
             sync, dice = config.buffer.journal == "fsync", random.Random(failures.seed + 1)
             self.journal = MemoryJournal(self.timeline, journal, sync, dice)
-        self.turns = self.repeated = 0
+        self.turns = self.repeated = self._pushed = 0  # tokens, before the last crash
+        self._evaluated: list[dict[str, Any]] = []  # before the last resume
+        self._idled = [0.0, 0.0]  # seconds of actors until the last crash: without work, and all
         self.actors: list[SimulatedActor] = []
         self.failing = Failing(
             self.timeline, failures, self.actors, self._actor, self._tell_of_death, self._crash, self._resume
@@ -181,6 +189,8 @@ class Simulation:
         """The learner has died: the run's starter ends all processes. False if it has trained all."""
         if self.learner.reason:
             return False
+        self._pushed += self.state.gauges.tokens_pushed
+        self._note_idle()
         for actor in self.actors:
             actor.die()
         self.learner.die()
@@ -190,8 +200,22 @@ class Simulation:
         self.repeated += self.learner.progress.steps - self.learner.saved.steps
         return True
 
+    def _note_idle(self) -> None:
+        """Of the actors that live; who died before is left out."""
+        for idle, wall in (actor.idled() for actor in self.actors):
+            self._idled[0] += idle
+            self._idled[1] += wall
+
+    def _idle_share(self, since_resume: float) -> float:
+        """Of the whole run."""
+        if not self.failing.crashes:
+            return since_resume
+        self._note_idle()
+        return self._idled[0] / max(1e-9, self._idled[1])
+
     def _resume(self) -> None:
         self.learner.saved.began_at = self.learner.progress.began_at  # also if there was no checkpoint yet
+        self._evaluated = list(self.learner.saved.evaluations)
         self._build(self.learner.saved)
         self._begin()
 
@@ -226,36 +250,36 @@ class Simulation:
 
     def _run(self, warmup: int) -> Outcome:
         self._begin()
-        steps, at, turns = 0, 0.0, 0
+        patience = Patience(self.config, self.costs, self.state, self._world)
         while self.learner.report is None:
             if not self.timeline.run(EVENTS_PER_LOOK):
                 raise Stuck("no event is left")
             if self.router.refusals:
                 raise Stuck(f"the buffer refused a message: {self.router.refusals[0]}")
-            if self.learner.progress.steps != steps:
-                steps, at, turns = self.learner.progress.steps, self.timeline.now, self.turns
-            elif self.timeline.now - at > 1e6 and self.turns - turns > 1000:
-                raise Stuck(f"no train step in {self.timeline.now - at:.0f} s")
+            learner, ready = self.learner, self.state.store.count(Stage.WAITING)
+            failed = self.failing.deaths, self.failing.taken, self.failing.crashes
+            if patience.ends(self.timeline, (learner.progress.steps, ready), learner.saved.steps, failed):
+                raise Stuck(f"{patience.told(self.timeline, failed)}; {in_short(waits(self.state))}")
         return self._outcome(warmup)
 
     def _outcome(self, warmup: int) -> Outcome:
         learner, report, progress = self.learner, self.learner.report, self.learner.progress
         assert report is not None
-        first = min(warmup, progress.steps - 1)
-        per_batch = progress.samples / progress.steps
-        seconds = progress.seconds[-1] - (progress.seconds[first - 1] if first else 0.0)
+        evaluations = self._evaluated + learner.since_begin(report["evaluations"])
         return Outcome(
-            report["trained_seconds"] + learner.offset,
-            per_batch * (progress.steps - first) / max(1e-9, seconds),
-            report.get("rollout/idle_share", 0.0),
+            (report["trained_seconds"] or 0.0) + learner.offset,
+            progress.rate(warmup),
+            self._idle_share(report.get("rollout/idle_share", 0.0)),
             learner.idle_share,
             dict(sorted(progress.ages.items())),
             progress.tokens,
-            report,
+            report | {"evaluations": evaluations},
             self.timeline.events,
             self.turns,
             self.failing.deaths,
             self.failing.taken,
             self.failing.crashes,
             self.repeated,
+            self._pushed + report.get("rollout/tokens", 0),
+            learner.reason,
         )

@@ -41,3 +41,11 @@ def test_real_figures_of_an_earlier_run_are_compared_again(
     assert "staleness_mean: 0 of 1 within 5%" in said, "a simulated run in sync mode has no stale samples"
     with pytest.raises(SystemExit):
         main(["--cells", "longtail, sync, 2", "--real", str(earlier)])
+
+
+def test_an_interrupt_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "real", interrupt)
+    assert main([]) == 130 and capsys.readouterr().err == "ended by SIGINT; nothing is kept\n"

@@ -45,6 +45,14 @@ def test_counts_of_actors_add_up(tmp_path: Path) -> None:
     assert list(found.lengths) == 400 * [[7, 8]] and found.begun == 8
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"decode": {"0": [[1]]}}'])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "costs").mkdir()
+    (tmp_path / "costs" / "actor-0.json").write_text(text)
+    with pytest.raises(ValueError, match=r"costs/actor-0\.json: not what an actor or the buffer writes"):
+        step_costs.read(tmp_path)
+
+
 def test_a_fit_without_negative_costs() -> None:
     columns = np.stack([np.ones(6), np.arange(6.0)], 1)
     for values, fit in ((2.0 + 3.0 * np.arange(6), [2.0, 3.0]), (9.0 - np.arange(6), [6.5, 0.0])):

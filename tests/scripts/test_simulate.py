@@ -20,7 +20,7 @@ from scripts.simulate import main
 from scripts.simulation import costs, results, roofline
 from scripts.simulation.draws import RIGHT, Draws
 from scripts.simulation.pushes import HandedOver, SimulatedHandlers
-from scripts.simulation.run import Outcome, Simulation
+from scripts.simulation.run import Outcome, Simulation, Stuck
 
 BASE = "configs/bench/modes.yaml"
 FREE = {"sample": costs.Sample(), "weights": costs.WeightsCost(encode=0.001, fetch=0.003)}
@@ -298,3 +298,52 @@ def test_a_run_that_asks_for_it_is_predicted_beside_and_compared(tmp_path, capsy
         prediction.check(configs.load(["quickstart", "simulate=true"]))
     with pytest.raises(configs.ConfigError, match="simulate=7"):
         prediction.check(configs.load(["quickstart", "simulate=7"]))
+
+
+def test_runs_that_are_not_simulated_are_refused(capsys) -> None:
+    for words, why in (
+        ([BASE, "replay=runs/a"], "replay=runs/a: a replay has no actors"),
+        ([BASE, "resume=auto"], "resume=auto: a simulated run begins with its first train step"),
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert why in capsys.readouterr().err
+    alone = configs.load(["quickstart", "loss=sft", "run.target_reward=null"])
+    with pytest.raises(configs.ConfigError, match="loss=sft: the learner trains alone"):
+        Simulation(alone, costs.Costs())
+
+
+def test_a_run_of_no_steps_makes_none(tmp_path) -> None:
+    run = tmp_path / "run"
+    assert main([BASE, "run.steps=0", "--run", str(run)]) == 0
+    found = json.loads((run / "summary.json").read_text())
+    assert (found["steps"], found["seconds"], found["stopped_because"]) == (0, 0.0, "0 steps are done")
+    assert found["ledger"]["admitted"] == 0
+
+
+def test_a_run_says_why_it_ends() -> None:
+    assert simulate("run.steps=3").reason == "3 steps are done"
+    early = simulate("run.steps=16", "run.max_seconds=1")
+    assert early.reason == "1.0 seconds have passed" and early.report["steps"] < 16
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Stuck("no event is left")])
+def test_what_fails_or_is_interrupted_leaves_no_folder(error, tmp_path, monkeypatch, capsys) -> None:
+    def fail(self: Simulation) -> Outcome:
+        assert self.folder and self.folder.is_dir()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "run", fail)
+        words = [BASE, "run.steps=2", "--run", str(tmp_path / "run")]
+        if error is KeyboardInterrupt:
+            assert main(words) == 130
+            assert capsys.readouterr().err == "ended by SIGINT; nothing is kept\n"
+        else:
+            with pytest.raises(SystemExit, match="2"):
+                main(words)
+    assert not list(tmp_path.iterdir())
+    assert main(words) == 0 and [each.name for each in tmp_path.iterdir()] == ["run"]
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert "is there already" in capsys.readouterr().err

@@ -10,9 +10,9 @@ from areal_like import messages
 from areal_like.config import ConfigError
 from areal_like.types import Lease
 from buffer.checks import RolloutsFail
-from scripts.simulation import costs
+from scripts.simulation import costs, results
 from scripts.simulation.actors import Prompts, SimulatedActor, World
-from scripts.simulation.run import Outcome, Simulation
+from scripts.simulation.run import Outcome, Simulation, Stuck
 from scripts.simulation.timeline import SimulatedRouter, Timeline
 
 from .test_simulate import BASE, LONG_TAIL, closes, simulate
@@ -123,18 +123,84 @@ def test_rollpackers_settings_are_presets() -> None:
 @pytest.mark.parametrize(
     "text, why",
     [
-        ("failures: {mtbf: 0}", "failures.mtbf"),
+        ("engine: {base: -0.01}", "engine.base: must be at least 0, got -0.01"),
+        ("engine: {base: 0}", "base, per_sequence or per_token must be above 0"),
+        ("engine: {base: 2e-5}", "expected float, got '2e-5' .write 2.0e-5."),
+        ("engine: {busy: 5}", "engine.busy: must be at least 0 and at most 1, got 5"),
+        ("engine: {slots: -3}", "engine.slots: must be at least 1, got -3"),
+        ("engine: {kv_tokens: 0}", "engine.kv_tokens: must be at least 1, got 0"),
+        ("engine: {fresh: -1}", "engine.fresh"),
+        ("latency: -1", "latency: must be"),
+        ("latency: .nan", "latency: expected float, got nan"),
+        ("buffer: -1", "buffer: must be"),
+        ("learner: {gpus: 0}", "learner.gpus"),
+        ("weights: {fetch: -1}", "weights.fetch"),
+        ("verifier: {median: -1}", "verifier.median"),
+        ("sample: {cores: 0}", "sample.cores"),
+        ("answers: {right: 2}", "answers.right: must be at least 0 and at most 1, got 2"),
+        ("answers: {drift: -1}", "answers.drift: must be above 0"),
+        ("answers: {most: -1}", "answers.most: must be at least 1, got -1"),
+        ("answers: {trace: []}", "answers.trace: no lengths"),
+        ("answers: {trace: [3, 0]}", "answers.trace: every length must be at least 1"),
+        ("answers: {trace: there-is-none}", "answers.trace: .*there-is-none"),
+        ("answers: {turns: {tool: -1}}", "answers.turns.tool: must be at least 0, got -1"),
+        ("failures: {mtbf: 0}", "failures.mtbf: must be above 0, got 0"),
+        ("failures: {restart: -1}", "failures.restart"),
+        ("journal: {write: -1}", "journal.write"),
         ("failures: {silent: .7, hangs: .7}", "shares"),
         ("answers: {turns: {least: 3, most: 2}}", "least=3"),
         ("answers: {preset: long}", "rollpacker_8k"),
         ("journal: {every: -1}", "journal.every"),
     ],
-    ids=["mean", "shares", "turns", "preset", "journal"],
 )
 def test_costs_that_make_no_sense_are_refused(text: str, why: str, tmp_path) -> None:
     (tmp_path / "costs.yaml").write_text(text + "\n")
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError, match=rf"costs.yaml: .*{why}"):
         costs.read(tmp_path / "costs.yaml")
+
+
+def test_every_number_of_the_costs_has_a_range() -> None:
+    for part in (costs.Costs, *costs._PARTS.values()):
+        for name, annotation in part.__annotations__.items():
+            assert not annotation.startswith(("int", "float")), f"{part.__name__}.{name}"
+
+
+def test_what_never_fails_may_have_an_infinite_mean(tmp_path) -> None:
+    (tmp_path / "costs.yaml").write_text("failures: {mtbf: .inf, spot: .inf, learner: .inf}\njournal: {every: .inf}\n")
+    found = costs.read(tmp_path / "costs.yaml")
+    assert (found.failures.mtbf, found.failures.spot, found.failures.learner, found.journal.every) == (None,) * 4
+
+
+def test_a_run_that_can_come_no_further_says_so() -> None:
+    """All actors die before they have weights; all groups are filtered; no checkpoint is reached before a crash."""
+    with pytest.raises(Stuck, match=r"before the first train step.* actors died; learner waits for batch 0"):
+        simulate("run.steps=4", failures=costs.Failures(mtbf=1e-3, restart=1.0))
+    right = costs.Answers(200, 0, 0, right=1.0)
+    with pytest.raises(Stuck, match=r"before the first train step.*where a train step takes some"):
+        simulate("run.steps=4", "filter.name=zero_variance", "sizing.group_size=2", answers=right)
+    with pytest.raises(Stuck, match=r"train step.* crashes of the learner"):
+        failing("run.steps=99", "checkpoint.every=99", learner=0.1, learner_restart=1.0)
+
+
+def test_a_slow_run_is_not_stuck() -> None:
+    slow = costs.LearnerCost(base=1e5)
+    assert simulate("run.steps=2", learner=slow).seconds > 2e5
+    rare = costs.Answers(200, 0, 0, right=0.98)  # one group of 25 or so stays
+    outcome = simulate("run.steps=2", "filter.name=zero_variance", "sizing.group_size=2", answers=rare)
+    assert outcome.report["steps"] == 2 and closes(outcome)
+    tools = costs.Answers(200, 0, 0, most=4000, turns=costs.Turns(4, 4, tool=1e4, sigma=1.0))
+    assert simulate("run.steps=2", answers=tools).report["steps"] == 2
+
+
+def test_what_a_crash_interrupts_counts_in_the_rates_of_the_whole_run() -> None:
+    outcome = failing("checkpoint.every=2", "eval.prompts=8", "eval.every=5", learner=1.2, learner_restart=0.5)
+    found = results.summary(outcome)
+    assert outcome.crashes >= 2 and outcome.rolled_out >= outcome.tokens
+    assert found["tokens_per_second"] >= found["trained_tokens_per_second"] and found["since_step"] == 0
+    versions = [each["version"] for each in found["evaluations"]]
+    assert versions[0] == 0 and versions == sorted(versions) and 0.0 < outcome.actor_idle < 1.0
+    seconds = [each["seconds"] for each in found["evaluations"]]
+    assert seconds == sorted(seconds) and seconds[-1] <= outcome.seconds + 5.0
 
 
 def test_failures_that_a_config_cannot_survive_are_refused() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from areal_like import messages
+from areal_like.config import ConfigError
 from areal_like.wire import Payloads
 from scripts.simulate import main
 from scripts.simulation import costs
@@ -160,10 +161,11 @@ def test_failures_differ_by_history() -> None:
     assert simulate(*words, sample=costs.Sample(), failures=seeded) == second != first
 
 
-@pytest.mark.parametrize("changed", [{"begin": -1.0}, {"jitter": -0.1}, {"cores": 0}])
-def test_impossible_costs_are_refused(changed: dict) -> None:
-    with pytest.raises(ValueError, match=rf"sample.*{next(iter(changed))}"):
-        costs.Sample(**changed)
+@pytest.mark.parametrize("wrong", ["begin: -1.0", "jitter: -0.1", "cores: 0"])
+def test_impossible_costs_are_refused(wrong: str, tmp_path) -> None:
+    (tmp_path / "costs.yaml").write_text(f"sample: {{{wrong}}}\n")
+    with pytest.raises(ConfigError, match=rf"sample.{wrong.partition(':')[0]}: must be at least"):
+        costs.read(tmp_path / "costs.yaml")
 
 
 def test_simulate_prints_mean_least_and_most_of_histories(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,14 @@ def test_a_taken_node_costs_throughput_and_no_prompt() -> None:
     assert [row["warning"] for row in rows] == [0.0, 30.0, 120.0] and all(0.0 < row["share"] <= 1.0 for row in rows)
 
 
+def test_the_quick_study_has_failures_of_all_kinds() -> None:
+    nodes, steps, often = failures.QUICK
+    rows = list(failures.checkpoints(nodes, steps, 1, often))
+    assert sum(row.get("deaths", 0) for row in rows) > 0 and sum(row.get("crashes", 0) for row in rows) > 0
+    assert sum(row["made"] for row in failures.unseen(nodes, steps, 3, often)) > 0
+    assert all(row["taken"] > 0 for row in warned(nodes, steps, 1, often))
+
+
 def test_each_point_is_the_mean_over_histories_and_says_how_far_they_lie_apart(monkeypatch) -> None:
     def run(*words, history: int, **how) -> SimpleNamespace:
         return SimpleNamespace(staleness={0: 10 * (history + 1)}, seconds=1.0, taken=history)
