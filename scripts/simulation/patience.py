@@ -83,7 +83,8 @@ class Patience:
         waits = turns.most * turns.tool * math.exp(3 * turns.sigma) if turns.most > 1 else 0.0
         waits += min(self._world.verify_within, verifier.median * math.exp(3 * verifier.sigma))
         learner = costs.learner.publish + costs.learner.after + costs.learner.checkpoint
-        return samples / predicted.throughput + samples * handled + waits + learner + costs.journal.write
+        weights = costs.weights.seconds(actors - 1, actors, self._config.weights.fanout)
+        return samples / predicted.throughput + samples * handled + waits + weights + learner + costs.journal.write
 
     @cached_property
     def _setback(self) -> float:
