@@ -42,7 +42,7 @@ class Client:
     def set_aside(self, index: int, reason: str) -> None:
         self.said.append(("set aside", index))
 
-    def trained(self, index: int) -> None:
+    def trained(self, index: int, gradient: object = None) -> None:
         self.said.append(("trained", index))
 
     def hello(self, vocab_size: int | None, routing: object) -> None: ...
