@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -60,26 +60,26 @@ class Spans:
 
 
 class Busy:
-    """Spans in which at least one of several things is under way."""
+    """Spans in which at least one of several things is under way. `clock`: that of `spans`."""
 
-    def __init__(self, spans: Spans, name: str):
-        self._spans, self._name = spans, name
+    def __init__(self, spans: Spans, name: str, clock: Callable[[], float] = lambda: time.monotonic()):
+        self._spans, self._name, self._clock = spans, name, clock
         self._count, self._since = 0, 0.0
 
     def enter(self) -> None:
         if not self._count:
-            self._since = time.monotonic()
+            self._since = self._clock()
         self._count += 1
 
     def leave(self) -> None:
         self._count -= 1
         if not self._count:
-            self._spans.add(self._name, self._since, time.monotonic())
+            self._spans.add(self._name, self._since, self._clock())
 
     def so_far(self) -> None:
         """Record the part of a running span that has passed."""
         if self._count:
-            now = time.monotonic()
+            now = self._clock()
             self._spans.add(self._name, self._since, now)
             self._since = now
 

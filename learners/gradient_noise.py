@@ -62,7 +62,10 @@ class Drawn:
 
     def of(self, gradient: Tensor) -> Tensor:
         """float [k], a copy."""
-        return gradient.clone() if self._places is None else gradient[self._places.to(gradient.device)]
+        if self._places is None:
+            return gradient.clone()
+        self._places = self._places.to(gradient.device)  # once
+        return gradient[self._places]
 
     def products(self, sums: Sequence[Tensor]) -> np.ndarray:
         """Products of the parts [n, n], over all ranks, from what was drawn of the sums of the first 1, 2, ... n."""

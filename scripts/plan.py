@@ -21,15 +21,15 @@ from areal_like.config import Config, ConfigError
 from areal_like.errors import UserError
 from buffer.checks import RolloutsFail
 
-from .arguments import amount, bound, command, factor, limit, new_file, picture, positive, refuse, share
+from .arguments import amount, bound, command, factor, interrupted, limit, new_file, picture, positive, refuse, share
 from .output import console, write_json
 from .simulation import plan_report as report
 from .simulation import roofline
+from .simulation.costs import EFFICIENCY
 from .simulation.planning import SCREENED, Choice, Knobs, Plan, Planner, corners, splits
 from .simulation.run import Stuck
 from .simulation.targets import Target, target
 from .simulation.traffic import traffic
-from .train import EXIT_INTERRUPTED
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -69,7 +69,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="to try, with as many samples per batch",
     )
     parser.add_argument("--steps", type=positive, default=12, metavar="N", help="train steps to simulate (default: 12)")
-    parser.add_argument("--efficiency", type=share, default=0.95, help="of the learner, per doubling of its GPUs")
+    parser.add_argument("--efficiency", type=share, default=EFFICIENCY, help="of the learner, per doubling of its GPUs")
     parser.add_argument(
         "--off-by",
         type=factor,
@@ -212,8 +212,7 @@ def main(argv: list[str] | None = None) -> int:
             draw(args.plot, planning.best, planning.planner, planning.bounds)
         write_json(args.json, found)
     except KeyboardInterrupt:
-        print("ended by SIGINT; nothing is kept: run the same command to start again", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return interrupted("nothing is kept: run the same command to start again")
     except (ConfigError, UserError, OSError, ValueError, RolloutsFail, Stuck) as error:
         refuse(error)
     return 0

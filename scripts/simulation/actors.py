@@ -24,7 +24,7 @@ from areal_like.groups import FINISHES, Head
 from areal_like.messages import Message
 from areal_like.partials import decode_partial, encode_partial
 from areal_like.sampling import stream_key, uniform
-from areal_like.spans import Spans
+from areal_like.spans import Busy, Spans
 from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
 from areal_like.wire import Payloads
 
@@ -96,19 +96,6 @@ class _Group:
     good: list[int] = field(default_factory=list)
 
 
-@dataclass(eq=False, slots=True)
-class Working:
-    """How many things of a kind are under way, and since when there is one (`areal_like.spans.Busy`)."""
-
-    count: int = 0
-    since: float = 0.0
-
-    def enter(self, now: float) -> None:
-        if not self.count:
-            self.since = now
-        self.count += 1
-
-
 @dataclass(frozen=True, slots=True)
 class World:
     """What all actors of a run share. `seed`: of the run; `most`: longest answer (None: as the task says); `cores`:
@@ -156,7 +143,8 @@ class SimulatedActor:
         self._digests: dict[int, str] = {}
         self._newest: messages.Manifest | None = None
         self._fetching = False
-        self._working = {name: Working() for name in ("generate", "evaluate")}
+        written, clock = spans or Spans(), self.timeline.clock
+        self._generating, self._evaluating = Busy(written, "generate", clock), Busy(written, "evaluate", clock)
         self._leased = self._ended = self._told_ended = 0
         self._room = self._step = 1
         self.dead = self._hangs = False
@@ -424,7 +412,7 @@ class SimulatedActor:
         if group.lease.split == "train":
             group.samples.append(sample)
             self._leased += 1
-        self._working_on(sample).enter(self.timeline.now)
+        self._busy_with(sample).enter()
         if self.costs.answers.turns.most > 1 and length > 0:
             self._take_turns(sample, made, made + length)
         elif length > 0:
@@ -543,21 +531,16 @@ class SimulatedActor:
     def _close(self, sample: _Sample) -> None:
         sample.open = False
         self._ended += sample.group.lease.split == "train"
-        working = self._working_on(sample)
-        working.count -= 1
-        if not working.count:
-            self._note_spans(working)
+        self._busy_with(sample).leave()
 
-    def _working_on(self, sample: _Sample) -> Working:
-        return self._working["generate" if sample.group.lease.split == "train" else "evaluate"]
+    def _busy_with(self, sample: _Sample) -> Busy:
+        return self._generating if sample.group.lease.split == "train" else self._evaluating
 
-    def _note_spans(self, *ended: Working) -> None:
-        """Write down when it worked: of kinds of work that have ended or, if none is named, of all so far."""
-        for name, working in self._working.items():
-            if working in ended or (working.count and not ended):
-                if self.spans and not self._hangs:
-                    self.spans.add(name, working.since, self.timeline.now)
-                working.since = self.timeline.now
+    def _note_spans(self) -> None:
+        """Write down what was worked on so far, as `actors.worker` does."""
+        if not self._hangs:
+            self._generating.so_far()
+            self._evaluating.so_far()
 
     def _push(self) -> None:
         ready, self._ready = self._ready, []
