@@ -16,6 +16,7 @@ from typing import Any
 
 from actors import measures, turn_counts
 from actors.agents import counts
+from actors.engines import step_costs
 from actors.environments import servers
 from actors.group_rewards import GroupRewards
 from actors.relay import Relay
@@ -142,6 +143,8 @@ async def _until_told_to_end(worker: Worker, orders: Orders) -> None:
     orders.on_end(lambda: loop.call_soon_threadsafe(told.set))
     await told.wait()
     await worker.hand_back(leaving=True)
+    if isinstance(worker.engine, step_costs.Counting):
+        await step_costs.measure_missing(worker.engine)
 
 
 async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from areal_like.types import Finish, Runs
 
@@ -33,6 +33,11 @@ class DecodeCost:
     apply: float = 0.0
     recompute: bool = True
     fresh: float = 1.0
+
+    def slower(self, factor: float) -> DecodeCost:
+        """All that the engine computes takes so many times as long."""
+        numbers = {each: factor * getattr(self, each) for each in ("base", "per_sequence", "per_token", "prefill")}
+        return replace(self, **numbers)
 
     def join(self, tokens: float) -> float:
         """Seconds until a sequence of so many tokens can decode."""
@@ -124,6 +129,10 @@ class DecodeClock:
         """Ask for a sequence. Call `advance` once for all that are asked for at the same time."""
         self.waiting.append(request)
         self._boundary = None
+
+    def price(self, cost: DecodeCost) -> None:
+        """From now on this is what things cost. Call `advance` before."""
+        self.cost, self._boundary = cost, None
 
     def load(self, load: Load) -> None:
         """Ask for an update, after the step in progress (and the running sequences, if they may not be interrupted).

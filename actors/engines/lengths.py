@@ -55,8 +55,7 @@ class Lengths:
         """The whole lengths of the first samples of a group, by their own uniform numbers (`draws`). Of several traces
         the first number says where in the prompt's trace the group begins."""
         if self._traces:
-            which = uniform(longer_key(self._key, prompt)) if len(self._traces) > 1 else 0.0
-            trace, given = self._traces[int(which * len(self._traces))], list(draws)
+            trace, given = self._traces[self._place(prompt)], list(draws)
             if len(self._traces) == 1 or len(given) == 1:
                 return [trace[int(draw * len(trace))] for draw in given]
             first = int(given[0] * len(trace))  # each has another one, or the longest would be missing too often
@@ -66,6 +65,11 @@ class Lengths:
             return [max(1, round(self._median * math.exp(spread))) for _ in draws]
         median, noise, normal, exp = self._median, self._noise, _NORMAL.inv_cdf, math.exp
         return [max(1, round(median * exp(spread + noise * normal(max(draw, 2.0**-53))))) for draw in draws]
+
+    def _place(self, prompt: int) -> int:
+        """Of the prompt's trace."""
+        count = len(self._traces)
+        return int(uniform(longer_key(self._key, prompt)) * count) if count > 1 else 0
 
 
 def digest_of(prompt: np.ndarray) -> int:

@@ -342,13 +342,13 @@ class TorchEngine:
             self._totals["pauses"] += 1
             self._pause_start = None
         self.step_costs.end(start)
-        table = self._table
+        table, other = self._table, 0.0  # seconds that are not the step's
         self._relieve()
         if self._stale:
-            await self._recompute_cache()
+            other += await self._recompute_cache()
         joined = self._admit()
         if self._table.requests:
-            self._reserve()
+            other += self._reserve()
         before, prefilled = perf_counter(), self._totals["prefill_tokens"]
         await self._prefill(joined)
         now = perf_counter()
@@ -356,7 +356,8 @@ class TorchEngine:
             self.step_costs.prefilled(fresh, now - before)
         if not table.requests:
             return
-        self.step_costs.begin(now, len(table), int(table.lengths[: len(table)].sum()))
+        other += now - before
+        self.step_costs.begin(start + other, len(table), int(table.lengths[: len(table)].sum()))
         tokens, logprobs = self._decode()
         self._totals["tokens"] += len(tokens)
         self._concurrency.step()
@@ -372,15 +373,17 @@ class TorchEngine:
         if not table.requests:
             self.step_costs.end(end)
 
-    async def _recompute_cache(self) -> None:
-        """Keys and values of all running sequences, under the new weights."""
+    async def _recompute_cache(self) -> float:
+        """Keys and values of all running sequences, under the new weights. Returns the seconds."""
+        begin, table = perf_counter(), self._table
         self._reserve()
-        start, table = perf_counter(), self._table
+        start = perf_counter()
         await self._prefill(list(range(len(table))), again=True)
         seconds = perf_counter() - start
         self._totals["recompute_seconds"] += seconds
         self.step_costs.recomputed(int(table.lengths[: len(table)].sum()), seconds)
         self._stale = False
+        return perf_counter() - begin
 
     def _relieve(self) -> None:
         """Put back the newest sequences until the others' next tokens find room."""
@@ -414,11 +417,15 @@ class TorchEngine:
         return joined
 
     @torch.inference_mode()
-    def _reserve(self) -> None:
+    def _reserve(self) -> float:
+        """Room for all sequences' next tokens. Returns the seconds in which code was compiled for them."""
+        begin = perf_counter()
         ragged_attention.prepare(self._cache.keys, len(self._table), self._table.longest)
+        compiled = perf_counter() - begin
         self._cache.reserve(len(self._table), self._table.longest)
         if self._chosen:
             self._chosen.reserve(self._table.longest)
+        return compiled
 
     def _fits(self, request: Request) -> bool:
         """Is there room for another sequence, and for one token more of each?"""

@@ -186,6 +186,13 @@ class SimulatedActor:
         wall = max(0.0, self.timeline.now - self.started_at)
         return wall - _Measured(self.engine, self.costs.engine.busy).stats()["busy_seconds"] if wall else 0.0, wall
 
+    def slow(self, factor: float) -> None:
+        """From now on all that the engine computes takes so many times as long."""
+        if not self.dead and not self._hangs:
+            self.engine.advance(self.timeline.now)
+            self.engine.price(self.costs.engine.cost.slower(factor))
+            self._tell()
+
     def die(self) -> None:
         """Nothing more is heard from this process."""
         self._note_spans()

@@ -14,8 +14,8 @@ import numpy as np
 import yaml
 
 from actors.engines import step_costs
-from areal_like import older_configs, samples
-from areal_like.config import Config, ConfigError, ranks_of
+from areal_like import older_configs, samples, spans
+from areal_like.config import Config, ConfigError, learner_threads, ranks_of
 from areal_like.metrics import MetricsFollower
 from areal_like.registry import build, settled
 from areal_like.run_folder import CONFIG
@@ -27,6 +27,8 @@ SKIPPED_STEPS = 2
 LEAST_GROUPS = 8
 PROMPTS = 64
 """Rows of the task that tell how long a prompt is."""
+LEAST_BLOCKS = 30
+"""Of steps during train steps, and of others, to compare."""
 LEAST_SPREAD = 0.05
 """Batches whose tokens differ less say nothing of the cost of a token."""
 
@@ -97,22 +99,23 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
     firsts = np.array([each[0] for each in classes])  # steps, sequences, tokens, seconds
     # Each class counts by its seconds, and an error by its share of the class's mean step.
     whole = sum(each * steps / seconds for each, (steps, _, _, seconds) in zip(classes, firsts, strict=True))
-    fit = nonnegative(whole[:3, :3], whole[:3, 3])
+    fit = nonnegative(*_halves(whole + _alone(counted)))
     errors = firsts[:, :3] @ fit / firsts[:, 3] - 1.0
-    if len(classes) == 1:
+    if len(classes) == 1 and not counted.alone:
         mean = firsts[0, 1] / firsts[0, 0]
         found.notes.append(
             f"all decode steps had about {mean:.0f} sequences: what fewer cost is a guess (mode=sync has all)"
         )
     found.residuals["decode step"] = math.sqrt(float((firsts[:, 3] * errors**2).sum() / firsts[:, 3].sum()))
+    level, beside = _beside(run, counted, fit) if len(counted.cores) == 1 else (1.0, 1.0)
     prefill, fresh = _prefill(run, config, counted)
     knobs = settled("engine", config.engine)
     apply = [row["rollout/update_pause_seconds"] for row in rows if row.get("rollout/update_pause_seconds")]
     return Engine(
-        float(fit[0]),
-        float(fit[1]),
-        float(fit[2]),
-        prefill,
+        level * float(fit[0]),
+        level * float(fit[1]),
+        level * float(fit[2]),
+        level * prefill,
         float(apply[-1]) if apply else 0.0,
         knobs.get("kv_policy", "recompute") == "recompute",
         knobs["slots"] or 64,
@@ -120,7 +123,49 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
         knobs.get("interruptible", True),
         min(1.0, counted.busy / max(1e-9, counted.prefill[1] + counted.again[1] + float(firsts[:, 3].sum()))),
         fresh,
+        beside,
     )
+
+
+def _halves(products: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `nonnegative` takes them."""
+    return products[:3, :3], products[:3, 3]
+
+
+def _alone(counted: step_costs.StepCosts) -> np.ndarray:
+    """Products of the steps that were measured alone, of sizes that the run did not have. They say how steps compare:
+    their seconds are those of the run, by the size that both have. Together they weigh as much as the run's."""
+    largest = max(counted.decode, key=lambda size: counted.decode[size][0, 3])
+    total = sum(sums[0, 3] for sums in counted.decode.values())
+    found = np.zeros((step_costs.VALUES, step_costs.VALUES))
+    if largest not in counted.alone:
+        return found
+    (steps, _, _, seconds), (alone, _, _, took) = counted.decode[largest][0], counted.alone[largest][0]
+    scale = np.ones(step_costs.VALUES)
+    scale[3] = (seconds / steps) / (took / alone)
+    for sums in counted.alone.values():
+        scaled = sums * scale[:, None] * scale
+        found += scaled * scaled[0, 0] / scaled[0, 3] ** 2 * total / len(counted.alone)
+    return found
+
+
+def _beside(run: Path, counted: step_costs.StepCosts, fit: np.ndarray) -> tuple[float, float]:
+    """By how much the fit has to be multiplied to be that of steps while the learner did not train, and by how much
+    that takes longer while it did. (1, 1) where the blocks do not say."""
+    trains = [(span.begin, span.end) for span in spans.read(run).get("learner", []) if span.name == "train"]
+    blocks = np.array(counted.blocks).reshape(-1, 6)
+    begins, ends = np.array(trains).reshape(-1, 2).T
+    before = np.searchsorted(begins, blocks[:, 0], "right")  # steps that began no later
+    inside = (before > 0) & (blocks[:, 1] <= np.append(-np.inf, ends)[before])
+    outside = (np.append(-np.inf, ends)[before] <= blocks[:, 0]) & (blocks[:, 1] <= np.append(begins, np.inf)[before])
+    if min(inside.sum(), outside.sum()) < LEAST_BLOCKS:
+        return 1.0, 1.0
+    expected, seconds = blocks[:, 2:5] @ fit, blocks[:, 5]
+    alone = seconds[outside].sum() / expected[outside].sum()
+    beside = seconds[inside].sum() / expected[inside].sum() / alone
+    if beside <= 1.0:
+        return 1.0, 1.0
+    return float(alone * expected.sum() / seconds.sum()), float(beside)
 
 
 def _prefill(run: Path, config: Config, counted: step_costs.StepCosts) -> tuple[float, float]:
@@ -160,7 +205,9 @@ def _learner(config: Config, rows: Sequence[dict[str, Any]], found: Calibrated, 
     found.residuals["train step"] = float(np.sqrt(np.mean((columns @ fit / seconds - 1.0) ** 2)))
     publish = [row["publish/seconds"] for row in rows if "publish/seconds" in row]
     each = float(np.mean(publish)) if publish else 0.0
-    return LearnerCost(float(fit[0]), 0.0, float(fit[1]), each, _after(rows, before), gpus=ranks_of(config))
+    ranks = ranks_of(config)
+    threads = ranks * learner_threads(config)
+    return LearnerCost(float(fit[0]), 0.0, float(fit[1]), each, _after(rows, before), gpus=ranks, cores=threads)
 
 
 def _after(rows: Sequence[dict[str, Any]], before: float) -> float:

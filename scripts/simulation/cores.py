@@ -54,6 +54,14 @@ class Cores:
         else:
             next(iter(self._working)).ends_at += seconds
 
+    def hold(self, cores: int, seconds: float) -> None:
+        """The learner takes so many cores now, for so long; one is left to the others. Turns under way end as if
+        nothing had come."""
+        if self.sample.cores is None or not (held := min(cores, self.sample.cores - 1)):
+            return
+        self._free -= held
+        self.timeline.after(seconds, self._release, held)
+
     def ask(self, process: Process) -> None:
         """It has woken, and wants a turn."""
         self._waiting.append(process)
@@ -75,8 +83,8 @@ class Cores:
         process.end()
         self._release()
 
-    def _release(self) -> None:
-        self._free += 1
+    def _release(self, cores: int = 1) -> None:
+        self._free += cores
         self._share_out()
 
 

@@ -14,11 +14,12 @@ from typing import Annotated, Any
 import msgspec
 
 from actors.engines.decode_clock import DecodeCost
-from actors.engines.lengths import Lengths
 from areal_like.annotations import misfit
 from areal_like.config import Config, ConfigError
 from areal_like.registry import settled
 from areal_like.supervision import is_supervised
+
+from .draws import Dealt
 
 LEARNER_PER_SAMPLE, ENCODE = 3.0e-5, 5.0e-3
 """What the real processes around a timed learner take, in seconds of processor time: per finished sample, and per
@@ -27,8 +28,9 @@ published version. Of one run on two cores (docs/dev-log.md)."""
 
 class Engine(msgspec.Struct, forbid_unknown_fields=True):
     """A server's: see `actors.engines.decode_clock.DecodeCost`, and `TimedEngine` for the others. `busy`: the share of
-    a step's time in which the engine itself is at work, as idle shares count it. `kv_tokens` None: no limit. Where the
-    config's engine has knobs of these names (`recompute`: `kv_policy`), those count (`roofline.known`)."""
+    a step's time in which the engine itself is at work, as idle shares count it. `beside`: how many times as long all
+    that it computes takes while the learner trains, as on a machine that they share. `kv_tokens` None: no limit. Where
+    the config's engine has knobs of these names (`recompute`: `kv_policy`), those count (`roofline.known`)."""
 
     base: Annotated[float, "[0, inf)"] = 0.02
     per_sequence: Annotated[float, "[0, inf)"] = 0.0
@@ -41,6 +43,7 @@ class Engine(msgspec.Struct, forbid_unknown_fields=True):
     interruptible: bool = True
     busy: Annotated[float, "[0, 1]"] = 1.0
     fresh: Annotated[float, "[0, inf)"] = 1.0
+    beside: Annotated[float, "[1, inf)"] = 1.0
 
     def __post_init__(self) -> None:
         if not (self.base or self.per_sequence or self.per_token):
@@ -103,8 +106,8 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
             setattr(self, name, value)
 
     @property
-    def lengths(self) -> Lengths:
-        return Lengths(self.median, self.sigma, self.noise, self.seed, self.trace)
+    def lengths(self) -> Dealt:
+        return Dealt(self.median, self.sigma, self.noise, self.seed, self.trace)
 
     def drifted(self, whole: int, version: int) -> int:
         """A length, as it is at this version. It grows by e^50 at most: more would be no number."""
@@ -114,8 +117,8 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
 class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
     """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens. Before the next one
     training waits for `publish`, if weights were published, for `after` (metrics, kept samples) and for `checkpoint`
-    (every `checkpoint.every` steps). `least`: GPUs without which the model does not fit. `learner.stream` is the
-    config's."""
+    (every `checkpoint.every` steps). `least`: GPUs without which the model does not fit. `cores`: how many of
+    `sample.cores` it keeps busy meanwhile. `learner.stream` is the config's."""
 
     base: Annotated[float, "[0, inf)"] = 0.0
     per_sample: Annotated[float, "[0, inf)"] = 0.0
@@ -125,6 +128,7 @@ class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint: Annotated[float, "[0, inf)"] = 0.0
     gpus: Annotated[int, "[1, inf)"] = 1
     least: Annotated[int, "[1, inf)"] = 1
+    cores: Annotated[int, "[0, inf)"] = 0
 
 
 class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):

@@ -3,6 +3,8 @@ once; the numbers are those of each sample's key, so it does not matter who asks
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,6 +26,22 @@ class Drawn(NamedTuple):
     keys: list[int]
     lengths: list[float]
     right: list[float]
+
+
+class Dealt(Lengths):
+    """Of several traces each prompt, as it comes, gets the next of a shuffled deck. All are used equally often; if each
+    drew one, a third would be left out, and a short run be longer or shorter than the one that they are of."""
+
+    def __init__(
+        self, median: float, sigma: float, noise: float, seed: int, trace: str | Sequence[int | Sequence[int]] | None
+    ):
+        super().__init__(median, sigma, noise, seed, trace)
+        cards = range(max(1, len(self._traces)))
+        self._deck = random.Random(seed).sample(cards, len(cards))
+        self._places: dict[int, int] = {}  # of prompts in the deck
+
+    def _place(self, prompt: int) -> int:
+        return self._deck[self._places.setdefault(prompt, len(self._places) % len(self._deck))]
 
 
 class Draws:

@@ -53,7 +53,8 @@ class Progress:
 class SimulatedLearner:
     """Trains until the config's end, from `progress` on. `metrics`: where a row per train step goes. `before_report` is
     called before it asks for the final report. `report`: that of the buffer, once it is over. `saved`: the newest
-    checkpoint; none are written unless they cost something or the learner may die."""
+    checkpoint; none are written unless they cost something or the learner may die. `works` is called when a train step
+    begins, with its seconds and with those in which it publishes and writes metrics."""
 
     peer = b"learner"
     hears: Collection[type[Message]] = (messages.Batch, messages.Part, messages.Report)
@@ -70,6 +71,7 @@ class SimulatedLearner:
         progress: Progress | None = None,
     ):
         self.config, self.timeline, self.router, self.costs = config, timeline, router, costs.learner
+        self.works: Callable[[float, float], None] = lambda training, after: None
         self._encode, self._before_report = costs.weights.encode, before_report
         self.metrics, self.spans = metrics, spans
         self.progress = progress or Progress()
@@ -152,6 +154,7 @@ class SimulatedLearner:
         self._want(message.index + 1)
         cost = self.costs.base + self._seconds(message.table, self._taken)
         self._taken, self._take_seconds = 0, 0.0
+        self.works(cost, self.costs.publish + self.costs.after)
         self._span("train", now, now + cost)
         self.timeline.after(cost, self._trained, message)
 

@@ -171,6 +171,19 @@ class Simulation:
         metrics = MetricsLog(self.folder / "metrics.jsonl", done=progress.steps) if self.folder else None
         spans = self._spans("learner")
         self.learner = SimulatedLearner(config, timeline, router, costs, self._report, metrics, spans, progress)
+        self.learner.works = self._beside
+
+    def _beside(self, training: float, after: float) -> None:
+        """The learner trains for so long: it takes cores from the actors, and their engines are slower meanwhile."""
+        if self._cores:
+            self._cores.hold(self.costs.learner.cores, training + after)
+        if self.costs.engine.beside != 1.0:
+            self._slow(self.costs.engine.beside)
+            self.timeline.after(training, self._slow, 1.0)
+
+    def _slow(self, factor: float) -> None:
+        for actor in self.actors:
+            actor.slow(factor)
 
     def _actor(self, place: int) -> SimulatedActor:
         count, name = actors_of(self.config), f"actor-{place}"

@@ -13,6 +13,7 @@ from areal_like import config as configs
 from areal_like.machine import cores
 from areal_like.registry import build
 from areal_like.run_folder import write_costs
+from areal_like.spans import Spans
 from scripts.calibrate import main
 from scripts.simulation.calibration import calibrate, nonnegative
 from scripts.simulation.costs import read
@@ -153,6 +154,58 @@ def test_steps_of_one_size_do_not_tell_what_others_cost(tmp_path: Path) -> None:
     said = json.loads(path.read_text())
     path.write_text(json.dumps(said | {"decode": {"5": said["decode"]["5"]}}))
     assert any("about 32 sequences" in note for note in calibrate(tmp_path).notes)
+
+
+def test_steps_measured_at_the_runs_end_tell_what_its_own_do_not(tmp_path: Path) -> None:
+    """The run had steps of 32 sequences, each half as slow again as alone; the others were measured alone."""
+    cost = DecodeCost(base=0.01, per_sequence=0.001, per_token=1e-5)
+    write_run(tmp_path, cost)
+    path = tmp_path / "costs" / "actor-0.json"
+    said = json.loads(path.read_text())
+    run = np.array(said["decode"]["5"])
+    run[3], run[:, 3] = 1.5 * run[3], 1.5 * run[:, 3]
+    path.write_text(json.dumps(said | {"decode": {"5": run.tolist()}, "alone": said["decode"]}))
+    found = calibrate(tmp_path)
+    engine = found.costs.engine
+    assert [engine.base, engine.per_sequence, engine.per_token] == pytest.approx([0.015, 0.0015, 1.5e-5], rel=1e-6)
+    assert not any("a guess" in note for note in found.notes)
+
+
+def write_blocks(run: Path, cost: DecodeCost, beside: float, count: int = 100) -> None:
+    """A learner that trains every other second, and as many blocks of steps in each."""
+    path, spans = run / "costs" / "actor-0.json", Spans(run, "learner", since_1970=0.0)
+    said, blocks = json.loads(path.read_text()), []
+    for second in range(10):
+        trains = second % 2 == 0
+        if trains:
+            spans.add("train", second + 0.005, second + 1.005)
+        for place in range(count // 10):
+            begin = second + 0.01 + 0.09 * place
+            seconds = (beside if trains else 1.0) * cost.steps(1, 8, 80)
+            blocks.append([begin, begin + seconds, 1, 8, 80, seconds])
+    path.write_text(json.dumps(said | {"blocks": blocks}))
+
+
+def test_steps_beside_a_learner_that_trains(tmp_path: Path) -> None:
+    """The fit is of all steps, half of them beside it: the costs are those of the others."""
+    cost = DecodeCost(base=0.01, per_sequence=0.001, per_token=1e-5, prefill=1e-4)
+    write_run(tmp_path, cost)
+    write_blocks(tmp_path, cost, 1.5)
+    engine = calibrate(tmp_path).costs.engine
+    assert engine.beside == pytest.approx(1.5)
+    alone = [engine.base, engine.per_sequence, engine.per_token, engine.prefill]
+    assert alone == pytest.approx([value / 1.25 for value in (0.01, 0.001, 1e-5, 1e-4)], rel=1e-6)
+
+
+@pytest.mark.parametrize(("beside", "count"), [(0.8, 100), (1.5, 20)])
+def test_faster_steps_and_few_of_them_say_nothing_of_a_learner_beside(
+    tmp_path: Path, beside: float, count: int
+) -> None:
+    cost = DecodeCost(base=0.01)
+    write_run(tmp_path, cost)
+    write_blocks(tmp_path, cost, beside, count)
+    engine = calibrate(tmp_path).costs.engine
+    assert (engine.base, engine.beside) == pytest.approx((0.01, 1.0))
 
 
 def test_lengths_are_those_that_actors_counted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -52,6 +52,16 @@ def test_equal_lengths_come_to_what_arithmetic_says() -> None:
     assert set(one_ahead.staleness) == {0, 1} and closes(sync) and closes(one_ahead)
 
 
+def test_engines_are_slower_while_the_learner_trains() -> None:
+    """Of 200 steps 100 take 2 ms, during .2 s of training, and the others 1 ms, while the learner waits."""
+    engine = costs.Engine(base=0.001, beside=2.0)
+    one_ahead = simulate("scheduler.max_staleness=1", **FREE, engine=engine)
+    assert one_ahead.samples_per_second == pytest.approx(128 / 0.3, rel=0.03) and closes(one_ahead)
+    assert one_ahead.learner_idle == pytest.approx(1 / 3, abs=0.03)
+    sync = simulate("mode=sync", **FREE, engine=engine)
+    assert sync.samples_per_second == pytest.approx(128 / 0.4, rel=0.03), "nothing runs beside it"
+
+
 def test_long_tails_gain_from_staleness_as_real_runs_do() -> None:
     """Real processes came to 1.82 and 2.99 times sync (docs/results.md, "Sync against async")."""
     sync = simulate("mode=sync", *LONG_TAIL).samples_per_second

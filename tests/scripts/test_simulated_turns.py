@@ -173,3 +173,31 @@ def test_simulate_prints_mean_least_and_most_of_histories(capsys: pytest.Capture
     rows = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if line.startswith("│")}
     mean, least, most = (float(each) for each in rows["samples_per_second"].split("│")[2:5])
     assert least < mean < most
+
+
+def test_the_learner_takes_cores_and_leaves_one() -> None:
+    for cores, second in ((2, 3.0), (1, 3.0), (9, 3.0), (0, 2.0)):
+        house = House(costs.Sample(actor=1.0, cores=2))
+        house.cores.hold(cores, 10.0)
+        house.end(0)
+        house.end(1, 2)
+        assert house.run()[1:] == [(1, second)] * 2
+    house = House(costs.Sample(actor=1.0, cores=2))
+    house.cores.hold(1, 0.5)
+    house.end(0)
+    house.end(1)
+    assert house.run() == [(0, 1.0), (1, 1.5)], "it is given back"
+    alone = House(costs.Sample(actor=1.0, cores=1))
+    alone.cores.hold(1, 10.0)
+    alone.end(0)
+    assert alone.run() == [(0, 1.0)]
+
+
+def test_a_learner_on_the_actors_cores_makes_them_slower() -> None:
+    """Two actors end their sequences at once, .2 s after they began, while it trains: one of them has to wait."""
+    sample, busy = costs.Sample(actor=2e-3, cores=2), costs.LearnerCost(0.32, cores=1)
+    with_it, without = (
+        simulate("scheduler.max_staleness=1", sample=sample, learner=learner)
+        for learner in (busy, costs.LearnerCost(0.32))
+    )
+    assert with_it.samples_per_second < 0.95 * without.samples_per_second and closes(with_it)
