@@ -81,7 +81,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--density",
         type=share,
         metavar="F",
-        help="share of the weights that a version changes (publish/density of a run): the bytes of deltas",
+        help="share of the weights that a version changes (publish/density of a run): updates are deltas of so much",
     )
     parser.add_argument("--price", type=amount, metavar="P", help="of a GPU-hour: adds the cost of a million samples")
     parser.add_argument("--best", type=positive, default=5, metavar="N", help="plans to print (default: 5)")
@@ -123,6 +123,8 @@ class Planning:
         self.config = self.load([])
         self.cost = roofline.known(self.config, args.costs, args.hardware, args.gpus_per_actor)
         self.traffic = traffic(self.config, args.density)
+        if self.traffic and args.density and self.cost.weights.size:
+            self.cost.weights.size = self.traffic.sent  # by public figures: that of whole weights
         self.planner = Planner(self.load, self.cost, args.efficiency, self.out.print, args.target.value)
         self.plans = self._plans()
         self.best = self.plans[0]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -41,6 +42,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--hardware", choices=roofline.GPUS, help="costs by public figures; of --costs only the lengths"
     )
+    parser.add_argument(
+        "--gpus-per-actor", type=positive, default=1, metavar="N", help="of one engine, with --hardware (default: 1)"
+    )
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="write a run folder: metrics, spans, summary")
     parser.add_argument("--against", type=Path, metavar="RUN", help="compare with this run's folder")
     parser.add_argument(
@@ -50,21 +54,29 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
+def _terminated(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
 @contextlib.contextmanager
 def whole_folder(folder: Path | None) -> Iterator[Path | None]:
-    """A place beside the folder, which is renamed to it at the end: nothing is left of what fails or is interrupted.
-    Raises FileExistsError for a folder that is there."""
+    """A place beside the folder, which is renamed to it at the end: nothing is left of what fails or is interrupted
+    (SIGTERM, too). Raises FileExistsError for a folder that is there."""
     if folder is None:
         yield None
         return
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
-        made = Path(place) / folder.name
-        made.mkdir()
-        yield made
-        made.rename(folder)
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
+            made = Path(place) / folder.name
+            made.mkdir()
+            yield made
+            made.rename(folder)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def simulate(config: Config, cost: Costs, histories: int, run: Path | None) -> list[Outcome]:
@@ -89,7 +101,7 @@ def _main(args: argparse.Namespace) -> int:
     out = console()
     try:
         config = configs.load([args.config, *args.overrides])
-        cost = roofline.known(config, args.costs, args.hardware)
+        cost = roofline.known(config, args.costs, args.hardware, args.gpus_per_actor)
         measured = results.of_run(args.against) if args.against else None
         begin = time.perf_counter()
         outcomes = simulate(config, cost, args.histories, args.run)

@@ -20,7 +20,7 @@ from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from scripts import plan
 from scripts.bench.delta import changed, weights
-from scripts.plan import choices, main
+from scripts.plan import Planning, choices, main, parse
 from scripts.simulation import costs, plan_report
 from scripts.simulation.closed_form import Prediction, predict
 from scripts.simulation.plan_picture import by_bound, by_split
@@ -115,6 +115,15 @@ def test_bytes_of_weights_are_those_of_the_model(capsys: pytest.CaptureFixture) 
     assert traffic(configs.load([BASE]), None) is None, "a timed learner has no model"
     assert main([*QUICK, "--gpus", "2"]) == 0 and "bytes of weights: not known" in capsys.readouterr().out
     assert [amount_of(count) for count in (12, 15.2e9, 3.5e12)] == ["12 B", "15.2 GB", "3.5 TB"]
+
+
+def test_updates_are_as_large_as_the_deltas_that_are_told_of(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.yaml"
+    lengths.write_text("answers: {median: 20, most: 200, prompt: 20}\n")
+    words = ["quickstart", "--gpus", "2", "--hardware", "H100", "--costs", str(lengths), "--staleness", "1"]
+    whole, deltas = (Planning(parse([*words, *more])) for more in ([], ["--density", "0.01"]))
+    assert deltas.traffic and whole.traffic and deltas.cost.weights.size == deltas.traffic.sent < whole.traffic.sent / 9
+    assert whole.cost.weights.size == pytest.approx(whole.traffic.sent)
 
 
 @pytest.mark.parametrize("density", [0.003, 0.03, 0.15, 0.9])

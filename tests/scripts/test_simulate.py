@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 
 import pytest
 
@@ -323,6 +325,17 @@ def test_runs_that_are_not_simulated_are_refused(capsys) -> None:
         Simulation(alone, costs.Costs())
 
 
+def test_an_engine_on_several_gpus(tmp_path) -> None:
+    lengths, found = tmp_path / "lengths.yaml", list[float]()
+    lengths.write_text("answers: {median: 20, most: 200, prompt: 20}\n")
+    for each in ("1", "8"):
+        said = tmp_path / f"{each}.json"
+        hardware = ["--hardware", "H100", "--gpus-per-actor", each, "--costs", str(lengths), "--json", str(said)]
+        assert main(["quickstart", "run.steps=6", *hardware]) == 0
+        found.append(json.loads(said.read_text())["seconds"])
+    assert found[1] < found[0], "a tiny model gains little, but something"
+
+
 def test_a_run_of_no_steps_makes_none(tmp_path) -> None:
     run = tmp_path / "run"
     assert main([BASE, "run.steps=0", "--run", str(run)]) == 0
@@ -335,6 +348,13 @@ def test_a_run_says_why_it_ends() -> None:
     assert simulate("run.steps=3").reason == "3 steps are done"
     early = simulate("run.steps=16", "run.max_seconds=1")
     assert early.reason == "1.0 seconds have passed" and early.report["steps"] < 16
+
+
+def test_a_run_that_is_told_to_end_leaves_no_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Simulation, "run", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit, match="143"):
+        main([BASE, "run.steps=2", "--run", str(tmp_path / "run")])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Stuck("no event is left")])
@@ -353,7 +373,12 @@ def test_what_fails_or_is_interrupted_leaves_no_folder(error, tmp_path, monkeypa
             with pytest.raises(SystemExit, match="2"):
                 main(words)
     assert not list(tmp_path.iterdir())
-    assert main(words) == 0 and [each.name for each in tmp_path.iterdir()] == ["run"]
+    before = signal.getsignal(signal.SIGTERM)
+    assert (
+        main(words) == 0
+        and signal.getsignal(signal.SIGTERM) == before
+        and [each.name for each in tmp_path.iterdir()] == ["run"]
+    )
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert "is there already" in capsys.readouterr().err
