@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .ablation import results, slurm, study
 from .ablation.devices import pool_for
-from .ablation.points import Result, gather
+from .ablation.points import Result, gather, read
 from .ablation.results import Choice
 from .ablation.runs import Folder, Width, run_all
 from .ablation.study import MAIN, TUNE, Run
@@ -35,6 +35,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--parallel", type=_positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
     parser.add_argument(
         "--only", choices=[TUNE, MAIN, "report"], help="only this stage; report: results of finished runs"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="tables and plots (but curves) from this results.csv; no run is made",
     )
     parser.add_argument("--slurm", action="store_true", help="submit array jobs instead of running here")
     parser.add_argument("--dry-run", action="store_true", help="print the runs or jobs that it would start, and stop")
@@ -78,7 +84,8 @@ class Ablation:
         return self.study.main_runs({choice.key: choice.picked for choice in choices})
 
     def _results(self, runs: Sequence[Run]) -> list[Result]:
-        return gather(self.study, runs, self.folder)
+        file = self.args.results
+        return read(self.study, runs, file) if file else gather(self.study, runs, self.folder)
 
     def report(self) -> None:
         """Write the results so far. Before tuning is complete these are its results alone."""
@@ -137,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
         ablation = Ablation(args, argv)
-        if args.only == "report":
+        if args.only == "report" or args.results:
             ablation.report()
         elif args.slurm:
             ablation.submit()

@@ -16,16 +16,18 @@ Numbers = dict[str, dict[str, dict[int, float]]]
 """Label of the first factor → the other factors' labels → seed → number."""
 
 
-def section(study: Study, main: Sequence[Result]) -> str:
-    """Markdown; empty where fewer than two labels have numbers."""
+MEANS = "All points together: interquartile means of all runs, with stratified 95 % bootstrap intervals"
+PAIRS = """Every pair, by {}: the difference of a seed's mean over the points, p of a permutation test with Holm's \
+correction for all pairs, and the chance that a run of the second is better"""
+
+
+def tables(study: Study, main: Sequence[Result]) -> dict[str, str]:
+    """Title → table; empty where fewer than two labels have numbers."""
     first = next(iter(study.measures.values()))
     found = {name: _numbers(study, main, name) for name in study.measures}
     if len(found[first.name]) < 2:
-        return ""
-    pairs = f"""Every pair, by {first.name}: the difference of a seed's mean over the points, p of a permutation test
-with Holm's correction for all pairs, and the chance that a run of the second is better."""
-    text = "\n## All points together\n\nInterquartile means of all runs, with stratified 95 % bootstrap intervals:\n\n"
-    return f"{text}{_means(study, found)}\n{pairs}\n\n{_pairs(found[first.name], first)}"
+        return {}
+    return {MEANS: _means(study, found), PAIRS.format(first.name): _pairs(found[first.name], first)}
 
 
 def _numbers(study: Study, main: Sequence[Result], measure: str) -> Numbers:

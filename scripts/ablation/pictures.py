@@ -85,7 +85,7 @@ def _panel(study: Study, key: Key, axis: int | None = None) -> str:
 
 def _title(study: Study, main: Sequence[Result], finding: str, label: str, by: str) -> str:
     """The finding from the study's file, once all runs are finished; else what is shown, and the number of runs."""
-    finished = sum(result.outcome is not None for result in main)
+    finished = sum(result.finished for result in main)
     if finding and finished == len(main):
         return finding
     shown = f"{label.partition(',')[0]} against {by.partition(',')[0]}"

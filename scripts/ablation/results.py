@@ -11,9 +11,10 @@ from pathlib import Path
 
 from ..comparison import Estimate, bootstrap, markdown_table
 from ..plotting.drawing import keep
+from ..plotting.plot import Plot
 from . import overall, pictures
 from .measures import Measure
-from .points import Key, Result, by_point
+from .points import Key, Result, by_point, cells, header, read
 from .study import MAIN, Labels, Study
 
 # Tuning
@@ -61,12 +62,10 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     """Write everything into `folder`; returns the markdown."""
     _write_csv(study, folder / "results.csv", results)
     main = [result for result in results if result.run.stage == MAIN]
-    finished = sum(result.outcome is not None for result in results)
-    text = f"# {study.name}\n\n`{command}`: {finished} of {len(results)} runs are finished. Means over "
-    text += f"{len(study.seeds)} seeds with 95 % bootstrap intervals.\n\n{_table(study, main)}"
-    text += overall.section(study, main)
-    if choices:
-        text += f"\n## Tuning\n\n{_tuning_table(study, choices)}"
+    finished = sum(result.finished for result in results)
+    text = f"# {study.name}\n\n`{command}`: {finished} of {len(results)} runs are finished.\n"
+    for title, table in tables(study, main, choices).items():
+        text += f"\n## {title}\n\n{table}"
     for name in _silent(study, main):
         text += f"\nNo finished run has a number for {name!r}.\n"
     (folder / "results.md").write_text(text)
@@ -75,16 +74,30 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     return text
 
 
+def of_file(study: Study, path: Path) -> tuple[dict[str, str], dict[str, Plot]]:
+    """Tables by title and plots by file, of a `results.csv`. Raises OSError, ValueError."""
+    choices = choose(study, read(study, study.tuning_runs(), path)) if study.tune else []
+    main = read(study, study.main_runs({choice.key: choice.picked for choice in choices}), path)
+    return tables(study, main, choices), pictures.plots(study, main)
+
+
+def tables(study: Study, main: Sequence[Result], choices: Sequence[Choice]) -> dict[str, str]:
+    """Title → table."""
+    found = {f"Means over {len(study.seeds)} seeds with 95 % bootstrap intervals": _table(study, main)}
+    found |= overall.tables(study, main)
+    if choices:
+        found["Tuning"] = _tuning_table(study, choices)
+    return found
+
+
 def _write_csv(study: Study, path: Path, results: Sequence[Result]) -> None:
-    tuned = list(study.tune.grid) if study.tune else []
     beside = path.with_suffix(".tmp")
     with beside.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["stage", *study.grid, *(f"tuned {key}" for key in tuned), "seed", *study.measures, "run"])
+        writer.writerow(header(study))
         for result in results:
-            run, numbers = result.run, result.numbers.values()
-            cells = [*(run.labels[factor] for factor in study.grid), *(run.tuned[key] for key in tuned), run.seed]
-            writer.writerow([run.stage, *cells, *("" if n is None else n for n in numbers), run.name])
+            numbers = ("" if number is None else number for number in result.numbers.values())
+            writer.writerow([*cells(result.run), *numbers, result.run.name])
     beside.replace(path)
 
 
@@ -114,5 +127,5 @@ def _tuning_table(study: Study, choices: Sequence[Choice]) -> str:
 
 def _silent(study: Study, main: Sequence[Result]) -> list[str]:
     """Measures that no finished run has a number for: a misspelt key, or a target that is out of reach."""
-    finished = [result for result in main if result.outcome]
+    finished = [result for result in main if result.finished]
     return [name for name in study.measures if finished and all(r.numbers[name] is None for r in finished)]

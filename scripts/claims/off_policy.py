@@ -55,6 +55,8 @@ if __name__ == "__main__":  # first: `--help` needs none of the imports below
 from areal_like.errors import UserError
 from areal_like.places import REPOSITORY
 
+from ..ablation.results import of_file
+from ..ablation.study import load
 from ..plotting.drawing import keep, picture
 from ..plotting.plot import Plot
 from . import arithmetic, curriculum, cut_responses, foretelling, kept, sagc
@@ -72,6 +74,8 @@ OTHERS: dict[str, Callable[[Path], dict[str, str]]] = {
 }
 """Studies whose tables are in docs/results.md, made from docs/data/claims."""
 RESULTS, DATA = Path("docs/data/off_policy"), Path("docs/data")
+ABLATIONS = DATA / "ablation"
+"""Results of `configs/ablation`, of the whole machine."""
 WHOLE_MACHINE = Path("docs/results.md")
 PICTURES, DOCUMENT = Path("docs/plots"), Path("docs/off-policy.md")
 COLLAPSE_TITLE = "Before a fall the distance from the behaviour policy is large; no sign is an alarm to rely on"
@@ -145,19 +149,32 @@ def report(study: str, results: Path) -> tuple[dict[str, str], dict[str, Plot]]:
 
 
 def page(root: Path) -> None:
-    """Write tables and pictures of the published studies anew, the pictures that the page shows. Raises OSError,
-    ValueError."""
-    document, tables = root / DOCUMENT, dict[str, dict[str, str]]()
+    """Write tables and pictures of the published studies anew. Raises OSError, ValueError."""
+    document = root / DOCUMENT
     text = document.read_text(encoding="utf-8")
-    for results in sorted((root / RESULTS).glob("*.csv")):
-        tables[results.stem], plots = report(results.stem, results)
-        for name, plot in plots.items():
-            if f"(plots/{name}.png)" in text:
-                (root / DATA / f"{name}.json").write_text(plot.as_json(), encoding="utf-8")
-                picture(plot, root / PICTURES / f"{name}.png")
+    tables, plots = published(root, text)
+    for name, plot in plots.items():
+        (root / DATA / f"{name}.json").write_text(plot.as_json(), encoding="utf-8")
+        picture(plot, root / PICTURES / f"{name}.png")
     document.write_text(refreshed(text, tables), encoding="utf-8")
     whole = root / WHOLE_MACHINE
     whole.write_text(refreshed(whole.read_text(encoding="utf-8"), of_whole_machine(root)), encoding="utf-8")
+
+
+def published(root: Path, text: str) -> tuple[dict[str, dict[str, str]], dict[str, Plot]]:
+    """Of the studies whose results are kept: study → title → table, and the plots that the text of a page shows. Those
+    of `configs/ablation` are called `ablation-NAME`, as the plot of their first measure is. Raises OSError,
+    ValueError."""
+    tables, plots = dict[str, dict[str, str]](), dict[str, Plot]()
+    for results in sorted((root / RESULTS).glob("*.csv")):
+        tables[results.stem], drawn = report(results.stem, results)
+        plots |= drawn
+    for results in sorted((root / ABLATIONS).glob("*.csv")):
+        name = f"ablation-{results.stem}"
+        if f"<!-- table: {name}," in text:
+            tables[name], drawn = of_file(load(root / "configs" / "ablation" / f"{results.stem}.yaml"), results)
+            plots[name] = next(plot for file, plot in drawn.items() if file.startswith("measure-"))
+    return tables, {name: plot for name, plot in plots.items() if f"(plots/{name}.png)" in text}
 
 
 def of_whole_machine(root: Path) -> dict[str, dict[str, str]]:

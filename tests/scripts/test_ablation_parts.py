@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from areal_like.layers import CONFIGS
 from scripts.ablation import overall, results, study
 from scripts.ablation.measures import Outcome, read_curve, read_measure
 from scripts.ablation.pictures import plots
-from scripts.ablation.points import Result, gather
+from scripts.ablation.points import Result, gather, read
 from scripts.ablation.runs import Folder
 from scripts.ablation.study import Run, Study
 from scripts.plotting.plot import Plot
@@ -236,6 +237,25 @@ def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Pa
     )
 
 
+def test_results_come_back_from_their_file(tmp_path: Path) -> None:
+    found = load(tmp_path)
+    tried = tuned(found, {("ppo", "0.001"): 0.2, ("ppo", "0.01"): 0.3, ("dg", "0.001"): 0.9, ("dg", "0.01"): 0.1})
+    choices = results.choose(found, tried)
+    runs = found.main_runs({choice.key: choice.picked for choice in choices})
+    main = [Result(run, None, {"reward": None if number == 3 else number / 7}) for number, run in enumerate(runs)]
+    results.write(found, tmp_path, [*tried, *main], choices, "the command")
+    file = tmp_path / "results.csv"
+    assert read(found, runs, file) == main and read(found, found.tuning_runs(), file) == tried
+    assert [each.finished for each in main[2:5]] == [True, False, True]
+    made, plotted = results.of_file(found, file)
+    assert made == results.tables(found, main, choices) and list(plotted) == ["measure-reward.png"]
+    (tmp_path / "again").mkdir()
+    text = results.write(found, tmp_path / "again", [*tried, *main], choices, "the command")
+    assert all(f"## {title}" in text for title in made) and "11 of 12 runs are finished" in text
+    with pytest.raises(ValueError, match="not results of study: its columns are stage, loss"):
+        read(load(tmp_path, measure={"other": {"summary": "reward_after"}}), runs, file)
+
+
 def drawn(found: Study, finished: bool = True) -> dict[str, Plot]:
     """The plots of runs whose reward is their number; the last run may be missing."""
     runs = found.main_runs({})
@@ -274,11 +294,11 @@ def test_what_is_compared_is_tested_over_all_points_and_seeds_that_all_have(tmp_
         number = 0.1 * run.seed + (1.0 if run.labels["loss"] == "dg" else 0.0)
         missing = run.seed == 5 and run.labels == {"loss": "ppo", "mode": "old"}
         made.append(Result(run, None, {"reward": None if missing else number}))
-    text = overall.section(found, made)
+    text = "\n".join(chain.from_iterable(overall.tables(found, made).items()))
     row = next(line for line in text.splitlines() if line.startswith("| ppo   | dg"))
     assert "+1 [+1, +1]" in row and "0.062" in row, "five seeds: 2 of 32 signs"
     assert row.rstrip(" |").endswith("0.00 [0.00, 0.00]"), "lower is better"
-    assert not overall.section(found, [each for each in made if each.run.labels["loss"] == "dg"])
+    assert not overall.tables(found, [each for each in made if each.run.labels["loss"] == "dg"])
 
 
 def test_a_finding_is_claimed_of_all_runs_only(tmp_path: Path) -> None:
