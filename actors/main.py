@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,8 +143,17 @@ async def _until_told_to_end(worker: Worker, orders: Orders) -> None:
     orders.on_end(lambda: loop.call_soon_threadsafe(told.set))
     await told.wait()
     await worker.hand_back(leaving=True)
-    if isinstance(worker.engine, step_costs.Counting):
-        await step_costs.measure_missing(worker.engine)
+
+
+async def _measure_steps(engine: Any, jobs: Sequence[asyncio.Task[None]], note: Callable[[], None]) -> None:
+    """Time what the run lacked, once nothing else goes on here: a heartbeat would have the buffer ask an actor that has
+    left to join again. What was counted is on disk before, since this process may be ended meanwhile."""
+    for each in jobs:
+        each.cancel()
+    await asyncio.wait(jobs)
+    note()
+    if isinstance(engine, step_costs.Counting):
+        await step_costs.measure_missing(engine)
 
 
 async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
@@ -222,6 +231,7 @@ async def serve(role: Role) -> None:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
             each.result()
+        await _measure_steps(engine, tasks, note)
     except Stuck:
         role.orders.end_within(TERM_SECONDS)  # an engine that hangs may not be closed in time either
         raise

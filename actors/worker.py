@@ -172,6 +172,8 @@ class Worker:
         ]
         ids = [group.lease.group_id for group in groups]
         self.client.hand_back(ids, [each for each in encoded if each], leaving)
+        for errand in self._errands if leaving else ():
+            errand.cancel()  # the buffer hears no more of them
 
     @staticmethod
     def _partial_samples(group: _Running) -> dict[int, PartialSample]:

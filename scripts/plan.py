@@ -25,7 +25,7 @@ from .arguments import amount, bound, command, factor, interrupted, limit, new_f
 from .output import console, write_json
 from .simulation import plan_report as report
 from .simulation import roofline
-from .simulation.costs import EFFICIENCY
+from .simulation.costs import EFFICIENCY, on_its_own
 from .simulation.planning import SCREENED, Choice, Knobs, Plan, Planner, corners, splits
 from .simulation.run import Stuck
 from .simulation.targets import Target, target
@@ -122,6 +122,7 @@ class Planning:
         self.args, self.out = args, console()
         self.config = self.load([])
         self.cost = roofline.known(self.config, args.costs, args.hardware, args.gpus_per_actor)
+        on_its_own(self.cost)
         self.traffic = traffic(self.config, args.density)
         if self.traffic and args.density and self.cost.weights.size:
             self.cost.weights.size = self.traffic.sent  # by public figures: that of whole weights

@@ -101,6 +101,8 @@ def _main(args: argparse.Namespace) -> int:
     out = console()
     try:
         config = configs.load([args.config, *args.overrides])
+        if args.gpus_per_actor > 1 and not args.hardware:
+            raise ConfigError("--gpus-per-actor: a file has the costs of one engine as it is. Set --hardware, too")
         cost = roofline.known(config, args.costs, args.hardware, args.gpus_per_actor)
         measured = results.of_run(args.against) if args.against else None
         begin = time.perf_counter()

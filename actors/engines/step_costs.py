@@ -24,26 +24,30 @@ from areal_like.types import Completion, Limits
 log = logging.getLogger(__name__)
 GROUPS = 256
 """The newest ones, whose lengths are kept."""
+FIELDS = ("prefill", "prefills", "again", "begun", "busy")
+"""Of `StepCosts`, which are written as they are."""
 VALUES = 4
 """Of a step: 1, sequences, tokens that these hold, seconds."""
 BLOCKS, BLOCK_SECONDS = 1024, 0.01
 """The newest ones are kept. Steps that follow one another are one block until they have taken so long."""
 FEW_STEPS = 32
 """A class with fewer steps is missing."""
-MISSING_SECONDS, MISSING_STEPS, WARMUP_STEPS, TRIES = 1.0, 16, 2, 4
-"""For all missing sizes together; steps of each size at most, behind those that warm up; how often, of which the
-fastest counts: other processes may still be at work."""
+MISSING_SECONDS, MISSING_STEPS, WARMUP_STEPS, TRIES = 0.8, 16, 2, 4
+"""For all missing sizes together, prefill included; steps of each size at most, behind those that warm up; how often,
+of which the fastest counts: other processes may still be at work. A role has `process.TERM_SECONDS` to end."""
 
 
 class StepCosts:
-    """`decode`: class → sums over its steps of the products of each two of a step's `VALUES`, float64 [4, 4]: what a
-    least-squares fit needs (its first row: steps, sequences, tokens, seconds). `prefill`: computed tokens of sequences
-    that joined, and seconds; `again`: held tokens of running ones whose cache an update made stale, and seconds to
-    compute it anew. `begun`: sequences that joined for the first time, with the prompt alone. `busy`: seconds in
-    which the engine itself was at work. `handled`: finished samples, and the processor time of the actor's thread
-    outside the engine; `buffer`: the same of the buffer. `cores`: of each host. `lengths`: sampled tokens of each
-    sample of a group. `alone`: as `decode`, of steps while nothing else ran (`measure_missing`). `blocks`: begin and
-    end, in seconds since 1970, steps, sequences, tokens and seconds of steps that followed one another."""
+    """`decode`: class → sums over its steps of the products of each two of a step's `VALUES`, float64 [4, 4]: what
+    a least-squares fit needs (its first row: steps, sequences, tokens, seconds). `prefill`: computed tokens of
+    sequences that joined, and seconds; `prefills`: how often, and sums of their squares and product (tokens²,
+    tokens · seconds, seconds²), which tell how they scatter; `again`: held tokens of running ones whose cache an
+    update made stale, and seconds to compute it anew. `begun`: sequences that joined for the first time, with the
+    prompt alone. `busy`: seconds in which the engine itself was at work. `handled`: finished samples, and the
+    processor time of the actor's thread outside the engine; `buffer`: the same of the buffer. `cores`: of each
+    host. `lengths`: sampled tokens of each sample of a group. `alone`: as `decode`, of steps while nothing else ran
+    (`measure_missing`). `blocks`: begin and end, in seconds since 1970, steps, sequences, tokens and seconds of
+    steps that followed one another."""
 
     def __init__(self) -> None:
         self.decode: dict[int, NDArray[np.float64]] = {}
@@ -51,6 +55,7 @@ class StepCosts:
         self.blocks: deque[list[float]] = deque(maxlen=BLOCKS)
         self._since_1970 = time.time() - perf_counter()
         self.prefill = [0.0, 0.0]
+        self.prefills = [0.0, 0.0, 0.0, 0.0]
         self.again = [0.0, 0.0]
         self.begun = 0
         self.busy = 0.0
@@ -83,6 +88,11 @@ class StepCosts:
         block[1] = end
         block[2:] = [a + b for a, b in zip(block[2:], values, strict=True)]
 
+    @property
+    def largest(self) -> int:
+        """The class whose steps took most of the time."""
+        return max(self.decode, key=lambda size: self.decode[size][0, 3])
+
     def skip(self, seconds: float) -> None:
         """So much of the time since the last begin does not belong to the step."""
         if self._open is not None:
@@ -95,6 +105,8 @@ class StepCosts:
     def prefilled(self, tokens: int, seconds: float) -> None:
         self.prefill[0] += tokens
         self.prefill[1] += seconds
+        products = 1.0, tokens * tokens, tokens * seconds, seconds * seconds
+        self.prefills = [a + b for a, b in zip(self.prefills, products, strict=True)]
 
     def recomputed(self, tokens: int, seconds: float) -> None:
         self.again[0] += tokens
@@ -113,7 +125,9 @@ class StepCosts:
         for ours, theirs in ((self.decode, said["decode"]), (self.alone, said.get("alone", {}))):
             for size, sums in theirs.items():
                 _of(ours, int(size))[:] += np.array(sums)
-        self.prefilled(*said["prefill"])
+        for name in ("prefill", "prefills"):
+            ours = getattr(self, name)
+            setattr(self, name, [a + b for a, b in zip(ours, said.get(name, [0.0] * len(ours)), strict=True)])
         self.recomputed(*said.get("again", (0, 0)))
         self.busy += said["busy"]
         self.begun += said.get("begun", 0)
@@ -123,7 +137,7 @@ class StepCosts:
     def write(self, run: Path, role: str, samples: int) -> None:
         """Write the sums so far, in the place of earlier ones; `samples` have ended. Call it in the engine's thread."""
         if self.decode:
-            said: dict[str, object] = {name: getattr(self, name) for name in ("prefill", "again", "begun", "busy")}
+            said: dict[str, object] = {name: getattr(self, name) for name in FIELDS}
             for name, classes in (("decode", self.decode), ("alone", self.alone)):
                 said[name] = {size: sums.tolist() for size, sums in classes.items()}
             said["handled"] = samples, max(0.0, thread_time() - self._elsewhere)
@@ -151,27 +165,28 @@ class Counting(Protocol):
 async def measure_missing(engine: Counting) -> None:
     """Time a few decode steps of the sizes that this run did not have (powers of 4, and all slots), and of the size
     that most of its steps had, to compare; nothing else may run. An async run has steps of one size, and what others
-    cost would be a guess. It takes about `MISSING_SECONDS`, and is left out where steps take too long for that."""
+    cost would be a guess. It ends after `MISSING_SECONDS`, and is left out where steps take too long for that."""
     counted = engine.step_costs
     sizes = _missing(counted, engine.slots)
     if not sizes:
         return
-    steps, sequences, tokens, seconds = max(counted.decode.values(), key=lambda sums: sums[0, 0])[0]
+    steps, sequences, tokens, seconds = counted.decode[counted.largest][0]
     sizes = [round(sequences / steps), *sizes]
     affordable = int(MISSING_SECONDS / (TRIES * len(sizes) * seconds / steps)) - WARMUP_STEPS
     if affordable < 1:
         return
     began, prompt = thread_time(), np.zeros(max(1, round(tokens / sequences)), np.int32)
     try:
-        for size in TRIES * sizes:
-            for limit in (WARMUP_STEPS, min(MISSING_STEPS, affordable)):
-                engine.step_costs = StepCosts()
-                await asyncio.gather(*(engine.generate(prompt, Limits(limit, key=key)) for key in range(size)))
-            for each, sums in engine.step_costs.decode.items():
-                best = counted.alone.setdefault(each, sums)
-                if sums[0, 3] / sums[0, 0] < best[0, 3] / best[0, 0]:
-                    counted.alone[each] = sums
-    except (RuntimeError, ValueError) as error:  # of a broken engine, or for want of room
+        async with asyncio.timeout(MISSING_SECONDS):
+            for size in TRIES * sizes:
+                for limit in (WARMUP_STEPS, min(MISSING_STEPS, affordable)):
+                    engine.step_costs = StepCosts()
+                    await asyncio.gather(*(engine.generate(prompt, Limits(limit, key=key)) for key in range(size)))
+                for each, sums in engine.step_costs.decode.items():
+                    best = counted.alone.setdefault(each, sums)
+                    if sums[0, 3] / sums[0, 0] < best[0, 3] / best[0, 0]:
+                        counted.alone[each] = sums
+    except Exception as error:  # whatever it is (no time left, no room, a broken engine), the run has ended well
         log.debug("decode steps of %s sequences were not measured: %s", sizes, error)
     finally:
         engine.step_costs = counted

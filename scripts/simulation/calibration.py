@@ -18,7 +18,7 @@ from areal_like import older_configs, samples, spans
 from areal_like.config import Config, ConfigError, learner_threads, ranks_of
 from areal_like.metrics import MetricsFollower
 from areal_like.registry import build, settled
-from areal_like.run_folder import CONFIG
+from areal_like.run_folder import CONFIG, summary_of
 
 from .costs import Answers, Costs, Engine, LearnerCost, Sample, Verifier, WeightsCost, of_timed
 
@@ -29,6 +29,8 @@ PROMPTS = 64
 """Rows of the task that tell how long a prompt is."""
 LEAST_BLOCKS = 30
 """Of steps during train steps, and of others, to compare."""
+SCATTERED = 0.1
+"""A larger residual of train steps is told of."""
 LEAST_SPREAD = 0.05
 """Batches whose tokens differ less say nothing of the cost of a token."""
 
@@ -56,6 +58,8 @@ def calibrate(run: Path, last: int | None = None) -> Calibrated:
     """From the first `last` train steps of a run (None: all). Raises ConfigError."""
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run}: no run folder ({CONFIG} is missing)")
+    if (summary_of(run) or {}).get("simulated"):
+        raise ConfigError(f"{run} was simulated: calibrate on a run that was made")
     config = older_configs.load(run / CONFIG)
     rows = [row for row in MetricsFollower(run / "metrics.jsonl").new_rows() if row["step"] <= (last or math.inf)]
     if len(rows) <= SKIPPED_STEPS:
@@ -71,6 +75,7 @@ def calibrate(run: Path, last: int | None = None) -> Calibrated:
         found.costs.answers.most = int(max(row["response_length/max"] for row in rows))
     if seconds := [row["rewards/seconds_p50"] for row in rows if row.get("rewards/seconds_p50")]:
         found.costs.verifier = Verifier(float(np.median(seconds)))
+        _scatter(found, "verifier", seconds)
     return found
 
 
@@ -101,7 +106,7 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
     whole = sum(each * steps / seconds for each, (steps, _, _, seconds) in zip(classes, firsts, strict=True))
     fit = nonnegative(*_halves(whole + _alone(counted)))
     errors = firsts[:, :3] @ fit / firsts[:, 3] - 1.0
-    if len(classes) == 1 and not counted.alone:
+    if len(classes) == 1 and counted.largest not in counted.alone:
         mean = firsts[0, 1] / firsts[0, 0]
         found.notes.append(
             f"all decode steps had about {mean:.0f} sequences: what fewer cost is a guess (mode=sync has all)"
@@ -109,6 +114,11 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
     found.residuals["decode step"] = math.sqrt(float((firsts[:, 3] * errors**2).sum() / firsts[:, 3].sum()))
     level, beside = _beside(run, counted, fit) if len(counted.cores) == 1 else (1.0, 1.0)
     prefill, fresh = _prefill(run, config, counted)
+    count, squares, products, seconds = counted.prefills
+    if count and counted.prefill[1]:
+        each = counted.prefill[1] / counted.prefill[0]
+        missed = max(0.0, seconds - 2 * each * products + each * each * squares)
+        found.residuals["prefill"] = math.sqrt(missed / count) / (counted.prefill[1] / count)
     knobs = settled("engine", config.engine)
     apply = [row["rollout/update_pause_seconds"] for row in rows if row.get("rollout/update_pause_seconds")]
     return Engine(
@@ -127,6 +137,12 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
     )
 
 
+def _scatter(found: Calibrated, name: str, values: Sequence[float]) -> None:
+    """How far the rows' values lie from what is taken for all of them, their median."""
+    if values and (middle := float(np.median(values))):
+        found.residuals[name] = float(np.sqrt(np.mean((np.array(values) / middle - 1.0) ** 2)))
+
+
 def _halves(products: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """As `nonnegative` takes them."""
     return products[:3, :3], products[:3, 3]
@@ -135,12 +151,13 @@ def _halves(products: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _alone(counted: step_costs.StepCosts) -> np.ndarray:
     """Products of the steps that were measured alone, of sizes that the run did not have. They say how steps compare:
     their seconds are those of the run, by the size that both have. Together they weigh as much as the run's."""
-    largest = max(counted.decode, key=lambda size: counted.decode[size][0, 3])
     total = sum(sums[0, 3] for sums in counted.decode.values())
     found = np.zeros((step_costs.VALUES, step_costs.VALUES))
-    if largest not in counted.alone:
+    if counted.largest not in counted.alone:
         return found
-    (steps, _, _, seconds), (alone, _, _, took) = counted.decode[largest][0], counted.alone[largest][0]
+    (steps, _, _, seconds), (alone, _, _, took) = (
+        classes[counted.largest][0] for classes in (counted.decode, counted.alone)
+    )
     scale = np.ones(step_costs.VALUES)
     scale[3] = (seconds / steps) / (took / alone)
     for sums in counted.alone.values():
@@ -152,7 +169,7 @@ def _alone(counted: step_costs.StepCosts) -> np.ndarray:
 def _beside(run: Path, counted: step_costs.StepCosts, fit: np.ndarray) -> tuple[float, float]:
     """By how much the fit has to be multiplied to be that of steps while the learner did not train, and by how much
     that takes longer while it did. (1, 1) where the blocks do not say."""
-    trains = [(span.begin, span.end) for span in spans.read(run).get("learner", []) if span.name == "train"]
+    trains = [(span.begin, span.end) for span in spans.read(run).get("learner", []) if span.name in ("train", "take")]
     blocks = np.array(counted.blocks).reshape(-1, 6)
     begins, ends = np.array(trains).reshape(-1, 2).T
     before = np.searchsorted(begins, blocks[:, 0], "right")  # steps that began no later
@@ -203,6 +220,11 @@ def _learner(config: Config, rows: Sequence[dict[str, Any]], found: Calibrated, 
     varies = tokens.std() > LEAST_SPREAD * tokens.mean()
     fit = nonnegative(columns.T @ columns, columns.T @ seconds) if varies else np.array([seconds.mean(), 0.0])
     found.residuals["train step"] = float(np.sqrt(np.mean((columns @ fit / seconds - 1.0) ** 2)))
+    if found.residuals["train step"] > SCATTERED:
+        found.notes.append(
+            f"train steps took {found.residuals['train step']:.0%} more or less than the fit says, and no prediction "
+            "can be better: make the run again, with nothing else running"
+        )
     publish = [row["publish/seconds"] for row in rows if "publish/seconds" in row]
     each = float(np.mean(publish)) if publish else 0.0
     ranks = ranks_of(config)

@@ -249,6 +249,11 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     source: str = ""
 
 
+def on_its_own(costs: Costs) -> None:
+    """Actors and learner on machines of their own, whatever they shared where the costs were measured."""
+    costs.sample.cores, costs.learner.cores, costs.engine.beside = None, 0, 1.0
+
+
 EFFICIENCY = 0.95
 """Of a learner: each doubling of its GPUs makes it 2 · EFFICIENCY times as fast."""
 

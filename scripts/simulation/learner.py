@@ -140,6 +140,7 @@ class SimulatedLearner:
             self._taken += len(message.table.groups)
             cost = self._seconds(message.table)
             self._take_seconds += cost
+            self.works(cost, 0.0)
             self._span("take", now, now + cost)
             self.timeline.after(cost, self._go_on)
             return
@@ -154,7 +155,8 @@ class SimulatedLearner:
         self._want(message.index + 1)
         cost = self.costs.base + self._seconds(message.table, self._taken)
         self._taken, self._take_seconds = 0, 0.0
-        self.works(cost, self.costs.publish + self.costs.after)
+        publishes = (self.progress.steps + 1) % self.config.weight_sync_interval == 0
+        self.works(cost, publishes * self.costs.publish + self.costs.after)
         self._span("train", now, now + cost)
         self.timeline.after(cost, self._trained, message)
 

@@ -111,7 +111,7 @@ class Simulation:
         self.config, self.costs, self.folder = config, costs, folder
         self.timeline = Timeline()
         self.task: Task = build("task", config.task, config.run.seed)
-        self.prompts = prompts_of(self.task, costs)
+        self.prompts, self._lengths = prompts_of(self.task, costs), costs.answers.lengths
         self._cores = Cores(self.timeline, costs.sample, history) if costs.sample.takes_turns else None
         failures = msgspec.structs.replace(costs.failures, seed=costs.failures.seed + history)
         journal = costs.journal
@@ -133,7 +133,7 @@ class Simulation:
         config, costs, timeline = self.config, self.costs, self.timeline
         if ranks_of(config) > 1:  # here one learner trains whole batches: its costs are those of all ranks
             config = configs.replace(config, "learner.ranks", 1)
-        self._started = False  # the first lease is due
+        self._started, self._factor = False, 1.0  # the first lease is due; how much slower engines are
         self.router = router = SimulatedRouter(timeline, costs.latency)
         scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
         replay, journal = build_replay(config, scheduler), self.journal
@@ -162,7 +162,7 @@ class Simulation:
             self.prompts,
             config.run.seed,
             most,
-            costs.answers.lengths,
+            self._lengths,
             self._cores,
             timeout if config.rewards.workers else math.inf,
             self.failing.quits,
@@ -182,6 +182,7 @@ class Simulation:
             self.timeline.after(training, self._slow, 1.0)
 
     def _slow(self, factor: float) -> None:
+        self._factor = factor
         for actor in self.actors:
             actor.slow(factor)
 
@@ -189,7 +190,10 @@ class Simulation:
         count, name = actors_of(self.config), f"actor-{place}"
         fanout = count if self.config.weights.fanout is None else self.config.weights.fanout
         update = self.costs.weights.seconds(place, count, fanout, self.costs.learner.gpus)
-        return SimulatedActor(name, self._world, update, self._spans(name, place))
+        actor = SimulatedActor(name, self._world, update, self._spans(name, place))
+        if self._factor != 1.0:
+            actor.slow(self._factor)
+        return actor
 
     def _spans(self, name: str, place: int = 0) -> Spans | None:
         return Spans(self.folder, name, since_1970=0.0) if self.folder and place < MOST_SPANS else None

@@ -1,7 +1,9 @@
 """Steps of the sizes that a run did not have, measured at its end."""
 
 import asyncio
-from time import perf_counter
+import json
+from pathlib import Path
+from time import monotonic, perf_counter, sleep, thread_time
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ class Charged:
     def __init__(self, slots: int, factor: float = 1.0):
         self.slots, self.step_costs, self.factor = slots, StepCosts(), factor
         self.asked: list[tuple[int, int]] = []
+        self.busy = 0.0  # processor time of each call
         self._waiting: list[asyncio.Future[None]] = []
 
     def steps(self, count: int, sequences: int, tokens: int) -> None:
@@ -35,6 +38,9 @@ class Charged:
         return Completion(tokens, tokens, [], "length")
 
     def _run(self, prompt: int, steps: int) -> None:
+        end = thread_time() + self.busy
+        while thread_time() < end:
+            pass
         waiting, self._waiting = self._waiting, []
         self.asked.append((len(waiting), steps))
         self.steps(steps, len(waiting), prompt * len(waiting))
@@ -87,13 +93,51 @@ def test_nothing_is_measured_of_slow_steps_full_runs_and_engines_that_did_nothin
         assert not engine.asked and not engine.step_costs.alone
 
 
+def test_measuring_ends_in_time_and_is_no_work_of_the_samples(tmp_path: Path) -> None:
+    """Prefill is not in the steps' seconds, and may take much longer."""
+    engine = Charged(4)
+    engine.steps(100, 4, 40)
+    engine.busy = MISSING_SECONDS / 3
+    begin = monotonic()
+    asyncio.run(measure_missing(engine))
+    assert monotonic() - begin < 3 * MISSING_SECONDS and len(engine.asked) <= 3, "of 16 calls"
+    assert 0 not in engine.step_costs.alone, "there was no time for a single sequence"
+    engine.step_costs.write(tmp_path, "actor-0", 10)
+    assert json.loads((tmp_path / "costs" / "actor-0.json").read_text())["handled"][1] < MISSING_SECONDS / 3
+
+
+def test_the_size_to_compare_with_is_that_of_most_seconds() -> None:
+    engine = Charged(64)
+    engine.steps(1000, 2, 20)
+    engine.steps(400, 64, 640)
+    asyncio.run(measure_missing(engine))
+    assert engine.step_costs.largest == 6 and 6 in engine.step_costs.alone
+
+
+def test_what_the_engine_does_before_a_step_is_the_steps() -> None:
+    class Slow(TorchEngine):
+        def _relieve(self) -> None:
+            sleep(0.003)
+            super()._relieve()
+
+    engine = Slow(new_model(), slots=2)
+
+    async def run() -> None:
+        await engine.generate(np.ones(3, np.int32), Limits(20))
+        await engine.close()
+
+    asyncio.run(run())
+    steps, _, _, seconds = engine.step_costs.decode[0][0]
+    assert seconds / steps > 0.003
+
+
 def test_an_engine_that_breaks_is_left_alone() -> None:
     engine = Charged(4)
     engine.steps(100, 4, 40)
     counted = engine.step_costs
 
     async def broken(tokens: np.ndarray, limits: Limits) -> Completion:
-        raise RuntimeError("NaN logits")
+        raise KeyError("whatever a model raises")
 
     engine.generate = broken  # type: ignore[method-assign]
     asyncio.run(measure_missing(engine))

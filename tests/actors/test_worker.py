@@ -37,6 +37,9 @@ class Client:
         self.failures.append(tuple(told))
         self.said.append(said)
 
+    def hand_back(self, ids: list[int], partials: list, leaving: bool) -> None:
+        self.left.append((ids, leaving))
+
     def credit(self, ended: int) -> None:
         self.credits.append(ended)
 
@@ -432,6 +435,20 @@ def test_a_lease_of_a_group_that_still_runs_here_takes_its_place() -> None:
         for index in range(3):
             await play.end(f"1/{index}", sample(0.5))
         assert len(play.client.groups) == 1 and not play.client.failures
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_that_leaves_says_nothing_of_its_held_out_prompts() -> None:
+    """The buffer gives them to others, and would refuse its answer."""
+
+    async def scenario() -> None:
+        play = Play()
+        await play.lease(group_id=10, split="heldout", launch=1, need=1)
+        await play.worker.hand_back(leaving=True)
+        await play.settle()
+        assert play.futures["heldout e10"].cancelled() and play.client.left == [([], True)]
+        assert play.client.evaluations == []
 
     asyncio.run(scenario())
 

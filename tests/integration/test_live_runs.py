@@ -262,6 +262,7 @@ def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
     live.until("their absence", lambda: len(seen.report()["actors"]) == 2)
     log = (live.folder / "logs" / "buffer.log").read_text()
     assert log.count("leaves;") == 2 and "no sign of life" not in log
+    assert "say hello" not in log, "who has left does not come again"
     second = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     live.until("others' work", lambda: working(4))
     seen.client.stop(drain=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.engines import step_costs
 from scripts.bench import calibrated
 from scripts.bench.calibrated import SETTINGS, SOURCES, error_of, main, real
 from tests.integration.runs import train
@@ -25,6 +26,9 @@ def test_each_setting_is_predicted_from_each_calibration(
     monkeypatch.setattr(calibrated, "COMMON", small)
     run = train(tmp_path, "sync-1", *small, "mode=sync")
     assert real("sync", 1, tmp_path) == run, "it is there: not made again"
+    counted = step_costs.read(run)
+    assert counted.largest in counted.alone and len(counted.alone) > 1, "its actor has measured what it lacked"
+    assert counted.decode[counted.largest][0, 0] > 10 and len(counted.lengths) == 12, "and kept what it had"
     monkeypatch.setattr(calibrated, "real", lambda setting, number, folder: run)
     file = tmp_path / "found.json"
     main(["--rounds", "2", "--json", str(file)])

@@ -15,7 +15,7 @@ from areal_like.registry import build
 from areal_like.run_folder import write_costs
 from areal_like.spans import Spans
 from scripts.calibrate import main
-from scripts.simulation.calibration import calibrate, nonnegative
+from scripts.simulation.calibration import _alone, calibrate, nonnegative
 from scripts.simulation.costs import read
 
 
@@ -116,6 +116,7 @@ def test_costs_come_back(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert [engine.base, engine.per_sequence, engine.per_token] == pytest.approx([0.01, 0.001, 1e-5], rel=1e-6)
     assert engine.prefill == pytest.approx(1e-4) and engine.apply == 0.004 and 0 < engine.busy < 1
     assert [learner.base, learner.per_token, learner.publish] == pytest.approx([0.5, 1e-4, 0.01], rel=0.01)
+    assert learner.cores == 1, "of one rank with one thread"
     busy = [0.8 * row["tokens"] / 1000 for row in rows_of(tmp_path)[3:]]  # of each step but the first that counts
     named = [row["train/step_seconds"] + row["publish/seconds"] for row in rows_of(tmp_path)[3:]]
     assert learner.after == pytest.approx(np.mean(busy) - np.mean(named)) and learner.after > 0.1
@@ -197,6 +198,33 @@ def test_steps_beside_a_learner_that_trains(tmp_path: Path) -> None:
     assert alone == pytest.approx([value / 1.25 for value in (0.01, 0.001, 1e-5, 1e-4)], rel=1e-6)
 
 
+def test_steps_on_another_machine_are_not_beside_the_learner(tmp_path: Path) -> None:
+    cost = DecodeCost(base=0.01)
+    write_run(tmp_path, cost)
+    write_blocks(tmp_path, cost, 1.5)
+    path = tmp_path / "costs" / "actor-0.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"cores": {"one": 2, "other": 2}}))
+    engine = calibrate(tmp_path).costs.engine
+    assert (engine.base, engine.beside) == pytest.approx((0.01, 1.0))
+
+
+def test_steps_that_were_measured_weigh_as_much_as_the_runs_own(tmp_path: Path) -> None:
+    """No costs fit both, so the weights decide: relative errors, the run's by their seconds, the others' equally."""
+    counted = StepCosts()
+    for classes, points in ((counted.decode, [(32, 400, 0.06)] * 50), (counted.alone, MEASURED * 3)):
+        for sequences, tokens, seconds in points:
+            values = np.array([1.0, sequences, tokens, seconds])
+            size = step_costs.class_of(sequences)
+            classes[size] = classes.get(size, np.zeros((4, 4))) + values[:, None] * values
+    scaled = [(n, tokens, 1.5 * seconds) for n, tokens, seconds in MEASURED]
+    weights = [50 * 0.06 / len(MEASURED) / seconds**2 for _, _, seconds in scaled]
+    expected = sum(w * np.outer(row, row) for w, row in zip(weights, ((1.0, *point) for point in scaled), strict=True))
+    assert _alone(counted) == pytest.approx(expected)
+
+
+MEASURED = [(1, 10, 0.01), (4, 80, 0.03), (32, 400, 0.04)]
+
+
 @pytest.mark.parametrize(("beside", "count"), [(0.8, 100), (1.5, 20)])
 def test_faster_steps_and_few_of_them_say_nothing_of_a_learner_beside(
     tmp_path: Path, beside: float, count: int
@@ -234,6 +262,42 @@ def test_caches_without_prompts_and_tasks_of_few_rows(tmp_path: Path) -> None:
     path.write_text(json.dumps(said | {"prefill": [100, 0.5]}))
     configs.save(configs.load(["quickstart", "task.train_size=3"]), tmp_path / "config.yaml")
     assert calibrate(tmp_path).costs.engine.fresh > 0
+
+
+def test_prefill_and_verifiers_have_their_residuals(tmp_path: Path) -> None:
+    """Of 10 tokens in .1, .2 and .3 s, and of 20 in .4: .02 s per token, off by .1, 0, .1 and 0 where .25 is usual."""
+    write_run(tmp_path, DecodeCost(base=0.01))
+    counted = StepCosts()
+    for tokens, seconds in ((10, 0.1), (10, 0.2), (10, 0.3), (20, 0.4)):
+        counted.prefilled(tokens, seconds)
+    path = tmp_path / "costs" / "actor-0.json"
+    said = json.loads(path.read_text()) | {"prefill": counted.prefill, "prefills": counted.prefills}
+    path.write_text(json.dumps(said))
+    rows = [row | {"rewards/seconds_p50": 1.0 + row["step"] % 3} for row in rows_of(tmp_path)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = calibrate(tmp_path)
+    assert found.residuals["prefill"] == pytest.approx((2 * 0.1**2 / 4) ** 0.5 / 0.25)
+    assert found.costs.verifier.median == 2.0
+    off = [(row["rewards/seconds_p50"] / 2.0 - 1.0) ** 2 for row in rows[2:]]
+    assert found.residuals["verifier"] == pytest.approx(np.mean(off) ** 0.5)
+    del said["prefills"]  # as actors wrote it before
+    path.write_text(json.dumps(said))
+    assert "prefill" not in calibrate(tmp_path).residuals
+
+
+def test_scattered_train_steps_are_told_of(tmp_path: Path) -> None:
+    write_run(tmp_path, DecodeCost(base=0.01))
+    rows = [row | {"train/step_seconds": 1.0 + row["step"] % 2} for row in rows_of(tmp_path)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert any("train steps took" in note and "nothing else running" in note for note in calibrate(tmp_path).notes)
+
+
+def test_a_simulated_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_run(tmp_path, DecodeCost(base=0.01))
+    (tmp_path / "summary.json").write_text('{"simulated": true}')
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert "was simulated: calibrate on a run that was made" in capsys.readouterr().err
 
 
 def test_too_short_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

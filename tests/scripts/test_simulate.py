@@ -325,7 +325,7 @@ def test_runs_that_are_not_simulated_are_refused(capsys) -> None:
         Simulation(alone, costs.Costs())
 
 
-def test_an_engine_on_several_gpus(tmp_path) -> None:
+def test_an_engine_on_several_gpus(tmp_path, capsys) -> None:
     lengths, found = tmp_path / "lengths.yaml", list[float]()
     lengths.write_text("answers: {median: 20, most: 200, prompt: 20}\n")
     for each in ("1", "8"):
@@ -334,6 +334,9 @@ def test_an_engine_on_several_gpus(tmp_path) -> None:
         assert main(["quickstart", "run.steps=6", *hardware]) == 0
         found.append(json.loads(said.read_text())["seconds"])
     assert found[1] < found[0], "a tiny model gains little, but something"
+    with pytest.raises(SystemExit):
+        main(["quickstart", "--costs", str(lengths), "--gpus-per-actor", "2"])
+    assert "Set --hardware, too" in capsys.readouterr().err
 
 
 def test_a_run_of_no_steps_makes_none(tmp_path) -> None:

@@ -193,6 +193,20 @@ def test_the_learner_takes_cores_and_leaves_one() -> None:
     assert alone.run() == [(0, 1.0)]
 
 
+def test_a_learner_is_at_work_until_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishing too, where it publishes: with weights every two steps, at every second one."""
+    held = list[tuple[int, float]]()
+    monkeypatch.setattr(Cores, "hold", lambda self, cores, seconds: held.append((cores, round(seconds, 3))))
+    learner = costs.LearnerCost(0.2, publish=0.03, after=0.01, cores=1)
+    simulate("scheduler.max_staleness=4", "weight_sync_interval=2", "run.steps=4", learner=learner)
+    assert held == [(1, 0.21), (1, 0.24), (1, 0.21), (1, 0.24)]
+    held.clear()
+    simulate(
+        "mode=sync", "learner.stream=true", "run.steps=1", learner=costs.LearnerCost(0.2, per_sample=0.001, cores=1)
+    )
+    assert sum(seconds for _, seconds in held) == pytest.approx(0.2 + 0.128, abs=1e-6) and len(held) > 1
+
+
 def test_a_learner_on_the_actors_cores_makes_them_slower() -> None:
     """Two actors end their sequences at once, .2 s after they began, while it trains: one of them has to wait."""
     sample, busy = costs.Sample(actor=2e-3, cores=2), costs.LearnerCost(0.32, cores=1)
