@@ -124,8 +124,8 @@ class Planning:
         self.cost = roofline.known(self.config, args.costs, args.hardware, args.gpus_per_actor)
         on_its_own(self.cost)
         self.traffic = traffic(self.config, args.density)
-        if self.traffic and args.density and self.cost.weights.size:
-            self.cost.weights.size = self.traffic.sent  # by public figures: that of whole weights
+        if args.hardware and args.density and self.traffic:
+            self.cost.weights.size = self.traffic.sent  # public figures take whole weights
         self.planner = Planner(self.load, self.cost, args.efficiency, self.out.print, args.target.value)
         self.plans = self._plans()
         self.best = self.plans[0]

@@ -114,11 +114,8 @@ def _engine(run: Path, config: Config, rows: Sequence[dict[str, Any]], found: Ca
     found.residuals["decode step"] = math.sqrt(float((firsts[:, 3] * errors**2).sum() / firsts[:, 3].sum()))
     level, beside = _beside(run, counted, fit) if len(counted.cores) == 1 else (1.0, 1.0)
     prefill, fresh = _prefill(run, config, counted)
-    count, squares, products, seconds = counted.prefills
-    if count and counted.prefill[1]:
-        each = counted.prefill[1] / counted.prefill[0]
-        missed = max(0.0, seconds - 2 * each * products + each * each * squares)
-        found.residuals["prefill"] = math.sqrt(missed / count) / (counted.prefill[1] / count)
+    if counted.prefills[0] and counted.prefill[1]:
+        found.residuals["prefill"] = _prefill_residual(counted)
     knobs = settled("engine", config.engine)
     apply = [row["rollout/update_pause_seconds"] for row in rows if row.get("rollout/update_pause_seconds")]
     return Engine(
@@ -196,6 +193,14 @@ def _prefill(run: Path, config: Config, counted: step_costs.StepCosts) -> tuple[
     rows = np.linspace(0, task.size("train") - 1, min(PROMPTS, task.size("train"))).astype(int).tolist()
     prompt = float(np.mean([len(task.prompt("train", row).tokens) for row in rows]))
     return each, joined / (each * begun * max(1.0, prompt))
+
+
+def _prefill_residual(counted: step_costs.StepCosts) -> float:
+    """How far single prefills lie from the mean cost of a token, over the mean prefill (root mean square)."""
+    (tokens, took), (count, squares, products, seconds) = counted.prefill, counted.prefills
+    each = took / tokens
+    missed = max(0.0, seconds - 2 * each * products + each * each * squares)
+    return math.sqrt(missed / count) / (took / count)
 
 
 def _samples(run: Path, found: Calibrated) -> None:

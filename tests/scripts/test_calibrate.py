@@ -211,13 +211,13 @@ def test_steps_on_another_machine_are_not_beside_the_learner(tmp_path: Path) -> 
 def test_steps_that_were_measured_weigh_as_much_as_the_runs_own(tmp_path: Path) -> None:
     """No costs fit both, so the weights decide: relative errors, the run's by their seconds, the others' equally."""
     counted = StepCosts()
-    for classes, points in ((counted.decode, [(32, 400, 0.06)] * 50), (counted.alone, MEASURED * 3)):
+    for classes, points in ((counted.decode, [(32, 400, 0.06)] * 70), (counted.alone, MEASURED * 3)):
         for sequences, tokens, seconds in points:
             values = np.array([1.0, sequences, tokens, seconds])
             size = step_costs.class_of(sequences)
             classes[size] = classes.get(size, np.zeros((4, 4))) + values[:, None] * values
     scaled = [(n, tokens, 1.5 * seconds) for n, tokens, seconds in MEASURED]
-    weights = [50 * 0.06 / len(MEASURED) / seconds**2 for _, _, seconds in scaled]
+    weights = [70 * 0.06 / len(MEASURED) / seconds**2 for _, _, seconds in scaled]
     expected = sum(w * np.outer(row, row) for w, row in zip(weights, ((1.0, *point) for point in scaled), strict=True))
     assert _alone(counted) == pytest.approx(expected)
 
