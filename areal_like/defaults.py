@@ -4,7 +4,7 @@ set.
     learner.lr             random weights: 2e-3; pretrained: 1e-5; adapters of pretrained (LoRA): 1e-4
     learner.warmup_steps   pretrained: 10 optimizer steps, or half of a shorter schedule's; else 0
     learner.schedule_steps train steps until a `linear` or `cosine` schedule ends: run.steps
-    learner.gradient_noise measured where `sizing` chooses by it (not with `learner.stream`)
+    learner.gradient_noise measured where `sizing` chooses by it
 
     of a large model that is computed on this machine's CPU:
     learner.threads        async: the cores that the actors leave; rounds, in which one side waits for the other: all
@@ -77,7 +77,7 @@ def learning_defaults(config: Config) -> dict[str, object]:
         filled["warmup_steps"] = min(warmup, optimizer_steps(known | {"schedule_steps": steps}) // 2)
     sizing = settled("sizing", config.sizing)
     if "hears_gradients" in marks("sizing", sizing["name"]) and sizing.get("decisions", "") is None:
-        filled |= {} if known.get("stream") or is_supervised(config) else {"gradient_noise": True}
+        filled |= {} if is_supervised(config) else {"gradient_noise": True}
     return {f"learner.{knob}": value for knob, value in filled.items() if known.get(knob, "") is None}
 
 

@@ -22,34 +22,37 @@ from learners.collectives import Ranks
 
 DRAWN = 1 << 20
 """Weights of a rank."""
+EVERY = 3
+"""Of pieces of a stream that come one by one, every third is halved. It is computed in two passes instead of one."""
 
 
 class Cut:
-    """A minibatch's samples (int [n], group by group) in three `parts`, one behind the other: half of the samples of
-    half of the groups, drawn by `seed`; the others of these; all other groups. One part, if groups differ in size or
-    have one sample, or if there is one group. `groups` int: the group of each sample of the batch."""
+    """Samples (int [n], group by group) in three `parts`, one behind the other: half of the samples of each of the
+    first groups, drawn by `seed`; the others of these; all samples of the other groups. `halved`: the share of the
+    groups that come first. Where groups differ in size or have one sample, all are in the third part. `groups` int: the
+    group of each sample of the batch."""
 
-    def __init__(self, samples: np.ndarray, groups: np.ndarray, seed: tuple[int, int]):
+    def __init__(self, samples: np.ndarray, groups: np.ndarray, seed: tuple[int, ...], halved: float = 0.5):
         _, counts = np.unique(groups[samples], return_counts=True)
-        self.groups, self.size = len(counts), int(counts[0])
-        self.some, self.few = self.groups // 2, self.size // 2
-        self.parts = [samples]
-        if self.some and self.few and counts.min() == counts.max():
-            table = samples.reshape(self.groups, self.size)
-            mixed = np.random.default_rng(seed).permuted(table[: self.some], axis=1)
-            parts = (mixed[:, : self.few], mixed[:, self.few :], table[self.some :])
-            self.parts = [np.sort(part, axis=1).reshape(-1) for part in parts]
+        self.groups, self.size = len(counts), int(counts.max(initial=0))
+        self.is_even = counts.min(initial=self.size) == self.size > 1
+        self.some = int(halved * self.groups) if self.is_even else 0
+        cut, few = self.some * self.size, self.size // 2
+        mixed = np.random.default_rng(seed).permuted(samples[:cut].reshape(self.some, self.size), axis=1)
+        halves = [np.sort(half, axis=1).reshape(-1) for half in (mixed[:, :few], mixed[:, few:])]
+        self.parts = [*halves, samples[cut:]]
 
-    def estimates(self, products: np.ndarray) -> tuple[float, float, float]:
-        """|m|², τ² and ω², times the square of the number of samples, from the products [3, 3] of the parts'
-        gradients."""
-        p, g, few, others = self.some, self.size, self.few, self.groups - self.some
-        expected = products[:2, 2].sum() / (p * g * others * g)
-        between = products[0, 1] / (p * few * (g - few)) - p * expected
-        square = products[:2, :2].sum() + products[2, 2]
-        within = (square - (p**2 + others**2) * g**2 * expected) / (self.groups * g) - g * between
-        each = (self.groups * g) ** 2
-        return float(each * expected), float(each * between), float(each * within)
+
+def estimates(products: np.ndarray, some: int, groups: int, size: int) -> tuple[float, float, float]:
+    """|m|², τ² and ω², times the square of the number of samples, from the products [3, 3] of the gradients of a
+    `Cut`'s parts: of `groups` of `size` samples, `some` of which are halved."""
+    p, g, few, others = some, size, size // 2, groups - some
+    expected = products[:2, 2].sum() / (p * g * others * g)
+    between = products[0, 1] / (p * few * (g - few)) - p * expected
+    square = products[:2, :2].sum() + products[2, 2]
+    within = (square - (p**2 + others**2) * g**2 * expected) / (groups * g) - g * between
+    each = (groups * g) ** 2
+    return float(each * expected), float(each * between), float(each * within)
 
 
 class Drawn:
@@ -67,12 +70,50 @@ class Drawn:
         self._places = self._places.to(gradient.device)  # once
         return gradient[self._places]
 
-    def products(self, sums: Sequence[Tensor]) -> np.ndarray:
-        """Products of the parts [n, n], over all ranks, from what was drawn of the sums of the first 1, 2, ... n."""
-        parts = torch.stack(list(sums)).double().diff(dim=0, prepend=torch.zeros_like(sums[0]).double()[None])
-        found = self._times * (parts @ parts.T).cpu()
+    def products(self, parts: Sequence[Tensor]) -> np.ndarray:
+        """Products of the parts' gradients [n, n], over all ranks, from what was drawn of them."""
+        stacked = torch.stack(list(parts))
+        found = self._times * (stacked @ stacked.T).cpu()
         self._ranks.sum_tensor(found)
         return found.numpy()
+
+
+class Parts:
+    """The gradients of the three parts of a minibatch as it is accumulated, of the weights drawn. With a learner that
+    streams, it comes piece by piece, each with a `Cut` of its own: every `EVERY`th has its groups halved."""
+
+    def __init__(self, drawn: Drawn):
+        self._drawn = drawn
+        self.restart()
+
+    def restart(self) -> None:
+        """The gradient is 0 again."""
+        self._before: Tensor | None = None
+        self._sums: dict[int, Tensor] = {}
+        self._cuts: list[Cut] = []
+
+    def cut(self, samples: np.ndarray, groups: np.ndarray, seed: tuple[int, int], *, piece: int | None) -> Cut:
+        """`piece`: its number in the batch (None: this is a whole minibatch)."""
+        if piece is None:
+            self._cuts.append(Cut(samples, groups, seed))
+        else:
+            self._cuts.append(Cut(samples, groups, (*seed, piece), halved=float(piece % EVERY == 0)))
+        return self._cuts[-1]
+
+    def note(self, part: int, gradient: Tensor) -> None:
+        """`gradient` has all that was accumulated since `restart`; what is new is of this part."""
+        now = self._drawn.of(gradient).double()
+        new = now if self._before is None else now - self._before
+        self._sums[part] = self._sums[part] + new if part in self._sums else new
+        self._before = now
+
+    def tell(self, noise: GradientNoise, denominator: float = 1.0) -> None:
+        """Estimate, if the parts can tell; the gradient is still to be divided by the denominator."""
+        some, groups = sum(cut.some for cut in self._cuts), sum(cut.groups for cut in self._cuts)
+        even = all(cut.is_even for cut in self._cuts) and len({cut.size for cut in self._cuts}) == 1
+        if even and 0 < some < groups:
+            products = self._drawn.products([self._sums[part] for part in range(3)]) / denominator**2
+            noise.note(products, some, groups, self._cuts[0].size)
 
 
 class GradientNoise:
@@ -81,9 +122,10 @@ class GradientNoise:
     def __init__(self) -> None:
         self._found: list[tuple[float, float, float]] = []
 
-    def note(self, cut: Cut, products: np.ndarray) -> None:
+    def note(self, products: np.ndarray, some: int, groups: int, size: int) -> None:
+        """As `estimates` takes them."""
         if np.isfinite(products).all():
-            self._found.append(cut.estimates(products))
+            self._found.append(estimates(products, some, groups, size))
 
     def metrics(self) -> dict[str, float]:
         """`gradient/signal`: the square of the expected gradient. `gradient/between`: the variance of a prompt's

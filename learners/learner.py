@@ -39,7 +39,7 @@ from learners.collectives import Ranks
 from learners.critic import Critic
 from learners.cut_answers import one_token_further, without_cut_answers
 from learners.diagnostics import buckets, zero_variance_by_staleness
-from learners.gradient_noise import Cut, Drawn
+from learners.gradient_noise import Drawn, Parts
 from learners.lessons import Lessons
 from learners.logprobs import forward_candidates, forward_logprobs, forward_with_states
 from learners.losses.contract import (
@@ -159,8 +159,7 @@ class TorchLearner:
         taught = None if teacher is None else Teacher(**teacher)
         _check_teacher(taught, advantage, temperature, grad_norm_by_staleness)
         self._num_minibatches, self._num_epochs = passes = num_minibatches, num_minibatch_epochs
-        measures = grad_norm_by_staleness or bool(gradient_noise)
-        self.streams = check_stream(stream, loss, advantage, *passes, measures, stream_groups)
+        self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
         if stream and self.objective.started_per_trained > 1:
             raise ValueError("stream: scheduler.cut_responses=weigh fits lengths of a whole batch; set it to drop")
         self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
@@ -177,7 +176,7 @@ class TorchLearner:
         adamw = partial(MasterAdamW, betas=betas, eps=eps, weight_decay=weight_decay, cosine_cap=grad_cosine_cap)
         adamw = partial(adamw, schedule=rates, clip_grad=clip_grad, publish_dtype=dtype, hold_in=half)
         self.optimizer = adamw(self.model, ranks=self.ranks)
-        self._drawn = Drawn(len(self.optimizer.gradient), seed, self.ranks) if gradient_noise else None
+        self._parts = Parts(Drawn(len(self.optimizer.gradient), seed, self.ranks)) if gradient_noise else None
         head = partial(Critic, lr=critic_lr, trunk=critic_trunk, clip=critic_clip)
         self._critic = head(self.model, self.ranks) if critic_lr else None
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
@@ -312,7 +311,8 @@ class TorchLearner:
         samples = np.flatnonzero(step.columns.lengths)
         step.denominator = self.objective.denominator(step.columns, samples)
         if len(samples):
-            step.losses.append(self._backward(step, step.columns, samples, 1.0, at_start=True))
+            piece = len(self._taken)
+            step.losses.append(self._backward(step, step.columns, samples, 1.0, at_start=True, piece=piece))
         self._taken.append(step)
 
     def _streamed(self, batch: Batch) -> Step:
@@ -325,6 +325,8 @@ class TorchLearner:
         self._steps = self._taken
         step, self._taken, self._waiting = combined(self._taken), [], []
         if step.denominator:
+            if self._parts:
+                self._parts.tell(step.noise, step.denominator)
             self.optimizer.gradient.div_(step.denominator)
             if self._critic:
                 self._critic.scale(1.0 / step.denominator)
@@ -341,6 +343,8 @@ class TorchLearner:
         self.optimizer.zero_grad()
         if self._critic:
             self._critic.zero_grad()
+        if self._parts:
+            self._parts.restart()
 
     def _in_minibatches(self, batch: Batch) -> Step:
         step = self._begin(batch)
@@ -463,17 +467,30 @@ class TorchLearner:
         columns = self._planned(step, samples, at_start) if self._plan else step.columns
         denominator = self.objective.denominator(step.counted, samples) or 1.0  # 0: a correction has left nothing
         self._zero_grad()
-        return self._backward(step, columns, samples, denominator, at_start=at_start)
+        loss = self._backward(step, columns, samples, denominator, at_start=at_start)
+        if self._parts:
+            self._parts.tell(step.noise)
+        return loss
 
     def _backward(
-        self, step: Step, columns: Columns, samples: np.ndarray, denominator: float, *, at_start: bool
+        self,
+        step: Step,
+        columns: Columns,
+        samples: np.ndarray,
+        denominator: float,
+        *,
+        at_start: bool,
+        piece: int | None = None,
     ) -> float:
-        """Add the gradient of some samples to the buffer; returns their loss."""
+        """Add the gradient of some samples, a `piece` of the batch if it is streamed, to the buffer; returns their
+        loss."""
         step.input_tokens += int(step.columns.lengths[samples].sum())
-        losses, by_staleness, drawn = list[Tensor](), dict[str, Tensor](), list[Tensor]()
-        cut = Cut(samples, step.groups, (self._seed, step.batch.index)) if self._drawn else None
-        parts = cut.parts if cut else [samples]
-        for some in parts:
+        losses, by_staleness, parts = list[Tensor](), dict[str, Tensor](), [samples]
+        if self._parts:
+            parts = self._parts.cut(samples, step.groups, (self._seed, step.batch.index), piece=piece).parts
+        for number, some in enumerate(parts):
+            if not len(some):
+                continue
             for part in self._passes.microbatches(columns, some):
                 loss, outputs = self._forward(step, part, denominator, at_start)
                 step.backward_tokens += part.tokens
@@ -486,10 +503,8 @@ class TorchLearner:
             self.optimizer.collect()
             if by_staleness:
                 self.optimizer.gradient.copy_(torch.stack(list(by_staleness.values())).sum(0))
-            if self._drawn and len(parts) > 1:
-                drawn.append(self._drawn.of(self.optimizer.gradient))
-        if self._drawn and cut and drawn:
-            step.noise.note(cut, self._drawn.products(drawn))
+            if self._parts:
+                self._parts.note(number, self.optimizer.gradient)
         for suffix, gradient in by_staleness.items():
             step.bucket_norms.setdefault(suffix, []).append(self.ranks.norm(gradient))
         total = 0.0

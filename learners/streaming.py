@@ -30,7 +30,7 @@ def check_stream(
     advantage: Callable[..., Any],
     minibatches: int,
     epochs: int,
-    measures: bool,
+    by_staleness: bool,
     at_once: int,
 ) -> bool:
     """Returns `stream`. Raise ValueError if it is wanted and this loss or advantage cannot be computed group by
@@ -45,8 +45,8 @@ def check_stream(
         raise ValueError("stream: this advantage is normalised over the whole batch")
     if at_once < 1:
         raise ValueError(f"stream_groups must be at least 1, got {at_once}")
-    if measures:
-        raise ValueError("stream can't measure grad_norm_by_staleness or gradient_noise")
+    if by_staleness:
+        raise ValueError("stream can't measure grad_norm_by_staleness")
     return True
 
 

@@ -45,7 +45,7 @@ from buffer.sagc import Sagc
 from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
 from buffer.sizing import Fixed, Keep, Lengths, Sizing
-from learners.gradient_noise import Cut, GradientNoise
+from learners.gradient_noise import GradientNoise
 
 from ..aggregates import holm
 from ..comparison import bootstrap, markdown_table
@@ -161,8 +161,7 @@ class Rounds:
     def hear(self, products: NDArray[Any], groups: int) -> None:
         """Products of the parts of the batch's gradient, as the learner measures them."""
         size, noise = self.sizes[-1], GradientNoise()
-        samples = np.arange(groups * size)
-        noise.note(Cut(samples, samples // size, (0, 0)), products)
+        noise.note(products, groups // 2, groups, size)
         self.scheduler.sizing.note_gradient(messages.GradientNoise(size, *noise.metrics().values()))
 
     def _see(self, kept: NDArray[Any], cut: NDArray[Any], end: int, rewards: Sequence[Sequence[float]]) -> None:

@@ -251,7 +251,7 @@ def test_the_shares_of_the_machine_are_said(large: str) -> None:
         (["sizing=sagc"], True),
         (["sizing=sagc", "sizing.decisions=6"], None),
         (["sizing=sagc_plain"], None),
-        (["sizing=sagc", "learner.num_minibatches=1", "learner.stream=true"], None),
+        (["sizing=sagc", "learner.num_minibatches=1", "learner.stream=true"], True),
         (["sizing=sagc", "learner.gradient_noise=false"], False),
     ],
 )

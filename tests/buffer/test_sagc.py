@@ -12,7 +12,7 @@ from buffer.round_model import CostFit, LengthFit, RoundModel, fit_group
 from buffer.sagc import Sagc
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Lengths, Rounds, Sizing, check_sizes
-from learners.gradient_noise import Cut
+from learners.gradient_noise import Cut, estimates
 
 SIZES = (4, 8, 16, 32)
 
@@ -78,7 +78,7 @@ def test_gradients_tell_how_many_choices_share_a_reward(choices: int) -> None:
         cut = Cut(np.arange(16 * size), np.arange(16 * size) // size, (0, 0))
         sums = np.stack([samples[part].sum(0) for part in cut.parts])
         noise.note(rewards.tolist())
-        noise.note_gradient(size, *cut.estimates(sums @ sums.T))
+        noise.note_gradient(size, *estimates(sums @ sums.T, 8, 16, size))
     assert noise.decisions == pytest.approx(choices, rel=0.2)
 
 

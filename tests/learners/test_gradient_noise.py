@@ -1,5 +1,6 @@
 """How much of a gradient is noise: against samples whose expected gradients are known, and the learner's own."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from areal_like.types import Batch
 from learners.advantages import gae, group
 from learners.collectives import Ranks
-from learners.gradient_noise import DRAWN, Cut, Drawn, GradientNoise
+from learners.gradient_noise import DRAWN, EVERY, Cut, Drawn, GradientNoise, Parts, estimates
 from learners.learner import TorchLearner
 from tests.learners.batches import tiny_model
 from tests.learners.test_diagnostics import DECOUPLED
@@ -18,12 +19,6 @@ from tests.learners.test_learner import batches
 
 def learner_of(advantage=group, **knobs) -> TorchLearner:
     return TorchLearner(tiny_model(), DECOUPLED, partial(advantage), 1.0, 0, **knobs)
-
-
-def estimates(parts: list[np.ndarray], groups: int, size: int) -> tuple[float, float, float]:
-    cut = Cut(np.arange(groups * size), np.repeat(np.arange(groups), size), (0, 0))
-    stacked = np.stack(parts)
-    return cut.estimates(stacked @ stacked.T)
 
 
 @pytest.mark.parametrize(("groups", "size"), [(8, 4), (5, 7), (2, 2)])
@@ -35,7 +30,8 @@ def test_expected_gradient_and_both_kinds_of_noise_are_told_apart(groups: int, s
         prompts = dice.normal(0, tau, (groups, 1, weights))
         samples = (expected + prompts + dice.normal(0, omega, (groups, size, weights))).reshape(-1, weights)
         cut = Cut(np.arange(groups * size), np.repeat(np.arange(groups), size), (0, 0))
-        found.append(estimates([samples[part].sum(0) for part in cut.parts], groups, size))
+        parts = np.stack([samples[part].sum(0) for part in cut.parts])
+        found.append(estimates(parts @ parts.T, cut.some, groups, size))
     mean, error = np.mean(found, 0), np.std(found, 0) / np.sqrt(len(found))
     truth = (groups * size) ** 2 * np.array([expected @ expected, weights * tau**2, weights * omega**2])
     assert (abs(mean - truth) < 4 * error).all() and (error < 0.2 * truth).all()
@@ -54,8 +50,12 @@ def test_a_minibatch_is_cut_between_groups_and_within_those_before() -> None:
     ("samples", "groups"), [([0, 1, 2, 3], [0] * 4), ([0, 1], [0, 1]), ([0, 1, 2], [0, 0, 1]), ([0], [0])]
 )
 def test_what_can_not_be_told_apart_is_not_measured(samples: list[int], groups: list[int]) -> None:
-    (whole,) = Cut(np.array(samples), np.array(groups), (0, 0)).parts
-    assert whole.tolist() == samples
+    parts = Parts(Drawn(1, 0, Ranks(1)))
+    cut = parts.cut(np.array(samples), np.array(groups), (0, 0), piece=None)
+    assert [part.tolist() for part in cut.parts] == [[], [], samples]
+    parts.note(2, torch.ones(1))
+    parts.tell(noise := GradientNoise())
+    assert noise.metrics() == {}
 
 
 def test_products_of_drawn_weights_are_those_of_all_but_for_chance() -> None:
@@ -63,16 +63,16 @@ def test_products_of_drawn_weights_are_those_of_all_but_for_chance() -> None:
     size = 3 * DRAWN
     first, second = torch.randn(size), torch.randn(size) + 0.5
     drawn = Drawn(size, 0, Ranks(1))
-    found = drawn.products([drawn.of(first), drawn.of(first + second)])
+    found = drawn.products([drawn.of(first).double(), drawn.of(second).double()])
     truth = torch.stack([first, second]).double()
     assert found == pytest.approx((truth @ truth.T).numpy(), rel=0.01, abs=0.003 * size)
     few = Drawn(3, 0, Ranks(1))
-    assert few.products([few.of(torch.ones(3)), few.of(torch.tensor([1.0, 2, 3]))]).tolist() == [[3, 3], [3, 5]]
+    assert few.products([few.of(torch.ones(3)), few.of(torch.tensor([0.0, 1, 2]))]).tolist() == [[3, 3], [3, 5]]
 
 
 def test_a_gradient_that_is_not_finite_is_no_evidence() -> None:
     noise = GradientNoise()
-    noise.note(Cut(np.arange(4), np.arange(4) // 2, (0, 0)), np.full((3, 3), np.inf))
+    noise.note(np.full((3, 3), np.inf), 1, 2, 2)
     assert noise.metrics() == {}
 
 
@@ -101,7 +101,7 @@ def test_the_learner_measures_the_products_of_its_own_gradient() -> None:
     samples = np.concatenate([np.arange(g * size, (g + 1) * size) for g in order])
     cut = Cut(samples, np.repeat(np.arange(len(batch.groups)), size), (0, batch.index))
     parts = torch.stack(gradients(batch, cut.parts))
-    signal, between, within = cut.estimates((parts @ parts.T).numpy())
+    signal, between, within = estimates((parts @ parts.T).numpy(), cut.some, cut.groups, size)
     found = [metrics[f"gradient/{name}"] for name in ("signal", "between", "within")]
     assert found == pytest.approx([signal, between, within], rel=1e-3)
     assert metrics["grad_norm"] == pytest.approx(parts.sum(0).norm().item(), rel=1e-5)
@@ -121,6 +121,74 @@ def test_measuring_changes_a_step_by_rounding_only(knobs: dict) -> None:
     assert "gradient/signal" in metrics and "gradient/signal" not in expected
 
 
-def test_streamed_gradients_are_not_measured() -> None:
-    with pytest.raises(ValueError, match="gradient_noise"):
-        learner_of(num_minibatches=1, stream=True, gradient_noise=True)
+def streams(**knobs) -> TorchLearner:
+    knobs = {"num_minibatches": 1, "publish_dtype": "float32", "clip_grad": 0.0, "gradient_noise": True} | knobs
+    return learner_of(stream=True, **knobs)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_of_a_stream_every_third_piece_is_halved(at_once: int) -> None:
+    batch = batches(1, version=3, groups=7)[0]
+    metrics = streams(stream_groups=at_once).train(batch)
+    size, halves, others = len(batch.groups[0].samples), ([], []), []
+    for piece, first in enumerate(range(0, 7, at_once)):
+        samples = np.arange(first * size, min(first + at_once, 7) * size)
+        if piece % EVERY:
+            others += samples.tolist()
+            continue
+        few, rest, none = Cut(samples - samples[0], (samples - samples[0]) // size, (0, batch.index, piece), 1.0).parts
+        halves[0].extend((few + samples[0]).tolist())
+        halves[1].extend((rest + samples[0]).tolist())
+        assert not len(none)
+    parts = torch.stack(gradients(batch, [np.array(part) for part in (*halves, others)]))
+    assert sorted([*halves[0], *halves[1], *others]) == list(range(7 * size))
+    some = (len(halves[0]) + len(halves[1])) // size
+    found = [metrics[f"gradient/{name}"] for name in ("signal", "between", "within")]
+    assert found == pytest.approx(estimates((parts @ parts.T).numpy(), some, 7, size), rel=1e-3)
+
+
+def test_of_streams_of_samples_whose_gradients_are_known_the_estimates_are_right() -> None:
+    """As for whole minibatches above; pieces of one group."""
+    dice, weights, groups, size = np.random.default_rng(0), 6, 7, 4
+    expected, tau, omega = np.full(weights, 0.6), 0.5, 1.0
+    found = []
+    for number in range(3000):
+        prompts = dice.normal(0, tau, (groups, 1, weights))
+        samples = expected + prompts + dice.normal(0, omega, (groups, size, weights))
+        parts, noise, gradient = Parts(Drawn(weights, 0, Ranks(1))), GradientNoise(), np.zeros(weights)
+        for piece, each in enumerate(samples):
+            cut = parts.cut(np.arange(size), np.zeros(size, int), (0, number), piece=piece)
+            for part, some in enumerate(cut.parts):
+                if len(some):
+                    gradient += each[some].sum(0)
+                    parts.note(part, torch.from_numpy(gradient))
+        parts.tell(noise, denominator=2.0)
+        found.append(list(noise.metrics().values()))
+    mean, error = np.mean(found, 0), np.std(found, 0) / np.sqrt(len(found))
+    truth = (groups * size / 2) ** 2 * np.array([expected @ expected, weights * tau**2, weights * omega**2])
+    assert (abs(mean - truth) < 4 * error).all() and (error < 0.2 * truth).all()
+
+
+@pytest.mark.parametrize("knobs", [{}, {"max_tokens": 40}, {"stream_groups": 2}, {"advantage": gae, "critic_lr": 1e-2}])
+def test_measuring_changes_a_streamed_step_by_rounding_only(knobs: dict) -> None:
+    batch = batches(1, version=3)[0]
+    plain, measured = streams(**knobs, gradient_noise=False), streams(**knobs)
+    expected, metrics = plain.train(batch), measured.train(batch)
+    torch.testing.assert_close(measured.optimizer.gradient, plain.optimizer.gradient, rtol=1e-3, atol=1e-5)
+    assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert "gradient/signal" in metrics and "gradient/signal" not in expected
+
+
+def test_a_streamed_batch_is_measured_alike_whenever_its_groups_came() -> None:
+    early, late = streams(), streams()
+    for batch in batches(2, version=3):
+        early.take(replace(batch, groups=batch.groups[:3]))
+        found = early.train(batch)
+        assert found == late.train(batch) and "gradient/signal" in found
+    early.take(replace(batch, index=7, groups=batch.groups[:2]))  # of a batch that never comes
+    again = replace(batch, index=8)
+    assert early.train(again) == late.train(again)
+
+
+def test_a_streamed_batch_of_one_piece_says_nothing_of_noise() -> None:
+    assert "gradient/signal" not in streams(stream_groups=99).train(batches(1, version=3)[0])
