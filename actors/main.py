@@ -55,6 +55,8 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
     kind, spec = resolve("engine", config.engine.name), select(config, "engine")
     if settled("learner", config.learner).get("router_replay"):
         spec["return_experts"] = True
+    if spec.get("inject_mismatch") is not None and spec.get("mismatch_seed") is None:
+        spec["mismatch_seed"] = config.run.seed
     if not getattr(kind, "needs_model", False):
         engine = build("engine", spec)
     else:

@@ -8,8 +8,11 @@
 Behind a real server engine and learner differ by kernels and number formats; here by as much as an experiment asks for,
 so that mismatch and staleness can be varied apart. Vectors (norms, biases) stay exact, as quantised servers keep them.
 The probe of served weights sees the difference, too, and raises its alarm above `weights.probe_error` (docs/gpu.md).
-The result depends on the published weights, a tensor's name and (of noise that does not stay) the version alone: the
-same in each actor, and again after a resume.
+The result depends on the published weights and, of noise, on a tensor's name, the seed of the run and (where it does
+not stay) the version: the same in each actor, and again after a resume.
+
+Held-out answers are the engine's, too: they tell how the inexact model does. `{final: N}` of an ablation asks the
+learner's own (`scripts/ablation/measures.py`).
 
 `attention`: blocks of keys, the last first, with a running softmax, as flash kernels have it; sums are kept in the
 engine's `compute_dtype`: in float32 the last bits differ, in bfloat16 far more.
@@ -31,9 +34,9 @@ BLOCK = 8
 
 
 @torch.no_grad()
-def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int | None) -> None:
+def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int | None, seed: int = 0) -> None:
     """Change the matrices among the parameters in place; none for `attention`. Without a version noise is the same for
-    all of them. Raises ValueError for another `how`."""
+    all of them; `seed` is of noise. Raises ValueError for another `how`."""
     if how == ATTENTION:
         return
     if isinstance(how, str) and how not in LARGEST:
@@ -41,7 +44,8 @@ def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int | N
         raise ValueError(f"inject_mismatch must be one of {known} or a number above 0, got {how!r}")
     for name, weights in parameters.items():
         if weights.ndim >= 2:
-            weights.copy_(quantised(weights, how) if isinstance(how, str) else _noisy(weights, how, name, version))
+            changed = quantised(weights, how) if isinstance(how, str) else _noisy(weights, how, name, version, seed)
+            weights.copy_(changed)
 
 
 def attend_in_blocks(
@@ -79,16 +83,17 @@ def attend_in_blocks(
 
 def quantised(weights: Tensor, form: str) -> Tensor:
     """Rounded to the format `form` after each row was scaled to its largest number, and scaled back."""
-    rows = weights.float().flatten(1)
-    scale = rows.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / LARGEST[form]
+    rows = weights.float()
+    scale = rows.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / LARGEST[form]
     scaled = rows / scale
     rounded = scaled.to(torch.float8_e4m3fn).float() if form == "fp8" else scaled.round()
-    return (rounded * scale).view(weights.shape)
+    return rounded * scale
 
 
-def _noisy(weights: Tensor, sigma: float, name: str, version: int | None) -> Tensor:
+def _noisy(weights: Tensor, sigma: float, name: str, version: int | None, seed: int) -> Tensor:
     exact = weights.float()
     key = name if version is None else f"{name}/{version}"
+    key = f"{seed}/{key}" if seed else key  # as before there was a seed
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     noise = torch.randn(exact.shape, generator=generator).to(exact.device)
     return exact + sigma * exact.square().mean().sqrt() * noise

@@ -87,7 +87,8 @@ class TorchEngine:
     (`decoders`). `return_experts`: completions bring the experts that the model's routers chose (set by
     `learner.router_replay`). `inject_mismatch`: sample from other weights than the published ones,
     or with another order of attention, for experiments (`inexact`); digests are still of the published ones.
-    `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each.
+    `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each; `mismatch_seed` draws it (None
+    in a config: that of the run).
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
     """
 
@@ -109,6 +110,7 @@ class TorchEngine:
         return_experts: bool = False,
         inject_mismatch: Literal["fp8", "int8", "int4", "attention"] | Annotated[float, "(0, inf)"] | None = None,
         mismatch_stays: bool = False,
+        mismatch_seed: Annotated[int, "[0, inf)"] | None = None,
     ):
         slots = SLOTS if slots is None else slots
         self._device = device_of(device, model.device)
@@ -126,6 +128,7 @@ class TorchEngine:
         if mismatch_stays and (inject_mismatch is None or isinstance(inject_mismatch, str)):
             raise ValueError("mismatch_stays is of noise: set inject_mismatch to a number, or leave it out")
         self.slots, self._inject, self._stays = slots, inject_mismatch, mismatch_stays
+        self._mismatch_seed = mismatch_seed or 0
         self._concurrency = Concurrency(slots)
         self.version = 0
         self.digest = ""
@@ -556,7 +559,8 @@ class TorchEngine:
         sparse = changes is not None and changes.since == self.digest and self._inject in (None, ATTENTION)
         write_state(update.state, self._parameters, changes if sparse else None)
         if self._inject is not None:
-            perturb(self._parameters, self._inject, None if self._stays else update.version)
+            version = None if self._stays else update.version
+            perturb(self._parameters, self._inject, version, self._mismatch_seed)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute

@@ -8,8 +8,9 @@ import torch
 
 from actors.engines.inexact import BLOCK, attend_in_blocks, perturb
 from actors.engines.torch_engine import TorchEngine
+from actors.main import build_engine
 from areal_like.config import load
-from areal_like.registry import ConfigError
+from areal_like.registry import ConfigError, build
 from areal_like.types import Limits
 from areal_like.weights.update import Update
 from tests.actors.tiny_models import logprobs_of, new_model, prompts_of, update_of
@@ -32,6 +33,15 @@ def test_integers_are_rounded_with_one_scale_for_each_row(form, most):
     torch.testing.assert_close(again["weight"], held["weight"])
 
 
+def test_experts_have_scales_of_their_own_rows():
+    weights = seeded(0).normal(size=(2, 4, 8)).astype(np.float32)
+    weights[1, 2] *= 100
+    held = {"experts": torch.tensor(weights)}
+    perturb(held, "int8", version=0)
+    scale = np.abs(weights).max(2, keepdims=True) / 127
+    np.testing.assert_allclose(held["experts"].numpy(), np.round(weights / scale) * scale, rtol=1e-5)
+
+
 def test_fp8_keeps_three_bits_behind_the_first():
     weights = torch.tensor(seeded(1).normal(size=(5, 40)).astype(np.float32))
     held = {"weight": weights.clone()}
@@ -44,15 +54,15 @@ def test_fp8_keeps_three_bits_behind_the_first():
 def test_noise_has_the_size_that_was_asked_for_and_its_key():
     weights = torch.tensor(seeded(2).normal(0, 3, size=(100, 100)).astype(np.float32))
 
-    def noise(name, version):
+    def noise(name, version, seed=0):
         held = {name: weights.clone()}
-        perturb(held, 0.05, version)
+        perturb(held, 0.05, version, seed)
         return held[name] - weights
 
     first = noise("a", 1)
     assert float(first.std()) == pytest.approx(0.05 * float(weights.square().mean().sqrt()), rel=0.05)
     assert torch.equal(first, noise("a", 1))
-    for other in (noise("b", 1), noise("a", 2)):
+    for other in (noise("b", 1), noise("a", 2), noise("a", 1, seed=1)):
         assert abs(torch.corrcoef(torch.stack([first.flatten(), other.flatten()]))[0, 1]) < 0.05
 
 
@@ -127,6 +137,19 @@ def test_noise_that_stays_is_the_same_for_the_next_version(stays):
     apart = [np.abs(each.logprobs - logprobs_of(inexact, prompt, each.tokens)).max() for each, _ in done]
     assert apart[0] < 1e-4 and (apart[1] < 1e-4) == stays
     assert np.abs(done[0][0].logprobs - logprobs_of(published, prompt, done[0][0].tokens)).max() > 1e-3
+
+
+@pytest.mark.parametrize(("overrides", "seed"), [([], 5), (["engine.mismatch_seed=7"], 7)])
+def test_noise_is_drawn_by_the_seed_of_the_run(overrides, seed, tmp_path):
+    config = load(["quickstart", "inject_mismatch=0.3", "engine.mismatch_stays=true", "run.seed=5", *overrides])
+    engine, state = build_engine(config, 13, tmp_path)
+    asyncio.run(engine.load(Update(0, state.digest(), state)))
+    exact = build("model", config.model, 5, 13)
+    perturb(wanted := dict(exact.named_parameters()), 0.3, None, seed)
+    found = dict(engine._parameters)
+    assert all(torch.allclose(found[name].float(), wanted[name].float(), atol=0.02) for name in wanted)
+    perturb(other := dict(build("model", config.model, 5, 13).named_parameters()), 0.3, None, seed + 1)
+    assert not torch.allclose(found["model.embed_tokens.weight"], other["model.embed_tokens.weight"], atol=0.02)
 
 
 def test_only_noise_can_stay():
