@@ -45,7 +45,7 @@ class Step:
         self.sample = self.on_device(columns.sample)
         self.own = self.on_device(own[columns.sample])
         self.group = self.on_device(self.groups[columns.sample])
-        self.share = self.on_device(share(columns))
+        self.share = self._shares(share(columns))
         self.proximal = torch.full_like(self.behaviour, torch.nan)
         self.advantages = torch.zeros_like(self.behaviour)
         self.reference: Tensor | None = None
@@ -71,6 +71,9 @@ class Step:
 
     def on_device(self, array: np.ndarray | None) -> Any:
         return None if array is None else to_device(array, self.device)
+
+    def _shares(self, found: np.ndarray | None) -> Tensor | None:
+        return None if found is None else self.on_device(found).to(self.behaviour.dtype)
 
     def set_advantages(self, advantages: np.ndarray) -> None:
         """`advantages` [N], per trained token."""
@@ -111,8 +114,8 @@ class Step:
         """Count no more what has the factor 0; the others' shares are as if it had not been there."""
         assert self.factors is not None
         self.counted = self.columns.only((self.factors != 0).cpu().numpy())
-        share = self.on_device(shares(self.counted))
-        if self.share is not None:
+        share = self._shares(shares(self.counted))
+        if share is not None and self.share is not None:
             places = self.on_device(self.counted.tokens_of(np.arange(len(self.counted.lengths))))
             self.share = torch.zeros_like(self.share).index_copy(0, places, share)
 

@@ -5,6 +5,9 @@
     {steps_to: 0.9}, {samples_to: 0.9}, {seconds_to: 0.9}      to the first evaluation with this held-out reward
     {at_steps: 100}, {at_samples: 12800}, {at_seconds: 10}     held-out reward of the last evaluation by then, so that
                                                                runs are compared at equal samples or equal time
+    {final: 512}                                    held-out reward of the final model over so many prompts, asked anew:
+                                                    of the learner's own weights also where actors sample from others
+                                                    (`engine.inject_mismatch`), as evaluations during the run do
 
 For its plot a measure, and the curve, may have `label` (of the axis, with the unit) and `title` (the finding).
 
@@ -24,6 +27,8 @@ from typing import Any
 from areal_like.config import Config, ConfigError
 from areal_like.metrics import MetricsFollower
 
+from .final import final_reward
+
 TAKES: dict[str, Callable[[list[float]], float]] = {
     "mean": lambda values: sum(values) / len(values),
     "max": max,
@@ -31,7 +36,7 @@ TAKES: dict[str, Callable[[list[float]], float]] = {
     "last": lambda values: values[-1],
 }
 AXES = ("steps", "samples", "seconds")
-SOURCES = ("summary", "metric", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}" for axis in AXES))
+SOURCES = ("summary", "metric", "final", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}" for axis in AXES))
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ def read_measure(name: str, spec: Any) -> Measure:
     unknown = set(spec) - {source, "better", "label", "title", *(["take"] if source == "metric" else [])}
     if unknown or take not in TAKES or better not in ("higher", "lower"):
         raise ConfigError(f"measure.{name}: {spec!r}: take is {' | '.join(TAKES)}, better is higher | lower")
+    if source == "final" and not (type(spec[source]) is int and spec[source] > 0):
+        raise ConfigError(f"measure.{name}.final: expected a number of prompts, got {spec[source]!r}")
     if source not in ("summary", "metric") and not isinstance(spec[source], int | float):
         wanted = "a reward" if source.endswith("_to") else f"a number of {source.removeprefix('at_')}"
         raise ConfigError(f"measure.{name}.{source}: expected {wanted}, got {spec[source]!r}")
@@ -102,6 +109,8 @@ class Outcome:
     def measure(self, measure: Measure) -> float | None:
         if measure.source == "summary":
             return _finite(self.summary.get(measure.key))
+        if measure.source == "final":
+            return final_reward(self.folder, self.config, measure.key)
         if measure.source == "metric":
             values = [number for row in self.rows if (number := _finite(row.get(measure.key))) is not None]
             return TAKES[measure.take](values) if values else None

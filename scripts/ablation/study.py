@@ -150,9 +150,13 @@ class Study:
         """Make the config of every point and of every tuning run. Raises ConfigError."""
         self.tuning_runs()
         sources = [f"{self.curve.x}_to", *(measure.source for measure in self.measures.values())]
+        if not {"samples_to", "at_samples"} & set(sources):
+            return
         for config in self.main_configs():
-            if {"samples_to", "at_samples"} & set(sources) and "group_size" not in config.sizing:
+            if "group_size" not in config.sizing:
                 raise ConfigError(f"sizing={config.sizing['name']} has no group_size: measure steps, not samples")
+            if config.sizing.get("keep") == "prompts":
+                raise ConfigError("sizing.keep=prompts: steps differ in samples: measure steps, not samples")
 
     def _runs(self, stage: str, labels: Labels, tuned: Labels, seeds: Iterable[int]) -> list[Run]:
         return [Run(stage, labels, tuned, seed, self._config(labels, tuned)) for seed in seeds]

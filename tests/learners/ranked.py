@@ -73,7 +73,7 @@ CASES = {
     ),
     "cut answers left out": Case(cut=True, knobs={"overlong_filter": True}),
     "plan that skips": Case(partial(dg_kondo, keep=0.3)),
-    "plan over groups": Case(tpo, model="llama"),
+    "plan over groups": Case(tpo, model="llama", knobs={"normalise": "sequence_mean"}),
     "ranks without a group": Case(model="qwen3", groups=1),
     "pieces and recomputing": Case(knobs={"max_logits": 40, "checkpoint_activations": True}),
     "norms by staleness": Case(knobs={"grad_norm_by_staleness": True, "entropy_bonus": 0.05, "max_tokens": 23}),

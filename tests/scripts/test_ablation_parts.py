@@ -11,6 +11,7 @@ import yaml
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.layers import CONFIGS
+from areal_like.registry import build
 from scripts.ablation import overall, results, study
 from scripts.ablation.measures import Outcome, read_curve, read_measure
 from scripts.ablation.pictures import plots
@@ -101,6 +102,14 @@ def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -
         ({"measure": {"reward": {"sumary": "x"}}}, "measure.reward: expected one of summary"),
         ({"measure": {"x": {"metric": "loss", "take": "median"}}}, "take is mean"),
         ({"curve": {"x": "hours"}}, "curve: expected y"),
+        (
+            {
+                "set": {"mode": "sync", "sizing": "sagc", "sizing.keep": "prompts"},
+                "grid": {"loss": ["ppo"]},
+                "tune": ABSENT,
+            },
+            "sizing.keep=prompts.*measure steps",
+        ),
         ({"names": {"los": "loss"}}, "names: 'los' is no factor of the grid"),
         ({"grid": {"loss": "ppo"}}, "grid.loss: expected a list"),
         ({"tune": STUDY["tune"] | {"by": "speed"}}, "tune.by: 'speed' is not measured"),
@@ -129,7 +138,7 @@ def test_every_shipped_study_loads_and_tunes(path: Path, tmp_path: Path, monkeyp
     if "reward" in found.measures:
         assert len(found.seeds) >= 5 and found.tune and not set(found.tune.seeds) & set(found.seeds)
         assert len(found.tuning_runs()) >= 3 * len(found.candidates())
-    if any(measure.source == "summary" and measure.key == "reward_after" for measure in found.measures.values()):
+    if any(m.source == "final" or m.key == "reward_after" for m in found.measures.values()):
         targets = {run.config.run.target_reward for run in found.tuning_runs()}
         targets |= {config.run.target_reward for config in found.main_configs()}
         assert targets == {None}, "rewards at the end are at equal samples, or at equal time"
@@ -176,6 +185,28 @@ def outcome(tmp_path: Path) -> Outcome:
 )
 def test_a_measure_of_a_finished_run(outcome: Outcome, spec: dict, number: float | None) -> None:
     assert outcome.measure(read_measure("m", spec)) == number
+
+
+def test_a_final_model_is_asked_anew_and_once(outcome: Outcome) -> None:
+    measure = read_measure("m", {"final": 12})
+    assert outcome.measure(measure) is None, "the run has left no model"
+    config = outcome.config
+    configs.save(config, outcome.folder / "config.yaml")
+    task = build("task", config.task, config.run.seed)
+    build("model", config.model, 0, task.vocab_size).save_pretrained(outcome.folder / "checkpoints" / "final")
+    found, other = (outcome.measure(read_measure("m", {"final": prompts})) for prompts in (12, 5))
+    answers = {part: round(reward * 4 * part, 6) for part, reward in ((12, found), (5, other))}
+    assert all(whole == int(whole) and 0 <= whole < 4 * part for part, whole in answers.items()), "shares of 4 digits"
+    kept = outcome.folder / "final-12.json"
+    assert json.loads(kept.read_text())["reward"] == found
+    kept.write_text('{"reward": 0.75}')
+    assert outcome.measure(measure) == 0.75
+
+
+@pytest.mark.parametrize("prompts", [0, 2.5, "all"])
+def test_a_final_model_is_asked_a_number_of_prompts(prompts: object) -> None:
+    with pytest.raises(ConfigError, match=r"measure\.m\.final: expected a number of prompts"):
+        read_measure("m", {"final": prompts})
 
 
 def test_curves_by_steps_samples_and_seconds(outcome: Outcome) -> None:
