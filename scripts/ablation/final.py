@@ -1,4 +1,4 @@
-"""The held-out reward of a run's final model, asked anew: of the learner's own weights, whatever actors sampled from."""
+"""Held-out reward of a run's final model, asked anew: of the learner's own weights, whatever actors sampled from."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ STUDY = {
     "measure": {"reward": {"summary": "reward_after"}},
 }
 ABSENT = "absent"
+OTHER_SAMPLES = {"mode": "sync", "sizing": "sagc", "sizing.group_size": 8, "sizing.keep": "prompts"}
 
 
 def load(folder: Path, **changes) -> Study:
@@ -103,11 +104,7 @@ def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -
         ({"measure": {"x": {"metric": "loss", "take": "median"}}}, "take is mean"),
         ({"curve": {"x": "hours"}}, "curve: expected y"),
         (
-            {
-                "set": {"mode": "sync", "sizing": "sagc", "sizing.keep": "prompts"},
-                "grid": {"loss": ["ppo"]},
-                "tune": ABSENT,
-            },
+            {"set": OTHER_SAMPLES, "grid": {"loss": ["ppo"]}, "tune": ABSENT},
             "sizing.keep=prompts.*measure steps",
         ),
         ({"names": {"los": "loss"}}, "names: 'los' is no factor of the grid"),
