@@ -122,7 +122,7 @@ class AsyncScheduler(Scheduler):
     `max_staleness` is in versions (inf: unbounded). `max_inflight_groups`: most groups rolled out at once.
     `oversample_responses`: samples started per sample needed; the first to finish make the group. `cut_responses`: what
     that does to short answers, which are trained too often: nothing ("drop"), or the learner multiplies advantages by
-    the inverse of each sample's chance to be among the first ("weigh", `learners.cut_responses`: a part of the bias).
+    the inverse of each sample's chance to be among the first ("weigh", `learners.cut_responses`: most of the bias).
     """
 
     def __init__(

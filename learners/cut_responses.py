@@ -3,12 +3,16 @@
 The slowest responses of such a group were cut, so short ones are trained too often. A response of length l had a chance
 to be among the first: that at most need − 1 of the started − 1 others are shorter. Each sample weighs by the inverse of
 that chance (Horvitz & Thompson 1952, JASA 47(260)). Lengths are taken as log-normal within a prompt: each group has its
-own median, the batch one spread, both from the order of those that ended.
+own median, the batch one spread, both from the order of those that ended. A group tells its median by a few lengths
+only: it is drawn towards that of the batch by as much as chance explains how medians differ (empirical Bayes: Morris
+1983, JASA 78(381)), and a weight is the mean over what the median may be. Else a group that happens to be long would
+pass for a prompt of long answers, and its longest for usual.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import NormalDist, fmean
 
 import numpy as np
@@ -18,32 +22,55 @@ from areal_like.normal_scores import line, scores
 MOST = 20.0
 """The largest weight before they are normalised."""
 LEAST_SPREAD = 1e-3
+LEAST_GROUPS = 3
+"""Of fewer, nobody can tell how medians differ: each keeps its own."""
+DRAWS = 8192
+NODES, SHARES = np.polynomial.hermite_e.hermegauss(9)
+"""Places of a standard normal, and their shares: a mean over it is a sum over nine."""
+SHARES = SHARES / SHARES.sum()
 
 
 def inverse_chances(lengths: np.ndarray, groups: np.ndarray, started: float) -> np.ndarray:
     """float64 [n], of mean 1 over the batch. `lengths` int [n] in tokens; `groups` int [n] names the group of each
     sample; `started` responses per one of the group, rounded up. Groups of one sample have
     the weight 1 before that."""
-    weights = np.ones(len(lengths))
+    weights, logs = np.ones(len(lengths)), np.log(np.maximum(1, lengths))
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    logs = np.log(np.maximum(1, lengths))
-    fits = [line(np.sort(logs[of]).tolist(), math.ceil(len(of) * started)) for of in members if len(of) > 1]
-    if not fits:
+    members = [of for of in members if len(of) > 1]
+    if not members:
         return weights
+    sizes = [(len(of), math.ceil(len(of) * started)) for of in members]
+    fits = [line(np.sort(logs[of]).tolist(), launched) for of, (_, launched) in zip(members, sizes, strict=True)]
     spread = max(LEAST_SPREAD, fmean(slope for _, slope in fits))
-    for of in members:
-        if len(of) < 2:
-            continue
-        launched = math.ceil(len(of) * started)
-        median = logs[of].mean() - spread * fmean(scores(launched)[: len(of)])
-        shorter = np.array([NormalDist().cdf((each - median) / spread) for each in logs[of]])
-        weights[of] = 1.0 / np.maximum(_at_most(len(of) - 1, launched - 1, shorter), 1.0 / MOST)
+    below = [spread * fmean(scores(launched)[:count]) for count, launched in sizes]
+    medians = np.array([logs[of].mean() for of in members]) - below
+    medians, errors = _shrunk(medians, spread**2 * np.array([_variance(*each) for each in sizes]))
+    for of, median, error, (count, launched) in zip(members, medians, errors, sizes, strict=True):
+        scored = (logs[of] - median - error * NODES[:, None]) / spread  # [nodes, samples]
+        shorter = np.vectorize(NormalDist().cdf)(scored)
+        weights[of] = SHARES @ (1.0 / np.maximum(_at_most(count - 1, launched - 1, shorter), 1.0 / MOST))
     return weights / weights.mean()
+
+
+def _shrunk(medians: np.ndarray, variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of what estimates [n] with these variances tell of where each is."""
+    if len(medians) < LEAST_GROUPS:
+        return medians, np.sqrt(variances)
+    mean, apart = medians.mean(), max(0.0, float(medians.var(ddof=1) - variances.mean()))
+    share = apart / (apart + variances)
+    return mean + share * (medians - mean), np.sqrt(share * variances)
+
+
+@lru_cache(256)
+def _variance(count: int, started: int) -> float:
+    """Of the mean of the least `count` of `started` standard normals."""
+    draws = np.sort(np.random.default_rng(0).standard_normal((DRAWS, started)), axis=1)
+    return float(draws[:, :count].mean(1).var())
 
 
 def _at_most(most: int, others: int, chance: np.ndarray) -> np.ndarray:
     """P(at most `most` of `others` events with this chance)."""
     return sum(
         (math.comb(others, k) * chance**k * (1.0 - chance) ** (others - k) for k in range(most + 1)),
-        start=np.zeros(len(chance)),
+        start=np.zeros(chance.shape),
     )

@@ -19,29 +19,41 @@ NEED, OVER = 8, 1.5
 STARTED = math.ceil(NEED * OVER)
 
 
-def kept(dice: np.random.Generator, groups: int, sigma: float = 0.5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lengths that ended first, their groups, and lengths of all that were started."""
-    started = np.sort(
-        1000 * np.exp(dice.normal(0, 0.7, (groups, 1)) + dice.normal(0, sigma, (groups, STARTED))), axis=1
-    )
-    return started[:, :NEED].astype(int).ravel(), np.repeat(np.arange(groups), NEED), started
+def kept(
+    dice: np.random.Generator, groups: int, apart: float = 0.7, started: int = STARTED
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lengths that ended first, their groups, and the mean length of answers to each one's prompt."""
+    prompts = dice.normal(0, apart, (groups, 1))
+    lengths = np.sort(1000 * np.exp(prompts + dice.normal(0, 0.5, (groups, started))), axis=1)
+    means = 1000 * np.exp(prompts[:, 0] + 0.5**2 / 2)
+    return lengths[:, :NEED].astype(int).ravel(), np.repeat(np.arange(groups), NEED), np.repeat(means, NEED)
 
 
 def test_a_weight_is_one_over_the_chance_to_be_among_the_first() -> None:
-    """One group whose lengths lie at the normal scores, so that its fit is exact; chances by counting others' draws."""
-    lengths = np.exp(10 + 0.6 * np.array(scores(STARTED)[:NEED]))
-    others = np.sort(np.random.default_rng(0).normal(10, 0.6, (200_000, STARTED - 1)), axis=1)[:, NEED - 1]
-    counted = 1 / np.mean(np.log(lengths)[:, None] < others, axis=1)
-    weights = inverse_chances(lengths, np.zeros(NEED), OVER)
-    assert weights == pytest.approx(counted / counted.mean(), rel=0.02)
+    """One group whose lengths lie at the normal scores, so that its fit is exact. Chances by counting others' draws,
+    for each of the medians that such lengths may come from."""
+    dice = np.random.default_rng(0)
+    logs = 10 + 0.6 * np.array(scores(STARTED)[:NEED])
+    error = np.sort(dice.normal(0, 0.6, (20_000, STARTED)), axis=1)[:, :NEED].mean(1).std()
+    others = np.sort(dice.normal(0, 0.6, (100_000, STARTED - 1)), axis=1)[:, NEED - 1]
+    medians = dice.normal(10, error, (2000, 1))
+    chances = 1 - np.searchsorted(np.sort(others), logs - medians) / len(others)
+    counted = np.minimum(MOST, 1 / np.maximum(chances, 1e-9)).mean(0)
+    weights = inverse_chances(np.exp(logs), np.zeros(NEED), OVER)
+    assert weights == pytest.approx(counted / counted.mean(), rel=0.03)
     assert np.all(np.diff(weights) > 0) and weights.mean() == pytest.approx(1.0)
 
 
-def test_they_remove_a_part_of_the_bias_of_lengths_and_no_more_than_is_there() -> None:
-    lengths, groups, started = kept(np.random.default_rng(0), 2000)
-    weights = inverse_chances(lengths, groups, OVER)
-    dropped, weighed = lengths.mean() / started.mean() - 1, np.mean(weights * lengths) / started.mean() - 1
-    assert dropped < -0.25 and dropped + 0.04 < weighed < 0
+@pytest.mark.parametrize(("over", "left"), [(1.25, 0.45), (OVER, 0.65)])
+@pytest.mark.parametrize("apart", [0.0, 0.7, 3.0])
+def test_they_remove_most_of_the_bias_of_lengths_and_no_more_than_is_there(
+    apart: float, over: float, left: float
+) -> None:
+    """Relative to the prompt's mean, so that a few prompts of long answers don't count for all."""
+    lengths, groups, means = kept(np.random.default_rng(0), 2000, apart, math.ceil(NEED * over))
+    weights = inverse_chances(lengths, groups, over)
+    dropped, weighed = np.mean(lengths / means) - 1, np.mean(weights * lengths / means) - 1
+    assert dropped < -0.15 and left * dropped < weighed < 0
     assert weights.min() > 0 and weights.max() < MOST
 
 
