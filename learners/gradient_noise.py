@@ -22,8 +22,11 @@ from learners.collectives import Ranks
 
 DRAWN = 1 << 20
 """Weights of a rank."""
-EVERY = 3
-"""Of pieces of a stream that come one by one, every third is halved. It is computed in two passes instead of one."""
+EVERY = 6
+"""Of pieces of a stream that come one by one, every sixth is halved: it is computed in two passes instead of one, which
+costs more than a whole piece. Estimates are means over steps, so they come later, not worse."""
+OTHERS = 2
+"""The part of whole groups."""
 
 
 class Cut:
@@ -89,30 +92,39 @@ class Parts:
     def restart(self) -> None:
         """The gradient is 0 again."""
         self._before: Tensor | None = None
-        self._sums: dict[int, Tensor] = {}
+        self._halves: dict[int, Tensor] = {}
         self._cuts: list[Cut] = []
 
-    def cut(self, samples: np.ndarray, groups: np.ndarray, seed: tuple[int, int], *, piece: int | None) -> Cut:
-        """`piece`: its number in the batch (None: this is a whole minibatch)."""
+    def cut(
+        self, samples: np.ndarray, groups: np.ndarray, seed: tuple[int, int], gradient: Tensor, *, piece: int | None
+    ) -> Cut:
+        """What is accumulated next, to `gradient`. `piece`: its number in the batch (None: a whole minibatch)."""
         if piece is None:
-            self._cuts.append(Cut(samples, groups, seed))
+            cut = Cut(samples, groups, seed)
         else:
-            self._cuts.append(Cut(samples, groups, (*seed, piece), halved=float(piece % EVERY == 0)))
-        return self._cuts[-1]
+            cut = Cut(samples, groups, (*seed, piece), halved=float(piece % EVERY == 0))
+        if cut.some:
+            self._before = self._drawn.of(gradient).double() if self._cuts else None
+        self._cuts.append(cut)
+        return cut
 
     def note(self, part: int, gradient: Tensor) -> None:
         """`gradient` has all that was accumulated since `restart`; what is new is of this part."""
+        if part == OTHERS:  # what the halves leave of the whole, at the end: a copy less for each piece
+            return
         now = self._drawn.of(gradient).double()
         new = now if self._before is None else now - self._before
-        self._sums[part] = self._sums[part] + new if part in self._sums else new
+        self._halves[part] = self._halves[part] + new if part in self._halves else new
         self._before = now
 
-    def tell(self, noise: GradientNoise, denominator: float = 1.0) -> None:
+    def tell(self, noise: GradientNoise, gradient: Tensor, denominator: float = 1.0) -> None:
         """Estimate, if the parts can tell; the gradient is still to be divided by the denominator."""
         some, groups = sum(cut.some for cut in self._cuts), sum(cut.groups for cut in self._cuts)
         even = all(cut.is_even for cut in self._cuts) and len({cut.size for cut in self._cuts}) == 1
         if even and 0 < some < groups:
-            products = self._drawn.products([self._sums[part] for part in range(3)]) / denominator**2
+            few, rest = self._halves[0], self._halves[1]
+            others = self._drawn.of(gradient).double() - few - rest
+            products = self._drawn.products([few, rest, others]) / denominator**2
             noise.note(products, some, groups, self._cuts[0].size)
 
 

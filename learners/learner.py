@@ -326,7 +326,7 @@ class TorchLearner:
         step, self._taken, self._waiting = combined(self._taken), [], []
         if step.denominator:
             if self._parts:
-                self._parts.tell(step.noise, step.denominator)
+                self._parts.tell(step.noise, self.optimizer.gradient, step.denominator)
             self.optimizer.gradient.div_(step.denominator)
             if self._critic:
                 self._critic.scale(1.0 / step.denominator)
@@ -469,7 +469,7 @@ class TorchLearner:
         self._zero_grad()
         loss = self._backward(step, columns, samples, denominator, at_start=at_start)
         if self._parts:
-            self._parts.tell(step.noise)
+            self._parts.tell(step.noise, self.optimizer.gradient)
         return loss
 
     def _backward(
@@ -487,7 +487,8 @@ class TorchLearner:
         step.input_tokens += int(step.columns.lengths[samples].sum())
         losses, by_staleness, parts = list[Tensor](), dict[str, Tensor](), [samples]
         if self._parts:
-            parts = self._parts.cut(samples, step.groups, (self._seed, step.batch.index), piece=piece).parts
+            seed, so_far = (self._seed, step.batch.index), self.optimizer.gradient
+            parts = self._parts.cut(samples, step.groups, seed, so_far, piece=piece).parts
         for number, some in enumerate(parts):
             if not len(some):
                 continue
