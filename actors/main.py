@@ -35,7 +35,7 @@ from areal_like.interfaces import RewardFunction, Task
 from areal_like.keys import KeysError
 from areal_like.link import BusError
 from areal_like.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
-from areal_like.registry import bind, build, resolve, settled
+from areal_like.registry import bind, build, knobs, resolve, settled
 from areal_like.schema import Rewards
 from areal_like.spans import Spans
 from areal_like.weights.state import State
@@ -55,8 +55,8 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
     kind, spec = resolve("engine", config.engine.name), select(config, "engine")
     if settled("learner", config.learner).get("router_replay"):
         spec["return_experts"] = True
-    if spec.get("inject_mismatch") is not None and spec.get("mismatch_seed") is None:
-        spec["mismatch_seed"] = config.run.seed
+    if isinstance(spec.get("inject_mismatch"), int | float) and "mismatch_seed" in knobs("engine", config.engine.name):
+        spec["mismatch_seed"] = config.run.seed if spec.get("mismatch_seed") is None else spec["mismatch_seed"]
     if not getattr(kind, "needs_model", False):
         engine = build("engine", spec)
     else:

@@ -220,11 +220,14 @@ def refuse_odd_replay(config: Config) -> None:
 
 
 def refuse_odd_mismatch(config: Config) -> None:
-    """Noise can stay; quantisation and the order of attention do so anyway. Raises ConfigError."""
-    engine, key = config.engine, "engine.mismatch_stays"
-    if engine.get("mismatch_stays") and not isinstance(engine.get("inject_mismatch"), int | float):
-        problem = "there is no noise that could stay: set engine.inject_mismatch to a number, or leave this out"
-        raise ConfigError(f"{key}: {problem}", key)
+    """Noise can stay, and has a seed; quantisation and the order of attention stay anyway. Raises ConfigError."""
+    engine = config.engine
+    if isinstance(engine.get("inject_mismatch"), int | float):
+        return
+    for knob, what in (("mismatch_stays", "could stay"), ("mismatch_seed", "has a seed")):
+        if engine.get(knob):
+            problem = f"there is no noise that {what}: set engine.inject_mismatch to a number, or leave this out"
+            raise ConfigError(f"engine.{knob}: {problem}", f"engine.{knob}")
 
 
 def _refuse_warmup(learner: Mapping[str, int]) -> None:

@@ -83,7 +83,8 @@ class Drawn:
 
 class Parts:
     """The gradients of the three parts of a minibatch as it is accumulated, of the weights drawn. With a learner that
-    streams, it comes piece by piece, each with a `Cut` of its own: every `EVERY`th has its groups halved."""
+    streams, it comes piece by piece, each with a `Cut` of its own: of every `EVERY`th half of the groups are halved, or
+    its only one."""
 
     def __init__(self, drawn: Drawn):
         self._drawn = drawn
@@ -101,8 +102,9 @@ class Parts:
         """What is accumulated next, to `gradient`. `piece`: its number in the batch (None: a whole minibatch)."""
         if piece is None:
             cut = Cut(samples, groups, seed)
-        else:
-            cut = Cut(samples, groups, (*seed, piece), halved=float(piece % EVERY == 0))
+        else:  # a piece of several groups may be all of the batch, and has all three parts
+            several = len(np.unique(groups[samples])) > 1
+            cut = Cut(samples, groups, (*seed, piece), halved=0.0 if piece % EVERY else 0.5 if several else 1.0)
         if cut.some:
             self._before = self._drawn.of(gradient).double() if self._cuts else None
         self._cuts.append(cut)

@@ -9,12 +9,13 @@ The parts are in `scripts.ablation`: `study` (the yaml), `measures`, `runs` (thi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .ablation import results, slurm, study
+from .ablation import final, results, slurm, study
 from .ablation.devices import pool_for
 from .ablation.points import Result, gather, read
 from .ablation.results import Choice
@@ -72,6 +73,7 @@ class Ablation:
             if self.args.only in (None, stage):
                 runs = self.tuning if stage == TUNE else self.main_runs()
                 failed += run_all(runs, self.folder, width, signals.check, say)
+                self.ask(runs, signals.check)
         self.report()
         return len(failed)
 
@@ -87,14 +89,37 @@ class Ablation:
         file = self.args.results
         return read(self.study, runs, file) if file else gather(self.study, runs, self.folder)
 
+    def ask(self, runs: Sequence[Run], check: Callable[[], None]) -> None:
+        """Ask final models that a measure `final` wants to know, and that were not asked yet. One that can't be asked
+        has no number."""
+        wanted = {measure.key for measure in self.study.measures.values() if measure.source == "final"}
+        for prompts in sorted(wanted):
+            missing = [run for run in runs if final.kept(self.folder.run(run), prompts) is None]
+            missing = [run for run in missing if final.can_be_asked(self.folder.run(run))]
+            for number, run in enumerate(missing, 1):
+                check()
+                say(f"[{number}/{len(missing)}] {run.title}: its final model is asked {prompts} held-out prompts")
+                try:
+                    final.ask(self.folder.run(run), run.config, prompts)
+                except Exception as error:
+                    say(f"{run.title}: its final model can't be asked: {error}")
+
+    def ask_all(self) -> None:
+        """As `ask`, for all runs that are finished so far. Raises Interrupted."""
+        check = Signals().check
+        self.ask(self.tuning, check)
+        with contextlib.suppress(ValueError):  # the tuning is not complete
+            self.ask(self.main_runs(), check)
+
     def report(self) -> None:
         """Write the results so far. Before tuning is complete these are its results alone."""
         tuning, choices, main = self._results(self.tuning), list[Choice](), list[Result]()
         try:
             choices = self.choices()
-            main = self._results(self.main_runs(choices))
         except ValueError as error:
             say(f"the main runs depend on the tuning: {error}")
+        if choices or not self.study.tune:
+            main = self._results(self.main_runs(choices))
         self.folder.path.mkdir(parents=True, exist_ok=True)
         print(results.write(self.study, self.folder.path, [*tuning, *main], choices, self.command))
         say(f"results.csv, results.md and plots are in {self.folder.path}")
@@ -145,6 +170,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         ablation = Ablation(args, argv)
         if args.only == "report" or args.results:
+            if not args.results:
+                ablation.ask_all()
             ablation.report()
         elif args.slurm:
             ablation.submit()

@@ -27,7 +27,7 @@ from typing import Any
 from areal_like.config import Config, ConfigError
 from areal_like.metrics import MetricsFollower
 
-from .final import final_reward
+from . import final
 
 TAKES: dict[str, Callable[[list[float]], float]] = {
     "mean": lambda values: sum(values) / len(values),
@@ -110,7 +110,7 @@ class Outcome:
         if measure.source == "summary":
             return _finite(self.summary.get(measure.key))
         if measure.source == "final":
-            return final_reward(self.folder, self.config, measure.key)
+            return final.kept(self.folder, measure.key)  # `scripts.ablate` asks after each stage
         if measure.source == "metric":
             values = [number for row in self.rows if (number := _finite(row.get(measure.key))) is not None]
             return TAKES[measure.take](values) if values else None

@@ -150,12 +150,11 @@ class Study:
         """Make the config of every point and of every tuning run. Raises ConfigError."""
         self.tuning_runs()
         sources = [f"{self.curve.x}_to", *(measure.source for measure in self.measures.values())]
-        if not {"samples_to", "at_samples"} & set(sources):
-            return
+        by_samples = bool({"samples_to", "at_samples"} & set(sources))
         for config in self.main_configs():
-            if "group_size" not in config.sizing:
+            if by_samples and "group_size" not in config.sizing:
                 raise ConfigError(f"sizing={config.sizing['name']} has no group_size: measure steps, not samples")
-            if config.sizing.get("keep") == "prompts":
+            if by_samples and config.sizing.get("keep") == "prompts":
                 raise ConfigError("sizing.keep=prompts: steps differ in samples: measure steps, not samples")
 
     def _runs(self, stage: str, labels: Labels, tuned: Labels, seeds: Iterable[int]) -> list[Run]:

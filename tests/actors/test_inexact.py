@@ -1,6 +1,7 @@
 """Mismatch on purpose: the weights that an engine samples from, against NumPy; the digest is that of the published."""
 
 import asyncio
+import zlib
 
 import numpy as np
 import pytest
@@ -49,6 +50,14 @@ def test_fp8_keeps_three_bits_behind_the_first():
     large = weights.abs() > weights.abs().amax(1, keepdim=True) / 100
     error = ((held["weight"] - weights) / weights).abs()[large]
     assert 0.02 < error.max() <= 2**-4 + 1e-6 and not torch.equal(held["weight"], weights)
+
+
+def test_a_run_without_a_seed_of_its_own_has_the_noise_of_before() -> None:
+    weights = torch.tensor(seeded(2).normal(size=(6, 5)).astype(np.float32))
+    for version, key in ((3, b"a/3"), (None, b"a")):
+        perturb(held := {"a": weights.clone()}, 0.05, version)
+        noise = torch.randn(6, 5, generator=torch.Generator().manual_seed(zlib.crc32(key)))
+        torch.testing.assert_close(held["a"], weights + 0.05 * weights.square().mean().sqrt() * noise)
 
 
 def test_noise_has_the_size_that_was_asked_for_and_its_key():
@@ -158,6 +167,8 @@ def test_only_noise_can_stay():
             TorchEngine(new_model(), inject_mismatch=how, mismatch_stays=True)
         with pytest.raises(ConfigError, match=r"engine\.mismatch_stays: there is no noise"):
             load(["quickstart", f"inject_mismatch={how or 'null'}", "engine.mismatch_stays=true"])
+        with pytest.raises(ConfigError, match=r"engine\.mismatch_seed: there is no noise"):
+            load(["quickstart", f"inject_mismatch={how or 'null'}", "engine.mismatch_seed=3"])
     assert load(["quickstart", "inject_mismatch=0.3", "engine.mismatch_stays=true"]).engine["mismatch_stays"]
 
 

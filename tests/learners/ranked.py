@@ -79,7 +79,6 @@ CASES = {
     "norms by staleness": Case(knobs={"grad_norm_by_staleness": True, "entropy_bonus": 0.05, "max_tokens": 23}),
     "norms by staleness, critic": Case(advantage=gae, knobs={"grad_norm_by_staleness": True, "critic_lr": 1e-2}),
     "noise of gradients": Case(knobs={"gradient_noise": True, "num_minibatches": 2, "max_tokens": 23}),
-    "noise of streamed gradients": Case(knobs={"gradient_noise": True, "stream": True, "max_tokens": 23}),
     "gradients too alike": Case(reinforce, knobs={"num_minibatch_epochs": 2, "grad_cosine_cap": 0.05}),
     "adapters": Case(model="llama", knobs={"lora": {"rank": 3}, "kl_loss": 0.1, "lr": 3e-2}),
     "shared prefixes": Case(shared=True, model="qwen3", knobs={"num_minibatches": 2}),

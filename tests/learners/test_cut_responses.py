@@ -57,6 +57,27 @@ def test_they_remove_most_of_the_bias_of_lengths_and_no_more_than_is_there(
     assert weights.min() > 0 and weights.max() < MOST
 
 
+def test_a_batch_of_like_prompts_tells_the_median_of_each() -> None:
+    """Weights are those of the true median, though each group tells it by eight lengths only."""
+    lengths, groups, _ = kept(np.random.default_rng(0), 1000, apart=0.0)
+    scored = np.log(lengths / 1000) / 0.5
+    others = np.sort(np.random.default_rng(1).standard_normal((200_000, STARTED - 1)), axis=1)[:, NEED - 1]
+    chances = 1 - np.searchsorted(np.sort(others), scored) / len(others)
+    truth = np.minimum(MOST, 1 / np.maximum(chances, 1e-9))
+    apart = inverse_chances(lengths, groups, OVER) / (truth / truth.mean()) - 1
+    assert np.quantile(abs(apart), 0.95) < 0.05
+
+
+def test_prompts_of_long_answers_weigh_no_more_than_they_should() -> None:
+    """Of all tokens, in batches of 32 groups: a group that happens to be long must not pass for such a prompt."""
+    weighed = whole = 0.0
+    for batch in range(60):
+        lengths, groups, means = kept(np.random.default_rng(batch), 32, apart=0.8, started=10)
+        weighed += float(np.sum(inverse_chances(lengths, groups, 1.25) * lengths))
+        whole += float(means.sum())
+    assert -0.05 < weighed / whole - 1 < 0
+
+
 def test_order_and_other_groups_ids_do_not_matter() -> None:
     dice = np.random.default_rng(1)
     lengths, groups, _ = kept(dice, 6)

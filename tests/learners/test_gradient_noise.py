@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -126,25 +127,23 @@ def streams(**knobs) -> TorchLearner:
     return learner_of(stream=True, **knobs)
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [1, 2, 99])
 def test_of_a_stream_every_sixth_piece_is_halved(at_once: int) -> None:
+    """Of several groups half of them."""
     batch = batches(1, version=3, groups=14)[0]
     metrics = streams(stream_groups=at_once).train(batch)
-    size, halves, others = len(batch.groups[0].samples), ([], []), []
+    size, found, some = len(batch.groups[0].samples), ([], [], []), 0
     for piece, first in enumerate(range(0, 14, at_once)):
-        samples = np.arange(first * size, min(first + at_once, 14) * size)
-        if piece % EVERY:
-            others += samples.tolist()
-            continue
-        few, rest, none = Cut(samples - samples[0], (samples - samples[0]) // size, (0, batch.index, piece), 1.0).parts
-        halves[0].extend((few + samples[0]).tolist())
-        halves[1].extend((rest + samples[0]).tolist())
-        assert not len(none)
-    parts = torch.stack(gradients(batch, [np.array(part) for part in (*halves, others)]))
-    assert sorted([*halves[0], *halves[1], *others]) == list(range(14 * size))
-    some = (len(halves[0]) + len(halves[1])) // size
-    found = [metrics[f"gradient/{name}"] for name in ("signal", "between", "within")]
-    assert found == pytest.approx(estimates((parts @ parts.T).numpy(), some, 14, size), rel=1e-3)
+        samples = np.arange(min(at_once, 14 - first) * size)
+        halved = 0.0 if piece % EVERY else 1.0 if at_once == 1 else 0.5
+        cut = Cut(samples, samples // size, (0, batch.index, piece), halved)
+        some += cut.some
+        for all_of_it, part in zip(found, cut.parts, strict=True):
+            all_of_it.extend((part + first * size).tolist())
+    assert some == {1: 3, 2: 2, 99: 7}[at_once] and sorted(chain(*found)) == list(range(14 * size))
+    parts = torch.stack(gradients(batch, [np.array(part) for part in found]))
+    measured = [metrics[f"gradient/{name}"] for name in ("signal", "between", "within")]
+    assert measured == pytest.approx(estimates((parts @ parts.T).numpy(), some, 14, size), rel=1e-3)
 
 
 def test_of_streams_of_samples_whose_gradients_are_known_the_estimates_are_right() -> None:
@@ -191,5 +190,14 @@ def test_a_streamed_batch_is_measured_alike_whenever_its_groups_came() -> None:
     assert early.train(again) == late.train(again)
 
 
-def test_a_streamed_batch_of_one_piece_says_nothing_of_noise() -> None:
-    assert "gradient/signal" not in streams(stream_groups=99).train(batches(1, version=3)[0])
+def test_a_streamed_batch_that_can_not_tell_says_nothing_of_noise() -> None:
+    """One group; groups of several sizes, in one piece and in several; a group that lacks a sample to train."""
+    (batch,) = batches(1, version=3)
+    assert "gradient/signal" in streams().train(batch)
+    assert "gradient/signal" not in streams().train(replace(batch, groups=batch.groups[:1]))
+    fewer = replace(batch.groups[2], samples=batch.groups[2].samples[:2])
+    uneven = replace(batch, groups=[*batch.groups[:2], fewer, *batch.groups[3:]])
+    for at_once in (1, 2, 99):
+        assert "gradient/signal" not in streams(stream_groups=at_once).train(uneven)
+    batch.groups[2].samples[0].loss_mask[:] = False
+    assert "gradient/signal" not in streams().train(batch)

@@ -4,21 +4,26 @@ import csv
 import json
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from areal_like import config as configs
 from areal_like.config import ConfigError
+from areal_like.errors import UserError
 from areal_like.layers import CONFIGS
 from areal_like.registry import build
-from scripts.ablation import overall, results, study
+from scripts import ablate
+from scripts import eval as evaluation
+from scripts.ablation import final, overall, results, study
 from scripts.ablation.measures import Outcome, read_curve, read_measure
 from scripts.ablation.pictures import plots
 from scripts.ablation.points import Result, gather, read
 from scripts.ablation.runs import Folder
 from scripts.ablation.study import Run, Study
 from scripts.plotting.plot import Plot
+from scripts.train import Interrupted
 from tests.folders import write_folder
 
 SHIPPED = sorted((CONFIGS / "ablation").glob("*.yaml"))
@@ -103,6 +108,7 @@ def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -
         ({"measure": {"reward": {"sumary": "x"}}}, "measure.reward: expected one of summary"),
         ({"measure": {"x": {"metric": "loss", "take": "median"}}}, "take is mean"),
         ({"curve": {"x": "hours"}}, "curve: expected y"),
+        ({"grid": {"loss": ["ppo", "pppo"]}, "tune": ABSENT, "curve": {"x": "steps"}}, "loss=pppo.*no loss 'pppo'"),
         (
             {"set": OTHER_SAMPLES, "grid": {"loss": ["ppo"]}, "tune": ABSENT},
             "sizing.keep=prompts.*measure steps",
@@ -186,18 +192,72 @@ def test_a_measure_of_a_finished_run(outcome: Outcome, spec: dict, number: float
 
 def test_a_final_model_is_asked_anew_and_once(outcome: Outcome) -> None:
     measure = read_measure("m", {"final": 12})
-    assert outcome.measure(measure) is None, "the run has left no model"
+    assert not final.can_be_asked(outcome.folder) and outcome.measure(measure) is None, "the run has left no model"
     config = outcome.config
     configs.save(config, outcome.folder / "config.yaml")
     task = build("task", config.task, config.run.seed)
     build("model", config.model, 0, task.vocab_size).save_pretrained(outcome.folder / "checkpoints" / "final")
+    assert final.can_be_asked(outcome.folder) and outcome.measure(measure) is None, "nobody has asked it"
+    for prompts in (12, 5):
+        final.ask(outcome.folder, config, prompts)
     found, other = (outcome.measure(read_measure("m", {"final": prompts})) for prompts in (12, 5))
     answers = {part: round(reward * 4 * part, 6) for part, reward in ((12, found), (5, other))}
     assert all(whole == int(whole) and 0 <= whole < 4 * part for part, whole in answers.items()), "shares of 4 digits"
     kept = outcome.folder / "final-12.json"
     assert json.loads(kept.read_text())["reward"] == found
-    kept.write_text('{"reward": 0.75}')
-    assert outcome.measure(measure) == 0.75
+    for broken in ("", "{}", "[1]"):
+        kept.write_text(broken)
+        assert outcome.measure(measure) is None, "it is asked again"
+
+
+def test_a_final_model_is_asked_as_the_run_asks(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+    made = SimpleNamespace(figures={"a": {"reward": [0.5]}, "b": {"reward": [1.0]}})
+    monkeypatch.setattr(evaluation, "both", lambda args: (heard.append(args), (made, None))[1])
+    for overrides in ({"eval.temperature": 0.0}, {"eval.temperature": 0.7, "sampling.max_tokens": 5}):
+        config = outcome.config
+        for key, value in overrides.items():
+            config = configs.replace(config, key, value)
+        final.ask(outcome.folder, config, 3)
+    assert [(args.prompts, args.temperature, args.max_tokens, args.threads) for args in heard] == [
+        (3, 0.0, None, 1),
+        (3, 0.7, 5, 1),
+    ]
+    assert final.kept(outcome.folder, 3) == 0.75, "the mean of its sets"
+
+
+def test_a_final_model_that_can_not_be_asked_leaves_the_other_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = STUDY | {"measure": {"reward": {"final": 7}, "steps": {"summary": "steps"}}, "tune": ABSENT}
+    load(tmp_path, **changes)
+    ablation = ablate.Ablation(ablate.parse([str(tmp_path / "study.yaml"), "--out", str(tmp_path / "out")]), [])
+    runs, asked = ablation.main_runs(), []
+    for run in runs[:3]:
+        model = ablation.folder.run(run) / "checkpoints" / "final"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        (ablation.folder.run(run) / "summary.json").write_text('{"steps": 7, "evaluations": []}')
+
+    def ask(folder: Path, config: object, prompts: int) -> None:
+        asked.append(folder.name)
+        if folder.name == runs[1].name:
+            raise UserError("no verifier")
+        (folder / f"final-{prompts}.json").write_text('{"reward": 0.5}')
+
+    monkeypatch.setattr(final, "ask", ask)
+    ablation.ask_all()
+    ablation.report()
+    assert asked == [run.name for run in runs[:3]]
+    assert "can't be asked: no verifier" in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open()))
+    assert [row["reward"] for row in rows] == ["0.5", "", "0.5", *[""] * 5] and rows[1]["steps"] == "7.0"
+    with pytest.raises(Interrupted):
+        ablation.ask(runs, interrupt)
+
+
+def interrupt() -> None:
+    raise Interrupted("SIGINT")
 
 
 @pytest.mark.parametrize("prompts", [0, 2.5, "all"])
