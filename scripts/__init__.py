@@ -12,6 +12,7 @@ PARTS = {
     "aggregates": "ablate",
     "arguments": "timeline",
     "ablation.devices": "ablate --parallel",
+    "ablation.final": "ablate",
     "ablation.measures": "ablate",
     "ablation.overall": "ablate",
     "ablation.pictures": "ablate",
