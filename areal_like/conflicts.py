@@ -224,7 +224,7 @@ def refuse_odd_mismatch(config: Config) -> None:
     engine = config.engine
     if isinstance(engine.get("inject_mismatch"), int | float):
         return
-    for knob, what in (("mismatch_stays", "could stay"), ("mismatch_seed", "has a seed")):
+    for knob, what in (("mismatch_stays", "could stay"), ("mismatch_seed", "could have a seed")):
         if engine.get(knob):
             problem = f"there is no noise that {what}: set engine.inject_mismatch to a number, or leave this out"
             raise ConfigError(f"engine.{knob}: {problem}", f"engine.{knob}")

@@ -25,6 +25,7 @@ LEAST_SPREAD = 1e-3
 LEAST_GROUPS = 3
 """Of fewer, nobody can tell how medians differ: each keeps its own."""
 DRAWS = 8192
+"""Of `_variance`, from a seed of its own: the same in each process."""
 NODES, SHARES = np.polynomial.hermite_e.hermegauss(9)
 """Places of a standard normal, and their shares: a mean over it is a sum over nine."""
 SHARES = SHARES / SHARES.sum()

@@ -23,8 +23,8 @@ from learners.collectives import Ranks
 DRAWN = 1 << 20
 """Weights of a rank."""
 EVERY = 6
-"""Of pieces of a stream that come one by one, every sixth is halved: it is computed in two passes instead of one, which
-costs more than a whole piece. Estimates are means over steps, so they come later, not worse."""
+"""Of pieces of a stream that come one by one, every sixth is cut: computed in two passes (three, if it has several
+groups) instead of one, which costs more. Estimates are means over steps, so they come later, not worse."""
 OTHERS = 2
 """The part of whole groups."""
 

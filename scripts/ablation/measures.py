@@ -6,8 +6,8 @@
     {at_steps: 100}, {at_samples: 12800}, {at_seconds: 10}     held-out reward of the last evaluation by then, so that
                                                                runs are compared at equal samples or equal time
     {final: 512}                                    held-out reward of the final model over so many prompts, asked anew:
-                                                    of the learner's own weights also where actors sample from others
-                                                    (`engine.inject_mismatch`), as evaluations during the run do
+                                                    of the learner's own weights. With `engine.inject_mismatch` actors
+                                                    have others, and evaluations during the run are of those
 
 For its plot a measure, and the curve, may have `label` (of the axis, with the unit) and `title` (the finding).
 
