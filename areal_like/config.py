@@ -12,6 +12,7 @@ Drivers: scripts call `load` and `save`; each process calls `load_resolved` on t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -358,7 +359,7 @@ def _names(shape: type) -> list[str]:
 
 @functools.cache
 def _shape() -> DictConfig:
-    """`Config` without values. `OmegaConf.merge` copies it."""
+    """`Config` without values, to be copied."""
     return cast(DictConfig, OmegaConf.structured(Config))
 
 
@@ -368,7 +369,7 @@ def _typed(tree: Tree) -> Config:
     if isinstance(buffer, dict) and buffer.get("journal") is False:
         buffer["journal"] = "off"  # YAML 1.1 reads off as false
     try:
-        config = cast(DictConfig, OmegaConf.merge(_shape(), tree))
+        config = cast(DictConfig, OmegaConf.unsafe_merge(copy.deepcopy(_shape()), tree))
         missing = sorted(OmegaConf.missing_keys(config))
         if missing:
             key = missing[0]
@@ -386,7 +387,7 @@ def _culprit(tree: Tree) -> str:
     for section, below in tree.items():
         for name, value in below.items() if isinstance(below, dict) else ():
             try:
-                OmegaConf.merge(_shape(), {section: {name: value}})
+                OmegaConf.merge(_shape(), {section: {name: value}})  # copies the shape
             except OmegaConfBaseException:
                 return f"{section}.{name}"
     return ""

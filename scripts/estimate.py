@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import json
 import math
 from dataclasses import dataclass
 from typing import Any, cast
@@ -195,15 +197,19 @@ def learner_of(plain: dict[str, Any], model: Any, longest: Lengths) -> Figures:
 
 def trained_of(known: dict[str, Any], model: Any, sizes: Sizes) -> tuple[int, int]:
     """Parameters that are trained, and that are not."""
-    if known["lora"] is None:
-        return sizes.count, 0
+    return (sizes.count, 0) if known["lora"] is None else (adapted(model, json.dumps(known["lora"])), sizes.count)
+
+
+@functools.lru_cache(maxsize=8)
+def adapted(model: Any, lora: str) -> int:
+    """Parameters of a model's adapters. Kept: advice asks often, and a model of 32B takes seconds."""
     from learners.adapters import Adapters
 
-    model = copy.deepcopy(model)
-    made = contextlib.nullcontext() if known["lora"].get("path") else torch.device("meta")  # new ones need no memory
+    model, spec = copy.deepcopy(model), json.loads(lora)
+    made = contextlib.nullcontext() if spec.get("path") else torch.device("meta")  # new ones need no memory
     with made:
-        Adapters(model, 0, torch.float32, **known["lora"])
-    return sum(p.numel() for p in model.parameters() if p.requires_grad), sizes.count
+        Adapters(model, 0, torch.float32, **spec)
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def summed(figures: Figures, parts: tuple[str, ...]) -> Figures:

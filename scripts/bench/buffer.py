@@ -122,7 +122,7 @@ def tables(rates: dict[str, list[float]], metrics: dict[str, float], console: Co
 def main() -> None:
     parser = bench_parser("buffer", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often every contender is measured")
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement, after a second of warm-up")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement, after a warm-up")
     parser.add_argument("--dir", type=Path, help="where the journal is written (default: the temporary folder)")
     args = parser.parse_args()
     console = output.console()

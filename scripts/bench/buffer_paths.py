@@ -54,7 +54,7 @@ processes = multiprocessing.get_context("fork")
 def rate(take: Callable[[], int], seconds: float) -> float:
     """Trajectories per second that `take` returns, after a warm-up."""
     begin = time.perf_counter()
-    while time.perf_counter() - begin < WARMUP_SECONDS:
+    while time.perf_counter() - begin < min(WARMUP_SECONDS, seconds):
         take()
     begin, taken = time.perf_counter(), 0
     while (now := time.perf_counter()) - begin < seconds:

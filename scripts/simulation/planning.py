@@ -7,6 +7,7 @@ a change gains `GAIN`. Both run the production scheduler.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -245,7 +246,8 @@ class Planner:
         tell: Callable[[str], None] = lambda text: None,
         value: Callable[[Plan], float] = lambda made: made.rate,
     ):
-        self._load, self._costs, self._efficiency, self._tell, self._value = load, costs, efficiency, tell, value
+        self._loaded = functools.cache(load)  # as long as a thousand events of a simulation; configs are read-only
+        self._costs, self._efficiency, self._tell, self._value = costs, efficiency, tell, value
         self._base = load([])
         self.made: dict[Choice, Plan] = {}
         self.predicted: dict[Choice, Prediction] = {}
@@ -282,7 +284,7 @@ class Planner:
         What was simulated before was no better. Choices that make no config are left out."""
         now, found = start, list[Plan]()
         for _ in range(MOST_CHANGES):
-            config = self._load(now.choice.overrides())
+            config = self._loaded(tuple(now.choice.overrides()))
             around = (each.settled(self._base, self._costs) for each in knobs.around(now.choice, config, self._costs))
             known = {*self.made, *self.left_out}
             made = self.best_first(self.tried([each for each in dict.fromkeys(around) if each not in known]))
@@ -310,12 +312,12 @@ class Planner:
                 self._tell(self.left_out[choice])
 
     def _predicted(self, choice: Choice) -> Prediction:
-        return _predict(self._load(choice.overrides()), choice.costs(self._costs, self._efficiency), choice)
+        return _predict(self._loaded(tuple(choice.overrides())), choice.costs(self._costs, self._efficiency), choice)
 
     def _simulated(self, choice: Choice) -> Plan:
         if choice in self.made:
             return self.made[choice]
-        config, costs = self._load(choice.overrides()), choice.costs(self._costs, self._efficiency)
+        config, costs = self._loaded(tuple(choice.overrides())), choice.costs(self._costs, self._efficiency)
         predicted, samples = _predict(config, costs, choice), samples_of(config)
         warmup = WARMUP_STEPS + math.ceil(costs.engine.slots * choice.actors / samples)  # until the pipeline is full
         ahead = 0.0 if choice.bound is None or math.isinf(choice.bound) else choice.bound
@@ -330,7 +332,7 @@ class Planner:
         return made
 
     def _over(self, choice: Choice, predicted: Prediction, costs: Costs, steps: int, warmup: int) -> Plan:
-        longer = self._load([*choice.overrides(), f"run.steps={steps + warmup}"])
+        longer = self._loaded((*choice.overrides(), f"run.steps={steps + warmup}"))
         return Plan(choice, predicted, Simulation(longer, costs).run(warmup), steps + warmup, warmup)
 
     def _tell_of(self, made: Plan, words: str = "") -> None:

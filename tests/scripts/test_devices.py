@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,17 @@ from tests.scripts.test_estimate import write_config
 H100 = 80 * 10**9
 GROUPS = {"advantage", "gpu", "launcher", "loss", "mode", "model", "task", "ablation"}
 SHIPPED = sorted(file for file in CONFIGS.rglob("*.yaml") if file.parent.name not in GROUPS)
+MODELS: dict[str, Any] = {}
+"""By `model.path`, on the meta device: to make one takes seconds."""
 
 
 def table(*overrides: str, devices: int = 8, memory: int = H100, base: str = "configs/qwen2.5/math.yaml") -> str:
     """The dry run's table of devices."""
     config = placed(configs.load([base, *overrides]), Gpus("stated", devices))
-    return describe(Devices(config, plan(config), model_of(plain_of(config)), memory))
+    path = config.model.get("path", "")
+    if path not in MODELS:
+        MODELS[path] = model_of(plain_of(config))
+    return describe(Devices(config, plan(config), MODELS[path], memory))
 
 
 @pytest.fixture(scope="module")

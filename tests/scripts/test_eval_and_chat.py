@@ -16,16 +16,9 @@ from areal_like.tasks.byte_tokens import byte_tokenizer
 from scripts import chat
 from scripts import eval as evaluation
 from tests.folders import write_folder
+from tests.scripts import graders
 
 torch.set_num_threads(1)
-
-
-def broken(answer: str, text: str) -> float:
-    raise RuntimeError("no idea")
-
-
-def short(answer: str, response: str) -> float:
-    return float(len(response) % 2)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +70,7 @@ def test_each_figure_is_that_of_the_answers(
     model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     spec = f"{{name: jsonl, path: {rows}, heldout_path: {rows.parent}/held.jsonl, max_tokens: 9, "
-    spec += f"reward: {__name__}:short}}"
+    spec += f"reward: {graders.__name__}:short}}"
     held = [json.dumps({"prompt": f"{i}?", "answer": "x"}) for i in range(5)]
     (rows.parent / "held.jsonl").write_text("\n".join(held))
     asked = [str(model), spec, "copy", "--samples", "4", "--prompts", "5", "--show", "1"]
@@ -86,7 +79,7 @@ def test_each_figure_is_that_of_the_answers(
     first = found[spec]
     rewards = [answer["rewards"] for answer in first["answers"]]
     assert len(rewards) == 5 and all(len(each) == 4 for each in rewards)
-    assert [[short("", text) for text in a["texts"]] for a in first["answers"]] == rewards
+    assert [[graders.short("", text) for text in a["texts"]] for a in first["answers"]] == rewards
     assert first["reward"][0] == pytest.approx(sum(map(sum, rewards)) / 20)
     for k in (1, 2, 4):
         chances = [
@@ -114,7 +107,7 @@ def test_another_model_is_asked_the_same_and_compared(
     model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     other = write_folder(tmp_path / "other", "llama tied", seed=1)
-    spec = f"{{name: jsonl, path: {rows}, heldout_fraction: 0.9, max_tokens: 9, reward: {__name__}:short}}"
+    spec = f"{{name: jsonl, path: {rows}, heldout_fraction: 0.9, max_tokens: 9, reward: {graders.__name__}:short}}"
     found = figures(str(model), spec, "--samples", "2", "--against", str(other), at=tmp_path)[spec]
     mine, others = found["answers"], found["against"]["answers"]
     assert [each["prompt"] for each in mine] == [each["prompt"] for each in others]
@@ -142,7 +135,7 @@ def test_a_task_that_needs_a_tokenizer_gets_the_models(model: Path) -> None:
 def test_a_verifier_that_fails_is_named(model: Path, rows: Path, capsys: pytest.CaptureFixture) -> None:
     held = rows.parent / "other.jsonl"
     held.write_text(json.dumps({"prompt": "8?", "answer": "x"}))
-    spec = f"{{name: jsonl, path: {rows}, heldout_path: {held}, max_tokens: 9, reward: {__name__}:broken}}"
+    spec = f"{{name: jsonl, path: {rows}, heldout_path: {held}, max_tokens: 9, reward: {graders.__name__}:broken}}"
     with pytest.raises(SystemExit):
         evaluation.main([str(model), spec])
     error = capsys.readouterr().err

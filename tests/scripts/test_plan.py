@@ -66,7 +66,7 @@ def test_candidates_name_their_settings() -> None:
 
 def planner_of(*words: str) -> Planner:
     def load(overrides: Sequence[str]) -> configs.Config:
-        return configs.load([BASE, "run.steps=4", *words, *overrides])
+        return configs.load([BASE, "run.steps=4", "groups_per_batch=4", *words, *overrides])
 
     return Planner(load, costs.of_timed(load([])), 0.95)
 
@@ -117,7 +117,8 @@ def test_a_choice_that_makes_no_config_is_left_out_and_told() -> None:
 
 def test_the_command_recommends_a_config_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out, file = tmp_path / "planned.yaml", tmp_path / "plan.json"
-    words = [BASE, "--gpus", "4", "--staleness", "1", "--steps", "4", "--price", "2", "--weight-intervals", "1"]
+    words = [BASE, "groups_per_batch=4", "--gpus", "4", "--staleness", "1", "--steps", "4"]
+    words += ["--price", "2", "--weight-intervals", "1"]
     words += ["--out", str(out), "--json", str(file), "--off-by", "1.01", "engine.sigma=0.5", "learner.base=0.6"]
     assert main(words) == 0
     said, found = capsys.readouterr().out, json.loads(file.read_text())
@@ -147,7 +148,7 @@ def test_settings_that_are_equal_are_one_plan() -> None:
     assert replace(own, slots=16).settled(config, cost).slots == 16
     grid = planner.grid([own, replace(own, interval=1), Choice(1, 3, 4.0)])
     found = grid + planner.search(grid[0], Knobs(intervals=[1, 2]), lambda _: True)
-    resolved = {configs.to_yaml(planner._load(made.choice.overrides())) + made.choice.split for made in found}
+    resolved = {configs.to_yaml(planner._loaded(tuple(made.choice.overrides()))) + made.choice.split for made in found}
     assert len({made.choice for made in found}) == len(found) == len(planner.made)
     assert len({(made.choice.split, made.choice.mode) for made in found}) == len(found) == len(resolved)
 
@@ -184,10 +185,9 @@ def test_the_recommended_config_is_simulated_to_what_was_planned(tmp_path: Path)
     lengths, planned, said = tmp_path / "lengths.yaml", tmp_path / "planned.yaml", tmp_path / "plan.json"
     lengths.write_text("answers: {median: 200, sigma: 0.6, noise: 0.3, most: 2000, prompt: 20}\n")
     hardware = ["--hardware", "H100", "--costs", str(lengths)]
-    assert (
-        main(["quickstart", "--gpus", "8", *hardware, "--staleness", "8", "--out", str(planned), "--json", str(said)])
-        == 0
-    )
+    words = ["quickstart", "groups_per_batch=4", "--gpus", "4", *hardware, "--staleness", "8", "--best", "2"]
+    words += ["--weight-intervals", "1", "--out", str(planned), "--json", str(said)]
+    assert main(words) == 0
     best, config = json.loads(said.read_text())[0], configs.load([str(planned), "run.steps=150", "eval.prompts=0"])
     assert config.learner.ranks == best["learner_gpus"]
     found = Simulation(config, roofline.known(config, lengths, "H100")).run(50)

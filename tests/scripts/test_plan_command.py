@@ -30,7 +30,7 @@ from scripts.simulation.targets import Target, target
 from scripts.simulation.traffic import amount_of, delta_bytes, traffic
 
 BASE = "configs/bench/modes.yaml"
-QUICK = [BASE, "--staleness", "1", "--steps", "4", "--weight-intervals", "1"]
+QUICK = [BASE, "groups_per_batch=4", "--staleness", "1", "--steps", "4", "--weight-intervals", "1", "--best", "2"]
 
 
 def made(choice: Choice, rate: float, ages: dict[int, int] | None = None, tokens: int = 1000) -> Plan:
@@ -59,11 +59,11 @@ def test_only_some_targets_leave_gpus_unused() -> None:
 
 
 def test_the_fewest_gpus_that_come_to_a_rate_are_planned(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A GPU pair makes 128 samples in .4 s at most here, and 8 GPUs about four times as many."""
+    """A GPU pair makes 32 samples in .4 s at most here, and 8 GPUs about four times as many."""
     file = tmp_path / "plan.json"
-    assert main([*QUICK, "--gpus", "8", "--target", "samples_per_second=200", "--json", str(file)]) == 0
+    assert main([*QUICK, "--gpus", "8", "--target", "samples_per_second=60", "--json", str(file)]) == 0
     found = json.loads(file.read_text())
-    assert found[0]["gpus"] == 2 and found[0]["samples_per_second"] >= 200 and "NOT" not in capsys.readouterr().out
+    assert found[0]["gpus"] == 2 and found[0]["samples_per_second"] >= 60 and "NOT" not in capsys.readouterr().out
     assert main([*QUICK, "--gpus", "2", "--target", "samples_per_second=90000"]) == 0
     assert "NOT reached: samples_per_second=90000 with at most 2 GPUs" in capsys.readouterr().out
 
@@ -120,7 +120,8 @@ def test_bytes_of_weights_are_those_of_the_model(capsys: pytest.CaptureFixture) 
 def test_updates_are_as_large_as_the_deltas_that_are_told_of(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.yaml"
     lengths.write_text("answers: {median: 20, most: 200, prompt: 20}\n")
-    words = ["quickstart", "--gpus", "2", "--hardware", "H100", "--costs", str(lengths), "--staleness", "1"]
+    words = ["quickstart", "groups_per_batch=1", "--gpus", "2", "--hardware", "H100", "--costs", str(lengths)]
+    words += ["--staleness", "1", "--weight-intervals", "1", "--steps", "1", "--best", "1"]
     whole, deltas = (Planning(parse([*words, *more])) for more in ([], ["--density", "0.01"]))
     assert deltas.traffic and whole.traffic and deltas.cost.weights.size == deltas.traffic.sent < whole.traffic.sent / 9
     assert whole.cost.weights.size == pytest.approx(whole.traffic.sent)
@@ -234,7 +235,7 @@ def test_ctrl_c_ends_the_command_in_a_line(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_a_signal_ends_the_process_without_a_traceback() -> None:
-    command = [sys.executable, "-m", "scripts.plan", BASE, "--gpus", "64"]
+    command = [sys.executable, "-m", "scripts.plan", BASE, "--gpus", "8"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout and "candidates" in process.stdout.readline()
     time.sleep(0.2)
