@@ -140,12 +140,12 @@ def places(strategy: str) -> dict[int, str]:
 
 def test_a_learner_of_two_ranks_learns_over_three_nodes(start: Callable[..., Run]) -> None:
     """Five processes do not fit on one node; the buffer and the ranks do."""
-    run = start("task.digits=2", "learner.ranks=2", "actors.count=2", "run.target_reward=0.4", "run.steps=3000")
+    run = start("task.digits=2", "learner.ranks=2", "actors.count=2", "run.target_reward=0.3", "run.steps=3000")
     run.until("its first step", run.steps)
     assert len(set(places("PACK").values())) == 1 and len(places("PACK")) == 3
     assert len(set(places("SPREAD").values())) == 2
     found = run.finish()
-    assert found["stopped_because"] == "the held-out reward has reached 0.4" and found["reward_before"] < 0.2
+    assert found["stopped_because"] == "the held-out reward has reached 0.3" and found["reward_before"] < 0.2
     assert found["staleness_max"] <= found["staleness_bound"] == 1
     assert (run.folder / "keys").is_dir() and not run.roles()
     logs = {path.name.partition(".")[0] for path in (run.folder / "logs").glob("*.*.log")}
