@@ -379,7 +379,7 @@ def _typed(tree: Tree) -> Config:
         for name, value in tree.items():  # key by key: `merge` takes three times as long
             if name in SECTIONS and isinstance(value, dict):
                 for key, below in value.items():
-                    OmegaConf.update(config[name], key, below)
+                    OmegaConf.update(config[name], key, below, merge=False)
             else:
                 config[name] = value
         missing = sorted(OmegaConf.missing_keys(config))

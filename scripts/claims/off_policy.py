@@ -73,6 +73,8 @@ OTHERS: dict[str, Callable[[Path], dict[str, str]]] = {
     "curriculum": curriculum.tables,
 }
 """Studies whose tables are in docs/results.md, made from docs/data/claims."""
+Tables = dict[str, dict[str, str]]
+"""Study → title → table."""
 RESULTS, DATA = Path("docs/data/off_policy"), Path("docs/data")
 ABLATIONS = DATA / "ablation"
 """Results of `configs/ablation`, of the whole machine."""
@@ -150,25 +152,30 @@ def report(study: str, results: Path) -> tuple[dict[str, str], dict[str, Plot]]:
 
 def page(root: Path) -> None:
     """Write tables and pictures of the published studies anew. Raises OSError, ValueError."""
-    document = root / DOCUMENT
-    text = document.read_text(encoding="utf-8")
-    tables, plots = published(root, text)
-    for name, plot in plots.items():
-        (root / DATA / f"{name}.json").write_text(plot.as_json(), encoding="utf-8")
-        picture(plot, root / PICTURES / f"{name}.png")
-    document.write_text(refreshed(text, tables), encoding="utf-8")
-    whole = root / WHOLE_MACHINE
-    whole.write_text(refreshed(whole.read_text(encoding="utf-8"), of_whole_machine(root)), encoding="utf-8")
+    for place, made in ((DOCUMENT, published), (WHOLE_MACHINE, of_whole_machine)):
+        document = root / place
+        text = document.read_text(encoding="utf-8")
+        tables, plots = made(root, text)
+        for name, plot in plots.items():
+            (root / DATA / f"{name}.json").write_text(plot.as_json(), encoding="utf-8")
+            picture(plot, root / PICTURES / f"{name}.png")
+        document.write_text(refreshed(text, tables), encoding="utf-8")
 
 
-def published(root: Path, text: str) -> tuple[dict[str, dict[str, str]], dict[str, Plot]]:
-    """Of the studies whose results are kept: study → title → table, and the plots that the text of a page shows. Those
-    of `configs/ablation` are called `ablation-NAME`, as the plot of their first measure is. Raises OSError,
-    ValueError."""
-    tables, plots = dict[str, dict[str, str]](), dict[str, Plot]()
+def published(root: Path, text: str) -> tuple[Tables, dict[str, Plot]]:
+    """Of the studies whose results are kept: study → title → table, and the plots that the text of a page shows.
+    Raises OSError, ValueError."""
+    tables, plots = of_ablations(root, text)
     for results in sorted((root / RESULTS).glob("*.csv")):
         tables[results.stem], drawn = report(results.stem, results)
         plots |= drawn
+    return tables, {name: plot for name, plot in plots.items() if f"(plots/{name}.png)" in text}
+
+
+def of_ablations(root: Path, text: str) -> tuple[Tables, dict[str, Plot]]:
+    """Of the studies of `configs/ablation` that a page shows: called `ablation-NAME`, as the plot of their first measure
+    is. Raises OSError, ValueError."""
+    tables, plots = Tables(), dict[str, Plot]()
     for results in sorted((root / ABLATIONS).glob("*.csv")):
         name = f"ablation-{results.stem}"
         if f"<!-- table: {name}," in text:
@@ -177,13 +184,15 @@ def published(root: Path, text: str) -> tuple[dict[str, dict[str, str]], dict[st
     return tables, {name: plot for name, plot in plots.items() if f"(plots/{name}.png)" in text}
 
 
-def of_whole_machine(root: Path) -> dict[str, dict[str, str]]:
+def of_whole_machine(root: Path, text: str) -> tuple[Tables, dict[str, Plot]]:
     """The tables of docs/results.md whose runs' numbers are kept, with their plots (`configs/ablation/staleness.yaml`)
-    or as a `results.csv` (`OTHERS`). Raises OSError, ValueError."""
+    or as a `results.csv` (`OTHERS`, `of_ablations`). Raises OSError, ValueError."""
     files = {name: root / DATA / f"{name}.json" for name in ("staleness-reward", "staleness-mean")}
-    plots = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
-    found = {name: {"By age": by_place(plot, "η")} for name, plot in plots.items()}
-    return found | {name: made(root / kept.PUBLISHED / f"{name}.csv") for name, made in OTHERS.items()}
+    kept_plots = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
+    found = {name: {"By age": by_place(plot, "η")} for name, plot in kept_plots.items()}
+    found |= {name: made(root / kept.PUBLISHED / f"{name}.csv") for name, made in OTHERS.items()}
+    tables, plots = of_ablations(root, text)
+    return found | tables, plots
 
 
 def main(options: argparse.Namespace) -> None:
