@@ -173,8 +173,8 @@ def published(root: Path, text: str) -> tuple[Tables, dict[str, Plot]]:
 
 
 def of_ablations(root: Path, text: str) -> tuple[Tables, dict[str, Plot]]:
-    """Of the studies of `configs/ablation` that a page shows: called `ablation-NAME`, as the plot of their first measure
-    is. Raises OSError, ValueError."""
+    """Of the studies of `configs/ablation` that a page shows: called `ablation-NAME`, as is the plot of their first
+    measure. Raises OSError, ValueError."""
     tables, plots = Tables(), dict[str, Plot]()
     for results in sorted((root / ABLATIONS).glob("*.csv")):
         name = f"ablation-{results.stem}"
