@@ -146,10 +146,11 @@ def changed(config: Config) -> list[str]:
 
 def replace(config: Config, key: str, value: object) -> Config:
     """A copy with one dotted key changed, checked again. Raises ConfigError."""
-    section, _, below = key.partition(".")
-    if section in SECTIONS:
-        _refuse_unknown({below: None}, SECTIONS[section], f"{section}.", {})
-    return _filled(copy.deepcopy(config), {key: value})
+    _refuse_unknown({key.partition(".")[0]: None}, Config, "", {})
+    try:
+        return _filled(copy.deepcopy(config), {key: value})
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}", key) from None
 
 
 # Checking

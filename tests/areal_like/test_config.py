@@ -256,8 +256,9 @@ def test_the_result_is_read_only_and_survives_yaml(stand_ins: Path) -> None:
 def test_replacing_a_key_leaves_the_first_alone_and_checks(stand_ins: Path) -> None:
     made = load(["base"])
     assert config.replace(made, "run.name", "x").run.name == "x" and made.run.name is None
-    with pytest.raises(ConfigError, match=r"run\.nane"):
-        config.replace(made, "run.nane", "x")
+    for key, value in {"run.nane": "x", "nonsense": 1, "run.steps": "many", "learner.nonsense": 1}.items():
+        with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+            config.replace(made, key, value)
 
 
 # What is shipped
