@@ -107,7 +107,7 @@ class RayLauncher:
         run: Path,
         limits: Limits,
         *,
-        ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0,
+        ready_timeout: Annotated[float, "(0, 1e7]"] = 300.0,  # a node that was busy when it should join tries again
         address: str = "auto",
         learner_place: dict[str, float] | None = None,
         buffer_place: dict[str, float] | None = None,
