@@ -91,8 +91,9 @@ class LocalLauncher:
 
 
 class Here:
-    """Starts roles on this machine. Roles with a model are forked from a process that has imported torch. Only the
-    first of them waits for these imports, and calls `check` meanwhile. All roles get `arguments`."""
+    """Starts roles on this machine. Roles with a model are forked from a process that has imported torch, and all are
+    where runs share such a process. Only the first of them waits for these imports, and calls `check` meanwhile. All
+    roles get `arguments`."""
 
     def __init__(self, run: Path, *arguments: str):
         self._run, self.arguments, self.check = run, arguments, nothing
@@ -101,7 +102,8 @@ class Here:
     def spawn(self, role: RoleSpec, name: str) -> Group | forks.Forked:
         log = self._run / "logs" / f"{name}.log"
         arguments = ["--name", name, "--run", str(self._run.resolve()), *self.arguments, "--starter", str(os.getpid())]
-        if forks.AVAILABLE and role.imports_torch:
+        shared = forks.VARIABLE in os.environ and not role.gpus  # CUDA forbids forks
+        if forks.AVAILABLE and (role.imports_torch or shared):
             self._forks = self._forks or forks.Forks(self._run)
             try:
                 return self._forks.start(role.module, arguments, role.threads, log, self.check, role.devices)

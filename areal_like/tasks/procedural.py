@@ -18,7 +18,7 @@ from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS, create_dataset
 
 from areal_like.registry import nearest
-from areal_like.tasks.safe_answers import cannot_call, is_formula
+from areal_like.tasks.safe_answers import EVALUATED
 
 SYSTEM_PROMPTS: dict[str, str] = utils.SYSTEM_PROMPTS
 SIZE = 1_000_000
@@ -26,12 +26,6 @@ SIZES = {"acre": 1000, "word_ladder": 20_000}
 """Of data sets that make all items at once, or refuse more. A config may say another `size`."""
 UNSTEADY = {"isomorphic_strings", "polynomial_multiplication", "ransom_note"}
 """Data sets whose items depend on the order of Python's sets, which each process draws anew."""
-EVALUATED = {
-    **dict.fromkeys(["binary_matrix", "n_queens", "spiral_matrix", "string_insertion"], cannot_call),
-    **dict.fromkeys(["countdown", "intermediate_integration", "puzzle24", "simple_integration"], is_formula),
-    "polynomial_multiplication": is_formula,
-}
-"""Data sets whose scorers evaluate the answer as Python → what must hold of an answer, which otherwise earns 0."""
 
 
 def dataset(name: str, config: Mapping[str, object]) -> ProceduralDataset:

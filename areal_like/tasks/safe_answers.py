@@ -42,3 +42,11 @@ def _is_harmless(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         return not node.id.startswith("_")
     return isinstance(node, _FORMULA)
+
+
+EVALUATED = {
+    **dict.fromkeys(["binary_matrix", "n_queens", "spiral_matrix", "string_insertion"], cannot_call),
+    **dict.fromkeys(["countdown", "intermediate_integration", "puzzle24", "simple_integration"], is_formula),
+    "polynomial_multiplication": is_formula,
+}
+"""Data sets of reasoning_gym whose scorers evaluate the answer as Python → what must hold of it; else it earns 0."""

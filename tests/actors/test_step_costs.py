@@ -3,7 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
-from time import perf_counter, sleep, thread_time
+from time import sleep, thread_time
 
 import numpy as np
 import pytest
@@ -160,15 +160,15 @@ def test_the_embedded_engine_measures_what_its_run_lacked() -> None:
 
 
 def test_steps_that_follow_one_another_are_a_block() -> None:
-    counted, now = StepCosts(), perf_counter()
+    counted, now, step = StepCosts(), 1000.0, 2.0**-10  # steps of .98 ms, exactly, whatever has gone before
     for _ in range(25):
         counted.begin(now, 2, 20)
-        now += 0.001
+        now += step
         counted.end(now)
-    assert [round(block[2]) for block in counted.blocks] == [10, 10, 5], "each of at least 10 ms"
+    assert [round(block[2]) for block in counted.blocks] == [11, 11, 3], "each of at least 10 ms"
     first, second = list(counted.blocks)[:2]
-    assert first[1] == pytest.approx(second[0]) and second[1] - second[0] == pytest.approx(0.01, rel=0.2)
-    assert second[3:] == pytest.approx([20, 200, 0.01])
+    assert first[1] == second[0] and second[1] - second[0] == 11 * step
+    assert second[3:] == pytest.approx([22, 220, 11 * step])
 
 
 @pytest.mark.parametrize(("sequences", "size"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (64, 6), (65, 7)])

@@ -140,6 +140,15 @@ def test_without_a_server_roles_are_started_by_themselves(launcher: LocalLaunche
     assert [(death.name, death.how) for death in launcher.running.deaths] == [("actor_0", in_words(EXIT_FORKS_GONE))]
 
 
+def test_where_runs_share_a_server_all_roles_are_forked_but_those_on_gpus(launcher: LocalLauncher) -> None:
+    roles = [RoleSpec(name, MODULE, 1, True, gpus=gpus) for name, gpus in (("learner", 0), ("actor_0", 1))]
+    with forks.listening():
+        launcher.start(roles)
+        until("the start", lambda: offered(launcher, "learner", "actor_0"))
+    pids = launcher.running.pids
+    assert parent_of(pids["actor_0"]) == os.getpid() != parent_of(pids["learner"])
+
+
 def test_a_server_that_is_gone_starts_nothing(probe: str, server: Forks, tmp_path: Path) -> None:
     role = server.start("a_sleeper", [], 1, tmp_path / "role.log", nothing)
     assert server._server

@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,6 +21,8 @@ TARGETS = ["q_proj", "down_proj"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained adapter: peft's own files, with B that is not 0."""
+    import peft
+
     place = tmp_path_factory.mktemp("adapter")
     config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=TARGETS, task_type="CAUSAL_LM")
     torch.manual_seed(7)
@@ -39,7 +40,9 @@ def logits(model) -> torch.Tensor:
 
 
 def test_it_begins_with_the_weights_that_peft_merges(folder: Path) -> None:
-    theirs = peft.PeftModel.from_pretrained(frozen(tiny_model(), torch.bfloat16), folder)
+    from peft import PeftModel
+
+    theirs = PeftModel.from_pretrained(frozen(tiny_model(), torch.bfloat16), folder)
     merged = Adapters(tiny_model(), 0, torch.bfloat16, path=str(folder)).merged()
     model = tiny_model()
     model.load_state_dict(merged, strict=False)
@@ -82,6 +85,8 @@ def test_knobs_that_say_otherwise_are_refused(folder: Path, knobs: dict, told: s
 
 
 def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    import peft
+
     with pytest.raises(ValueError, match=r"another model: \S*down_proj is 32 × 64 there, and 32 × 48 here"):
         Adapters(tiny_model("llama"), 0, torch.float32, path=str(folder))
     strange = torch.nn.ModuleDict({"other": torch.nn.Linear(3, 3)})

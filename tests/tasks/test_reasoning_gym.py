@@ -6,6 +6,7 @@ A run of it is the command in docs/environments.md (tests/integration/test_docum
 import asyncio
 import json
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
 from areal_like.tasks.generated import SPLITS
 
-reasoning_gym = pytest.importorskip("reasoning_gym", reason="needs pip install reasoning-gym")
+if not find_spec("reasoning_gym"):  # its import takes seconds, in each process that collects
+    pytest.skip("needs pip install reasoning-gym", allow_module_level=True)
 
-from areal_like.tasks import procedural  # noqa: E402
-from areal_like.tasks.reasoning_gym import ReasoningGym  # noqa: E402
+from areal_like.tasks.reasoning_gym import ReasoningGym
+from areal_like.tasks.safe_answers import EVALUATED
 
 EASY = {"max_terms": 2, "max_digits": 1}
 
@@ -88,6 +90,8 @@ def test_the_data_set_scores_what_is_extracted(extract, words, score):
 
 
 def test_system_prompts_go_by_name():
+    from areal_like.tasks import procedural
+
     task = make(system="direct")
     assert task.prompt("train", 0).messages[0] == {"role": "system", "content": procedural.SYSTEM_PROMPTS["direct"]}
     assert make(system="Be brief.").prompt("train", 0).messages[0]["content"] == "Be brief."
@@ -132,8 +136,10 @@ SNEAKY = [
 ]
 
 
-@pytest.mark.parametrize("name", sorted(procedural.EVALUATED))
+@pytest.mark.parametrize("name", sorted(EVALUATED))
 def test_code_from_the_model_is_not_run(name, tmp_path, monkeypatch):
+    from areal_like.tasks import procedural
+
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     task = make(dataset=name, extract="text", max_prompt_tokens=4096)
     prompt, code = task.prompt("train", 0), CODE.format(file=str(tmp_path / "out"))
@@ -146,6 +152,8 @@ def test_code_from_the_model_is_not_run(name, tmp_path, monkeypatch):
 
 def test_no_other_scorer_evaluates_answers():
     """Reads the package: a new version may have another one."""
+    import reasoning_gym
+
     folder = Path(reasoning_gym.__file__).parent
     calls = ("eval(", "parse_expr(", "exec(", "sympify(", "literal_eval(")
     found = {
@@ -154,4 +162,4 @@ def test_no_other_scorer_evaluates_answers():
         if any(call in file.read_text() for call in calls) and "score_answer" in file.read_text()
     }
     own = {"codeio", "number_sorting", "bitwise_arithmetic", "basic_arithmetic", "propositional_logic"}
-    assert found - own == set(procedural.EVALUATED)  # `own` evaluate what they have made themselves
+    assert found - own == set(EVALUATED)  # `own` evaluate what they have made themselves

@@ -7,20 +7,22 @@ import asyncio
 import json
 import signal
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-verifiers = pytest.importorskip("verifiers", reason="needs pip install verifiers")
+if not find_spec("verifiers"):  # its import takes seconds, in each process that collects
+    pytest.skip("needs pip install verifiers", allow_module_level=True)
 
-from actors.agents.programs import AgentError  # noqa: E402
-from actors.agents.workflow import agent as workflow  # noqa: E402
-from actors.resumption import Recorder  # noqa: E402
-from areal_like.tasks import verifiers as adaptor  # noqa: E402
-from areal_like.tasks.verifiers import Verifiers, environment  # noqa: E402
-from areal_like.types import Limits, PartialSample, Sample  # noqa: E402
-from tests.actors.agents.test_conversation import Speaker  # noqa: E402
+from actors.agents.programs import AgentError
+from actors.agents.workflow import agent as workflow
+from actors.resumption import Recorder
+from areal_like.tasks import verifiers as adaptor
+from areal_like.tasks.verifiers import Verifiers, environment
+from areal_like.types import Limits, PartialSample, Sample
+from tests.actors.agents.test_conversation import Speaker
 
 PLAY = "actors.agents.of_verifiers:play"
 ENV = "examples.verifiers_digits"
@@ -148,6 +150,8 @@ def test_code_from_the_model_is_not_run(tmp_path: Path) -> None:
     ):
         sample, _ = play(task, hostile, code + "<eos>")
         assert sample.reward == 0.0
+    import verifiers
+
     completion = [{"role": "assistant", "content": f"<think>{code}</think><answer>\\boxed{{{code}}}</answer> ${code}$"}]
     for parser in (verifiers.XMLParser(["think", "answer"]), verifiers.ThinkParser(), verifiers.MaybeThinkParser()):
         parser.parse_answer(completion)
@@ -160,6 +164,8 @@ def test_code_from_the_model_is_not_run(tmp_path: Path) -> None:
 
 
 def refusal(env: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    import verifiers
+
     monkeypatch.setattr(verifiers, "load_environment", lambda name, **args: env)
     environment.cache_clear()
     with pytest.raises(ValueError) as caught:
@@ -175,6 +181,8 @@ def fresh() -> Any:
 
 def test_what_would_run_code_or_can_not_be_trained_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the package's own names, so that a new version of it that renames them is noticed."""
+    import verifiers
+
     for name in adaptor.REFUSED:
         source = "".join(path.read_text() for path in (Path(verifiers.__file__).parent / "envs").rglob("*.py"))
         assert f"class {name}(" in source
@@ -224,7 +232,9 @@ def test_the_task_itself_scores_a_single_answer_as_the_environment_does() -> Non
 
 def test_an_environment_that_fails_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(self: Any, messages: Any, state: Any, **_: Any) -> Any:
-        raise verifiers.InfraError("no network")
+        from verifiers import InfraError
+
+        raise InfraError("no network")
 
     task = make(args={"kind": "turns"})
     monkeypatch.setattr(type(environment(ENV, json.dumps({"kind": "turns"}))), "env_response", fails)

@@ -4,19 +4,20 @@ import random
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import nltk
 import numpy as np
 import pytest
 
-textarena = pytest.importorskip("textarena", reason="needs pip install textarena")
+if not find_spec("textarena"):  # its import takes seconds, in each process that collects
+    pytest.skip("needs pip install textarena", allow_module_level=True)
 
-from actors.environments import textarena as ours  # noqa: E402
-from actors.environments.textarena import TextArena  # noqa: E402
-from areal_like.errors import UserError  # noqa: E402
-from areal_like.types import Prompt  # noqa: E402
+from actors.environments import textarena as ours
+from actors.environments.textarena import TextArena
+from areal_like.errors import UserError
+from areal_like.types import Prompt
 
 SEED_OF_1 = 14
 """Whose number is 1."""
@@ -88,6 +89,8 @@ def test_a_game_follows_from_its_seed_and_moves(game):
 @pytest.fixture
 def nltk_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of data for NLTK; games and corpora are loaded anew."""
+    import nltk
+
     monkeypatch.setattr(nltk, "download", lambda *_, **__: pytest.fail("it went to the network"))
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     loader = nltk.corpus.util.LazyCorpusLoader("words", nltk.corpus.reader.WordListCorpusReader, r"(?!README|\.).*")
@@ -136,6 +139,8 @@ def test_code_from_the_model_is_text(tmp_path: Path):
 
 def test_no_game_evaluates_what_it_is_told():
     """Reads the package: a new version may have one that does."""
+    import textarena
+
     calls = re.compile(r"(?<![\w.])(?:eval|exec|compile|sympify|parse_expr|__import__|os\.system|subprocess\.\w+)\(")
     sources = {file: file.read_text() for file in (Path(textarena.__file__).parent / "envs").rglob("*.py")}
     assert len(sources) > 100 and not [file for file, text in sources.items() if calls.search(text)]
