@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -221,22 +222,28 @@ def group_reward_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
         finally:
             await pool.close()
 
-    def scores(*groups: list[dict[str, Any]]) -> list[list[float]]:
-        """Of all groups, in one process: to start it and import the function may take seconds."""
-        return asyncio.run(_scores(groups))
+    sizes = [answers[:size] for size in (1, 2, len(answers))]
+
+    # In two processes, and no more: to start one and import the function may take seconds.
+    @cache
+    def once() -> list[list[float]]:
+        return asyncio.run(_scores(sizes))
+
+    @cache
+    def again() -> list[list[float]]:
+        return asyncio.run(_scores([answers, answers[::-1]]))
 
     def numbers() -> str:
-        groups = [answers[:size] for size in (1, 2, len(answers))]
-        for group, found in zip(groups, scores(*groups), strict=True):
+        for group, found in zip(sizes, once(), strict=True):
             demand(len(found) == len(group), f"{len(group)} answers got {len(found)} rewards: {found}")
         return f"{min(found):g} to {max(found):g} for {len(answers)} answers"
 
     def repeats() -> None:
-        (first,), (second,) = scores(answers), scores(answers)  # in two processes
+        first, second = once()[-1], again()[0]
         demand(first == second, f"the same answers got {first}, then {second}")
 
     def forgets_places() -> None:
-        forward, backward = scores(answers, answers[::-1])
+        forward, backward = again()
         demand(
             np.allclose(forward, backward[::-1]), f"in another order the answers got {backward[::-1]}, not {forward}"
         )

@@ -8,7 +8,14 @@ from scripts.verify import chaos
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-SMALL = ["eval.prompts=4", "eval.every=0", "groups_per_batch=4", "checkpoint.every=3", "task.digits=4"]
+SMALL = [
+    "eval.prompts=4",
+    "eval.every=0",
+    "groups_per_batch=4",
+    "checkpoint.every=3",
+    "task.digits=4",
+    "run.trackers=[]",
+]
 TIMED = ["engine=timed", "learner=timed", "learner.base=0.02", "engine.median=20"]
 
 

@@ -11,7 +11,14 @@ from tests.integration.lying import LIE
 from tests.integration.poisoning import BAD_TOKEN
 from tests.integration.runs import summary, train_in_processes
 
-CONFIG = ["groups_per_batch=4", "run.target_reward=null", "eval.prompts=4", "eval.every=0", "buffer.keep_journal=true"]
+CONFIG = [
+    "groups_per_batch=4",
+    "run.target_reward=null",
+    "eval.prompts=4",
+    "eval.every=0",
+    "buffer.keep_journal=true",
+    "run.trackers=[]",
+]
 
 
 def set_aside(run: Path, broken: tuple[str, ...] = ()) -> list[tuple]:

@@ -12,7 +12,14 @@ from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step
 
 B, SAMPLES, STEPS = 4, 8, 14
-TIMED = ["engine=timed", "learner=timed", "learner.base=0.02", "sampling.max_tokens=200", "engine.median=30"]
+TIMED = [
+    "engine=timed",
+    "learner=timed",
+    "learner.base=0.02",
+    "sampling.max_tokens=200",
+    "engine.median=30",
+    "run.trackers=[]",
+]
 COMMON = [*TIMED, f"groups_per_batch={B}", f"run.steps={STEPS}", "run.target_reward=null", "eval.prompts=4"]
 
 

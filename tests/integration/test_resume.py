@@ -15,7 +15,15 @@ from buffer.events import Serve
 from buffer.journal import scan
 from tests.integration.runs import REPOSITORY, rows, summary, train
 
-TIMED = ["engine=timed", "learner=timed", "engine.median=20", "learner.base=0.02", "eval.prompts=4", "eval.every=0"]
+TIMED = [
+    "engine=timed",
+    "learner=timed",
+    "engine.median=20",
+    "learner.base=0.02",
+    "eval.prompts=4",
+    "eval.every=0",
+    "run.trackers=[]",
+]
 
 
 def start(folder: Path, name: str, *overrides: str) -> subprocess.Popen:
