@@ -26,7 +26,8 @@ class Copy(GeneratedTask):
     response and answer. So a response of variable length earns 1 only if it also stops in time. `credit="exact"` gives
     1 for the whole answer and 0 otherwise.
 
-    digits: length, or the longest length where `min_digits` is given (then uniform in min_digits..digits).
+    digits: length, or the longest length where `min_digits` is given (then uniform in min_digits..digits). With
+    `digits=1` one of the ten prompts is held out: no training prompt has its digit, so the held-out reward falls to 0.
     train_size, heldout_size: rows of the splits. length_trace: see `areal_like.tasks.length_trace`.
     """
 
