@@ -16,7 +16,7 @@ from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, wait_for_step
 
 SYNC = ["mode=sync", "run.steps=4", "run.target_reward=null", "eval.prompts=0", "checkpoint.every=0"]
-LONG = ["task.length_trace={median: 400, sigma: 0.3, max: 600}", "groups_per_batch=8"]
+LONG = ["task.length_trace={median: 250, sigma: 0.3, max: 400}", "groups_per_batch=8"]
 
 
 def broken_off(folder: Path, *overrides: str) -> Path:
