@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.experts import joined
+from areal_like.experts import joined_experts
 from areal_like.interfaces import Heard, RewardFunction, RolloutEngine
 from areal_like.partials import digest_of
 from areal_like.types import Completion, Limits, PartialSample, Prompt, Runs
@@ -104,7 +104,7 @@ class Recorder:
             np.concatenate([before.logprobs, after.logprobs]),
             merged(before.runs + after.runs),
             after.finish,
-            joined([each.experts for each in (before, after) if len(each.tokens)]),
+            joined_experts([each.experts for each in (before, after) if len(each.tokens)]),
         )
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from actors.resumption import merged
-from areal_like.experts import joined
+from areal_like.experts import joined_experts
 from areal_like.interfaces import Codec
 from areal_like.types import Completion, Finish, Limits, Runs, Sample
 
@@ -163,7 +163,7 @@ class Transcript:
         experts there: they are 0."""
         found = []
         for parts in self._contexts():
-            known = joined([part.experts for part in parts if part.trained or part.experts is not None])
+            known = joined_experts([part.experts for part in parts if part.trained or part.experts is not None])
             if known is None:
                 return None
             missing = sum(len(part.tokens) for part in parts) - len(known)

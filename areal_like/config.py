@@ -35,7 +35,7 @@ from areal_like.conflicts import (
     refuse_odd_words,
 )
 from areal_like.defaults import LEARNING, learning_defaults, machine_defaults
-from areal_like.held_out_keys import check_sets
+from areal_like.eval_sets import check_sets
 from areal_like.layers import COMMAND_LINE, Layers, Tree, Value, read, shown
 from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.other_names import instead_of

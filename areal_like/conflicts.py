@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from areal_like import corrections
 from areal_like.defaults import optimizer_steps
-from areal_like.judging import refuse_odd_judge
+from areal_like.judge_knobs import refuse_odd_judge
 from areal_like.model_folder import ROUTED, read_config
 from areal_like.placement import AUTO, needs_of, place
 from areal_like.placement import KEY as PLACEMENT

@@ -78,7 +78,7 @@ def block(payload: bytes | bytearray | memoryview, shape: Shape, count: int, sta
     return flat.reshape(count, *shape[:2])
 
 
-def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+def joined_experts(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """Experts of positions that follow one another; None where those of a part are not known."""
     known = [each for each in parts if each is not None]
     return np.concatenate(known) if known and len(known) == len(parts) else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from areal_like import config as configs
 from areal_like.config import Config
 from areal_like.estimates import powers
-from areal_like.held_out_keys import KNOBS, OWN, task_spec
+from areal_like.eval_sets import KNOBS, OWN, task_spec
 from areal_like.interfaces import Task
 from areal_like.registry import build
 from areal_like.tasks.mixture import refuse_other_tokens

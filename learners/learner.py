@@ -37,7 +37,6 @@ from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics, of_demonstrations
 from learners.collectives import Ranks
 from learners.critic import Critic
-from learners.cut_answers import one_token_further, without_cut_answers
 from learners.diagnostics import buckets, zero_variance_by_staleness
 from learners.gradient_noise import Drawn, Parts
 from learners.lessons import Lessons
@@ -46,8 +45,8 @@ from learners.losses.contract import (
     LossFunction,
     is_single_pass,
     is_supervised,
-    joined,
     leaves_out,
+    merged,
     needs_proximal,
     needs_uniform,
     plan_of,
@@ -65,6 +64,7 @@ from learners.sharding import Computing, hold_in, prepare, reshard
 from learners.step import Step
 from learners.streaming import check_stream, combined, is_start_of
 from learners.teacher import Teacher
+from learners.truncation import one_token_further, without_cut_answers
 from learners.untrainable import or_untrainable
 
 Advantage = Callable[..., np.ndarray]
@@ -523,7 +523,7 @@ class TorchLearner:
             step.proximal[part.trained] = current.detach()
         batch = step.loss_batch(part.trained, current, part.sequence, needs_proximal(self._loss))
         loss, observed = self._loss(batch, denominator)
-        step.observe(joined(step.foreseen(part.trained), observed), part.trained, "loss/")
+        step.observe(merged(step.foreseen(part.trained), observed), part.trained, "loss/")
         step.note({"current": current}, part.trained)
         reference = None if step.reference is None else step.reference[part.trained]
         loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch.share, denominator)

@@ -23,7 +23,7 @@ from typing import Any
 from areal_like import checkpoints
 from areal_like.client import LearnerClient, Stopped
 from areal_like.config import ranks_of
-from areal_like.held_out_keys import OWN
+from areal_like.eval_sets import OWN
 from areal_like.interfaces import Task, Trainer
 from areal_like.messages import GradientNoise, Manifest
 from areal_like.metrics import MetricsLog

@@ -37,7 +37,7 @@ class Objective:
 
     `overlong_penalty` × DAPO's punishment of answers near `overlong_limit` tokens is subtracted from the reward; it
     grows over the last `overlong_buffer` tokens. With `overlong_filter` answers that were cut at the limit of length
-    are not trained (`learners.cut_answers`). What is left of the reward is multiplied by `reward_scale`, then cut at
+    are not trained (`learners.truncation`). What is left of the reward is multiplied by `reward_scale`, then cut at
     ± `reward_clip`, if that is a number: AReaL's order, without its bias; advantages see the result, metrics and
     samples the reward itself. `started_per_trained`: responses that were started per one that is trained; above 1
     advantages are multiplied by `learners.cut_responses`. A config says it as `scheduler.cut_responses: weigh`. Raises

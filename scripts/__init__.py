@@ -40,7 +40,7 @@ PARTS = {
     "claims.stacks": "claims.digits",
     "claims.studies": "claims.digits",
     "claims.tokens": "claims.terminal",
-    "comparison": "ablate",
+    "intervals": "ablate",
     "contracts.acting": "check",
     "contracts.learning": "check",
     "contracts.serving": "check",

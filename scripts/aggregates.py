@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import trim_mean
 
-from .comparison import Estimate
+from .intervals import Estimate
 from .pairing import Paired, paired
 
 Scores = Mapping[str, Sequence[float]]

@@ -26,7 +26,7 @@ from areal_like.config import ConfigError
 from areal_like.errors import UserError
 from areal_like.estimates import by_prompt, powers
 from areal_like.estimates import figures as estimates
-from areal_like.held_out_keys import OWN
+from areal_like.eval_sets import OWN
 from areal_like.heldout import own_rows
 from areal_like.layers import parse_override
 from areal_like.run_folder import CONFIG

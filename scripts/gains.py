@@ -139,7 +139,7 @@ def rows_of(members: Sequence[Member]) -> list[Row]:
 
 def shown(rows: Sequence[Row]) -> str:
     """The table, in markdown."""
-    from .comparison import markdown_table
+    from .intervals import markdown_table
 
     lines = []
     for row in rows:

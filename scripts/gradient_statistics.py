@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .comparison import Estimate, bootstrap, markdown_table
+from .intervals import Estimate, bootstrap, markdown_table
 from .plotting.drawing import picture
 from .plotting.matrix import plot_matrix
 from .plotting.plot import Plot, Point

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from areal_like import older_configs
 from areal_like.config import from_tree
-from areal_like.held_out_keys import OWN
+from areal_like.eval_sets import OWN
 from areal_like.heldout import HeldoutSet, sets_of
 from areal_like.registry import ConfigError, bind, build, nearest
 from areal_like.run_folder import CONFIG

@@ -185,7 +185,7 @@ def _layers(model: PreTrainedModel) -> list[Any]:
 def _fuse(layer: Any, dtype: torch.dtype, device: torch.device) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
 
-    def joined(*parameters: nn.Parameter) -> torch.Tensor:
+    def stacked(*parameters: nn.Parameter) -> torch.Tensor:
         """One tensor that holds the parameters along their first dimension; they become views of it."""
         whole = torch.cat([parameter.detach().to(device, dtype) for parameter in parameters])
         for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
@@ -193,13 +193,13 @@ def _fuse(layer: Any, dtype: torch.dtype, device: torch.device) -> _Layer:
         return whole
 
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    bias = None if attention.q_proj.bias is None else joined(*(linear.bias for linear in qkv))
+    bias = None if attention.q_proj.bias is None else stacked(*(linear.bias for linear in qkv))
     return _Layer(
         scale=attention.scaling,
-        qkv=product(joined(*(linear.weight for linear in qkv)), bias),
-        out=product(joined(attention.o_proj.weight)),
-        gate_up=product(joined(mlp.gate_proj.weight, mlp.up_proj.weight)),
-        down=product(joined(mlp.down_proj.weight)),
+        qkv=product(stacked(*(linear.weight for linear in qkv)), bias),
+        out=product(stacked(attention.o_proj.weight)),
+        gate_up=product(stacked(mlp.gate_proj.weight, mlp.up_proj.weight)),
+        down=product(stacked(mlp.down_proj.weight)),
         activation=mlp.act_fn,
         norms=(layer.input_layernorm, layer.post_attention_layernorm),
         head_norms=(attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.experts import Routing, joined
+from areal_like.experts import Routing, joined_experts
 from areal_like.types import Completion, Finish, Limits, Runs
 
 NEUTRAL = {
@@ -222,5 +222,5 @@ def concatenated(replies: Sequence[Reply], finish: Finish) -> Completion:
             runs.append((version, count))
     tokens = [np.zeros(0, np.int32), *(reply.tokens for reply in replies)]
     logprobs = [np.zeros(0, np.float32), *(reply.logprobs for reply in replies)]
-    experts = joined([reply.experts for reply in replies if len(reply.tokens)])
+    experts = joined_experts([reply.experts for reply in replies if len(reply.tokens)])
     return Completion(np.concatenate(tokens), np.concatenate(logprobs), runs, finish, experts)

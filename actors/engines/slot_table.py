@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from areal_like.experts import joined
+from areal_like.experts import joined_experts
 from areal_like.interfaces import Heard
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits, Runs
@@ -158,7 +158,7 @@ class SlotTable:
 def whole(request: Request, finish: Finish) -> Completion:
     """All that a request has got, over every stay in a slot."""
     tokens, logprobs = ([part[i] for part in request.before] for i in (0, 1))
-    none, experts = np.zeros(0), joined(request.experts)
+    none, experts = np.zeros(0), joined_experts(request.experts)
     return Completion(
         np.concatenate([none, *tokens]).astype(np.int32),
         np.concatenate([none, *logprobs]).astype(np.float32),

@@ -213,7 +213,7 @@ def with_plan(loss: Callable[..., Any], minibatch: LossBatch) -> LossBatch:
     return planned_for(loss, minibatch)[0]
 
 
-def joined(first: Observed, second: Observed) -> Observed:
+def merged(first: Observed, second: Observed) -> Observed:
     """What two observe of the same tokens. Weights multiply; a token is cut or left out by either."""
     both = {name: first[name] * second[name] for name in first.keys() & second.keys() if name == "behaviour_weight"}
     either = {name: first[name] | second[name] for name in first.keys() & second.keys() if name != "behaviour_weight"}

@@ -31,8 +31,8 @@ from learners.losses.contract import (
     LossFunction,
     Observed,
     Plan,
-    joined,
     log_ratio,
+    merged,
     needs_proximal,
     needs_uniform,
     own_ratio,
@@ -195,7 +195,7 @@ class Corrected:
         share = factors if batch.share is None else batch.share * factors
         corrected = replace(batch, mask=batch.mask & (factors > 0), share=share, factors=None)
         value, observed = self.loss(corrected, denominator)
-        return value, joined(seen, observed)
+        return value, merged(seen, observed)
 
     @property
     def _sees_whole(self) -> bool:
@@ -216,7 +216,7 @@ class Corrected:
             factors, seen = self.factors(minibatch)
             mask = mask & (factors > 0)
         inner, observed = planned_for(self.loss, replace(minibatch, mask=mask))
-        return replace(minibatch, weights=inner.weights, factors=factors), joined(seen, observed)
+        return replace(minibatch, weights=inner.weights, factors=factors), merged(seen, observed)
 
     @torch.no_grad()
     def factors(self, batch: LossBatch) -> tuple[Tensor, Observed]:
@@ -226,7 +226,7 @@ class Corrected:
         factors, stays, observed = torch.ones_like(batch.behaviour), batch.mask, dict[str, Tensor]()
         for link in self.links:
             weight, kept, seen = link.of(batch)
-            factors, stays, observed = factors * weight, stays & kept, joined(observed, seen)
+            factors, stays, observed = factors * weight, stays & kept, merged(observed, seen)
         factors = torch.where(stays, factors, (~batch.mask).to(factors.dtype))
         if self._normalises:
             share = torch.where(stays, shares(batch), 0.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from ..aggregates import improvement, iqm, pairwise
-from ..comparison import Estimate, markdown_table
+from ..intervals import Estimate, markdown_table
 from ..pairing import p_value
 from .measures import Measure
 from .points import Result, by_point

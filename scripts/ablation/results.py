@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..comparison import Estimate, bootstrap, markdown_table
+from ..intervals import Estimate, bootstrap, markdown_table
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot
 from . import overall, pictures

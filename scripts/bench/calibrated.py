@@ -24,7 +24,7 @@ from areal_like.run_folder import SUMMARY
 
 from .. import output
 from ..arguments import interrupted, positive, refuse
-from ..comparison import bootstrap
+from ..intervals import bootstrap
 from ..simulation import calibration, results, roofline
 from ..simulation.run import Simulation
 from .figures import bench_parser

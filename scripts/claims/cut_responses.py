@@ -33,7 +33,7 @@ from buffer.sizing import Fixed
 from learners.cut_responses import inverse_chances
 
 from ..bench.stragglers import NOISE, SETTINGS, spread
-from ..comparison import bootstrap, markdown_table
+from ..intervals import bootstrap, markdown_table
 from . import kept
 from .studies import tell
 

@@ -27,7 +27,7 @@ from typing import Any
 from areal_like import config as configs
 
 from ..arguments import command, new_file, positive
-from ..comparison import markdown_table
+from ..intervals import markdown_table
 from ..output import write_json
 from ..simulation import costs
 from ..simulation.run import Outcome, Simulation

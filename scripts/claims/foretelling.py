@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
-from ..comparison import Estimate, markdown_table
+from ..intervals import Estimate, markdown_table
 from ..plotting.plot import Plot
 from .lagging import SIGNS
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from ..aggregates import Scores, holm, improvement, iqm, pairwise, profile
-from ..comparison import bootstrap, markdown_table
+from ..intervals import bootstrap, markdown_table
 from ..pairing import paired
 from ..plotting.plot import Plot, Point, point
 from . import kept

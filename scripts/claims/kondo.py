@@ -31,7 +31,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.delightful import dg, dg_kondo
 
-from ..comparison import markdown_table
+from ..intervals import markdown_table
 from ..output import write_json
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot, Point

@@ -35,7 +35,7 @@ from typing import Any, cast
 from areal_like import config as configs
 
 from ..arguments import command, new_file
-from ..comparison import markdown_table
+from ..intervals import markdown_table
 from ..output import write_json
 from ..simulation import costs, roofline
 from ..simulation.planning import scaled

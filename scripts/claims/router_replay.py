@@ -30,7 +30,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 
-from ..comparison import bootstrap, markdown_table
+from ..intervals import bootstrap, markdown_table
 from ..output import write_json
 from .studies import prepare, tell
 

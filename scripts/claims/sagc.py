@@ -48,7 +48,7 @@ from buffer.sizing import Fixed, Keep, Lengths, Sizing
 from learners.gradient_noise import GradientNoise
 
 from ..aggregates import holm
-from ..comparison import bootstrap, markdown_table
+from ..intervals import bootstrap, markdown_table
 from ..pairing import paired
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot, point

@@ -29,7 +29,7 @@ from learners.losses.corrections import exact
 from learners.losses.delightful import dg
 from learners.losses.weighted import reinforce
 
-from ..comparison import bootstrap, markdown_table
+from ..intervals import bootstrap, markdown_table
 from ..output import write_json
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot, Point, point

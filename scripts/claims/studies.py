@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from ..arguments import command
-from ..comparison import Estimate, bootstrap, markdown_table
+from ..intervals import Estimate, bootstrap, markdown_table
 from ..plotting.plot import Curve, Point, curve, point
 
 

@@ -41,7 +41,7 @@ from areal_like.run_folder import CONFIG, summary_of
 from areal_like.tasks.copying import Reverse
 from areal_like.types import Prompt
 
-from ..comparison import bootstrap, markdown_table
+from ..intervals import bootstrap, markdown_table
 from ..output import write_json
 from ..train import inline
 from .studies import prepare, tell

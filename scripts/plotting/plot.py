@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..comparison import CURVE_POINTS, Estimate, bootstrap
+from ..intervals import CURVE_POINTS, Estimate, bootstrap
 
 KINDS = ("curves", "against", "cells", "rows", "timelines")
 Curve = tuple[list[float], list[float]]
@@ -28,7 +28,7 @@ class Point:
 
 
 def point(x: float | str, values: Iterable[float | None]) -> Point:
-    """Missing values are left out and counted (`comparison.bootstrap`)."""
+    """Missing values are left out and counted (`intervals.bootstrap`)."""
     given = list(values)
     known = tuple(float(value) for value in given if value is not None and math.isfinite(value))
     return Point(x, bootstrap(given), known)

@@ -16,7 +16,7 @@ import yaml
 
 from areal_like import config as configs
 from areal_like import samples
-from areal_like.held_out_keys import OWN
+from areal_like.eval_sets import OWN
 from areal_like.metrics import MetricsFollower
 from areal_like.older_configs import fill
 from areal_like.places import CONFIGS

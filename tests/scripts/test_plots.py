@@ -19,7 +19,7 @@ from scripts import plots
 from scripts.bench import stragglers
 from scripts.claims import digits, kondo, reversal, terminal
 from scripts.claims.studies import curves, points
-from scripts.comparison import CURVE_POINTS, Estimate
+from scripts.intervals import CURVE_POINTS, Estimate
 from scripts.plotting import canvas, drawing
 from scripts.plotting.lines import places
 from scripts.plotting.matrix import plot_matrix

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from areal_like.config import ConfigError
-from areal_like.held_out_keys import OWN
+from areal_like.eval_sets import OWN
 from areal_like.places import REPOSITORY
 from areal_like.samples import HELDOUT, TRAINED, Kept
 from learners.main import heldout_metrics

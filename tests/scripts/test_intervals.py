@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.special import ndtr, stdtrit
 
-from scripts.comparison import (
+from scripts.intervals import (
     CURVE_POINTS,
     Estimate,
     band,
