@@ -122,8 +122,8 @@ def _note_costs(role: Role, worker: Worker) -> None:
 
 
 def _words(worker: Worker, probe: ServedProbe | None) -> dict[str, Any]:
-    """The health of an engine with processes of its own, of one that serves other weights than it should, and of
-    samples that all crash; else nothing."""
+    """In words: the health of an engine with its own processes, a note if it serves wrong weights or if all samples
+    crash."""
     wrong = (probe.note if probe else "") or worker.trouble
     if not hasattr(worker.engine, "condition"):
         return {"engine_note": wrong} if wrong else {}
@@ -148,8 +148,8 @@ async def _until_told_to_end(worker: Worker, orders: Orders) -> None:
 
 
 async def _measure_steps(engine: Any, jobs: Sequence[asyncio.Task[None]], note: Callable[[], None]) -> None:
-    """Time what the run lacked, once nothing else goes on here: a heartbeat would have the buffer ask an actor that has
-    left to join again. What was counted is on disk before, since this process may be ended meanwhile."""
+    """Time the step sizes that the run lacked, once nothing else runs here: after a heartbeat the buffer would ask this
+    actor, which has left, to join again. Earlier counts are on disk, since this process may be ended soon."""
     for each in jobs:
         each.cancel()
     await asyncio.wait(jobs)
@@ -169,7 +169,7 @@ async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
 
 
 def rollout_of(config: Any, task: Task, rewards_of: Callable[[Task], RewardFunction]) -> Rollout:
-    """How the config samples, and how it answers its held-out sets; these may have tasks of their own."""
+    """How the run samples and answers its held-out sets, which may have their own tasks."""
     sampling, told = config.sampling, config.run.samples_bytes > 0
     heldout = {
         each.name: Heldout(each.prompt, for_tasks(bind("workflow", each.workflow), each.task), rewards_of(each.task))

@@ -33,7 +33,7 @@ class Progress:
         self._marks: dict[Any, tuple[int, int]] = {}
 
     def moved(self, leases: Mapping[Any, Iterable[Named]]) -> dict[Any, int]:
-        """Lease → tokens that it has got here, of those that have moved; at most `MOST_REPORTED`, the longest untold
+        """Lease → its tokens from this actor, for leases that have moved; at most `MOST_REPORTED`, longest unreported
         first."""
         ask = getattr(self._engine, "progress", None)
         so_far: Mapping[str, int] | None = ask() if ask else None

@@ -2,7 +2,7 @@
 
 The server and the histories, one per part, are the publisher's own (`areal_like.weights.server`, `.history`); only the
 source of versions differs. Deltas are passed on unchanged, once they are verified and applied here. Whole weights are
-the replica's bits, copied on request. While the replica changes there are none, and the answer is "later".
+copies of the replica's bits, made on request. While the replica changes, the answer is "later".
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class WorkerDied(RewardError):
 
 
 class RewardPool:
-    """Scores with up to `workers` verifiers at a time; with 0 workers in this process, without any limits, so that a
-    person may look into a verifier.
+    """Scores with up to `workers` verifiers at a time. With 0 workers they run in this process without any limits, so
+    that a person can debug a verifier.
 
     timeout, min_timeout, slack: bounds and factor of a call's time once it has begun (`actors.reward_times`); without
         `min_timeout` every call has `timeout` seconds. memory_limit: bytes of data a worker may have (RLIMIT_DATA);

@@ -1,4 +1,4 @@
-"""An environment as a workflow hears it: under time limits, its answers checked."""
+"""An environment as a workflow sees it: with time limits and checked answers."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ServedProbe:
             return
         expected = np.concatenate([np.array(row, np.float32) for row in probe["logprobs"]])
         for each in scored:
-            if each.version == version:  # else it has moved on meanwhile
+            if each.version == version:  # otherwise it has newer weights by now
                 self._judge(each, np.abs(np.concatenate(each.logprobs) - expected), self._threshold(probe))
 
     def _threshold(self, probe: Probe) -> float:

@@ -53,7 +53,7 @@ class Session:
         """Raises Stuck, WrongKeysError."""
         match message := received.message:
             case messages.Lease():
-                if self.welcomed:  # else it is of the session before: others have it, or will
+                if self.welcomed:  # otherwise it is from the session before: others have it, or will
                     self.worker.start(message.leases, self.client.carried(message, received.payloads))
             case messages.Announce():
                 self.subscriber.announce(message.manifest)

@@ -53,7 +53,7 @@ async def within(seconds: float, step_seconds: float, coroutine: Coroutine[Any, 
 
 
 class Breathing:
-    """`within`, with a breath after an overrun in which nothing else of it begins: many samples may go on in the same
+    """`within`, with a pause after each overrun, in which no other call begins: many samples may continue in the same
     turn of the loop, and the actor must send a heartbeat between any two overruns."""
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeEr
 """Errors that cost a sample, and not yet its group → the reason in the ledger."""
 REASON_CHARACTERS = 200
 CRASHES_IN_A_ROW = 3
-"""Samples that crash with none between that does not, until the run's console says why: their groups may take long."""
+"""After this many samples in a row crash, the run's console says why: their groups may take long."""
 MOST_SAID = 1 << 16
 """Tokens of samples that are not in a group, which the buffer gets for people to read: at most this many at once."""
 
@@ -54,8 +54,8 @@ class Heldout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How this run samples: seed, temperature, longest response (None: as the task says), workflow, and how it answers
-    prompts of held-out sets, by name. `told`: tell the buffer what samples said that are not in a group."""
+    """How this run samples: seed, temperature, longest response (None: the task's limit), workflow, and how it answers
+    prompts of held-out sets, by name. `told`: send the buffer the text of samples that are not in a group."""
 
     seed: int
     temperature: float
@@ -75,7 +75,7 @@ class _Running:
     samples: list[asyncio.Task] = field(default_factory=list)
     recorders: dict[str, Recorder] = field(default_factory=dict)
     handed_back: bool = False
-    cut: list[PartialSample] = field(default_factory=list)  # samples that were begun and are not waited for
+    cut: list[PartialSample] = field(default_factory=list)  # started samples that the group does not wait for
     redrawn: list[tuple[str, PartialSample]] = field(default_factory=list)  # with their reasons
 
 
@@ -226,7 +226,7 @@ class Worker:
             self.tell_of_free_slots()
 
     def tell_of_free_slots(self) -> None:
-        """Say what the buffer does not know yet, as it counts running samples, too."""
+        """Report ended samples that the buffer does not know about: it counts running samples, too."""
         if self._told_ended != self._ended:
             self._tell_credit_soon()
 
@@ -267,7 +267,7 @@ class Worker:
             self._log_failure(f"group {lease.group_id}")
             samples, reason, detail = [], "failed", repr(error)
         if len(samples) < lease.need:
-            if group.handed_back:  # it has no failure of its own: `hand_back` tells of it
+            if group.handed_back:  # not a failure of its own: `hand_back` reports it
                 await asyncio.Event().wait()
             self.client.failed(lease.group_id, reason, detail, self._said(group, self._partial_samples(group)))
             return
@@ -385,7 +385,7 @@ class Worker:
 
     @property
     def trouble(self) -> str:
-        """Why no sample of late has come to its end; "": nothing is wrong, or a few have crashed."""
+        """Why no recent sample has ended; "": nothing is wrong, or only a few crashed."""
         if self._crashes < CRASHES_IN_A_ROW:
             return ""
         return "no sample ends: " + "".join(each if each.isprintable() else " " for each in self._crash)

@@ -35,9 +35,9 @@ async def single_turn(
 ) -> Sample | None:
     """One completion of the prompt, scored; then `filler` loss-masked tokens (`areal_like.tasks.length_trace`).
 
-    The filler goes on from the answer, in the same stream of random numbers, and nothing stops it early. The
-    verifier sees the answer only, and works while the filler is decoded. `finish` is that of the answer. None where
-    either part was aborted: a cut answer earns no fair reward, and a cut filler is not the length that was asked for.
+    The filler continues the answer, in the same stream of random numbers, and nothing stops it early. The verifier sees
+    the answer only, and works while the filler is decoded. `finish` is that of the answer. None where either part was
+    aborted: a cut answer earns no fair reward, and a cut filler is not the length that was asked for.
     """
     answer = await engine.generate(prompt.tokens, limits, request)
     if answer.finish == "abort":
@@ -66,9 +66,9 @@ async def best_of_n(
 ) -> Sample | None:
     """The one of `n` completions that earns most, the first of equals; the others are forgotten.
 
-    Its behaviour logprobs are those of plain sampling, so trained on it is expert iteration (rejection sampling), not
-    a policy gradient; as a way to evaluate it is best-of-n. It takes `n` of the engine's slots. None where a completion
-    was aborted: the best of fewer is something else.
+    Its behaviour logprobs are those of plain sampling. So in training it is expert iteration (rejection sampling), not
+    a policy gradient; in evaluation it is best-of-n. It takes `n` of the engine's slots. None where a completion was
+    aborted: the best of fewer is something else.
     """
     if n < 1:
         raise ValueError(f"workflow.n must be at least 1, got {n}")
@@ -117,8 +117,8 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     takes more than `timeout` seconds, or blocks the actor for 15, raises EpisodeError.
 
     The sample's reward is the sum over its turns (`Sample.turn_rewards`); a turn without a reward of its own earns what
-    the task's verifier gives for its tokens. An episode that is still going on after `max_turns`, or when the tokens
-    are used up, ends with finish "length" and what it has earned. None where a turn was aborted.
+    the task's verifier gives for its tokens. An episode that still runs after `max_turns`, or when the tokens are used
+    up, ends with finish "length" and its reward so far. None where a turn was aborted.
     """
     if prompt.codec is None:
         raise ValueError("multi_turn needs a task with text (Prompt.codec): jsonl, calculator, or your own")

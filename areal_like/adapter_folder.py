@@ -24,7 +24,7 @@ _MUST_BE: dict[str, tuple[object, ...]] = {
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
 }
-"""Keys of the config → what can be trained here. Of the rest the published model, base + B A, would know nothing."""
+"""Keys of the config → the values that can be trained here. The published model, base + B A, can't express others."""
 
 
 @dataclass(frozen=True, slots=True)

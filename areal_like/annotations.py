@@ -25,8 +25,8 @@ _MUST = "must be "
 
 
 def misfit(value: object, annotation: ast.expr | None) -> str:
-    """Why a value may not have this type or lies outside its range, such as "expected float, got 'x'" or "must be above
-    0, got -1"; empty where it fits, and for annotations that are not understood."""
+    """What is wrong with a value's type or range, such as "expected float, got 'x'" or "must be above 0, got -1"; empty
+    if it fits, and for annotations that are not understood."""
     problem = _problem(value, annotation)
     return f"{problem}, got {value!r}" if problem else ""
 

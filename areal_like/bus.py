@@ -9,10 +9,10 @@ connection (a firewall dropped it, a host lost power) counts as broken after tha
 The file system guards local sockets: their folder belongs to the user alone. On TCP a Router is a CURVE server
 (`areal_like.keys`). It accepts clients on its allow-list, and from each only the messages that its key's role may send.
 Dealers are CURVE clients. A stranger can make a Router hold one frame per connection, until the handshake fails or
-`HANDSHAKE_MS` have passed. What a peer can make it hold is bounded: the size of a frame by `max_frame` (refused before
-memory is taken), messages that wait in either direction by their number (`UNREAD`, `unsent`), and lines in the log.
-ZeroMQ does not bound the frames of one message: it collects all before it hands out the first. So a holder of keys, or
-on a local socket another process of the user, can fill the memory.
+`HANDSHAKE_MS` have passed. A peer's use of memory is bounded: `max_frame` limits the size of a frame (refused before
+memory is taken), `UNREAD` and `unsent` limit the messages that wait in either direction, and log lines are limited,
+too. ZeroMQ does not limit the frames of one message: it collects all before it hands out the first. So a holder of
+keys, or on a local socket another process of the user, can fill the memory.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""How actors, the learner and the starter talk to the buffer: thin classes over the bus that know the messages, nothing
-else."""
+"""How actors, the learner and the starter talk to the buffer: thin classes over the bus that know only the messages."""
 
 from __future__ import annotations
 
@@ -125,8 +124,8 @@ class ActorClient:
             self._unacknowledged.pop(group_id, None)
 
     def left_out(self, group_id: int, cut: list[int], redrawn: list[str], said: Said | None = None) -> None:
-        """Tell what a group to be pushed lacks: the tokens so far of samples that it did not wait for, and the reason
-        for each sample that was drawn again; `said`: what these samples said."""
+        """Report what a group lacks, before its push: the tokens so far of samples that it did not wait for, and the
+        reason for each sample that was drawn again. `said`: what these samples said."""
         head, payloads = (said[0], [said[1]]) if said else (None, [])
         self.dealer.send(messages.LeftOut(group_id, cut, redrawn, head), payloads)
 
@@ -229,8 +228,8 @@ class LearnerClient:
         self._say(messages.WantShare(index, rank))
 
     def stream(self, take: Callable[[Batch], None]) -> None:
-        """From now on, while `batch` waits, call `take` with groups of the batch as they finish: a `Batch` of those
-        that follow, in its order, on the ones before. They are in the batch nevertheless."""
+        """From now on, while `batch` waits, call `take` with groups of the batch as they finish: each time a `Batch`
+        with the next groups in batch order. The whole batch contains them again."""
         self._take = take
         self._say(messages.Stream())
 
@@ -258,7 +257,7 @@ class LearnerClient:
         self._said.pop(messages.Untrainable, None)
 
     def _take_part(self, part: messages.Part, payloads: Payloads) -> None:
-        """One that does not follow on what is here is left out: the batch will have its groups."""
+        """Ignore a part that does not continue the earlier ones: the batch will have its groups."""
         if self._take and part.index == self._index and part.begin == self._taken:
             batch = self._decode(part, payloads)
             self._taken += len(batch.groups)

@@ -1,4 +1,4 @@
-"""The config of a run: which keys there are, of which type, and how a wrong one is refused.
+"""The config of a run: its keys, their types, and the checks that refuse a wrong one.
 
     load(["configs/quickstart.yaml", "mode=sync", "learner.lr=1e-3"])
 
@@ -66,9 +66,8 @@ IMPLIED_BY_ONE_PROCESS = {
 
 
 def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
-    """The config of `[file, key=value, ...]`, checked and resolved. `inherited`: the config of an earlier run, whose
-    values take the place of defaults that depend on the model and the machine; its own defaults of learning do not.
-    Raises ConfigError."""
+    """The config of `[file, key=value, ...]`, checked and resolved. `inherited`: the config of an earlier run. Its
+    values replace defaults that depend on model and machine, but not defaults of learning. Raises ConfigError."""
     if not argv:
         raise ConfigError("no config file given; try configs/quickstart.yaml")
     layers = Layers()
@@ -268,8 +267,8 @@ def _imply_bound(layers: Layers) -> None:
 
 
 def _imply_one_process(layers: Layers) -> None:
-    """In one process a person may stop the roles for as long as he likes, and an error should show at once: no
-    time-outs, no helper processes. The command line overrides this."""
+    """In one process a person may pause the roles for any time, and an error should show at once: so no time-outs and
+    no helper processes. The command line overrides this."""
     launcher = layers.tree.get("launcher")
     name = launcher.get("name") if isinstance(launcher, dict) else None
     if not isinstance(name, str) or "ONE_PROCESS" not in marks("launcher", name):

@@ -1,6 +1,6 @@
 """Settings that contradict one another, though each is valid alone: refused before any process starts.
 
-The component itself would refuse them, too, but only when it is built: seconds later, in a log.
+The component itself would refuse them, too, but seconds later, when it is built, and in a log.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     loss: {name: decoupled_ppo, correction: {high: 2}}
 
 A loss that is usually corrected has its usual correction unless the config says another (`USUAL`). Knobs without a name
-are the usual one's. What they compute stands in `learners.losses.corrections`; here is what can be known before
-anything is built: which correction is meant, and whether its knobs make sense, alone and with the loss.
+are the usual one's. `learners.losses.corrections` computes them. This module checks what is known before anything is
+built: which correction is meant, and whether its knobs make sense, alone and with the loss.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
     if known["engine"].get("device") == "auto":
         known["engine"]["device"] = "cuda" if gpu else "cpu"
     launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
-    here, one_process = "ACROSS_HOSTS" not in launcher, "ONE_PROCESS" in launcher  # then its roles take turns
+    here, one_process = "ACROSS_HOSTS" not in launcher, "ONE_PROCESS" in launcher  # its roles take turns
     learns, acts = (here and large and _on_cpu(kind, known[kind]) for kind in ("learner", "engine"))
     acts = acts and not is_supervised(config)
     embedded = {"needs_model", "needs_folder"} & marks("engine", config.engine["name"]) == {"needs_model"}  # no servers

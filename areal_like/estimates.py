@@ -42,9 +42,9 @@ def powers(samples: int) -> list[int]:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """An interval of 95 % for the mean of independent values, one per prompt.
 
-    Of values that are 0 or 1, or all equal within [0, 1]: Wilson's, which stays valid if all are 0 or all 1. Of others:
-    by bootstrap over the prompts (percentiles of 2000 resamples, the same ones every time); of more than 1000, mean ±
-    1.96 standard errors. Of a single value outside of [0, 1] nothing is known.
+    For values that are 0 or 1, or all equal within [0, 1]: Wilson's, which stays valid if all are 0 or all 1. For other
+    values: bootstrap over the prompts (percentiles of 2000 resamples, the same every time). For more than 1000 of them:
+    mean ± 1.96 standard errors. For a single value outside of [0, 1] nothing is known.
     """
     array = np.asarray(values, np.float64)
     count, mean = len(array), float(array.mean())

@@ -1,4 +1,4 @@
-"""The keys of held-out sets (`eval.sets`): which there are, and how a wrong one is refused. Imports nothing heavy."""
+"""The keys of held-out sets (`eval.sets`), and the checks that refuse a wrong one. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def task_spec(run_task: Spec, model_path: object, given: str | Spec) -> dict[str
 def check_sets(
     own: Spec, run_task: Spec, model_path: object, workflow_of: Callable[[object], Mapping[str, object]]
 ) -> None:
-    """Check the section `eval`, with its sets, as far as its text tells. `run_task`: the run's task; `workflow_of`: the
-    workflow of a set, from what the set says of it. Raises ConfigError."""
+    """Check the section `eval` with its sets, as far as its text allows. `run_task`: the run's task; `workflow_of`: a
+    set's workflow, from the set's knobs for it. Raises ConfigError."""
     _check_ks("eval", own)
     sets, tasks = own["sets"], run_task.get("tasks") or {}
     assert isinstance(sets, Mapping) and isinstance(tasks, Mapping)

@@ -31,7 +31,7 @@ class Routing(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """Of expert numbers."""
+        """The dtype of expert numbers."""
         return np.dtype(np.uint8 if self.experts <= 1 << 8 else np.uint16)
 
     @property
@@ -56,7 +56,7 @@ def width(shape: Shape) -> int:
 
 
 def is_shape(shape: Shape) -> bool:
-    """Has a sender, who may send anything, named a shape that experts can have?"""
+    """Is this a shape that experts can have? A sender may send anything."""
     return shape == NONE or width(shape) > 0
 
 

@@ -1,7 +1,7 @@
-"""The held-out sets of a run: what evaluations ask, how often, and how it is answered.
+"""The held-out sets of a run: the prompts of evaluations, how often they are asked, and how they are answered.
 
 `eval.*` describes the run's own set: the first held-out rows of its task, or of each task of a mixture. `eval.sets`
-adds others by name: the same rows in another way (sampled, say), another task, or a file, whose every row is asked.
+adds others by name: the same rows answered differently (sampled, for example), another task, or all rows of a file.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Layers:
         return self._origins.get(key)
 
     def note(self, keys: Iterable[str], origin: str) -> None:
-        """Remember where values came from that were filled in behind the layers."""
+        """Record the origin of values that were filled in after the layers."""
         self._origins |= dict.fromkeys(keys, origin)
 
     def _add(self, items: Items, folder: Path, origin: str) -> None:

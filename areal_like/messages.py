@@ -68,8 +68,8 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Probe(TypedDict):
-    """A few sequences of token ids, and what the learner's own forward says of each token behind the first: its
-    logprob at temperature 1, under the manifest's version. `dtype`: in which the learner multiplies matrices."""
+    """A few sequences of token ids, and the learner's own logprob, at temperature 1 and under the manifest's version,
+    of each token after the first. `dtype`: in which the learner multiplies matrices."""
 
     tokens: Annotated[list[Annotated[list[Count], Meta(min_length=2, max_length=1 << 12)]], Meta(max_length=64)]
     logprobs: Annotated[list[Annotated[list[Finite], Meta(max_length=1 << 12)]], Meta(max_length=64)]
@@ -353,8 +353,9 @@ class Cancel(Message):
 
 
 class Room(Message):
-    """No lease is smaller than so many sequences, and the size of each is a multiple of `step`: say `Credit` only when
-    the engine has places for as many, and then for each `step` more; or when none runs. Until told, say each."""
+    """No lease is smaller than this many sequences, and each size is a multiple of `step`. So send `Credit` only when
+    the engine has this many free places, and then for each `step` more, or when none runs. Before the first `Room`,
+    send each credit."""
 
     sequences: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
     step: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]

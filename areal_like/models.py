@@ -76,7 +76,7 @@ def qwen2(  # noqa: PLR0913 - the knobs are those of Qwen2Config
 
 
 def pretrained(model: Callable[..., PreTrainedModel]) -> Callable[..., PreTrainedModel]:
-    """Mark a model component whose weights somebody has trained: what is right for random ones would ruin them
+    """Mark a model component with trained weights: the defaults for random weights would ruin these
     (`areal_like.defaults`)."""
     model.pretrained = True  # type: ignore[attr-defined]
     return model
@@ -105,9 +105,9 @@ _DEFERRED: contextvars.ContextVar[bool | None] = contextvars.ContextVar("deferre
 
 @contextlib.contextmanager
 def deferred_weights(maker: bool = True) -> Iterator[None]:
-    """Models that are made within may come without memory for their weights, on the device `meta`: `weight_files` then
-    says where their weights are. Where no file has them as they are (random ones, files that name them otherwise), one
-    process, the `maker`, makes them, for `HandedOn` to give to others."""
+    """Models made in this context may come without memory for their weights, on the device `meta`: `weight_files` then
+    says where their weights are. If no file has them in this form (random weights, files with other names), one
+    process, the `maker`, makes them, and `HandedOn` gives them to the others."""
     token = _DEFERRED.set(maker)
     try:
         yield
@@ -121,8 +121,8 @@ def weight_files(model: PreTrainedModel) -> dict[str, Path]:
 
 
 class HandedOn:
-    """Weights of a model on `meta` that one process has made: there `tensors` are they, by name; None elsewhere. Copies
-    of the model share them."""
+    """Weights of a model on `meta` that one process has made. In that process `tensors` has them by name; elsewhere it
+    is None. Copies of the model share them."""
 
     def __init__(self, tensors: dict[str, torch.Tensor] | None):
         self.tensors = tensors

@@ -2,9 +2,9 @@
 
     config = load(folder / "config.yaml")
 
-Keys that the file lacks get today's defaults (`configs/base.yaml`); keys that nobody knows any more are left out. A
-reader of an old run needs no more. A resume or a replay continues what the file describes, so it asks `in_doubt` what
-it cannot know. Knobs of components are not looked at: a knob that is absent has its default in the code.
+Keys that the file lacks get today's defaults (`configs/base.yaml`); keys that nobody knows any more are left out. That
+is enough for a reader of an old run. A resume or a replay continues what the file describes, so it asks `in_doubt` what
+it can't know. Knobs of components are not checked: a missing knob has its default in the code.
 
 A process of a run reads its own config strictly (`areal_like.config.load_resolved`).
 """
@@ -53,8 +53,8 @@ class Gaps:
         return f"{shown(self.path)} is of another version; {'; '.join(parts)}" if parts else ""
 
     def in_doubt(self, keys: Iterable[str]) -> list[str]:
-        """What is not known of these keys and those below them: they are lacking, and their default is not sure to be
-        what that version did; or they stood there, and their meaning is lost."""
+        """What is unknown about these keys and those below them. A key may be missing, and its default may differ from
+        what that version did; or a key is there, but its meaning is lost."""
         below = tuple(f"{key}." for key in keys)
         lacking = [key for key in self.lacking if f"{key}.".startswith(below) and key not in CHANGES_NOTHING]
         lost = [key for key in self.unknown if "." not in key or f"{key}.".startswith(below)]

@@ -17,8 +17,8 @@ SBATCH = (PACKAGE / "commands" if INSTALLED else REPOSITORY / "scripts") / "slur
 
 
 def python_path() -> str:
-    """PYTHONPATH for a process that is to import what this one can, wherever it starts: this project, and the user's
-    own modules, from the current folder or from where this process has been told to look (`sys.path`)."""
+    """PYTHONPATH for a process that must import what this one can, wherever it starts: this project, and the user's own
+    modules, from the current folder or from this process's `sys.path`."""
     own = [os.path.abspath(path) for path in sys.path]  # "" is the current folder
     of_python = tuple({f"{prefix}{os.sep}" for prefix in (sys.prefix, sys.base_prefix)})
     own = [path for path in own if not path.startswith(of_python)]

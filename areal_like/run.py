@@ -28,7 +28,7 @@ NO_NAME = ("run.name", None)
 
 
 class Run:
-    """A run by its folder, also while it goes on. Raises FileNotFoundError where there is none."""
+    """A run, from its folder, also while it is running. Raises FileNotFoundError if there is none."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, object] | None:
-        """How the run ended; None while it has not."""
+        """How the run ended; None while it is running."""
         return summary_of(self.folder)
 
     @property

@@ -31,7 +31,7 @@ COSTS = "costs"
 LOCK = "lock"
 """Held by the process that starts the run, until it ends."""
 FEW_FILES = 64
-"""A run needs more free files than this: with fewer its disk is full, however many bytes are free."""
+"""With fewer free files than this a run's disk counts as full, however many bytes are free."""
 STEPPED = "stepped"
 """In the rendezvous: this start has made a train step."""
 
@@ -92,8 +92,8 @@ def has_stepped(run: Path) -> bool:
 
 
 def is_going_on(run: Path) -> bool:
-    """Does the run have processes? A run that was killed with all of its processes has left its rendezvous behind; that
-    can be told on the machine of its buffer only."""
+    """Does the run have processes? A run that was killed with all of its processes leaves its rendezvous behind. Only
+    the machine of its buffer can detect that."""
     if not (run / RENDEZVOUS).is_dir():
         return False
     try:
@@ -111,7 +111,7 @@ def _lives(pid: object) -> bool:
 
 
 def _is_held(path: Path) -> bool:
-    """By the starter of a run, whose buffer is just not there. Asked only then: asking keeps others away meanwhile."""
+    """Does a run's starter hold it, though its buffer is missing? Ask only then: asking locks others out meanwhile."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

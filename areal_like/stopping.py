@@ -8,7 +8,7 @@ from areal_like.schema import Run
 
 
 def reason_to_stop(run: Run, steps: int, seconds: float, evaluations: Sequence[Mapping[str, float]]) -> str:
-    """Why a run ends after `steps` train steps and `seconds`, in words; "" while it goes on."""
+    """Why a run ends after `steps` train steps and `seconds`, in words; "" while it continues."""
     if steps >= run.steps:
         return f"{run.steps} steps are done"
     if run.max_seconds is not None and seconds >= run.max_seconds:

@@ -1,5 +1,5 @@
-"""Runs whose loss is supervised (`loss=sft`): the learner trains alone on what a task demonstrates, without a buffer or
-actors. The loss is marked so (`learners.losses.contract.supervised`). Imports no torch."""
+"""Runs whose loss is supervised (`loss=sft`): the learner trains alone on a task's demonstrations, without a buffer or
+actors. The mark `learners.losses.contract.supervised` says so. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Copies between main memory and a GPU that neither side waits for longer than it must. On a CPU they are plain copies.
+"""Copies between main memory and a GPU with as little waiting as possible on both sides. On a CPU they are plain
+copies.
 
 A copy to or from pinned memory runs beside the GPU's computing; from other memory the driver makes it wait.
 """

@@ -91,9 +91,9 @@ class Scored:
 
 @dataclass(slots=True)
 class PartialSample:
-    """What is known of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of
-    the tokens that the engine was given, `Limits.offset`) to what it had sampled, with finish "abort" if it had not
-    ended; `scores` maps the digest of a response to its reward (see `areal_like.partials`)."""
+    """The record of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of the
+    engine's input tokens, `Limits.offset`) to what the engine sampled, with finish "abort" if it had not ended.
+    `scores` maps the digest of a response to its reward (see `areal_like.partials`)."""
 
     calls: dict[tuple[int, int], Completion] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)

@@ -61,8 +61,8 @@ def encode(message: Message, payloads: Payloads = ()) -> list[Frame]:
 def decode(frames: Payloads) -> Received:
     """Frames → a checked message. Raises WireError.
 
-    What this takes in memory is bounded by a few MB and a multiple of the header's length, whatever the bytes are: the
-    length of a list is looked at before there is room made for it, and types limit how deep they are nested.
+    Its memory is limited to a few MB and a multiple of the header's length, whatever the bytes are: it checks the
+    length of a list before it makes room for it, and types limit the depth of nesting.
     """
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise WireError(f"a message has 1 to {MAX_FRAMES} frames")

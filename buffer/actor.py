@@ -1,4 +1,4 @@
-"""An actor as the buffer knows it: its weights, its leases, and when it was last heard."""
+"""The buffer's view of an actor: its weights, its leases, and when it was last heard from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 MOST_MOVED = 64
-"""Groups that an actor has ended, and whose last move is still known, beside twice as many as it runs."""
+"""An actor's `moved` may have this many entries more than twice its running groups; then ended groups are removed."""
 Stats = Mapping[str, float | str]
 """What an actor reports about itself: see `actors.measures`."""
 
@@ -37,7 +37,7 @@ class Actor:
     benched_until: float = -math.inf
     number: int = 0  # actors are numbered as they join
     benched_at: int = -1  # the version that it held when it was benched
-    behind_since: float = math.inf  # since when it has not taken a newer version
+    behind_since: float = math.inf  # when it began to lag behind the newest version
 
     @property
     def engine(self) -> str:

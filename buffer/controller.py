@@ -35,7 +35,7 @@ MESSAGES_PER_TURN = 1000
 class Controller:
     """Drives one run. Enough actors must be ready within `ready_timeout` seconds. An actor that is silent for
     `heartbeat_timeout` seconds loses its leases. A lease without progress for `lease_timeout` seconds (0: never) ends.
-    A message waits until the journal holds the records that it rests on (`state.outbox`)."""
+    A message waits until the journal holds the records that it depends on (`state.outbox`)."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Controller:
         self.state, self.handlers = state, Handlers(state)
         self.deadlines = Deadlines(state, lease_timeout)
         self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
-        self._parts_by: tuple[int, int | None, int] | None = None  # the facts at the last look for parts
+        self._parts_by: tuple[int, int | None, int] | None = None  # the facts when parts were last sought
         self._born = self._last_turn = state.progress_at = state.clock()
 
     def run(self) -> None:
-        """Run until SIGTERM, which raises SystemExit."""
+        """Run until SIGTERM raises SystemExit."""
         while True:
             self.step(timeout=0.2)
 

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
 MOST_PER_GROUP = 3
 HEDGE_AT = 0.5
-"""After this part of the deadline without progress, an idle actor gets the group as well (`buffer.fleet`)."""
+"""After this part of the deadline without progress, an idle actor also gets the group (`buffer.fleet`)."""
 LOOKS = 8
-"""Looks per deadline: a lease is revoked at most 1/LOOKS of the deadline late."""
+"""Checks per deadline: a lease is revoked at most 1/LOOKS of the deadline late."""
 
 
 class Deadlines:
@@ -48,7 +48,7 @@ class Deadlines:
         self._slow: list[Entry] = []
 
     def enforce(self, now: float) -> None:
-        """Revoke late leases. Call it in each turn of the loop; it looks only now and then. Raises RolloutsFail."""
+        """Revoke late leases. Call it in each turn of the loop; most calls check nothing. Raises RolloutsFail."""
         if not self.timeout or now < self._look_at:
             return
         self._look_at = now + min(1.0, self.timeout / LOOKS)
@@ -68,8 +68,8 @@ class Deadlines:
         self._take_back_heldout(now)
 
     def hedge(self, now: float) -> None:
-        """Lease groups that seem to hang to idle actors as well, the lowest slots first. Call it after all leases are
-        handed out: an actor that still has room is idle."""
+        """Lease groups that seem to hang to idle actors too, lowest slots first. Call it after all leases are handed
+        out: an actor that still has room is idle."""
         if not self._slow:
             return
         state, slow = self.state, sorted(self._slow, key=lambda entry: entry.slot)
@@ -117,7 +117,7 @@ class Deadlines:
         self._hold_against(actor, len(group_ids), now)
 
     def _hold_against(self, actor: Actor, leases: int, now: float) -> None:
-        """Bench the actor for leases that it lost, to the deadline or to a hedge; if it hangs, tell it to quit."""
+        """Bench an actor that lost leases to the deadline or to a hedge. If it hangs, tell it to quit."""
         actor.timed_out += leases
         if actor.benched_until == math.inf:
             return  # the actor already got `Quit`

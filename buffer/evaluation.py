@@ -1,9 +1,9 @@
 """Evaluation on held-out prompts while training continues: a round of leases beside the training leases.
 
-A round asks all sets that are due (`areal_like.heldout`); each answer to a prompt is a lease of its own, and one actor
-has all of a prompt: a group reward sees them together. An actor gets its share of a round for version v once it holds
-v. Weights may change while a round is decoded; the result says which
-versions sampled it. Only one round runs at a time. A round that falls due meanwhile is skipped, except the final one.
+A round asks all sets that are due (`areal_like.heldout`). Each answer to a prompt has its own lease. One actor gets all
+answers of a prompt, so that a group reward sees them together. An actor gets its share of a round for version v once it
+holds v. Weights may change while a round is decoded; the result says which versions sampled it. Only one round runs at
+a time. A round that falls due meanwhile is skipped, except the final one.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def asked(sets: Iterable[HeldoutSet]) -> list[Asked]:
 
 class Result(TypedDict):
     """Result of a round: mean reward, mean length (tokens), versions of the oldest and the newest token.
-    `note_evaluation` adds `seconds` since the first lease. `sets`: of each set its figures (`reward`, `pass@4`), each
-    with the ends of its interval (`reward_low`, `reward_high`) if there is one, mean length, and numbers of prompts and
-    samples. Reward and length of the round are those of the run's own sets; of all, if there are none."""
+    `note_evaluation` adds `seconds` since the first lease. `sets`: per set its figures (`reward`, `pass@4`), mean
+    length, and numbers of prompts and samples. A figure comes with the ends of its interval (`reward_low`,
+    `reward_high`) if it has one. Reward and length of the round are those of the run's own sets, else of all sets."""
 
     version: int
     reward: float
@@ -77,7 +77,7 @@ class _Round:
     answers: dict[int, Answer] = field(default_factory=dict)
     oldest: float = math.inf
     newest: int = 0
-    moved: dict[int, float] = field(default_factory=dict)  # place → when it was last seen to move
+    moved: dict[int, float] = field(default_factory=dict)  # place → time of its last progress
     timeouts: Counter[int] = field(default_factory=Counter)
 
 
@@ -96,7 +96,7 @@ class Evaluation:
         self._final: int | None = None
 
     def start_if_due(self, version: int, steps: int) -> None:
-        """Start a round of the sets that are due after `steps` train steps, whose weights are `version`."""
+        """Start a round of the sets that are due after `steps` train steps. The weights are `version`."""
         if not self.places or self.round or steps == self._last_steps:
             return
         if due := [each for each in self.sets if steps == 0 or (each.every > 0 and steps % each.every == 0)]:
@@ -111,7 +111,7 @@ class Evaluation:
         self.round = _Round(version, places)
 
     def finish_with(self, version: int) -> None:
-        """Ask for a last round at the final version, after the one that may be running."""
+        """Request a last round at the final version. A running round ends first."""
         if self.places:
             self._final = version
 
@@ -125,7 +125,7 @@ class Evaluation:
         return self.round is not None and bool(self.round.unassigned)
 
     def tick(self) -> None:
-        """Start the final round once no other round runs, unless every set was asked at that version."""
+        """Start the final round once no other round runs, unless every set was already evaluated at that version."""
         if self._final is not None and self.round is None:
             told = {name for result in self.results if result["version"] == self._final for name in result["sets"]}
             if told != {each.name for each in self.sets}:
@@ -139,8 +139,8 @@ class Evaluation:
         return Place(of, *divmod(number - self._firsts[at], of.samples))
 
     def leases(self, actor: str, version: int, actors_to_come: int, now: float = 0.0) -> list[Lease]:
-        """The actor's share of the round, whole prompts. `actors_to_come`: actors without a share, this one included.
-        Deadlines of the rows count from `now`, even if another actor had them before."""
+        """The actor's share of the round, in whole prompts. `actors_to_come`: actors without a share, including this
+        one. Deadlines of the rows count from `now`, even if another actor had the rows before."""
         if not self.round or version < self.round.version or actor in self.round.assigned.values():
             return []
         share = math.ceil(len(self.round.unassigned) / max(1, actors_to_come))
@@ -161,12 +161,12 @@ class Evaluation:
         return Lease(lease_id, prompt, of.name, 1, 1, of.temperature, sample)
 
     def without_share(self, actors: list[str]) -> int:
-        """How many of `actors` have no rows of the running round."""
+        """How many of `actors` have no row of the running round."""
         busy = set(self.round.assigned.values()) if self.round else set()
         return sum(actor not in busy for actor in actors)
 
     def lost(self, actor: str) -> None:
-        """An actor is gone: hand out its rows again."""
+        """An actor is lost: its rows go to other actors."""
         if self.round:
             rows = [row for row, owner in self.round.assigned.items() if owner == actor]
             for row in rows:
@@ -246,7 +246,7 @@ class Evaluation:
 
 
 def figures_of(of: Asked, answers: Sequence[Answer]) -> dict[str, float]:
-    """The figures of a set, as `Result.sets` has them; `answers` to one prompt follow one another."""
+    """The figures of a set, as in `Result.sets`. All `answers` to one prompt are adjacent."""
     rewards = [[answer.reward for answer in answers[at : at + of.samples]] for at in range(0, len(answers), of.samples)]
     found: dict[str, float] = {"prompts": of.prompts, "samples": of.samples}
     found["length"] = sum(answer.length for answer in answers) / len(answers)

@@ -26,7 +26,7 @@ class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=s
 
 
 class Admit(_Record):
-    """A new group is leased to `actor`, which holds `version`. It starts `launch` samples; the first `need` that finish
+    """A new group is leased to `actor`, which holds `version`. It starts `launch` samples; the first `need` to finish
     make the group. `redundant`: the group gets no slot of its own. `task`: the task of a mixture that its prompt is
     from (else "")."""
 
@@ -63,8 +63,8 @@ class Requeue(_Record):
 
 
 class HandBack(_Record):
-    """The actor stops working on the group. What it has sampled (`head`, see `areal_like.partials`, and the record's
-    payload) replaces what the lease carried."""
+    """The actor stops working on the group. Its samples (`head`, see `areal_like.partials`, and the record's payload)
+    replace those that the lease carried."""
 
     id: int
     head: PartialHead
@@ -173,8 +173,8 @@ class Replan(_Record):
 
 
 class Plan(_Record):
-    """Serve this batch again as it was before the crash. Recovery makes it from a `Serve` that the learner's checkpoint
-    does not include. Never written."""
+    """Serve this batch again as before the crash. Recovery makes it from a `Serve` that the learner's checkpoint lacks.
+    Never written."""
 
     batch: int
     ids: list[int]
@@ -191,8 +191,8 @@ class Begin(_Record):
 
 
 class Branch(_Record):
-    """The run resumes at `batch` with other settings of the learner (`why`, in words). Versions after that batch's
-    version will differ from those of the earlier start."""
+    """The run resumes at `batch` with changed learner settings (`why`, in words). Versions after that batch's version
+    will differ from those of the earlier start."""
 
     batch: int
     why: str
@@ -228,9 +228,9 @@ class Held(msgspec.Struct, array_like=True):
 
 
 class Snapshot(_Record):
-    """The whole state after all earlier events. A reader of the journal starts at the newest snapshot. `tasks`: of a
-    mixture's tasks, how many groups were admitted, trained, "filtered: REASON" and "dropped: REASON". `results`: what a
-    sampler draws by (None: the order of prompts needs none)."""
+    """The whole state after all earlier events. A reader of the journal starts at the newest snapshot. `tasks`: for
+    each task of a mixture, how many groups were admitted, trained, "filtered: REASON" and "dropped: REASON". `results`:
+    the results that a sampler uses (None: the order of prompts needs none)."""
 
     admitted: int
     trained: int

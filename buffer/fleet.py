@@ -1,5 +1,5 @@
-"""The actors that the buffer knows: the weights and leases of each, and when it was last heard. Also hedges: groups
-that two actors work on.
+"""The actors that the buffer knows: the weights and leases of each, and when it was last heard from. Also hedges:
+groups that two actors work on.
 
 No I/O; time is passed in. A restarted actor process says hello under its old name and replaces the old process.
 """
@@ -23,12 +23,11 @@ OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": f
 
 
 class Fleet:
-    """Actors by name and by routing id. What is asked in each turn of the loop takes no look at every actor:
+    """Actors by name and by routing id. Two collections save a scan over all actors in each turn of the loop:
 
-    `ready`: actors that may have room. `odd`: all that may not get leases like the others (`at_work`), and some that
-    may.
+    `ready`: actors that may have room. `odd`: all actors that may not get leases (`at_work`), and some that may.
 
-    `room`: the fewest sequences of any lease so far (inf: there was none); actors do not tell of fewer free slots.
+    `room`: the fewest sequences of any lease so far (inf: there was none); actors do not report fewer free slots.
     `step`: the greatest divisor of the sizes of all leases (0: there was none).
     """
 
@@ -37,7 +36,7 @@ class Fleet:
         self.odd: set[str] = set()
         self.room, self.step = math.inf, 0
         self._joined = 0
-        self._silent_from = -math.inf  # before then nobody can have been silent for too long
+        self._silent_from = -math.inf  # nobody can have been silent for too long before this time
         self.by_name: dict[str, Actor] = {}
         self.by_peer: dict[bytes, Actor] = {}
         self._counted: dict[str, tuple[bytes, Stats]] = {}  # by name: last report of its newest process
@@ -70,7 +69,7 @@ class Fleet:
             return set()
         odd = {name: self.by_name[name] for name in self.odd}
         self.odd = {name for name, actor in odd.items() if _is_odd(actor, now)}
-        if len(self.odd) < len(self):  # somebody is as all should be
+        if len(self.odd) < len(self):  # at least one actor is in order
             return {name for name in self.odd if not _may_work(odd[name], now)}
         actors = [actor for actor in self if actor.refused < MOST_REFUSED]
         at_work = _not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
@@ -154,14 +153,14 @@ def _not_benched(actors: list[Actor], now: float) -> list[Actor]:
 
 
 class Hedges:
-    """A group whose lease makes no progress is leased to an idle actor as well, before its deadline.
+    """A group whose lease makes no progress also goes to an idle actor, before its deadline.
 
         lease ──no progress for half the deadline──► leased to a second actor, if one has room and weights as new
           ├──either pushes──────────► the group is WAITING; the other lease is cancelled, its late push is a duplicate
           ├──either ends otherwise──► the other one continues alone (failed, refused, handed back, lost, timed out)
           └──recalled, or too old───► the second lease is cancelled
 
-    A group stays one entry with one slot, so the bound and the ledger know nothing of hedges. The second actor's
+    A hedged group stays one entry with one slot, so hedges do not concern the bound and the ledger. The second actor's
     weights are at least as new as the first one's, so the group's deadline holds for both. Random numbers depend on
     group, sample and position, so with the same weights both actors sample the same tokens.
 

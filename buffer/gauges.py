@@ -13,8 +13,8 @@ from buffer.store import Entry
 
 
 class Gauges:
-    """Rates are measured between the batches of two train steps; means run over all samples served. These counts, and
-    those of the actors, restart when a run is resumed: at `since_step`, which is reported with them."""
+    """Rates are measured between the batches of two train steps; means run over all samples served. A resume restarts
+    these counts and those of the actors; `since_step`, reported with them, is the step at which it did."""
 
     def __init__(self) -> None:
         self.since_step = 0
@@ -35,7 +35,7 @@ class Gauges:
         self._rate_at = now
 
     def see(self, lengths: Lengths) -> None:
-        """Note the lengths of a group that ended or was broken off."""
+        """Record the lengths of a group that ended or was broken off."""
         self._seen.append(lengths)
 
     def take_seen(self) -> list[Lengths]:
@@ -44,7 +44,7 @@ class Gauges:
         return seen
 
     def note_decision(self, batch: int, metrics: dict[str, float]) -> None:
-        """Store metrics that explain a batch, for `decision`."""
+        """Store metrics that explain a batch; `decision` returns them."""
         self._decisions.setdefault(batch, {}).update(metrics)
 
     def decision(self, batch: int) -> dict[str, float]:
@@ -56,7 +56,7 @@ class Gauges:
         return self._staleness_sum / max(1, self._staleness_count)
 
     def tell_again(self, evaluations: int) -> None:
-        """Report the last `evaluations` evaluations again: their batches were not trained."""
+        """Report the last `evaluations` evaluations again, because their batches were not trained."""
         self._told -= evaluations
 
     def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, object]:
@@ -102,7 +102,7 @@ class Gauges:
 
 
 def by_task(entries: list[Entry]) -> dict[str, float]:
-    """Of each task of a mixture: its groups in a batch, their mean reward and mean length (tokens)."""
+    """For each task of a mixture: its groups in a batch, their mean reward and mean length (tokens)."""
     found: dict[str, float] = {}
     for task in sorted({entry.task for entry in entries if entry.task}):
         heads = [entry.head for entry in entries if entry.task == task and entry.head]

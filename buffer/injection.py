@@ -1,12 +1,12 @@
-"""Staleness on purpose: each group is sampled by exactly the version that makes it as old as `inject_staleness` says.
+"""Injects staleness: exactly the right version samples each group, so that it is as old as `inject_staleness` says.
 
 A slot of train version V with age d *needs* version V − d. The buffer announces new weights only when all slots that
 need the present version have been rolled out. So no group sees an update, and a group that is lost, fails or is
 filtered is replaced while its version still exists. Training continues meanwhile, one version ahead at most (the
 publisher keeps two): while the actors sample with version v, the learner trains v + 1 on groups of their ages.
 
-Where V − d is before the run's beginning (version 0, or the checkpoint of a resume without those groups), a group is as
-old as possible. So the first batches all come from version 0, and are rolled out before the actors leave it.
+A run begins at version 0, or at the checkpoint of a resume without those groups. If V − d is before that, the group is
+as old as possible. So all first batches come from version 0, and are rolled out before the actors leave it.
 """
 
 from __future__ import annotations

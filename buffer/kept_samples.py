@@ -45,8 +45,8 @@ class Awaited(NamedTuple):
 
 
 class KeptSamples:
-    """`folder`: of the run (None: keep nothing). `done`: train steps before this start. Of untrained groups it keeps
-    the first of each train step and reason. The first of a reason in a run may use the room of later steps."""
+    """`folder`: of the run (None: keep nothing). `done`: train steps before this start. It keeps the first untrained
+    group of each train step and reason. The first group of a reason in a run may use the room of later steps."""
 
     def __init__(self, folder: Path | None = None, run: Run | None = None, done: int = 0):
         self._logs: dict[Fate, SampleLog] = {}
@@ -64,7 +64,7 @@ class KeptSamples:
         self._write(why, _rolled_out(now, head, payload, why[:LONGEST_WHY], actor))
 
     def unfinished(self, now: Now, group_id: int, why: str, actor: str, left: PartialGroup | None = None) -> None:
-        """A group that left without having been rolled out; `left`: what is known of its samples."""
+        """A group that left before it was rolled out; `left`: what is known of its samples."""
         if self._is_wanted(now, why):
             self._write(why, _unfinished(now, group_id, why[:LONGEST_WHY], actor, left))
 
@@ -99,7 +99,7 @@ class KeptSamples:
     # ---- groups that an actor is asked for --------------------------------------------------------------------------
 
     def ask(self, now: Now, group_id: int, why: str, actor: str) -> None:
-        """A group left while an actor worked on it: note to ask the actor for its samples, if they are wanted."""
+        """A group left while an actor worked on it. If its samples are wanted, remember to ask the actor for them."""
         if self._is_wanted(now, why):
             self._awaited[group_id] = Awaited(now, why[:LONGEST_WHY], actor, self._reason(why) not in self._reasons)
             self._reasons[self._reason(why)] = now[0]
@@ -120,7 +120,7 @@ class KeptSamples:
         self._write(asked.why, _rolled_out(asked.now, head, payload, asked.why, asked.actor), asked.rare)
 
     def gone(self, actor: str) -> None:
-        """An actor is lost: what it was asked for will not come."""
+        """An actor is lost: its answers will not come."""
         self._give_up("the actor was lost", actor)
 
     def finish(self) -> None:

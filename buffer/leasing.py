@@ -68,8 +68,8 @@ def admit(state: RunState, now: float) -> None:
 
 
 def _note_size(state: RunState, sequences: int) -> None:
-    """Leases of so many sequences are possible now: tell the actors, if that is news. The fewest so far stay the
-    fewest: an actor that was told of more could keep free slots to itself."""
+    """Leases of this many sequences are possible now. If that is new, tell the actors. The minimum never rises: an
+    actor that hears a larger one could fail to report free slots."""
     fleet = state.fleet
     if sequences < fleet.room or sequences % fleet.step:
         fleet.room, fleet.step = min(fleet.room, sequences), math.gcd(fleet.step, sequences)
@@ -78,7 +78,7 @@ def _note_size(state: RunState, sequences: int) -> None:
 
 
 def _to_start(state: RunState) -> float:
-    """How many groups may get a lease now. While nothing happens to groups, batches or weights, that stays as it is."""
+    """How many groups may get a lease now. The number is kept until something happens to groups, batches or weights."""
     facts = state.store.changes, state.weights.version, state.learner.steps, state.stopping
     known, found = state.to_start
     if known != facts:
@@ -99,8 +99,8 @@ def lease_to_second(state: RunState, entry: Entry, actor: Actor, now: float) -> 
 
 
 def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, now: float) -> Granted | None:
-    """None: this actor gets nothing more in this turn, and if that is not for want of room, nor does another that holds
-    the same weights."""
+    """None: this actor gets nothing more in this turn. Unless it lacks room, or a group failed on it, the other actors
+    with the same weights get nothing more either."""
     ready = state.fleet.ready
     entry = _next_queued(state, actor, now) if any_queued else None
     sequences = entry.to_run if entry else state.scheduler.launch
@@ -122,7 +122,7 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
 
 
 def _next_plan(state: RunState, actor: Actor, running: int) -> GroupPlan | None:
-    """What to start on an actor that has room; of the actor itself only its version matters."""
+    """What to start on an actor that has room. Only the actor's version matters."""
     if state.stopping and not _completes_a_batch(state):
         return None
     if _bytes_to_come(state) > state.max_bytes and state.store.slots.next >= _slots_wanted(state):
@@ -173,7 +173,7 @@ def _open_batch(state: RunState) -> None:
 
 
 def _least_groups(state: RunState, batch: int) -> int:
-    """The least groups of this batch with which all deferred and redundant groups are trained before the data ends."""
+    """The smallest size of this batch with which all deferred and redundant groups are trained before the data ends."""
     if state.last_batch is None or state.last_batch <= batch:
         return 0
     waiting = state.store.count(Stage.DEFERRED) + len(state.store.redundant)
@@ -248,7 +248,7 @@ def _completes_a_batch(state: RunState) -> bool:
 
 
 def can_serve(state: RunState, batch: int) -> bool:
-    """If the run drains: may this batch still come? No if it is beyond the last batch, or if no group is under way."""
+    """If the run drains: may this batch still come? Not if it is beyond the last batch, or no group is in progress."""
     last = _drains_to(state)
     under_way = state.store.count(*UNFINISHED)
     return last is not None and batch < last and (under_way > 0 or _completes_a_batch(state))

@@ -42,7 +42,7 @@ from buffer.verifiers import MOST_ANSWERS, Verifiers
 
 log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.001
-"""How long the journal's thread waits for the interpreter: a fifth of Python's default, as batches wait for it."""
+"""Python's thread switch interval: a fifth of the default, because batches wait for the journal's thread."""
 
 
 def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
@@ -106,7 +106,7 @@ def build_replay(config: Config, scheduler: Scheduler) -> Replay:
 def build_state(
     config: Config, task: Task, router: Router, outbox: Outbox, replay: Replay, scheduler: Scheduler
 ) -> RunState:
-    """What a buffer knows at the begin of a run; a simulation has a router of its own."""
+    """The buffer's state when a run begins. A simulation brings its own router."""
     held, sampler = replay.store, bind("sampler", config.sampler)
     state = RunState(
         router,

@@ -1,4 +1,4 @@
-"""Messages that must wait until the journal holds the records that they rest on: acknowledgements and batches."""
+"""Messages that wait until the journal holds the records that they depend on: acknowledgements and batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from buffer.payloads import JournalError, Stored
 
 log = logging.getLogger(__name__)
 COMMIT_POLL_SECONDS = 0.001
-"""How often to look whether the disk has taken a commit, if no message comes."""
+"""How often to check whether a commit is on disk, if no message comes."""
 MOST_ACKNOWLEDGEMENTS = 10_000
 """Limit of acknowledgements that wait for the disk. Further ones are discarded: their actors push again later."""
 
@@ -45,7 +45,7 @@ class Outbox:
     def put(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
         """Send the message once all records appended so far are durable."""
         name = (peer, type(message), _told_apart_by(message))
-        waits = self._messages.pop(name, None)  # the newer one rests on more
+        waits = self._messages.pop(name, None)  # the newer one depends on more records
         if isinstance(message, messages.Pushed) and waits is None and len(self._messages) >= MOST_ACKNOWLEDGEMENTS:
             return
         self._messages[name] = (self.journal.appended if self.journal else 0, peer, message, payloads)

@@ -50,7 +50,7 @@ class Stored:
 
 
 Payload = Bytes | Stored
-"""The form in which an entry holds a payload: without a journal, or before the append, the bytes themselves."""
+"""A payload as an entry holds it. Without a journal, or before the append: the bytes themselves."""
 
 
 def load(payload: Payload) -> Bytes:

@@ -34,7 +34,7 @@ RecordedBatch = tuple[list[RecordedGroup], int]
 def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
     """The trained batches 0, 1, 2, ... in order: their groups (head, payload) as served, and the version below which
     tokens were masked. A batch that a resumed run trained again comes once. Payloads stay in the journal until they are
-    loaded; only groups that are not in a batch yet are in memory.
+    loaded. Memory holds only the groups that are not in a batch yet.
 
     Raises JournalError if the journal lacks its beginning.
     """

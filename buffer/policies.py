@@ -50,7 +50,7 @@ def in_order(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[
 
 
 WAIT_FOR_GAPS = (in_order,)
-"""Policies that always take the lowest slots: while one of these is missing, there is no need to ask them."""
+"""Policies that always take the lowest slots. While one of these slots is missing, the policy need not be asked."""
 
 
 def fifo(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:

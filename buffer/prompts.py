@@ -1,11 +1,11 @@
 """The order of prompts: every row once per epoch, shuffled again for each epoch, fixed by the seed.
 
 A group's id is its prompt's place in this order. So the id determines task, epoch and row, and the cursor is one
-number. In a mixture the tasks take turns in blocks, which are shuffled, too: each block has as many prompts of a task
-as its ratio says, so the ratios hold after every block, and each task has epochs of its own.
+number. In a mixture the tasks take turns in shuffled blocks. A task's ratio fixes its prompts per block, so the ratios
+hold after every block. Each task has its own epochs.
 
-With a sampler (`buffer.samplers`) the id still determines the task; which of its rows follows also from the results
-that were recorded before. New rows come in the order of the first epoch.
+With a sampler (`buffer.samplers`) the id still determines the task. The row also depends on the results that were
+recorded before. New rows come in the order of the first epoch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from buffer.samplers import NEW, Sampler
 
 
 class Share(NamedTuple):
-    """A task's part of the training rows: its name ("": the only task), its first row, how many rows, and how many
-    prompts of each block."""
+    """A task's part of the training rows: name ("": the only task), first row, number of rows, and prompts per
+    block."""
 
     name: str
     first: int
@@ -49,9 +49,9 @@ class Place(NamedTuple):
 
 
 class PromptCursor:
-    """Iterates over training rows, epoch after epoch, from `position` on: over those of `shares`, or a number of them
-    that belong to a single task. `sampler` chooses from `results`, which the store keeps; without either it is
-    the order of the seed."""
+    """Iterates over training rows, epoch after epoch, from `position` on. `shares`: the parts of the rows, or the
+    number of rows of a single task. `sampler` chooses by `results`, which the store keeps; without both, the seed alone
+    fixes the order."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class PromptCursor:
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by share: its epoch, and the order of its rows
 
     def next(self) -> Place:
-        """The next prompt. Raises ValueError if the sampler chooses none that there is."""
+        """The next prompt. Raises ValueError if the sampler chooses a prompt that does not exist."""
         group_id, self.position = self.position, self.position + 1
         if self._sampler is None or self._results is None:
             return self.at(group_id)

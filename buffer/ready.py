@@ -1,5 +1,5 @@
-"""Actors that may have room for a lease, those with the fewest groups first. No look at every actor: what is not heard
-of keeps its place.
+"""Actors that may have room for a lease, fewest groups first. It does not scan all actors: one that does not change
+keeps its place.
 
     touch ─► waits for the next turn ─► the queue of the version that it holds ─► `first`
                                                                                   ├─ leased: its new place in the queue
@@ -19,11 +19,11 @@ from buffer.actor import Actor
 _Key = tuple[int, int, str]
 """Groups, number, name."""
 SLACK = 64
-"""A queue is cleared of old keys when it has so many more of them than twice the others."""
+"""Old keys are removed from a queue that has more than twice its valid keys plus this many."""
 
 
 class Ready:
-    """All others had no room for a group of `full_for` sequences, and nothing about them has changed since."""
+    """An actor that is not in here had no room for a group of `full_for` sequences, and has not changed since."""
 
     def __init__(self) -> None:
         self.full_for = math.inf
@@ -39,7 +39,7 @@ class Ready:
         return any(name in known for known in (self._touched, self._placed, self._skipped))
 
     def touch(self, actor: Actor) -> None:
-        """Something about the actor changes, by which it may have room."""
+        """The actor changed, so it may have room now."""
         self._touched[actor.name] = actor
 
     def discard(self, name: str) -> None:
@@ -48,8 +48,8 @@ class Ready:
         self._remove(name)
 
     def begin(self, sequences: int, everybody: Iterable[Actor], barred: Collection[str]) -> None:
-        """A turn begins, for groups of at least so many sequences. `everybody`: looked at only if these are fewer than
-        ever; `barred`: names of those who get no leases."""
+        """Begin a turn for groups of at least this many sequences. `everybody`: used only if this is the smallest
+        number so far. `barred`: names of actors that get no leases."""
         if sequences < self.full_for < math.inf:
             self._touched, self.full_for = {actor.name: actor for actor in everybody}, math.inf
         for actor in (*self._touched.values(), *self._skipped.values()):
@@ -63,7 +63,7 @@ class Ready:
         self._barred = barred
 
     def first(self) -> Actor | None:
-        """The actor with the fewest groups; of several, who joined first."""
+        """The actor with the fewest groups; among equals, the one that joined first."""
         best = None
         for version in [*self._queues]:
             if version not in self._skipped_versions and (key := self._head(version)) and (best is None or key < best):
@@ -71,7 +71,7 @@ class Ready:
         return self._placed[best[2]][2] if best else None
 
     def has_no_room(self, actor: Actor, sequences: int) -> None:
-        """The actor can't take a group of so many sequences, as long as it is not touched."""
+        """The actor can't take a group of this many sequences until it is touched."""
         self._remove(actor.name)
         self.full_for = min(self.full_for, sequences)
 

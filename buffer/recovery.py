@@ -18,8 +18,8 @@ from buffer.store import Stage
 
 
 def standing(records: Iterable[Record], next_batch: int | None = None) -> Iterator[Record]:
-    """Those of `records` that still count. Reads `records` twice and does not keep them. `next_batch`: where the
-    learner is about to resume (None: it is not). For a batch that was undone later, `Serve` becomes `Plan`."""
+    """The `records` that still count. Reads `records` twice and does not keep them. `next_batch`: where the learner is
+    about to resume (None: it does not resume). For a batch that was undone later, `Serve` becomes `Plan`."""
     begun = [(number, each.event.batch) for number, each in enumerate(records) if isinstance(each.event, Begin)]
     undone: list[tuple[float, float]] = []  # (number of the undoing record, first undone batch); the earliest on top
     least = float("inf") if next_batch is None else next_batch

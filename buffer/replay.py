@@ -23,8 +23,8 @@ Filter = Callable[..., str]
 
 
 class Leaving(NamedTuple):
-    """A group that leaves untrained: its head (None: it has not been rolled out) and payload; the reason; who had it;
-    and what is known of its samples if it has not been rolled out."""
+    """A group that leaves untrained: its head (None: not rolled out) and payload, the reason, its actor, and, if it was
+    not rolled out, what is known of its samples."""
 
     entry: Entry
     why: str
@@ -163,8 +163,8 @@ class Replay:
         self.commit(events.Drop(group_id, reason))
 
     def take_cancels(self) -> list[tuple[str, int, bool]]:
-        """Cancels to send: (actor, group id, must the actor hand the group back?). If it need not, the lease has ended:
-        the group got too old while it ran."""
+        """Cancels to send: (actor, group id, must the actor hand the group back?). If not, the lease has ended: the
+        group became too old while it ran."""
         cancels, self._cancels = self._cancels, []
         return cancels
 
@@ -326,7 +326,7 @@ class Replay:
         waits = all((entry := self.store.entries.get(each)) and entry.stage is Stage.WAITING for each in ids)
         if waits and self._within_bound(batch, ids):
             return ids
-        self.commit(events.Replan())  # a group has left since, or the bound has changed
+        self.commit(events.Replan())  # a group left since then, or the bound changed
         return ()
 
     def _within_bound(self, batch: int, ids: Iterable[int]) -> bool:
@@ -388,8 +388,8 @@ class Replay:
         self._oldest_limit = min(kept, default=math.inf)
 
     def _requeue_what_is_too_new(self, version: int) -> None:
-        """With a bound of 0, a group may come from later weights of before a crash. It could be trained only if all
-        batches were served as before. Now they are not, so those later weights will differ: requeue such groups."""
+        """With a bound of 0, a group may have later weights from before a crash. It could be trained only if all
+        batches were served as before. They are not, so the later weights will differ: requeue such groups."""
         self._replans = self.store.replans
         if self.bound.max_staleness == 0:
             for entry in self.store.of(Stage.WAITING):
@@ -408,7 +408,7 @@ class Replay:
             return ()
         candidates = store.of(Stage.WAITING)
         if self._waits_for_gaps and len(lowest := [entry for entry in candidates if entry.slot < end]) >= want:
-            candidates = lowest  # it would take no other
+            candidates = lowest  # it would choose the same groups
         waiting = [self._view(entry, version) for entry in candidates]
         missing = {entry.slot for entry in store.of(*UNFINISHED) if entry.slot != NO_SLOT}
         ids = self.policy(waiting, missing | store.slots.unfilled(end), want)

@@ -1,9 +1,9 @@
-"""What a run knows of each prompt: how often it was drawn, and the results of its newest groups.
+"""What a run knows about each prompt: how often it was drawn, and the results of its newest groups.
 
-It is a fold over recorded events, and `buffer.store` applies it: admissions count draws, pushes are results, a batch
-that is opened makes the results so far visible. None of these is undone by a resume, so the live buffer, recovery and
+It is a fold over recorded events, applied by `buffer.store`. An admission counts as a draw, and a push gives a result.
+Opening a batch makes all results so far visible. A resume undoes none of these events, so the live buffer, recovery and
 audit know the same at each admission. Between two openings only draws change. So with rounds the order in which groups
-of a round finish does not decide what is drawn.
+finish does not decide what is drawn.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Known(NamedTuple):
 
     rates: float64 (n, WINDOW), mean reward of each of its newest groups, newest first, rewards clipped to [0, 1]; NaN:
         no such group. answers: int64 (n, WINDOW), samples of these groups. draws: int64 (n,), how often it was drawn.
-        free: bool (n,), was it not drawn since the newest batch was opened, and was it not under way then? rows: int64
-        (n,), its row. new: how many prompts of the task were never drawn.
+        free: bool (n,), True if it was not drawn since the newest batch was opened and was not in progress then. rows:
+        int64 (n,), its row. new: how many prompts of the task were never drawn.
     """
 
     rates: NDArray[np.float64]

@@ -1,25 +1,24 @@
-"""What a batch of groups of some size teaches: the signal-to-noise ratio of its gradient, told from gradients and
-rewards. Pure.
+"""What a batch teaches at some group size: the signal-to-noise ratio of its gradient, from gradients and rewards. Pure.
 
-Rewards tell the shape. The variance v of rewards within a prompt stands in for the size of the prompt's gradient: for a
-choice between right and wrong it is the gradient of the expected reward, and where v is 0, so is every policy gradient
-with a group's baseline. The other choices of an answer share its reward and only add noise: each has up to a quarter of
-variance of its own, times v. With K choices and rewards over a range R, a group of G samples has
+Rewards give the shape. The variance v of rewards within a prompt stands in for the size of the prompt's gradient. For a
+choice between right and wrong, v is the gradient of the expected reward. Where v is 0, every policy gradient with a
+group's baseline is 0, too. The other choices of an answer share its reward and only add noise: each adds up to a
+quarter of variance, times v. With K choices and rewards over a range R, a group of G samples has
 
     noise / signal² = (E[v²] + (K − 1) · R²/4 · E[v] / (G − 1)) / E[v]²      (means over prompts)
 
-The first term is between prompts, taken as teaching different things: the more unlike they are, the more prompts a
-batch needs. The second is within a prompt, its baseline included: the more groups have no variance since prompts are
-hard, the more samples a prompt needs.
+The first term is the noise between prompts, which are assumed to teach different things: the more they differ, the more
+prompts a batch needs. The second is the noise within a prompt, including its baseline: the more groups lack variance
+because prompts are hard, the more samples a prompt needs.
 
-Gradients tell K. The learner measures noise between prompts and within them (`learners.gradient_noise`); K is what
-makes the two terms have their ratio. So K takes in what rewards can't tell: how many choices share a reward, which of
-them share weights, how unlike prompts are. (The total can't tell it: gradients of prompts differ by more than v does,
-and measured in small learners both terms were four times as large as rewards say, with K as it was.) Without a
+Gradients give K. The learner measures noise between prompts and within them (`learners.gradient_noise`). K makes the
+ratio of the two terms equal to the measured ratio. So K covers what rewards can't show: how many choices share a
+reward, which of them share weights, how unlike prompts are. (The total does not give K: gradients of prompts differ by
+more than v does. In small learners both terms measured four times what rewards say, at the same K.) Without a
 measurement K is set.
 
-A batch of P groups has P times a group's signal² / noise, its SNR. Adam takes steps of a set length, of which the part
-along the true gradient grows as √SNR while noise is larger than signal: √SNR is the value of a batch.
+The SNR of a batch of P groups is P times a group's signal² / noise. Adam's steps have a set length. While noise is
+larger than signal, the part of a step along the true gradient grows as √SNR. So √SNR is the value of a batch.
 
 E[v²] has an unbiased estimate in groups of 4 and more (h-statistics: Halmos 1946, Ann. Math. Statist. 17(1)), so every
 size learns from every group.
@@ -31,9 +30,9 @@ import math
 from collections.abc import Sequence
 
 LEAST = 4
-"""Samples of a group without which it says nothing of v²."""
+"""A group with fewer samples gives no estimate of v²."""
 EXPECTED, WEIGHT = 32, 1.0
-"""K before anything was measured, and how much evidence that counts as: usually two or three batches."""
+"""K before any measurement, and its weight as evidence: usually that of two or three batches."""
 
 
 def moments(rewards: Sequence[float]) -> tuple[float, float]:
@@ -47,8 +46,8 @@ def moments(rewards: Sequence[float]) -> tuple[float, float]:
 
 
 class RewardNoise:
-    """Means over groups; evidence fades by `forget` per batch. `seen`: groups so far. `given`: the choices per answer
-    (None: those that the gradients tell)."""
+    """Means over groups; evidence fades by `forget` per batch. `seen`: groups so far. `given`: choices per answer
+    (None: from the gradients)."""
 
     def __init__(self, forget: float, given: int | None):
         self.forget, self.given = forget, given
@@ -75,8 +74,8 @@ class RewardNoise:
             self.low, self.high = min(self.low, least), max(self.high, most)
 
     def note_gradient(self, size: int, signal: float, between: float, within: float) -> None:
-        """Of a batch of groups of `size` samples: the square of the expected gradient, its variance between prompts,
-        and that of single samples within one. All unbiased, so they may be below 0, in a unit that is the same."""
+        """For a batch of groups of `size` samples: the square of the expected gradient, its variance between prompts,
+        and that of single samples within a prompt. All are unbiased, so they may be below 0. All have the same unit."""
         alike, own = signal + between, within * (size - 1) / size  # without the baseline's noise
         if size < 2 or self.v <= 0 or not alike or not own:
             return
@@ -89,7 +88,7 @@ class RewardNoise:
 
     @property
     def decisions(self) -> float:
-        """K: given, or the one with which the measured gradients have the noise that they have."""
+        """K: given, or the value that explains the measured noise."""
         if self.given is not None:
             return self.given
         own, alike = self.own + WEIGHT * (EXPECTED - 1), self.alike + WEIGHT

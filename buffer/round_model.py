@@ -1,8 +1,8 @@
 """How long a batch of groups of some size will take, by the scheduler's own rules. No I/O, no clock.
 
 Lengths are log-normal: ln L = mu + tau · (the prompt) + sigma · (the response), fitted to the groups that ended
-(`LengthFit`). `RoundModel` plays rounds with fixed standard normal draws, which are the same at each call, so that a
-decision follows from its evidence alone. What a batch costs beside its responses is measured (`CostFit`).
+(`LengthFit`). `RoundModel` simulates rounds with fixed standard normal draws. They are the same at each call, so a
+decision depends on its evidence alone. The costs of a batch beside its responses are measured (`CostFit`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ DRAWS = 1 << 16
 """Responses that are drawn per size; at least LEAST_ROUNDS and at most MOST_ROUNDS rounds of them."""
 LEAST_ROUNDS, MOST_ROUNDS = 20, 256
 LEAST_FIT = 8
-"""Batches without whose times nothing is said of what a batch costs beside its responses."""
+"""Fewer timed batches give no estimate of a batch's costs beside its responses."""
 
 
 def fit_group(group: Lengths) -> tuple[float, float] | None:
-    """(mean, standard deviation) of ln length in a group whose longest responses may be cut: the line through the
-    lengths of those that were done, in order, over the scores of as many of all that were started. None: unknown."""
+    """(mean, standard deviation) of ln length in a group whose longest responses may be cut. A line fitted to the
+    sorted lengths of finished responses, over the normal scores of their ranks among all started ones. None:
+    unknown."""
     logs = sorted(math.log(max(1, tokens)) for tokens in group.done)
     if len(logs) < 2 or not (group.closed or len(logs) == len(group.tokens)):
         return None
@@ -82,7 +83,7 @@ class CostFit:
         self.forget = forget
         self.batches = 0
         self.n = self.x = self.y = self.xx = self.xy = 0.0
-        self.ended = math.nan  # not kept over a crash: another process has another clock
+        self.ended = math.nan  # lost in a crash: another process has another clock
 
     def note(self, seen: Sequence[Lengths], rounds: Rounds) -> None:
         groups = [group for group in seen if group.closed and group.done and not math.isnan(group.at)]
@@ -126,7 +127,7 @@ class RoundModel:
         self._drawn = _draw(rounds, size, groups)
 
     def steps(self, fit: LengthFit) -> float:
-        """If nothing waits for anything, actors are always full: then it is the share of their time."""
+        """With neither `waits` nor `at_once`, actors are always full: the result is the share of their time."""
         rounds, drawn = self.rounds, self._drawn
         if not (rounds.waits or rounds.at_once):
             return self.groups * self.launch / rounds.samples
@@ -139,7 +140,7 @@ class RoundModel:
     def _tail_batching(
         self, ends: NDArray[np.float64], prompts: NDArray[np.float64], again: NDArray[np.float64], most: float
     ) -> float:
-        """Short rounds keep the first groups; when those that were cut fill a batch, a long round is theirs alone."""
+        """Short rounds keep the first groups to finish. When the cut ones fill a batch, a long round runs only them."""
         is_long = self._drawn.is_long
         is_short = ~is_long
         order = np.argsort(ends[is_short], axis=1, kind="stable")
@@ -152,7 +153,7 @@ class RoundModel:
 
 
 def _long_rounds(count: int, groups: int, cut: int) -> NDArray[np.bool_]:
-    """Which of `count` rounds are long, if each short one cuts so many groups."""
+    """Which of `count` rounds are long, if each short one cuts `cut` groups."""
     found, queued = np.zeros(count, np.bool_), 0
     for number in range(count):
         found[number] = queued >= groups

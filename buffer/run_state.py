@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 MANY_LOST = 8
 """Lost groups between two train steps that are worth a warning, in batches."""
 MOST_DEATHS = 3
-"""A group is dropped if so many actors died while they held it, and nothing outside had killed them."""
+"""A group is dropped if this many actors died by themselves while they held it."""
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class RunState:
             log.warning("since step %d no batch was trained, and groups were lost: %s", self.lost_at, reasons)
 
     def announce(self) -> None:
-        """Announce the newest weights to all actors, unless they must keep their present ones (`injection`)."""
+        """Announce the newest weights to all actors, unless they must keep the present weights (`injection`)."""
         weights = self.weights
         if weights.published is weights.manifest or weights.published is None:
             return
@@ -162,8 +162,8 @@ class RunState:
             self.router.send(peer, messages.Room(int(self.fleet.room), self.fleet.step))
 
     def may_push(self, actor: Actor, group_id: int) -> bool:
-        """Does or did this actor have a lease of the group? A former holder may push too: the first push wins. True for
-        groups that were pushed before or are gone: a push does not change them."""
+        """Has this actor ever had a lease of the group? A former holder may push too: the first push wins. Also True
+        for groups that were pushed before or are gone: a push does not change them."""
         entry = self.store.entries.get(group_id)
         return entry is None or entry.stage in (Stage.WAITING, Stage.SERVED) or actor.name in entry.holders
 
@@ -194,7 +194,7 @@ class RunState:
 
     def lose(self, actor: Actor, died: str = "") -> None:
         """An actor is gone: its leases go to other actors; the groups keep their slots. `died`: how, if by itself. One
-        of its groups may be why, so those that were there `MOST_DEATHS` times are dropped."""
+        of its groups may be the cause, so a group present at `MOST_DEATHS` deaths is dropped."""
         for group_id in actor.running:
             entry = self.store.entries[group_id]
             entry.deaths += bool(died)

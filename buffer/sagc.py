@@ -14,22 +14,21 @@ from buffer.sizing import Keep, Lengths, State
 
 log = logging.getLogger(__name__)
 SLACK, LEAST_GAP = 5.0, 0.02
-"""The dual variable's bound: what makes the least risky size win for sure, and room for some steps' excess. A risk that
-differs by less than LEAST_GAP counts as that."""
+"""The dual variable's bound: enough for the least risky size to win for sure, plus the excess of some steps. Risks that
+differ by less than LEAST_GAP count as LEAST_GAP apart."""
 
 
 class Sagc(SagcPlain):
-    """Straggler-aware group control (the idea of arXiv 2606.02218): the size that teaches most per second of those that
-    keep the long-run share of groups with a straggler at or below `budget`.
+    """Straggler-aware group control (the idea of arXiv 2606.02218): among the sizes that keep the long-run share of
+    groups with a straggler at or below `budget`, it chooses the one that teaches most per second.
 
     The next size is argmax_G rate(G) / max rate − Q · risk(G), with rate(G) = value(G) / time(G).
 
-    value: the signal-to-noise ratio of the batch's gradient, from the variance of rewards within prompts, of which some
-    have none, and from how much noise the learner finds within prompts (`buffer.reward_noise`). time: the length of the
-    round that the scheduler would run, over-provisioned prompts and responses included, with lengths fitted to those
-    seen, plus what a batch costs beside them (`buffer.round_model`).
-    risk, Q and what counts as a straggler: as in `SagcPlain`, but Q is bounded. At the bound a warning says that the
-    budget can't be held.
+    value: the signal-to-noise ratio of the batch's gradient, from the variance of rewards within prompts (some have
+    none) and the noise that the learner measures within prompts (`buffer.reward_noise`). time: the length of the
+    scheduler's round, including over-provisioned prompts and responses, plus the batch's other costs
+    (`buffer.round_model`). Lengths are fitted to those seen. risk, Q and what counts as a straggler: as in `SagcPlain`,
+    but Q is bounded. At the bound a warning says that the budget can't be held.
 
     It starts with `group_size` and stays there until 32 groups have been seen. Sizes that leave a batch with fewer than
     `least_prompts` prompts are not chosen, except `group_size` itself. `keep`: "samples", every batch has
@@ -44,7 +43,7 @@ class Sagc(SagcPlain):
 
     hears_gradients = True
     least_evidence = 32
-    """Groups without which the size stays at `group_size`."""
+    """With fewer groups seen, the size stays at `group_size`."""
 
     def __init__(
         self,

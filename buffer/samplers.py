@@ -5,8 +5,8 @@ and the group's id. So the choice follows from recorded events, and the audit ma
 decide whose turn it is, and the sampler chooses within that task.
 
 All samplers can retire solved prompts: those whose newest `retire_after` results were all at least `retire_at`. When
-nothing else is left, retired prompts are drawn again. What a sampler prefers, it trains more often than the data has
-it: `scripts.ledger` shows this bias.
+nothing else is left, retired prompts are drawn again. A sampler trains preferred prompts more often than they occur in
+the data: `scripts.ledger` shows this bias.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def solved(known: Known, retire_at: float | None, retire_after: int) -> NDArray[
 
 
 def drawable(known: Known, retire_at: float | None, retire_after: int) -> Places:
-    """Places of the prompts that may be drawn again: free ones that are not retired. If there is none, and no new
-    prompt, then also those that are under way, and at last retired ones: a run goes on as long as its steps say."""
+    """Places of the prompts that may be drawn again: free ones that are not retired. If there are none, and no new
+    prompts, also those in progress, and at last retired ones: a run continues until its last step."""
     unsolved = ~solved(known, retire_at, retire_after)
     for allowed in (known.free & unsolved, unsolved, known.free):
         if known.new or allowed.any():
@@ -125,5 +125,5 @@ def drawable(known: Known, retire_at: float | None, retire_after: int) -> Places
 
 
 def asks(sampler: partial[int]) -> bool:
-    """Does it need what the run has recorded? The default order does not."""
+    """Does the sampler need recorded results? The default order does not."""
     return sampler.func is not in_order or sampler.keywords.get("retire_at") is not None

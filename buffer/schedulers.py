@@ -71,11 +71,10 @@ class Scheduler:
         return True
 
     def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
-        """How many groups has the next batch, of `samples` samples (more or fewer if the sizing keeps the number of
-        prompts)? `deferred`: groups in the queue. `seen`: lengths of
-        all groups that ended or were broken off since the last batch was opened. `least`: with fewer groups, part of
-        the queue would remain at the end of the data. If the sizing wants fewer, take its largest size that gives
-        enough groups."""
+        """The number of groups of the next batch. It has `samples` samples (more or fewer if the sizing keeps the
+        number of prompts). `deferred`: groups in the queue. `seen`: lengths of all groups that ended or were broken off
+        since the last batch was opened. `least`: with fewer groups, part of the queue would remain at the end of the
+        data. If the sizing wants fewer, take its largest size that gives enough groups."""
         self.sizing.rounds = self.rounds(samples)
         size, groups = self.sizing.next_size(seen), self.sizing.groups
         if groups(size) < least:
@@ -120,9 +119,9 @@ class AsyncScheduler(Scheduler):
     """Start a group whenever there is room: generation and training overlap.
 
     `max_staleness` is in versions (inf: unbounded). `max_inflight_groups`: most groups rolled out at once.
-    `oversample_responses`: samples started per sample needed; the first to finish make the group. `cut_responses`: what
-    that does to short answers, which are trained too often: nothing ("drop"), or the learner multiplies advantages by
-    the inverse of each sample's chance to be among the first ("weigh", `learners.cut_responses`: most of the bias).
+    `oversample_responses`: samples started per sample needed; the first to finish make the group. Short answers are
+    then trained too often. `cut_responses`: "drop" accepts that. With "weigh" the learner multiplies advantages by the
+    inverse of each sample's chance to be among the first (`learners.cut_responses`), which removes most of the bias.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ FORMAT = 8
 _NAME = b"areal-journal-"
 MAGIC = _NAME + b"%d\n" % FORMAT
 READABLE = [MAGIC, _NAME + b"7\n", _NAME + b"6\n"]
-"""First lines of files that are read: format 7 has no results for samplers, format 6 no tasks of mixtures."""
+"""First lines of readable files: format 7 lacks results for samplers, format 6 lacks tasks of mixtures."""
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
 _MARK = b"\xd7JR\x04"
 _HEAD = struct.Struct("<4sIQQQ")
@@ -299,7 +299,7 @@ def written_later(path: Path, start: int, size: int) -> bool:
 
 
 def _find(file: BinaryIO, what: bytes, start: int, end: int) -> int:
-    """The first place of `what`, wholly between `start` and `end`; -1 if there is none."""
+    """The first place of `what` that lies wholly between `start` and `end`; -1 if there is none."""
     while start + len(what) <= end:
         file.seek(start)
         part = file.read(min(_READ_BYTES, end - start))

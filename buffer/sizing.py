@@ -1,8 +1,8 @@
 """How many samples a group has: what all controllers share. No I/O, no clock.
 
-The size is fixed when a batch is opened, so it changes only between steps. A batch keeps its number of samples: one of
-larger groups has fewer prompts (`keep`). To write your own controller, inherit from `Sizing` and name the class in the
-config as `module:Name`. `buffer.sagc` and `buffer.sagc_plain` have those that follow stragglers.
+The size is fixed when a batch is opened, so it changes only between steps. A batch keeps its number of samples: with
+larger groups it has fewer prompts (`keep`). To write your own controller, inherit from `Sizing` and name the class in
+the config as `module:Name`. `buffer.sagc` and `buffer.sagc_plain` have those that follow stragglers.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ class Lengths(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """How the scheduler will run the next batch. `samples`: of a batch of the usual groups. `waits`: it ends with its
-    last group. `prompts`, `responses`: started per one that is needed; in a long round responses only if
-    `long_responses`. `at_once`: most groups in generation (None: as
-    many as there are)."""
+    """How the scheduler will run the next batch. `samples`: of a batch of the usual groups. `waits`: the batch ends
+    with its last group. `prompts`, `responses`: number started per one needed; in a long round this holds for responses
+    only if `long_responses`. `at_once`: most groups in generation (None: all)."""
 
     samples: int = 256
     waits: bool = True
@@ -64,7 +63,7 @@ class Rounds(NamedTuple):
 class Sizing:
     """A group has `group_size` samples unless `next_size` says otherwise. `sizes`: all possible sizes. `looks`: does it
     use the lengths of groups that ended? `hears_gradients`: should the learner measure noise for `note_gradient`?
-    `keep`: what every batch has equally many of, samples (groups_per_batch · group_size) or prompts (groups_per_batch).
+    `keep`: what stays equal in every batch, samples (groups_per_batch · group_size) or prompts (groups_per_batch).
     `rounds`: the scheduler sets it before it asks for a size."""
 
     looks = True
@@ -90,7 +89,7 @@ class Sizing:
         return self.group_size
 
     def note_gradient(self, measured: GradientNoise) -> None:
-        """The learner has trained a batch, and this much of its gradient was noise."""
+        """The learner has trained a batch and measured the noise of its gradient."""
 
     def metrics(self) -> dict[str, float]:
         """Metrics that explain the newest size."""

@@ -197,7 +197,7 @@ class Slots:
         """Raises if a group that is about to be served at `version` may not be in its slot."""
 
     def check_memory(self, limit: int) -> None:
-        """Called when the buffer holds more than `limit` bytes. Raises if to wait would never free memory."""
+        """Called when the buffer holds more than `limit` bytes. Raises if waiting would never free memory."""
 
     def state(self) -> SlotsState:
         """For `load`."""

@@ -8,9 +8,9 @@
 
     RUNNING ──Recall──► RECALLED ──HandBack──► QUEUED       the group is broken off
 
-A scheduler may start *redundant* groups: more than a batch has places. They run without a slot (NO_SLOT). When one is
-done, it takes the slot of an unfinished group (Place), which then is the redundant one. A group that can no longer get
-a slot is deferred: it joins a queue, first in, first out, from which the scheduler may take groups.
+A scheduler may start *redundant* groups: more than a batch has places. They run without a slot (NO_SLOT). A finished
+redundant group takes the slot of an unfinished group (Place), which then is redundant itself. A group that can no
+longer get a slot is deferred: it joins a queue, first in, first out, from which the scheduler may take groups.
 
     Admit ──► REDUNDANT ──Place──► RUNNING, and then WAITING
                │ ▲

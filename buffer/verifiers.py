@@ -1,5 +1,5 @@
-"""Ends a run whose verifier hangs. An answer whose check overruns its time earns 0, so with a verifier that always
-hangs a run would look healthy and learn nothing. No I/O.
+"""Ends a run whose verifier hangs. An answer whose check exceeds its time limit earns 0. So with a verifier that always
+hangs, a run would look healthy but learn nothing. No I/O.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from buffer.actor import Stats
 from buffer.checks import RolloutsFail
 
 MOST_ANSWERS = 32
-"""Most answers that the check looks at, even if a batch has more: each may take its full time."""
+"""The most answers that the check considers, even if a batch has more: each may take its full time."""
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
 """LoRA (arXiv 2106.09685) through `peft`: trains small matrices beside the model's frozen weights.
 
 Layers, forward pass and files are peft's. The learner publishes the merged model, base + scale · B A, rounded to the
-published dtype, under the names that the model has without adapters: actors know nothing of LoRA. The learner itself
-differentiates the sum before rounding. So on-policy ratios are 1 up to that rounding; in full training they are exactly
-1. B starts at 0, so version 0 has the bits that actors start with; with an adapter from a folder (`path`) actors fetch
-version 0 like any other. The learner drives it.
+published dtype, under the model's names without adapters. So actors need not know about LoRA. The learner itself
+differentiates the sum before rounding. So on-policy ratios are 1 up to that rounding (exactly 1 in full training). B
+starts at 0, so version 0 has the bits that actors start with. With an adapter from a folder (`path`), actors fetch
+version 0 like any other version. The learner drives it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from areal_like.adapter_folder import AdapterFolder, read_adapter
 
 RANK, ALPHA, TARGETS = 16, 32.0, "all-linear"
 START = "start"
-"""Name of the frozen copy of an adapter that the run begins with."""
+"""Name of the frozen copy of the run's initial adapter."""
 
 
 class Adapters:
     """Adds adapters to `model`, in place, with random A that depends on `seed` alone. A matrix's update is `alpha` /
     `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear": all but the output head. `path`: a folder
-    that `peft` has written, whose adapter is trained on; rank, alpha and targets are then its own, and may be left out.
-    By default they are 16, 32 and all-linear. Its dropout is not applied.
+    written by `peft`, whose adapter is trained further. It sets rank, alpha and targets, which may then be left out;
+    otherwise their defaults are 16, 32 and all-linear. Its dropout is not applied.
 
-    The model's own weights are rounded to `dtype` and frozen. With `reference`, `off` is asked for. Raises ImportError
+    The model's own weights are rounded to `dtype` and frozen. `reference`: `off` will be used. Raises ImportError
     without peft, ValueError for knobs that make no sense, or an adapter of another model.
     """
 
@@ -87,8 +87,8 @@ class Adapters:
         return merged
 
     def off(self) -> AbstractContextManager[None]:
-        """Within this context the model computes what it did before training: a reference that costs no memory (with
-        `path`: that of the adapter)."""
+        """In this context the model computes as before training: a reference that costs no memory (with `path`: the
+        adapter's)."""
         return self._as_it_began() if self._starts_elsewhere else self._wrapped.disable_adapter()
 
     @contextmanager
@@ -117,7 +117,7 @@ def _check(
     alpha: float | None,
     targets: list[str] | str | None,
 ) -> None:
-    """Raise ValueError for an adapter that was made for another model, or that the knobs describe otherwise."""
+    """Raise ValueError for an adapter of another model, or one that contradicts the knobs."""
     told: dict[str, tuple[object, object]] = {"rank": (rank, known.rank), "alpha": (alpha, known.alpha)}
     told["targets"] = (sorted(targets) if isinstance(targets, list) else targets, known.targets)
     for knob, (wanted, found) in told.items():

@@ -47,7 +47,7 @@ def group(
 
 
 def degrees_of_freedom(std: bool | str) -> int:
-    """What the divisor of a variance has less than n. Raises ValueError for another word."""
+    """The difference between n and the divisor of a variance. Raises ValueError for another word."""
     if std not in (False, True, "population", "sample"):
         raise ValueError(f"std must be false, true (population), population or sample, got {std!r}")
     return int(std == "sample")
@@ -98,8 +98,8 @@ def batch(
     The deviation (+ `eps`) is that of the rewards minus the baseline, or of the rewards themselves (`deviation_of`);
     `std` as in `group`, false leaves it out. With `baseline: group` this is group mean and batch deviation ("lite PPO",
     arXiv 2508.08221): easy and hard prompts get the same scale. TRL's `scale_rewards="batch"` is `baseline: group`,
-    `std: sample`, `deviation_of: rewards`: the rewards' deviation has the differences between prompts in it as well, so
-    its advantages are smaller.
+    `std: sample`, `deviation_of: rewards`. The rewards' deviation includes the differences between prompts, so its
+    advantages are smaller.
     """
     if baseline not in ("batch", "group"):
         raise ValueError(f"baseline must be 'batch' or 'group', got {baseline!r}")
@@ -119,15 +119,16 @@ def batch(
 @dataclass(frozen=True, slots=True)
 class Turns:
     """For N trained tokens: `number` int64 [N] is the turn of each token, counted from 0 in each sample; `earned`
-    float64 [N] is what a turn earned, at its last trained token."""
+    float64 [N] is the reward of a turn, placed at its last trained token."""
 
     number: np.ndarray
     earned: np.ndarray
 
 
 def turns_of(pairs: Sequence[Sequence[tuple[int, float]]], sample: np.ndarray, place: np.ndarray) -> Turns | None:
-    """`pairs` are each sample's `turn_rewards`; `sample`, `place` int64 [N] each trained token's sample and place in
-    the response. A turn without a trained token earns at the one before it, or else the first. None without any turns.
+    """`pairs` are each sample's `turn_rewards`; `sample`, `place` int64 [N] are each trained token's sample and place
+    in the response. If a turn has no trained token, its reward goes to the trained token before it, or else to the
+    first. None without any turns.
     """
     if not any(pairs):
         return None
@@ -148,9 +149,9 @@ class Episodes:
 
     `rewards` float64 [n]; `groups` int [n]; `sample` int64 [N] the sample of each token; `penalties` float64 [N] are
     subtracted from the reward at each token; `values` float64 [N] the critic's value of the state in which the token
-    was chosen (None without a critic). `turns` says where rewards were earned turn by turn (None: all of them at the
-    end). `behind` float64 [n] is the value of the state behind a cut sample, 0 for others (None unless `bootstraps`).
-    `teacher`, `student` float64 [N] are their logprobs of each token (None without a teacher).
+    was chosen (None without a critic). `turns` says where rewards of single turns were earned (None: all rewards come
+    at the end). `behind` float64 [n] is the value of the state after a cut sample, 0 for others (None unless
+    `bootstraps`). `teacher`, `student` float64 [N] are their logprobs of each token (None without a teacher).
     """
 
     rewards: np.ndarray
@@ -172,8 +173,8 @@ class Episodes:
         return np.append(self.sample[1:] != self.sample[:-1], True)[: len(self.sample)]
 
     def per_token(self, rewards: np.ndarray) -> np.ndarray:
-        """Rewards of the tokens [N]: −penalty, what a turn earned at its last token, and the rest of `rewards` [n] at
-        each sample's last trained token."""
+        """Rewards of tokens [N]: −penalty, turns' rewards at their last tokens, the rest of `rewards` [n] at samples'
+        last trained tokens."""
         earned = self.turns.earned if self.turns else np.zeros(len(self.sample))
         rest = rewards - np.bincount(self.sample, earned, minlength=len(rewards))
         return np.where(self.last(), rest[self.sample], 0.0) + earned - self.penalties
@@ -198,7 +199,7 @@ def needs_teacher(advantage: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def needs_current(advantage: Callable[..., Any]) -> bool:
-    """Is `Episodes.student` the learner's policy at the start of the train step, not the one that sampled?"""
+    """Is `Episodes.student` the learner's policy at the start of the train step, instead of the behaviour policy?"""
     knobs = getattr(advantage, "keywords", {})
     return marked(advantage, "needs_teacher") and bool(knobs.get("sampled", 1.0)) and knobs.get("of") != "behaviour"
 
@@ -242,7 +243,7 @@ def turn(
 ) -> np.ndarray:
     """Credit by turns: return from a turn on − its group's mean at the same turn, float64 [N].
 
-    GRPO's group-relative advantage turn by turn, so that the second turn gets no credit for the first one's reward.
+    GRPO's group-relative advantage, computed per turn: the second turn gets no credit for the first one's reward.
     `gamma` discounts per turn; `std` as in `group`. Without rewards of turns it equals `group`. Turn-level credit in
     group-relative training is MT-GRPO's idea (arXiv 2505.11821); ours differs: a return from each turn on in place of
     its mix of normalised turn and outcome advantages.
@@ -267,10 +268,10 @@ def gae(
 ) -> np.ndarray:
     """Generalised advantage estimation (arXiv 1506.02438) over trained tokens, with a critic: float64 [N].
 
-    `δ_t = r_t + γ V_{t+1} − V_t`, where the value after a sample's last trained token is 0; `A_t = Σ (γλ)^k δ_{t+k}`.
-    With `bootstrap` it is, for a sample that was cut at the limit of length, the value of the state behind its last
-    token: the answer had not ended. AReaL always does that, verl and TRL never do. Not normalised, so that A + V is
-    what the critic learns (AReaL and verl whiten the advantages over the batch).
+    `δ_t = r_t + γ V_{t+1} − V_t`, where the value after a sample's last trained token is 0; `A_t = Σ (γλ)^k δ_{t+k}`. A
+    sample that was cut at the limit of length had not ended: with `bootstrap` it gets the value of the state after its
+    last token instead. AReaL always does that, verl and TRL never do. Advantages are not normalised, so A + V is the
+    critic's target (AReaL and verl whiten the advantages over the batch).
     """
     if episodes.values is None:
         raise ValueError("gae needs a critic: set learner.critic_lr above 0")
@@ -296,11 +297,11 @@ def distill(
     """On-policy distillation: `sampled` · (log π_teacher − log π) of each sampled token + `reward` · (reward − mean of
     its group), float64 [N].
 
-    Minus the KL(student ‖ teacher) of a token, estimated from that token, without the KL of later ones (Thinking
-    Machines, "On-Policy Distillation", 2025, with a discount of 0). π is the policy at the start of the train step
-    (one forward pass more, for losses without a proximal policy), or the one that sampled ("behaviour", as there): for
-    stale tokens only the first is the gradient of today's KL, once the loss weighs them. `cut` bounds the difference at
-    ±. `sampled: 0` leaves the KL to `learner.teacher.top`.
+    The first term is minus the KL(student ‖ teacher) of a token, estimated from that token, without the KL of later
+    tokens (Thinking Machines, "On-Policy Distillation", 2025, with a discount of 0). π is the policy at the start of
+    the train step (one more forward pass, for losses without a proximal policy), or the behaviour policy ("behaviour",
+    as there). For stale tokens only the former gives the gradient of the current KL, once the loss weighs them. `cut`
+    bounds the difference at ±. `sampled: 0` leaves the KL to `learner.teacher.top`.
     """
     if of not in ("current", "behaviour"):
         raise ValueError(f"of must be 'current' or 'behaviour', got {of!r}")

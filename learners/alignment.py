@@ -1,9 +1,9 @@
 """Consecutive gradients: how alike they are, and a bound on it (after GAC, arXiv 2603.01501).
 
-Asynchronous training shows a persistently high cosine between consecutive policy gradients where synchronous training
-has nearly orthogonal ones, and overshoots along what they share. GAC regulates the progress along that direction by
-projection. Its abstract says so much; its thresholds and regimes we have not seen. So this is our reconstruction: the
-part of a gradient along the one before is shortened until their cosine is the bound; the rest stays as it is.
+In synchronous training, consecutive policy gradients are nearly orthogonal. In asynchronous training their cosine stays
+high, and steps overshoot along the shared direction. GAC regulates the progress along that direction by projection. We
+know this from its abstract; we have not seen its thresholds and regimes. So this is our reconstruction: the part of a
+gradient along the previous one is shortened until their cosine is the bound. The rest does not change.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from learners.collectives import Ranks
 
 
 class Alignment:
-    """Bounds the cosine between a gradient and the one before it, as that was before its own projection.
+    """Bounds the cosine between a gradient and the previous one, which is taken before its own projection.
 
-    `cap` in (0, 1]; 1 only measures. The gradient before is one more copy of it in memory. `cosines` are those of the
-    train step, `take` empties them.
+    `cap` in (0, 1]; 1 only measures. Keeping the previous gradient costs the memory of one more gradient. `cosines`
+    belong to the train step; `take` empties them.
     """
 
     def __init__(self, cap: float, ranks: Ranks):
@@ -34,8 +34,8 @@ class Alignment:
 
     @torch.no_grad()
     def bound(self, gradient: Tensor, norm: float) -> float:
-        """Change this rank's part of the gradient, flat, if need be; `norm` is that of the whole one, finite. Returns
-        the new norm."""
+        """Change this rank's flat part of the gradient, if needed. `norm`: of the whole, finite. Returns the new
+        norm."""
         before, self._before = self._before, gradient.clone()
         length = self._ranks.norm(before) if before is not None else 0.0
         if before is None or not (norm and length):

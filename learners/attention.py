@@ -1,11 +1,11 @@
 """Causal attention over packed sequences: one row of tokens, many sequences, no padding outside attention itself.
-Sequences may share prefixes: their common tokens are in the row once.
+Sequences may share prefixes: the row holds their common tokens once.
 
 Linear layers, norms and the output head see `[1, S]` rows without padding. Attention alone is computed per sequence:
 sequences of similar length (within a factor of two) form a block `[n, heads, longest, dim]`, padded on the right.
-Causality makes padded keys invisible to real queries, so no mask is needed; outputs of padded queries are dropped.
-When all sequences have one length the block is a view of the row and nothing is copied. On a GPU and in half precision,
-under autocast too, a kernel for sequences of any lengths pads nothing at all (`learners.varlen`).
+Causality makes padded keys invisible to real queries, so no mask is needed; outputs of padded queries are dropped. When
+all sequences have one length the block is a view of the row and nothing is copied. On a GPU in half precision (or
+autocast), a kernel for sequences of any lengths needs no padding at all (`learners.varlen`).
 
 Where prefixes are shared (`Layout.tree`), a sequence has two lengths: its queries are the tokens that it adds to the
 row, its keys all tokens of its path, shared prefix included. A block then has a mask for its short queries over long
@@ -38,10 +38,10 @@ from learners.layout import Block, Layout
 
 NAME = "packed_causal"
 PLAIN_UP_TO = 1 << 15
-"""Queries × keys up to which CPUs attend faster in half precision without torch's fused kernel, whose backward pass
-is slow there, and keep all digits of the scores."""
+"""Up to this many queries × keys, attention in half precision on a CPU is faster without torch's fused kernel, whose
+backward pass is slow there. Scores also keep all their digits."""
 LONG_MASK = 1024
-"""Queries above which a block's mask is made again in the backward pass: one number per query and key, in each layer.
+"""With more queries, the backward pass makes a block's mask again: it has one number per query and key, in each layer.
 """
 
 

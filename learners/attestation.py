@@ -1,11 +1,11 @@
-"""A record of all published weights: the learner does not train on a sample that claims to come from any others.
+"""A record of all published weights: the learner refuses samples that claim to come from other weights.
 
 Each group carries, for every version that made one of its tokens, the digest of the weights that its actor held. The
-buffer compares these digests when a group is pushed. The learner compares them again before it makes a gradient, with
-its own record: `RUN/published.log`, a line "VERSION DIGEST" per publication, written before the version is announced
-and never changed. So a resume still knows the versions that were published after the last checkpoint. A version has two
-lines if it came out with other bits the second time. A replay trains on another run's batches, and uses that run's
-record.
+buffer compares these digests when a group is pushed. Before it computes a gradient, the learner compares them again
+with its own record, `RUN/published.log`. This has a line "VERSION DIGEST" per publication, written before the version
+is announced and never changed. So a resume still knows the versions that were published after the last checkpoint. A
+version has two lines if its second publication had other bits. A replay trains on another run's batches, and uses that
+run's record.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Attestation:
             self._known[version].add(digest)
 
     def check(self, batch: Batch) -> None:
-        """Raises AttestationError, which names the version and the first group of the batch that has tokens of it."""
+        """Raises AttestationError, which names the version and the first group of the batch with tokens of it."""
         for group in batch.groups:
             for version, digest in ((v, d) for v, text in group.digests.items() for d in text.split(OR)):
                 if digest not in self._known.get(version, ()):

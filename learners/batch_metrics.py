@@ -60,7 +60,7 @@ OF_ROLLOUTS = (
 
 
 def of_demonstrations(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics that have a meaning where nobody sampled the tokens, and nothing was rewarded."""
+    """The metrics that make sense for demonstrations: without sampling and without rewards."""
     kept = {name: value for name, value in metrics.items() if not name.startswith(OF_ROLLOUTS)}
     return {name: value for name, value in kept.items() if "/staleness_" not in name}
 

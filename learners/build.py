@@ -10,12 +10,12 @@ from areal_like.interfaces import Task, Trainer
 from areal_like.registry import bind, build, resolve
 
 RESPONSE_LIMIT = "response_limit"
-"""A value of `learner.normalise` that stands for a number of the task's."""
+"""A value of `learner.normalise` that stands for a number given by the task."""
 
 
 def build_trainer(config: Any, rank: int = 0) -> Trainer:
-    """Build the learner that the config names; if it needs a model, with model, loss and advantage. `rank` of a learner
-    of several, which have joined."""
+    """Build the config's learner, with model, loss and advantage if it needs a model. `rank`: of several, which have
+    joined."""
     learner = resolve("learner", config.learner.name)
     if not getattr(learner, "needs_model", False):
         return build("learner", config.learner)

@@ -1,9 +1,9 @@
 """The ranks of a learner: processes that each hold a share of every batch, and of the model (`learners.sharding`).
 
-Numbers per token or sample are few beside the model's work, so every rank holds those of the whole batch. Each rank
-computes what must see the whole batch (advantages, plans of losses, denominators) from the same numbers, as a single
-rank would. Only forward and backward passes are divided. Each number comes from the one rank that computes its sample,
-so combining them rounds nothing. With one rank nothing here communicates.
+Numbers per token or sample cost little compared with the model, so every rank holds those of the whole batch. From
+these numbers each rank computes all that depends on the whole batch (advantages, plans of losses, denominators), as a
+single rank would. Only forward and backward passes are divided. Each number comes from the one rank that computes its
+sample, so combining them rounds nothing. With one rank nothing here communicates.
 
 All ranks must call these methods in the same order. The learner drives this.
 """
@@ -31,12 +31,12 @@ from areal_like.types import Batch, Group
 _ARRAY = 1
 """msgpack's extension type of an array."""
 PATIENCE = timedelta(days=30)
-"""Between steps a rank waits as long as the others live: rank 0 may wait long for its batch, and ranks load models and
-write checkpoints at their own speed. A death breaks the connection."""
+"""Time-out between steps, where a rank waits as long as the others live: rank 0 may wait long for its batch, and ranks
+load models and write checkpoints at their own speed. A death breaks the connection."""
 GRACE_SECONDS = 5.0
-"""Seconds by which ranks may enter a collective, and so time out, one after the other."""
+"""Ranks may enter a collective, and so time out, this many seconds apart."""
 LOST_RANK_GRACE_SECONDS = 2.0
-"""Seconds that a rank waits before it ends, once another one is lost: the launcher sees that one first."""
+"""A rank waits this many seconds between the loss of another and its own end: the launcher sees the lost one first."""
 
 
 @dataclass
@@ -54,8 +54,8 @@ def join(rank: int, ranks: int, store: Path, *, local: bool, seconds: float = 90
     """Connect to the other ranks through the file `store`, which all can reach. Returns when all are connected.
 
     Tensors on the CPU and plain data use gloo, tensors on a GPU use NCCL. `local`: all ranks are on this host, and need
-    not listen to other hosts. `seconds` is the time-out of all that ranks do together within a step; `barrier` and
-    `broadcast`, with which a step begins and ends, have none.
+    not listen to other hosts. `seconds` is the time-out of all collectives within a step; `barrier` and `broadcast`,
+    with which a step begins and ends, have none.
     """
     if local and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -84,7 +84,7 @@ class Ranks:
         self._group: dist.ProcessGroup | None = None
 
     def side_channel(self) -> Ranks:
-        """The same ranks over connections of their own, for use by one other thread. Plain data only."""
+        """The same ranks over separate connections, for one other thread. Plain data only."""
         ranks = Ranks(self.count)
         ranks._group = dist.new_group(backend="gloo", timeout=PATIENCE) if self.count > 1 else None
         return ranks
@@ -92,7 +92,7 @@ class Ranks:
     def gather_batch(self, batch: Batch) -> tuple[Batch, np.ndarray]:
         """The whole batch, from this rank's share of it; and bool [n], the samples of this rank.
 
-        Samples of other ranks have zeros in place of token ids, and are complete otherwise.
+        Samples of other ranks are complete, except for zeros in place of token ids.
         """
         if self.count == 1:
             return batch, np.ones(len(batch.samples), bool)
@@ -161,12 +161,12 @@ class Ranks:
             dist.broadcast(tensor, src=0)
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this, as long as they live."""
+        """Wait, while all ranks live, until all have called this."""
         if self.count > 1:
             dist.barrier(_JOINED.patient)
 
     def broadcast(self, thing: Any) -> Any:
-        """Rank 0's argument, encoded as in `gathered`; the others' arguments are ignored. They wait as long as rank 0
+        """Rank 0's argument, encoded as in `gathered`; other arguments are ignored. The other ranks wait while rank 0
         lives."""
         if self.count == 1:
             return thing
@@ -179,14 +179,14 @@ class Ranks:
 
 
 def is_timed_out(error: BaseException) -> bool:
-    """Does this error of a collective mean that another rank did not come in time?"""
+    """Does this collective's error mean that another rank was late?"""
     return isinstance(error, RuntimeError) and "timed out" in str(error).lower()
 
 
 def who_waits(timed_out: bool = True) -> str:
-    """Which ranks wait, and for which, after this rank's collective has `timed_out`, or else after a connection of it
-    was lost. Ranks note both in their store. Empty if no rank has timed out: then a rank has died. (Who times out first
-    closes the connections on which others still wait.)"""
+    """Which ranks wait, and for which others. Call it after this rank's collective has `timed_out`, or else after it
+    lost a connection; ranks record both in their store. Empty if no rank has timed out: then a rank has died. (The
+    first rank to time out closes the connections on which others still wait.)"""
     grace = GRACE_SECONDS if timed_out else LOST_RANK_GRACE_SECONDS
     if _JOINED.store is None or not dist.is_initialized():
         time.sleep(grace)
@@ -204,7 +204,7 @@ def who_waits(timed_out: bool = True) -> str:
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Does this error of a collective mean that another process is gone, rather than a fault of this one?"""
+    """Does this collective's error mean that another process is gone, rather than a fault of this one?"""
     words = ("closed by peer", "reset by peer", "broken pipe", "connection refused")
     known = isinstance(error, dist.DistNetworkError | dist.DistBackendError)
     return known or (isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words))

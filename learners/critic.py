@@ -40,9 +40,9 @@ class Critic:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Half the squared error, summed over tokens with their shares and divided: a scalar; and what it observes.
 
-        With `clip`, a token's error is the larger one of its value and of that value within `before` ± clip, the values
-        at the start of the step: a value that has moved by more, towards its target, has no gradient. This is PPO2's
-        value clipping (OpenAI baselines), as in TRL, verl and AReaL.
+        `before` has the values at the start of the step. With `clip`, a token's error is the larger of two: that of its
+        value, and that of its value cut to `before` ± clip. So a value that moved further towards its target has no
+        gradient. This is PPO2's value clipping (OpenAI baselines), as in TRL, verl and AReaL.
         """
         errors = (values - targets) ** 2
         observed = {"value_error": errors.detach()}

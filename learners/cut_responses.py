@@ -2,11 +2,12 @@
 
 The slowest responses of such a group were cut, so short ones are trained too often. A response of length l had a chance
 to be among the first: that at most need − 1 of the started − 1 others are shorter. Each sample weighs by the inverse of
-that chance (Horvitz & Thompson 1952, JASA 47(260)). Lengths are taken as log-normal within a prompt: each group has its
-own median, the batch one spread, both from the order of those that ended. A group tells its median by a few lengths
-only: it is drawn towards that of the batch by as much as chance explains how medians differ (empirical Bayes: Morris
-1983, JASA 78(381)), and a weight is the mean over what the median may be. Else a group that happens to be long would
-pass for a prompt of long answers, and its longest for usual.
+that chance (Horvitz & Thompson 1952, JASA 47(260)). Lengths are modelled as log-normal within a prompt: each group has
+its own median, the batch has one spread, and both come from the ordered lengths of the responses that ended. A few
+lengths determine a group's median only roughly. So it is shrunk towards the batch's median by the share of the medians'
+differences that chance explains (empirical Bayes: Morris 1983, JASA 78(381)). A weight is the mean over the possible
+medians. Otherwise a group that is long by chance would count as a prompt of long answers, and its longest answer as
+usual.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ MOST = 20.0
 """The largest weight before they are normalised."""
 LEAST_SPREAD = 1e-3
 LEAST_GROUPS = 3
-"""Of fewer, nobody can tell how medians differ: each keeps its own."""
+"""With fewer groups the spread of medians is unknown: each group keeps its own."""
 DRAWS = 8192
-"""Of `_variance`, from a seed of its own: the same in each process."""
+"""Draws of `_variance`, from a fixed seed: the same in each process."""
 NODES, SHARES = np.polynomial.hermite_e.hermegauss(9)
 """Places of a standard normal, and their shares: a mean over it is a sum over nine."""
 SHARES = SHARES / SHARES.sum()
 
 
 def inverse_chances(lengths: np.ndarray, groups: np.ndarray, started: float) -> np.ndarray:
-    """float64 [n], of mean 1 over the batch. `lengths` int [n] in tokens; `groups` int [n] names the group of each
-    sample; `started` responses per one of the group, rounded up. Groups of one sample have
-    the weight 1 before that."""
+    """Weights float64 [n], normalised to mean 1 over the batch. `lengths` int [n] in tokens; `groups` int [n] names the
+    group of each sample; `started`: responses started per sample (a group's total is rounded up). A group of one sample
+    has weight 1 before normalisation."""
     weights, logs = np.ones(len(lengths)), np.log(np.maximum(1, lengths))
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     members = [of for of in members if len(of) > 1]
@@ -54,7 +55,7 @@ def inverse_chances(lengths: np.ndarray, groups: np.ndarray, started: float) -> 
 
 
 def _shrunk(medians: np.ndarray, variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations of what estimates [n] with these variances tell of where each is."""
+    """Posterior means and standard deviations of each group's median [n], from estimates with these variances."""
     if len(medians) < LEAST_GROUPS:
         return medians, np.sqrt(variances)
     mean, apart = medians.mean(), max(0.0, float(medians.var(ddof=1) - variances.mean()))
@@ -64,7 +65,7 @@ def _shrunk(medians: np.ndarray, variances: np.ndarray) -> tuple[np.ndarray, np.
 
 @lru_cache(256)
 def _variance(count: int, started: int) -> float:
-    """Of the mean of the least `count` of `started` standard normals."""
+    """Variance of the mean of the smallest `count` of `started` standard normals."""
     draws = np.sort(np.random.default_rng(0).standard_normal((DRAWS, started)), axis=1)
     return float(draws[:, :count].mean(1).var())
 

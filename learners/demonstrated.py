@@ -1,10 +1,10 @@
-"""Batches of demonstrations, for a learner that trains alone (`areal_like.supervision`): `LearnerClient`'s methods,
-without a buffer behind them.
+"""Batches of demonstrations for a learner that trains alone (`areal_like.supervision`). Has `LearnerClient`'s methods,
+but no buffer.
 
-Batch k follows from `run.seed` and k alone: its rows are the places k · groups_per_batch, ... of all epochs' rows one
-behind the other, each epoch shuffled anew. So a resume goes on with the same batches. Every rank makes the batch, and
-takes its share. The first one also measures the loss on held-out rows, as often as `eval.every` says; no random number
-and no gradient is involved, so no bit of the training depends on it.
+Batch k depends on `run.seed` and k alone. Line up the rows of all epochs, each epoch shuffled anew: the batch takes the
+places from k · groups_per_batch on. So a resume continues with the same batches. Every rank makes the batch and takes
+its share. The first rank also measures the loss on held-out rows, as often as `eval.every` says. This uses no random
+number and no gradient, so no bit of the training depends on it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from areal_like.types import Batch, Demonstration, Group, Sample
 Score = Callable[[list[list[int]]], tuple[list[list[float]], str]]
 """`TorchLearner.logprobs_of`."""
 SHOWN = "demonstrated"
-"""In place of the digest of weights that made tokens."""
+"""Stands for the digest of the weights that sampled the tokens."""
 TURN_SECONDS = 1e-4
-"""Pause before a batch: roles that share a process take turns while one waits."""
+"""Pause before a batch, so that roles in one process can take turns."""
 
 
 class Demonstrated:
-    """`score` is the trainer's; None on other ranks than the first."""
+    """`score` is the trainer's; None on all ranks but the first."""
 
     def __init__(self, task: Task, config: Config, score: Score | None, rank: int = 0):
         self._task, self._config, self._score = task, config, score
@@ -48,7 +48,7 @@ class Demonstrated:
         self._index = index
 
     def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
-        """The batch that was asked for (or this rank's share), and what was measured before it. Raises Stopped."""
+        """The requested batch (or this rank's share), and what was measured before it. Raises Stopped."""
         turns.sleep(TURN_SECONDS)
         if self.pausing and may_pause:
             raise Stopped(by_signal=True)
@@ -92,7 +92,7 @@ class Demonstrated:
         return Batch(index, version, [groups[place] for place in places], places=places)
 
     def _evaluate(self, version: int) -> None:
-        """Note the mean negative log likelihood, in nats, of the trained tokens of held-out rows."""
+        """Record the mean negative log likelihood, in nats, of the trained tokens of held-out rows."""
         assert self._score
         rows = range(min(self._config.eval.prompts, self._task.size("heldout")))
         shown = [demonstration(self._task, "heldout", row) for row in rows]
@@ -107,19 +107,19 @@ class Demonstrated:
 
 
 def demonstration(task: Any, split: str, row: int) -> Demonstration:
-    """That of a task which has some (`areal_like.interfaces.Task`)."""
+    """The demonstration of a task that has some (`areal_like.interfaces.Task`)."""
     return task.demonstration(split, row)
 
 
 def rows_of(seed: int, first: int, count: int, size: int) -> list[int]:
-    """Rows at the places `first`, ... of all epochs one behind the other; an epoch has each of `size` rows once."""
+    """`count` rows from place `first` on, in the sequence of all epochs; an epoch has each of `size` rows once."""
     epochs = {place // size for place in range(first, first + count)}
     orders = {epoch: np.random.default_rng((seed, epoch)).permutation(size) for epoch in epochs}
     return [int(orders[place // size][place % size]) for place in range(first, first + count)]
 
 
 def as_sample(shown: Demonstration, version: int) -> Sample:
-    """Nobody has sampled it: it has no behaviour logprobs (0 stands for them), and no reward."""
+    """The demonstration as a sample. No policy sampled it, so its behaviour logprobs are 0 and it has no reward."""
     count = len(shown.tokens)
     tokens = np.concatenate([shown.prompt.tokens, shown.tokens]).astype(np.int32)
     logprobs = np.zeros(count, np.float32)

@@ -1,7 +1,7 @@
 """Metrics of a train step, from numbers per token: means, maxima and quantiles, overall and by staleness.
 
-The learner adds one number per trained token under a name (`Tally.add`) for each micro-batch. Nothing is computed, and
-nothing waits for the accelerator, before the step is over. A key `NAME/staleness_2` is NAME over the tokens of that
+The learner adds one number per trained token under a name (`Tally.add`) for each micro-batch. Until the step is over,
+nothing is computed and nothing waits for the accelerator. A key `NAME/staleness_2` is NAME over the tokens of that
 bucket of staleness (train version − version of the token): buckets are 0, 1, 2–3, 4–7, 8–15 and so on, each named by
 its lower end.
 """
@@ -23,8 +23,8 @@ from learners.losses.contract import LOG_RATIO_LIMIT
 PEAKED = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
 """Names that also report their maximum: `NAME/mean` and `NAME/max`."""
 FACTOR, SQUARES = "loss/factor", "loss/factor, squared"
-"""What multiplies a token's objective, and its square: reported as `NAME/mean` and `NAME/ess`, Kish's effective sample
-size as a share of the tokens."""
+"""A factor of a token's objective, and its square: reported as `NAME/mean` and `NAME/ess`, Kish's effective sample size
+as a share of the tokens."""
 SPREAD = {"loss/gate"}
 """Names that report `NAME/mean` and quantiles, for tokens with positive and with negative advantage."""
 BUCKETS = 65
@@ -45,7 +45,7 @@ class Tally:
 
     _pieces: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = field(default_factory=dict)
     _reduced: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
-    """Of all ranks, name → sum, number and maximum of the values in each bucket, [BUCKETS] each."""
+    """Name → sum, number and maximum over all ranks of the values in each bucket, [BUCKETS] each."""
 
     def add(self, observed: dict[str, Tensor], staleness: Tensor, advantages: Tensor, prefix: str = "") -> None:
         """`observed`: name → [N], bool or floating point; `staleness` int64 [N]; `advantages` [N]."""
@@ -55,8 +55,8 @@ class Tally:
                 self._pieces.setdefault(SQUARES, []).append((values.detach().square(), staleness, advantages))
 
     def merge(self, ranks: Ranks) -> None:
-        """Combine the ranks' observations of their own tokens: sums and maxima of most, all tokens' numbers only where
-        quantiles are wanted."""
+        """Combine the ranks' observations of their own tokens. Most names need only sums and maxima; names with
+        quantiles need all tokens' numbers."""
         if ranks.count == 1:
             return
         own = self._in_host_memory()
@@ -157,11 +157,11 @@ def _of(name: str, values: np.ndarray, advantages: np.ndarray) -> dict[str, floa
 def drift(log_ratio: np.ndarray, staleness: np.ndarray, sample: np.ndarray) -> dict[str, float]:
     """How far the policy at the start of the step (log start/behaviour of tokens, [N]) is from the behaviour policy.
 
-    `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) per token (Schulman's estimators); `ess` is Kish's effective
-    sample size of the importance weights as a share of the tokens, `chi2` their χ² divergence, mean of w² − 1;
+    `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) per token (Schulman's estimators). `ess` is Kish's effective
+    sample size of the importance weights as a share of the tokens, `chi2` their χ² divergence, mean of w² − 1.
     `ratio/mean` and `ratio/max` are of these weights (`loss/ratio` is the ratio that a loss clips or weighs by; some
-    losses have none). `sequence/ess` and `sequence/chi2` are of the products over each sample's tokens, within e^±20.
-    Overall and by staleness, of a sample by that of its oldest token.
+    losses have none). `sequence/ess` and `sequence/chi2` use the products over each sample's tokens, within e^±20. All
+    come overall and by staleness; a sample has the staleness of its oldest token.
     """
     metrics: dict[str, float] = {}
     if not len(log_ratio):

@@ -1,4 +1,4 @@
-"""The reverse KL to a teacher over its most likely tokens, and how much an old sample still says about it. Pure.
+"""The reverse KL to a teacher over its most likely tokens, and weights for old samples. Pure.
 
 KL(student ‖ teacher) on the student's own prefixes is what on-policy distillation lowers (GKD, arXiv 2306.13649;
 "On-Policy Distillation", Thinking Machines, 2025). `learners.advantages.distill` estimates it from the sampled token
@@ -18,7 +18,7 @@ TINY = 1e-12
 
 def lumped_kl(student: Tensor, teacher: Tensor) -> Tensor:
     """KL(student ‖ teacher) [N] of distributions over k tokens and "any other" token, from logprobs [N, k] of the same
-    tokens. It is never above the KL over all tokens, grows with k, and equals it where k is the whole vocabulary."""
+    tokens. It is never above the KL over all tokens, grows with k, and equals that KL if k is the whole vocabulary."""
     kl = (student.exp() * (student - teacher)).sum(-1)
     ours, theirs = (1.0 - each.exp().sum(-1) for each in (student, teacher))
     rest = ours.clamp(min=TINY) * (ours.clamp(min=TINY).log() - theirs.clamp(min=TINY).log())
@@ -26,8 +26,8 @@ def lumped_kl(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def prefix_weights(current: Tensor, behaviour: Tensor, sequence: Tensor, cap: float) -> Tensor:
-    """Π min(π/π_b, `cap`) over the trained tokens before each token of its sequence: [N], without gradient. Where the
-    student would not come to a prefix any more, what the teacher says there counts for less. (The token itself needs no
+    """Π min(π/π_b, `cap`) over the trained tokens before each token of its sequence: [N], without gradient. The
+    teacher's word counts less after a prefix that the student would no longer produce. (The token itself needs no
     weight: the KL is a sum over all tokens.)"""
     moved = log_ratio(current.detach(), behaviour, torch.ones_like(current, dtype=torch.bool)).double()
     moved = moved.clamp(max=float(torch.tensor(cap, dtype=torch.float64).log()))

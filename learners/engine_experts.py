@@ -1,4 +1,4 @@
-"""The engine's experts of a batch's tokens, flat, from which micro-batches take those of their rows (router replay)."""
+"""The engine's experts for a batch's tokens, flat. Micro-batches select those of their rows (router replay)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from areal_like.types import Sample
 
 UNKNOWN = -1
-"""In place of the experts of a position where they are not known."""
+"""Stands for the experts of a position where they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class EngineExperts:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> EngineExperts | None:
-        """None where no sample has any. Behind a sample's own they are unknown. Raises ValueError where they misfit."""
+        """None if no sample has experts. Positions after a sample's known ones are UNKNOWN. Raises ValueError if they
+        misfit."""
         known = [sample.experts for sample in samples if sample.experts is not None]
         if not known:
             return None
@@ -39,14 +40,14 @@ class EngineExperts:
         return cls(np.concatenate(known), place)
 
     def at(self, tokens: np.ndarray) -> np.ndarray:
-        """Of some tokens (int64 [S]): int16 [S, layers, k], UNKNOWN where they are not known."""
+        """The experts of some tokens (int64 [S]): int16 [S, layers, k], UNKNOWN where they are not known."""
         place = self.place[tokens]
         found = self.known[np.maximum(place, 0)].astype(np.int16)
         found[place == UNKNOWN] = UNKNOWN
         return found
 
     def labels(self, tokens: np.ndarray) -> np.ndarray:
-        """A number per token, int64 from 0 on, equal where tokens (int64 [n], not negative) and their experts are."""
+        """A label per token, int64 from 0 on: equal if both tokens (int64 [n], not negative) and experts are equal."""
         rows = np.ascontiguousarray(self.known.reshape(len(self.known), -1))
         kinds = np.unique(rows.view(np.dtype((np.void, rows[:1].nbytes)))[:, 0], return_inverse=True)[1]
         kind = np.where(self.place == UNKNOWN, 0, kinds[np.maximum(self.place, 0)] + 1)

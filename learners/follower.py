@@ -14,7 +14,7 @@ A rank that loses another one ends with an error, a little later than the lost r
 first. No rank continues alone.
 
 Ranks wait for the next command without a limit, since rank 0 may wait long for a batch. Within a step no rank waits
-longer than `learner.collective_timeout` for a rank that lives: all then end, and say which one did not come.
+longer than `learner.collective_timeout` for a live rank: then all end, and name the late one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from learners.untrainable import Untrainable
 
 
 class LostRankError(RuntimeError):
-    """Another rank has died, or is unreachable."""
+    """Another rank died or is unreachable."""
 
 
 def build_rank(role: Role, rank: int) -> TorchLearner:
@@ -75,7 +75,7 @@ def naming_lost_ranks() -> Iterator[None]:
 
 
 class LateRankError(RuntimeError):
-    """Another rank lives, but has not come to a collective in time."""
+    """Another rank lives, but was late for a collective."""
 
 
 class LeadingTrainer:
@@ -176,8 +176,8 @@ def client_of(role: Role, rank: int) -> LearnerClient | Demonstrated:
 
 
 def main(role: Role) -> None:
-    # In a collective Python has no say, and there is nothing to put in order here. A rank that has time to end lets
-    # rank 0 write its checkpoint, and ends when it does.
+    # Python code cannot run during a collective, and there is nothing to clean up here. A rank with time left lets rank
+    # 0 write its checkpoint, and ends when rank 0 ends.
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN if role.grace else signal.SIG_DFL)
     rank = int(role.name.removeprefix("learner-"))

@@ -1,13 +1,14 @@
 """How much of a gradient is noise, between prompts and within them.
 
-A sample's part of the gradient is m + (its prompt's deviation, of variance τ²) + (its own, of variance ω²), variances
-summed over all weights. So of two different samples' parts the product is |m|² + τ² for samples of one prompt and |m|²
-for others, and a part's square is |m|² + τ² + ω², each expected. A minibatch's gradient is accumulated in three parts,
-and their products give all three without a bias. With squares alone (the gradient noise scale of McCandlish et al.,
-arXiv 1812.06162, appendix A.1) the same needs four times the batches. Samples of a group share a baseline, which we
-neglect: it changes the products of two samples' parts by a share of about 1/G².
+A sample's gradient is m + (its prompt's deviation, of variance τ²) + (its own deviation, of variance ω²), with
+variances summed over all weights. The product of two samples' gradients is expected to be |m|² + τ² if they share a
+prompt, else |m|². The square of one sample's gradient is expected to be |m|² + τ² + ω². A minibatch's gradient is
+accumulated in three parts, and the products of these parts give |m|², τ² and ω² without bias. With squares alone (the
+gradient noise scale of McCandlish et al., arXiv 1812.06162, appendix A.1) the same needs four times the batches.
+Samples of a group share a baseline, which we neglect: it changes the products of two samples' gradients by a share of
+about 1/G².
 
-Products are taken of a million weights drawn at random, so that three copies of a gradient need no memory to speak of.
+The products use a million weights drawn at random, so that three copies of a gradient need little memory.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from torch import Tensor
 from learners.collectives import Ranks
 
 DRAWN = 1 << 20
-"""Weights of a rank."""
+"""Weights drawn on each rank."""
 EVERY = 6
-"""Of pieces of a stream that come one by one, every sixth is cut: computed in two passes (three, if it has several
-groups) instead of one, which costs more. Estimates are means over steps, so they come later, not worse."""
+"""If a stream comes piece by piece, every sixth piece is cut. It costs two passes (three, if it has several groups)
+instead of one. Estimates are means over steps, so they come later, but are no worse."""
 OTHERS = 2
-"""The part of whole groups."""
+"""The index of the part with whole groups."""
 
 
 class Cut:
-    """Samples (int [n], group by group) in three `parts`, one behind the other: half of the samples of each of the
-    first groups, drawn by `seed`; the others of these; all samples of the other groups. `halved`: the share of the
-    groups that come first. Where groups differ in size or have one sample, all are in the third part. `groups` int: the
-    group of each sample of the batch."""
+    """Divides samples (int [n], group by group) into three `parts`. The first groups are halved, by `seed`: the first
+    part has one half of each, the second part the other half. The third part has all samples of the other groups.
+    `halved`: the share of groups that are halved. If groups differ in size or have one sample, all are in the third
+    part. `groups` int: the group of each sample of the batch."""
 
     def __init__(self, samples: np.ndarray, groups: np.ndarray, seed: tuple[int, ...], halved: float = 0.5):
         _, counts = np.unique(groups[samples], return_counts=True)
@@ -48,7 +49,7 @@ class Cut:
 
 def estimates(products: np.ndarray, some: int, groups: int, size: int) -> tuple[float, float, float]:
     """|m|², τ² and ω², times the square of the number of samples, from the products [3, 3] of the gradients of a
-    `Cut`'s parts: of `groups` of `size` samples, `some` of which are halved."""
+    `Cut`'s parts. It has `groups` groups of `size` samples; `some` of the groups are halved."""
     p, g, few, others = some, size, size // 2, groups - some
     expected = products[:2, 2].sum() / (p * g * others * g)
     between = products[0, 1] / (p * few * (g - few)) - p * expected
@@ -59,7 +60,7 @@ def estimates(products: np.ndarray, some: int, groups: int, size: int) -> tuple[
 
 
 class Drawn:
-    """The same weights of every gradient, of this rank's part of `size`."""
+    """Draws the same weights from every gradient: from this rank's part, which has `size` weights."""
 
     def __init__(self, size: int, seed: int, ranks: Ranks):
         dice = torch.Generator().manual_seed(seed)
@@ -74,7 +75,7 @@ class Drawn:
         return gradient[self._places]
 
     def products(self, parts: Sequence[Tensor]) -> np.ndarray:
-        """Products of the parts' gradients [n, n], over all ranks, from what was drawn of them."""
+        """Products of the parts' gradients [n, n], over all ranks, estimated from the drawn weights."""
         stacked = torch.stack(list(parts))
         found = self._times * (stacked @ stacked.T).cpu()
         self._ranks.sum_tensor(found)
@@ -82,9 +83,9 @@ class Drawn:
 
 
 class Parts:
-    """The gradients of the three parts of a minibatch as it is accumulated, of the weights drawn. With a learner that
-    streams, it comes piece by piece, each with a `Cut` of its own: of every `EVERY`th half of the groups are halved, or
-    its only one."""
+    """The drawn weights of the gradients of a minibatch's three parts, recorded while the minibatch is accumulated. If
+    the learner streams, it comes piece by piece, and each piece has its own `Cut`. Every `EVERY`th piece has half of
+    its groups halved, or its only group."""
 
     def __init__(self, drawn: Drawn):
         self._drawn = drawn
@@ -99,7 +100,7 @@ class Parts:
     def cut(
         self, samples: np.ndarray, groups: np.ndarray, seed: tuple[int, int], gradient: Tensor, *, piece: int | None
     ) -> Cut:
-        """What is accumulated next, to `gradient`. `piece`: its number in the batch (None: a whole minibatch)."""
+        """The samples to be added to `gradient` next. `piece`: the number in the batch (None: a whole minibatch)."""
         if piece is None:
             cut = Cut(samples, groups, seed)
         else:  # a piece of several groups may be all of the batch, and has all three parts
@@ -111,7 +112,7 @@ class Parts:
         return cut
 
     def note(self, part: int, gradient: Tensor) -> None:
-        """`gradient` has all that was accumulated since `restart`; what is new is of this part."""
+        """`gradient` is the sum since `restart`; the newest addition is this part's."""
         if part == OTHERS:  # what the halves leave of the whole, at the end: a copy less for each piece
             return
         now = self._drawn.of(gradient).double()
@@ -120,7 +121,7 @@ class Parts:
         self._before = now
 
     def tell(self, noise: GradientNoise, gradient: Tensor, denominator: float = 1.0) -> None:
-        """Estimate, if the parts can tell; the gradient is still to be divided by the denominator."""
+        """Make an estimate if the parts allow it. The gradient is not yet divided by the denominator."""
         some, groups = sum(cut.some for cut in self._cuts), sum(cut.groups for cut in self._cuts)
         even = all(cut.is_even for cut in self._cuts) and len({cut.size for cut in self._cuts}) == 1
         if even and 0 < some < groups:
@@ -137,15 +138,15 @@ class GradientNoise:
         self._found: list[tuple[float, float, float]] = []
 
     def note(self, products: np.ndarray, some: int, groups: int, size: int) -> None:
-        """As `estimates` takes them."""
+        """The arguments are those of `estimates`."""
         if np.isfinite(products).all():
             self._found.append(estimates(products, some, groups, size))
 
     def metrics(self) -> dict[str, float]:
         """`gradient/signal`: the square of the expected gradient. `gradient/between`: the variance of a prompt's
-        gradient; `gradient/within`: that of a sample's around its prompt's. A minibatch of P groups of G samples has
-        noise of between / P + within / (P · G). A single step may say less than 0: average each over steps before you
-        divide."""
+        gradient; `gradient/within`: the variance of a sample's gradient around its prompt's. A minibatch of P groups of
+        G samples has noise of between / P + within / (P · G). A single step's estimate may be below 0: average each
+        over steps before you divide."""
         if not self._found:
             return {}
         names = ("gradient/signal", "gradient/between", "gradient/within")

@@ -16,8 +16,7 @@ Numbers = Callable[[int], Sequence[Mapping[str, np.ndarray]]]
 
 
 class KeptSamples:
-    """One group per train step (`chosen`). `folder` is the run's, `done` the train steps that a resume has behind
-    it."""
+    """One group per train step (`chosen`). `folder` is the run's; `done`: train steps before a resume."""
 
     def __init__(self, folder: Path, run: Run, done: int):
         most = TRAINED_SHARE * run.samples_bytes
@@ -41,7 +40,7 @@ class KeptSamples:
 
 
 def chosen(batch: Batch) -> Group:
-    """A group of the batch: a random one of every other batch, else that with the best or the worst sample, in turn."""
+    """A group of the batch: in every other batch a random one, else in turn that with the best or the worst sample."""
     groups = batch.groups
     if batch.index % 2 == 0:
         return groups[int(np.random.default_rng(batch.index).integers(len(groups)))]

@@ -89,8 +89,8 @@ def _ends(lengths: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _blocks(paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device) -> tuple[tuple[Block, ...], Tensor]:
-    """Sequences of similar shapes side by side, those of a block with at most `BLOCK` times the row's keys; and what
-    puts the blocks' results into the order of the row."""
+    """Blocks of sequences with similar shapes, each with at most `BLOCK` times the row's keys; and the indices that put
+    the blocks' results into the order of the row."""
     keys, most = np.array([len(path) for path in paths]), BLOCK * int(added.sum())
     asking = np.where(2 * added > keys, keys, added)
     blocks, order = [], []
@@ -131,8 +131,8 @@ def _block(
 
 
 def _similar(lengths: np.ndarray, most: int) -> list[np.ndarray]:
-    """Indices, longest first, cut wherever a length falls below half of the longest of its block, or the block would
-    hold more than `most`, padding included."""
+    """Indices, longest first, cut into blocks: wherever a length is below half of its block's longest, or the block
+    would hold more than `most`, including padding."""
     order = np.argsort(-lengths, kind="stable")
     blocks, start = [], 0
     for i in range(1, len(order) + 1):

@@ -74,35 +74,36 @@ Advantage = Callable[..., np.ndarray]
 class TorchLearner:
     """Trains a transformers model with a policy loss.
 
-    `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the one that actors sample with. A batch is
-    cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch), and
-    gone through `num_minibatch_epochs` times. `max_tokens` bounds the input tokens of a micro-batch. `lr`, `schedule`,
-    `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.schedules`; configs fill in what
-    is None by the kind of model (`areal_like.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype of the
-    published weights, and of the values (held in float32) that are differentiated. `critic_lr` > 0 trains a critic
+    `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the actors' sampling temperature. A batch
+    is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
+    and gone through `num_minibatch_epochs` times. `max_tokens` bounds the input tokens of a micro-batch. `lr`,
+    `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.schedules`; configs
+    fill in what is None by the kind of model (`areal_like.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype
+    of the published weights; gradients are taken at these values, held in float32. `critic_lr` > 0 trains a critic
     (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy, and
     `critic_clip` bounds how far a value moves in a train step (None: not at all).
-    `grad_norm_by_staleness` measures the gradient's norm per bucket of staleness as well, for one more pass per bucket.
-    `gradient_noise` measures how much of it is noise, between prompts and within them (`learners.gradient_noise`);
-    None: where `sizing` wants to know it (configs fill that in).
-    `grad_cosine_cap` bounds the cosine between consecutive gradients (`learners.alignment`; 1: it is only reported).
-    After `mismatch_every` train steps without tokens of staleness 0 a group is scored by the weights that sampled it
-    (0: never; `learners.mismatch`).
+
+    `grad_norm_by_staleness` also measures the gradient's norm per bucket of staleness, at the cost of one pass per
+    bucket. `gradient_noise` measures the gradient's noise, between prompts and within them (`learners.gradient_noise`);
+    None: only if `sizing` needs it (configs fill that in). `grad_cosine_cap` bounds the cosine between consecutive
+    gradients (`learners.alignment`; 1: only report it). After `mismatch_every` train steps without tokens of staleness
+    0, a group is scored by the weights that sampled it (0: never; `learners.mismatch`).
+
     `lora` {rank, alpha, targets, path} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher`
     {path or url, top, ...} is the model to distil from (`learners.teacher`; for the advantage `distill`, or `top`).
-    `stream`,
-    `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
-    (`learners.sharding`); within a step none waits more than `collective_timeout` seconds for another
-    (`learners.follower`). On `device`, matrices are multiplied in `compute_dtype`; master weights and sums over tokens
-    stay in float32. With `param_dtype` bfloat16 layers have their weights in it while they compute, and so are states
-    between layers: no weight is rounded, as published ones have no more digits. None: on CUDA where `compute_dtype` and
-    `publish_dtype` are bfloat16, without `lora`. With `fp32_head` the output head multiplies in float32 in any case.
-    `checkpoint_activations` saves memory for a third more computing; `compile` has torch compile the layers. With
-    `router_replay` the model uses the experts that the engine's chose, which then come with the tokens; not with
-    `compile` (`learners.router_replay`).
-    At most `max_logits` logits are made at once (`learners.logprobs`). `threads`: CPU threads of each rank (None: as
-    torch has them); another number may change last bits. Other knobs are those of `learners.objective`. A float64 model
-    is computed in float64, to tell rounding from real differences.
+    `stream`, `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
+    (`learners.sharding`). Within a step none waits more than `collective_timeout` seconds for another
+    (`learners.follower`).
+
+    On `device`, matrices are multiplied in `compute_dtype`; master weights and sums over tokens stay in float32. With
+    `param_dtype` bfloat16, weights have that dtype while layers compute, and so have the states between layers. This
+    rounds no weight, since published weights have no more digits. None: on CUDA where `compute_dtype` and
+    `publish_dtype` are bfloat16, without `lora`. With `fp32_head` the output head always multiplies in float32.
+    `checkpoint_activations` saves memory but computes a third more; `compile` has torch compile the layers. With
+    `router_replay` the model uses the experts that the engine's model chose, which then come with the tokens; not with
+    `compile` (`learners.router_replay`). At most `max_logits` logits are made at once (`learners.logprobs`). `threads`:
+    CPU threads of each rank (None: as torch has them); another number may change last bits. Other knobs are those of
+    `learners.objective`. A float64 model computes in float64, to distinguish rounding from real differences.
     """
 
     needs_model = True
@@ -235,22 +236,21 @@ class TorchLearner:
         self.saving.load_state(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """Of a checkpoint that any number of ranks wrote, its weights (and critic) alone."""
+        """Load only the weights (and critic) of a checkpoint that any number of ranks wrote."""
         self.saving.load_weights(folder)
 
     def train(self, batch: Batch) -> dict[str, Any]:
-        """One train step on a batch, or this rank's share of it. Returns metrics, of the whole batch: those of
+        """One train step on a batch, or this rank's share of it. Returns the whole batch's metrics: those of
         `batch_metrics`, and the step's effect on the model.
 
-        Means are over trained tokens of all minibatches; the loss's own observations are under `loss/`. `kl/k1`,
+        Means are over trained tokens of all minibatches. The loss's own observations are under `loss/`. `kl/k1`,
         `kl/k3`, `ess` and `ratio/` compare the policy at the start of the step with the behaviour policy; losses that
-        ask for neither proximal logprobs nor a plan estimate them from the first minibatch (not so with a critic, whose
-        pass over the batch gives them). `mismatch_kl` and
-        `mismatch_max` compare engine and learner at equal weights (`learners.mismatch`). Metrics of tokens come by
-        staleness as well (`learners.diagnostics`). `backward_tokens` input tokens took part in a backward pass, a share
-        of `backward_share`; the model computed `computed_tokens` for it, as sequences share the tokens of common
-        prefixes (`learners.prefixes`). `skipped_steps` counts, over the learner's life, optimizer steps skipped because
-        of a gradient that was not finite.
+        ask for neither proximal logprobs nor a plan estimate them from the first minibatch (unless there is a critic,
+        whose pass over the batch gives them). `mismatch_kl` and `mismatch_max` compare engine and learner at equal
+        weights (`learners.mismatch`). Token metrics also come by staleness (`learners.diagnostics`). `backward_tokens`
+        input tokens, a share of `backward_share`, took part in a backward pass. For them the model computed
+        `computed_tokens`, since sequences share the tokens of common prefixes (`learners.prefixes`). `skipped_steps`
+        counts, over the learner's life, optimizer steps skipped because of a non-finite gradient.
         """
         with self._or_untrainable(batch):
             return self._train(batch)
@@ -270,9 +270,9 @@ class TorchLearner:
         return without_cut_answers(batch) if self.objective.overlong_filter else batch
 
     def logprobs_of(self, sequences: list[list[int]]) -> tuple[list[list[float]], str]:
-        """Logprobs, at temperature 1, of each token behind the first of some sequences; and the dtype to whose
-        precision they are those of the published weights (adapters are published merged and rounded). All ranks must
-        call this, with the same sequences."""
+        """Logprobs, at temperature 1, of all tokens after the first of some sequences. Also the dtype to whose
+        precision they match the published weights (adapters are published merged and rounded). All ranks must call
+        this, with the same sequences."""
         columns = Columns(Batch(0, 0, [Group(i, [_whole(tokens)]) for i, tokens in enumerate(sequences)]))
         found = np.zeros(len(columns.sample), np.float32)
         for part, logprobs in self._passes.logprobs(columns, [np.arange(len(sequences))], temperature=1.0):
@@ -294,9 +294,9 @@ class TorchLearner:
         self._zero_grad()
 
     def take(self, part: Batch) -> None:
-        """Take the gradients of some groups of the next batch, in the order that they have in it, `stream_groups` at a
-        time (fewer wait for more). Only with `stream`. The weights stay as they are. A later batch of other groups,
-        which no buffer serves, starts over."""
+        """Take the gradients of some groups of the next batch, in the batch's order, `stream_groups` at a time (fewer
+        groups wait for more). Only with `stream`. The weights do not change. If the next batch has other groups, which
+        no buffer serves, it starts over."""
         with self._or_untrainable(part):
             part = self._filtered(part)
             self._waiting += part.groups
@@ -316,7 +316,7 @@ class TorchLearner:
         self._taken.append(step)
 
     def _streamed(self, batch: Batch) -> Step:
-        """One optimizer step, of the groups whose gradients were taken before and of the others."""
+        """One optimizer step, from the groups whose gradients were already taken and the other groups."""
         if not is_start_of([step.batch for step in self._taken], batch):
             self._taken = []
         taken = sum(len(step.batch.groups) for step in self._taken)
@@ -417,8 +417,8 @@ class TorchLearner:
 
     @torch.no_grad()
     def _set_values(self, step: Step, critic: Critic) -> None:
-        """Values of all tokens and, where the advantage asks for them, of the states behind cut samples. Logprobs of
-        this rank's tokens come with the same pass: they become the step's proximal ones."""
+        """Values of all tokens and, if the advantage asks for them, of the states after cut samples. The same pass
+        gives logprobs of this rank's tokens, which become the step's proximal ones."""
         columns, behind = step.columns, np.zeros(len(step.columns.sample), bool)
         if bootstraps(self._advantage):
             further, behind = one_token_further(step.batch)
@@ -554,8 +554,8 @@ class TorchLearner:
     def _backward_by_staleness(
         self, step: Step, part: MicroBatch, loss: Tensor, outputs: list[Tensor], sums: dict[str, Tensor]
     ) -> None:
-        """Add the gradient to `sums`, by the batch's buckets of staleness, leaving the optimizer's buffer used up.
-        Each bucket has a forward pass of its own, since FSDP takes one backward pass for each."""
+        """Add the gradient to `sums`, by the batch's buckets of staleness; overwrites the optimizer's buffer. Each
+        bucket has its own forward pass, since FSDP takes one backward pass for each."""
         outputs = [t for t in outputs if t.requires_grad]
         gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
         for number, (suffix, members) in enumerate(buckets(step.staleness.cpu().numpy())):
@@ -569,7 +569,7 @@ class TorchLearner:
 
 
 def _whole(tokens: list[int]) -> Sample:
-    """A sample of which all tokens but the first count."""
+    """A sample in which all tokens but the first are trained."""
     n = len(tokens) - 1
     return Sample(np.array(tokens, np.int32), 1, np.zeros(n, np.float32), np.ones(n, bool), [(0, n)], 0.0, "length")
 

@@ -1,4 +1,4 @@
-"""What a teacher says of a batch, and what the student's loss makes of it. `learners.teacher` is who is asked."""
+"""A teacher's scores of a batch, and the student's loss from them. `learners.teacher` has the teacher itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from learners.teacher import Teacher
 
 
 class Lessons:
-    """`model` is the teacher's, frozen, with the student's ranks and device; None: a server, which is asked."""
+    """`model` is the teacher's, frozen, with the student's ranks and device; None: a server is asked instead."""
 
     def __init__(self, teacher: Teacher, model: PreTrainedModel | None, ranks: Ranks, vocab_size: int):
         self.model = model
@@ -29,8 +29,8 @@ class Lessons:
 
     @torch.no_grad()
     def ask(self, step: Step, passes: Passes) -> None:
-        """Let the teacher score the trained tokens (`step.teacher`) and, with `top`, say which ones it would rather
-        have in their places (`step.top`). Raises TeacherError."""
+        """Let the teacher score the trained tokens (`step.teacher`) and, with `top`, give its most likely tokens in
+        their places (`step.top`). Raises TeacherError."""
         step.teacher = torch.zeros_like(step.behaviour)
         if self._top:
             shape = len(step.behaviour), self._top

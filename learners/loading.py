@@ -1,8 +1,8 @@
 """Fills a sharded model that was made without memory (`areal_like.models.deferred_weights`).
 
 Each rank reads the rows of its own shards from the model's safetensors files, tensor by tensor. So no rank ever holds a
-whole model, on its device or in main memory. Weights that no file has as they are rank 0 makes, in main memory, and
-sends to the others one by one. The learner drives this.
+whole model, on its device or in main memory. If no file has a weight in its final form, rank 0 makes it in main memory
+and sends it to the others, one weight at a time. The learner drives this.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 
 ONEDNN_FROM = 1 << 24
-"""Multiplications from which oneDNN's float32 product is faster than MKL's, which is torch's own choice and leaves
-half of an AMD core unused."""
+"""From this many multiplications on, oneDNN's float32 product is faster than MKL's. MKL is torch's own choice and
+leaves half of an AMD core unused."""
 WIDE_OUTPUT = hasattr(torch.ops.aten.mm, "dtype")
 """Whether this torch multiplies halves into float32 without copies of them, on a GPU."""
 
@@ -62,10 +62,9 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, narrow: torch.d
 class _Chosen(torch.autograd.Function):
     """Logprobs and entropies of tokens under a linear head, `rows` of them at a time, without logits in the graph.
 
-    With `fp32`, logits are made in float32 whatever autocast says, or the dtype of the weights: ratios that losses clip
-    within a few thousandths need more digits than half precision has. The backward pass multiplies in half precision.
-    Kept for it are the probabilities of all words, in that dtype, where they are `rows` at most; else they are made
-    again.
+    With `fp32`, logits are made in float32, whatever autocast or the dtype of the weights is: losses clip ratios within
+    a few thousandths, which needs more digits than half precision has. The backward pass multiplies in half precision.
+    Up to `rows` tokens, all probabilities are kept for it in that dtype; otherwise it makes them again.
     """
 
     @staticmethod
@@ -81,8 +80,8 @@ class _Chosen(torch.autograd.Function):
         entropy_gradient: bool = True,
         fp32: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """`states` [N, H], `weight` [V, H], `bias` [V], `targets` int64 [N] → [N] twice, of which the entropies have a
-        gradient if asked for. `keep` false: there will be no backward pass."""
+        """`states` [N, H], `weight` [V, H], `bias` [V], `targets` int64 [N] → logprobs [N] and entropies [N]; entropies
+        have a gradient only if `entropy_gradient`. `keep` false: there will be no backward pass."""
         ctx.set_materialize_grads(False)
         ctx.dtype = _dtype(weight)
         ctx.narrow = None if fp32 else ctx.dtype
@@ -109,7 +108,7 @@ class _Chosen(torch.autograd.Function):
     def backward(ctx: Any, for_chosen: Tensor | None, for_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         """d chosen / d logit = 1[target] − p; d entropy / d logit = −p (log p + entropy). None: 0."""
         states, weight, bias, targets, chosen, entropy = ctx.saved_tensors
-        kept, ctx.kept = ctx.kept, None  # which becomes the gradient; a second backward pass makes it again
+        kept, ctx.kept = ctx.kept, None  # overwritten by the gradient; a second backward pass makes it again
         of_states, of_weight = torch.empty_like(states), None
         of_bias = None if bias is None else torch.zeros_like(bias)
         pull = torch.zeros_like(chosen) if for_chosen is None else for_chosen / ctx.temperature

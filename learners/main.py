@@ -2,9 +2,9 @@
 
     batch k arrives → ask for batch k+1 → train → "trained k" → publish → metrics → checkpoint → "checkpointed"
 
-So the buffer can prepare the next batch during the step, and actors get new weights before anything that only people
-wait for. The learner waits for the buffer (which pushes of actors unblock), never for an actor. If the run folder holds
-a checkpoint, training continues from it: the buffer serves all later batches again. With a supervised loss there is no
+So the buffer can prepare the next batch during the step, and actors get new weights before the work that only people
+wait for. The learner waits for the buffer (which actors' pushes unblock), never for an actor. If the run folder holds a
+checkpoint, training continues from it: the buffer serves all later batches again. With a supervised loss there is no
 buffer: batches come from the task, and only the last weights are published, for their digest.
 """
 
@@ -58,9 +58,9 @@ def lead(role: Role) -> tuple[Trainer, Others]:
 class Progress:
     """How far a run has come: what a checkpoint stores beside the trainer's own state.
 
-    `steps` batches are trained. `seconds` count since the first lease, `elapsed` since the first batch, `waited` is the
-    part of `elapsed` spent waiting. `staleness` is the sum over the `samples` trained, in versions. In `nonfinite`
-    steps the loss or gradient was not a finite number.
+    `steps` batches are trained. `seconds` since the first lease; `elapsed` since the first batch, of which `waited`
+    were spent waiting. `staleness` is the sum over the `samples` trained, in versions. `nonfinite`: steps whose loss or
+    gradient was not finite.
     """
 
     steps: int = 0
@@ -183,8 +183,8 @@ class TrainLoop:
         self.client.want(index, index // self.config.weight_sync_interval)
 
     def _take(self, part: Batch) -> None:
-        """Take gradients of some groups early. Once a part is untrainable, ignore the rest: the batch is set aside when
-        it is complete."""
+        """Take gradients of some groups early. Once a part is untrainable, ignore the rest: the batch will be set
+        aside."""
         begin = time.monotonic()
         try:
             if not self._fault:
@@ -221,8 +221,8 @@ class TrainLoop:
         return row
 
     def _count_staleness(self, batch: Batch) -> None:
-        """Count the staleness of the trained batch. The buffer cannot: it serves a batch ahead, and restarts its count
-        at a resume."""
+        """Count the staleness of the trained batch. The buffer can't: it serves a batch ahead, and restarts at a
+        resume."""
         found = batch.staleness()
         self.progress.samples += len(found)
         self.progress.staleness += sum(found)
@@ -247,7 +247,7 @@ class TrainLoop:
             )
 
     def _checkpoint(self, last: bool) -> None:
-        """Write a checkpoint if one is due; at the last step also if not, unless its weights are unpublished."""
+        """Write a checkpoint if one is due, and at the last step in any case, unless its weights are unpublished."""
         steps, interval = self.progress.steps, self.config.weight_sync_interval
         if not checkpoints.is_due(steps, self.config.checkpoint.every, interval) and (not last or steps % interval):
             return
@@ -301,7 +301,7 @@ class TrainLoop:
         reached = [e["seconds"] for e in evaluations if target is not None and e["reward"] >= target]
         measured = "loss" if self.alone else "reward"
         found: dict[str, Any] = {
-            # A run that was killed before its first round was over has none of version 0.
+            # A run killed during its first round has no evaluation of version 0.
             f"{measured}_before": evaluations[0][measured] if evaluations and not evaluations[0]["version"] else None,
             f"{measured}_after": evaluations[-1][measured] if evaluations else None,
             "steps": progress.steps,
@@ -337,8 +337,8 @@ class TrainLoop:
 
 
 def heldout_metrics(sets: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The figures of held-out sets under their names in `metrics.jsonl`: those of a single task's own set beside
-    `eval/reward`, those of others as `heldout/NAME` (the reward) and `heldout/NAME/FIGURE`."""
+    """The figures of held-out sets by their names in `metrics.jsonl`. Figures of a single task's own set stand beside
+    `eval/reward`; other sets have `heldout/NAME` (the reward) and `heldout/NAME/FIGURE`."""
     found: dict[str, float] = {}
     for name, figures in sets.items():
         prefix = "eval" if name == OWN else f"heldout/{name}"
@@ -348,7 +348,7 @@ def heldout_metrics(sets: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def noise_of(batch: Batch, row: dict[str, Any]) -> GradientNoise | None:
-    """What a train step's metrics say of its gradient; None: nothing."""
+    """The gradient noise in a train step's metrics; None if they have none."""
     if "gradient/signal" not in row:
         return None
     size = len(batch.groups[0].samples)
@@ -356,7 +356,7 @@ def noise_of(batch: Batch, row: dict[str, Any]) -> GradientNoise | None:
 
 
 def save_model(role: Role, trainer: Trainer, task: Task) -> None:
-    """Save the trained model, with the task's tokenizer if it has one, as a folder that others can load."""
+    """Save the trained model, and the task's tokenizer if it has one, as a folder that other programs can load."""
     folder = str(role.run / "checkpoints" / "final")
     trainer.save(folder)
     if hasattr(task, "save_tokenizer"):

@@ -1,12 +1,12 @@
 """Engine against learner: how far an engine's logprobs are from the learner's own under the same weights.
 
 `mismatch_kl` is k3 (Schulman's estimator of KL(behaviour ‖ learner), per token) and `mismatch_max` the largest
-|Δ logprob|, over tokens that were sampled by one version from the first token of their response on. They differ by
-kernels and number formats alone. Tokens that follow an in-flight update are apart (`mismatch_kl/in_flight`,
-`mismatch_max/in_flight`): where the engine keeps the KV of older weights they differ by that as well.
+|Δ logprob|, over tokens that were sampled by one version from the first token of their response on. Only kernels and
+number formats make them differ. Tokens that follow an in-flight update have their own metrics (`mismatch_kl/in_flight`,
+`mismatch_max/in_flight`): if the engine keeps the KV cache of older weights, that adds to the difference.
 
-Tokens of staleness 0 cost nothing: the step itself scores them under its own weights. An asynchronous run has few, so a
-probe keeps the weights of one version until tokens of it come to be trained, and scores one group by them.
+Tokens of staleness 0 cost nothing: the step itself scores them under its own weights. An asynchronous run has few of
+these. So a probe keeps the weights of one version until tokens of it are trained, and scores one group with them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Scorer = Callable[[Columns | None, list[np.ndarray]], Iterable[tuple[MicroBatch,
 micro-batch."""
 
 LAST = 1 << 40
-"""A place behind all groups of a batch."""
+"""A place after all groups of a batch."""
 NO_SAMPLES = np.empty(0, np.int64)
 
 
 def mismatch(log_ratio: np.ndarray, in_flight: np.ndarray) -> dict[str, float]:
     """Metrics from log(learner / engine) [N] of tokens scored by the version that sampled them; `in_flight` bool [N]:
-    they follow an update of the weights within their response."""
+    tokens after a weight update within their response."""
     metrics = {}
     for suffix, members in (("", ~in_flight), ("/in_flight", in_flight)):
         moved = log_ratio[members].astype(np.float64)
@@ -44,11 +44,11 @@ def mismatch(log_ratio: np.ndarray, in_flight: np.ndarray) -> dict[str, float]:
 
 
 class MismatchProbe:
-    """Keeps a version's weights, in host memory and in the published dtype, every `every` train steps without tokens of
-    staleness 0; scores a group of tokens by them when one comes. With 0 it does nothing.
+    """After `every` train steps without tokens of staleness 0, keeps a version's weights, in host memory and in the
+    published dtype. Scores a group with them when one of that version comes. With 0 it does nothing.
 
-    The learner calls `look` with each batch before it trains it. All ranks must. The weights are the published ones
-    again when it returns, bit for bit.
+    The learner calls `look` with each batch before training it, on all ranks. When it returns, the weights are the
+    published ones again, bit for bit.
     """
 
     def __init__(self, optimizer: MasterAdamW, ranks: Ranks, every: int):
@@ -57,7 +57,7 @@ class MismatchProbe:
         self._weights: Tensor | None = None
 
     def look(self, batch: Batch, score: Scorer) -> dict[str, float]:
-        """The metrics of `mismatch`, where this batch has tokens of the kept version; {} else."""
+        """The metrics of `mismatch` if this batch has tokens of the kept version, else {}."""
         if not self._every:
             return {}
         places = batch.places or range(len(batch.groups))
@@ -75,14 +75,14 @@ class MismatchProbe:
         return self._weights is not None and any(_begins_at(sample, self._version) for sample in group.samples)
 
     def _keep(self, batch: Batch) -> None:
-        """Keep the weights that are about to change, where it is time, or where no token of the kept ones can come."""
+        """Keep the weights that are about to change, if it is time or no token of the kept version can still come."""
         self._steps += 1
         outdated = self._version < batch.oldest_allowed
         if outdated if self._weights is not None else self._steps >= self._every:
             self._version, self._weights = batch.version, self._optimizer.published()
 
     def _scored(self, group: Group | None, batch: Batch, score: Scorer) -> dict[str, float]:
-        """The group is with one of the ranks."""
+        """One of the ranks has the group."""
         assert self._weights is not None
         columns = None if group is None else Columns(replace(batch, groups=[group], places=None))
         scored = columns and columns.only(columns.version == self._version)
@@ -100,6 +100,6 @@ class MismatchProbe:
 
 
 def _begins_at(sample: Sample, version: int) -> bool:
-    """Did this version sample its first tokens, and is one of them trained?"""
+    """Did this version sample the first tokens of the response, and is one of these trained?"""
     first, count = sample.runs[0]
     return first == version and bool(sample.loss_mask[:count].any())

@@ -25,23 +25,23 @@ class Objective:
 
     `normalise`: "token_mean" divides by the trained tokens of the minibatch (DAPO, arXiv 2503.14476); "sequence_mean"
     takes the mean over each sequence, then over sequences (GRPO, arXiv 2402.03300: tokens of long answers weigh less);
-    a number L divides by L times the sequences, so that no answer's length matters to its weight (Dr. GRPO, arXiv
+    a number L divides by L times the sequences, so that an answer's length does not change its weight (Dr. GRPO, arXiv
     2503.20783, where L is the longest response; a config says "response_limit" for that, see `learners.build`).
     Sequences without a trained token do not count.
 
     `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is subtracted
     from it, with the gradient of `kl_loss_estimator`; `kl_reward` × the KL of the behaviour policy to the reference is
     subtracted from the reward, token by token, estimated by `kl_reward_estimator` (see `learners.penalties`). The
-    reference is the model's initial weights, held frozen in memory where one of the two is not 0. Both estimates are
-    cut at ± `kl_cut`, if that is a number.
+    reference is the model's initial weights, kept frozen in memory if one of the two is not 0. Both estimates are cut
+    at ± `kl_cut`, if that is a number.
 
     `overlong_penalty` × DAPO's punishment of answers near `overlong_limit` tokens is subtracted from the reward; it
     grows over the last `overlong_buffer` tokens. With `overlong_filter` answers that were cut at the limit of length
-    are not trained (`learners.truncation`). What is left of the reward is multiplied by `reward_scale`, then cut at
-    ± `reward_clip`, if that is a number: AReaL's order, without its bias; advantages see the result, metrics and
-    samples the reward itself. `started_per_trained`: responses that were started per one that is trained; above 1
-    advantages are multiplied by `learners.cut_responses`. A config says it as `scheduler.cut_responses: weigh`. Raises
-    ValueError for senseless knobs.
+    are not trained (`learners.truncation`). The remaining reward is multiplied by `reward_scale`, then cut at ±
+    `reward_clip`, if that is a number: AReaL's order, without its bias. Advantages see the result; metrics and samples
+    keep the reward itself. `started_per_trained`: responses started per trained response; above 1, advantages are
+    multiplied by the weights of `learners.cut_responses`. A config says `scheduler.cut_responses: weigh` for that.
+    Raises ValueError for knobs that make no sense.
     """
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
@@ -118,14 +118,15 @@ class Objective:
         return np.clip(rewards * self.reward_scale, -self.reward_clip, self.reward_clip)
 
     def sample_weights(self, batch: Batch, groups: np.ndarray) -> np.ndarray | None:
-        """What each sample's advantage is multiplied by, float64 [n]; None where it is 1."""
+        """The factor of each sample's advantage, float64 [n]; None: 1 for all."""
         if self.started_per_trained == 1:
             return None
         lengths = np.array([s.response_length for s in batch.samples])
         return inverse_chances(lengths, groups, self.started_per_trained)
 
     def turn_rewards(self, batch: Batch) -> list[list[tuple[int, float]]]:
-        """The samples' rewards of turns, scaled. What a cut takes of the whole stands at the end of the sample."""
+        """The samples' rewards of turns, scaled. What a cut takes from the whole reward, it takes at the sample's
+        end."""
         return [[(place, self.reward_scale * earned) for place, earned in s.turn_rewards] for s in batch.samples]
 
     def token_penalties(self, behaviour: Tensor, reference: Tensor | None) -> np.ndarray:

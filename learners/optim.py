@@ -1,14 +1,14 @@
 """AdamW on float32 master weights, with a model that always holds the published values.
 
 Invariant: model parameters == round(master) to the published dtype, bit for bit, from construction on and after every
-step. Gradients are taken at the rounded values, and the step is applied to the master, so small steps add up instead of
-being rounded away. Parameters and gradients are views of one flat buffer each: zeroing, the norm, clipping, AdamW and
+step. Gradients are taken at the rounded values, but steps change the masters, so small steps add up instead of being
+rounded away. Parameters and gradients are views of one flat buffer each: zeroing, the norm, clipping, AdamW and
 rounding are one call each, however many tensors there are. The learner drives it: zero → backward … → step. For a model
 in float64, masters and gradients are float64.
 
-With `hold_in`, the parameters themselves are held in half precision, where layers compute without casting them; they
-have the same values. Each gradient is then added to the flat buffer as soon as it is complete, and freed, so
-micro-batches add up in float32.
+With `hold_in`, the parameters themselves have half precision, so that layers compute without casts. Their values are
+the same. Each gradient is then added to the flat buffer as soon as it is complete, and freed, so micro-batches add up
+in float32.
 
 With several ranks each holds its part of every parameter (`learners.sharding`), with masters and gradients of that part
 alone: the step is elementwise, and the norm is summed over ranks. FSDP owns the parts' memory, so gradients are copied
@@ -138,7 +138,7 @@ class MasterAdamW:
 
     @contextmanager
     def holding(self, weights: Tensor) -> Iterator[None]:
-        """Inside, the model has the weights of an earlier `published`. Afterwards it has its own again, bit for bit."""
+        """Inside, the model has the weights of an earlier `published`; afterwards its own again, bit for bit."""
         try:
             self._put(weights)
             yield
@@ -189,8 +189,9 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load_master(self, parts: Sequence[Tensor]) -> None:
-        """Take the masters that as many ranks held, without moments: [n] of each rank, its rows of every parameter one
-        after the other, as FSDP cuts them (torch.chunk). With one rank. Raises ValueError for other sizes."""
+        """Load the masters of a learner of any number of ranks, without moments. Each rank's [n] has its rows of every
+        parameter, one parameter after another, as FSDP cuts them (torch.chunk). Only with one rank. Raises ValueError
+        for other sizes."""
         at, rows = [0] * len(parts), list[Tensor]()
         for parameter in self._parameters:
             for rank, own in enumerate(parameter.chunk(len(parts))):

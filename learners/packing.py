@@ -7,10 +7,10 @@ tokens of their common prefix (`learners.prefixes`) if that saves a twentieth of
 be too long otherwise: a group's prompt is computed once for all of its samples.
 
 A sample whose context forks (`areal_like.types.Sample.forks`) is several sequences. They stay in one micro-batch, since
-they are one sample to the loss, and share what they have in common.
+the loss sees one sample, and share common tokens.
 
-Two things are left out because they cannot reach the loss: the last trained token as an input (nothing after it is
-predicted), and everything behind it (attention is causal). Only trained tokens of the response get logits.
+Two things are left out because they can't affect the loss: the last trained token as an input (nothing after it is
+predicted), and everything after it (attention is causal). Only trained tokens of the response get logits.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 class MicroBatch:
     """One row of packed sequences: `S` input tokens of `n` sequences, shared ones once, `N` trained tokens.
 
-    `input_ids`, `position_ids` int64 [1, S], positions counted within each sequence; `layout` tells attention where
-    the sequences lie; `outputs` int64 [N] are the places in the row whose logits predict the trained tokens `targets`
-    int64 [N]; `trained` int64 [N] are the places of those tokens in the batch's columns; `sequence` int64 [N]. `tokens`
-    counts the input tokens of the sequences, shared ones for each that has them. `experts` int16 [S, layers, k] are the
-    engine's (`learners.router_replay`); None: none is known.
+    `input_ids`, `position_ids` int64 [1, S], positions counted within each sequence; `layout` tells attention where the
+    sequences lie; `outputs` int64 [N] are the places in the row whose logits predict the trained tokens `targets` int64
+    [N]; `trained` int64 [N] are the places of those tokens in the batch's columns; `sequence` int64 [N]. `tokens`
+    counts the sequences' input tokens, shared tokens once per sequence. `experts` int16 [S, layers, k] are the engine's
+    (`learners.router_replay`); None: none is known.
     """
 
     input_ids: Tensor
@@ -133,8 +133,9 @@ class Columns:
         self._count()
 
     def only(self, kept: np.ndarray) -> Columns:
-        """The same samples with a part of their trained tokens (bool [N]): the others get no logits, and what lies
-        behind a sample's last kept token is no input either. `MicroBatch.trained` still counts from the whole batch."""
+        """The same samples with a part of their trained tokens (bool [N]). The other tokens get no logits, and tokens
+        after a sample's last kept token are not inputs either. `MicroBatch.trained` still counts from the whole
+        batch."""
         part = copy.copy(self)
         part.sample, part.place = self.sample[kept], self.place[kept]
         part.behaviour, part.version = self.behaviour[kept], self.version[kept]
@@ -200,7 +201,7 @@ class Columns:
         return found[self._lengths[found] > 0]
 
     def _unshared(self, samples: np.ndarray) -> np.ndarray:
-        """Input tokens of each sample, those that its own sequences share counted once: int64 [n]."""
+        """Input tokens of each sample, int64 [n]. Tokens shared by its own sequences count once."""
         lengths = self.lengths[samples]
         for place in np.flatnonzero(self._counts[samples] > 1):
             _, shared = self.forest.among(self._sequences(samples[place : place + 1]))

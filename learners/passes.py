@@ -1,7 +1,7 @@
-"""Forward passes over a batch in micro-batches, those without gradient among them: what every part of a step is cut by.
+"""Forward passes over a batch in micro-batches, with and without gradient. Every part of a step is cut the same way.
 
-A rank computes its own groups only. Every rank goes through the same number of micro-batches, since a model whose
-layers lie with several ranks is gathered by all of them: the last ones of a rank may be empty.
+A rank computes its own groups only. Every rank runs the same number of micro-batches, because all ranks together gather
+a sharded model's layers. So a rank's last micro-batches may be empty.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Passes:
         self._half, self._experts = half_matrices, experts
 
     def precision(self) -> torch.autocast:
-        """What a forward pass runs in."""
+        """The context of a forward pass."""
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._half)
 
     def microbatches(self, columns: Columns | None, samples: np.ndarray) -> Iterator[MicroBatch]:
-        """This rank's micro-batches of the given samples; as many as others have, the last ones without tokens."""
+        """This rank's micro-batches of the given samples: as many as others have, so the last may have no tokens."""
         cuts: list[np.ndarray] = []
         if columns:
             samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]

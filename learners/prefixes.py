@@ -4,8 +4,8 @@ Samples of a group share their prompt, branches of a conversation share its begi
 with a common prefix are neighbours; a sequence shares its longest prefix with the neighbour before it. So a list of
 sequences is a tree: each sequence adds the tokens behind its shared prefix.
 
-A causal model's state at a token depends on that token and those before it. Computed once and used by all sequences
-that share it, the state is the same, and its gradient is the sum of theirs: the same maths, with fewer tokens.
+A causal model's state at a token depends only on that token and those before it. So the state is the same for all
+sequences that share it. It is computed once, and its gradient is the sum of theirs: the same maths, with fewer tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ plain sequences; with .96 left it was no slower (`scripts.bench.prefixes`)."""
 
 
 def is_worth(total: int, unique: int, max_tokens: float) -> bool:
-    """Shall sequences of `total` tokens, `unique` without repetitions, share them? Also where they fit only so."""
+    """Shall sequences of `total` tokens, `unique` without repetitions, share them? Also if they fit only then."""
     return unique <= WORTH * total or unique < total > max_tokens
 
 
@@ -65,7 +65,7 @@ class Forest:
         order = np.argsort(self.place[numbers], kind="stable")
         places = self.place[numbers][order]
         shared = np.zeros(len(places), np.int64)
-        for at in range(1, len(places)):  # with one further back it shares what all between have in common
+        for at in range(1, len(places)):  # with an earlier one it shares the prefix that all between them have, too
             between = self.shared[places[at - 1] + 1 : places[at] + 1]
             shared[at] = between[0] if len(between) == 1 else between.min()
         return order, shared

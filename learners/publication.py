@@ -6,8 +6,7 @@
 
 The learner waits only while it casts its weights into a spare buffer, or while the previous publication still runs. The
 thread takes each block as soon as it is cast. Two buffers take turns: the newest version is the base of the next one,
-and becomes its spare. With `overlap: false` the learner waits until the end; nothing else differs. Tests compare the
-two.
+and becomes its spare. With `overlap: false` the learner waits until the end; nothing else differs (tests compare both).
 
 Each rank of a learner does this with its own part of the weights, and serves it; a single rank has the only part. When
 all parts of a version can be fetched, the ranks exchange their parts' lanes, which add up to the digest of the whole,
@@ -147,7 +146,7 @@ class Publication:
         self.sent_by_others = 0
 
     def publish(self, version: int, snapshot: Snapshot) -> float:
-        """Take a snapshot and publish it. Returns the seconds for which the learner stood still."""
+        """Take a snapshot and publish it. Returns the seconds for which the learner waited."""
         begin = time.monotonic()
         self.wait()
         self._others.begin(version)
@@ -322,8 +321,7 @@ def _metrics(counts: Counter[str], nbytes: int) -> dict[str, float]:
 class Publisher:
     """Serves weights on `endpoint`, with `keys` (see `areal_like.keys`) to those on the allow-list. Another thread
     calls `announce(manifest)` for every version as soon as all of it can be fetched. `snapshot` returns this rank's
-    part; `others` are the ranks that have the rest. `areal_like.weights.server` answers requests in a thread of its
-    own."""
+    part; `others` are the ranks with the rest. `areal_like.weights.server` answers requests in its own thread."""
 
     def __init__(
         self, endpoint: str, coding: Coding, announce: Announce, keys: str | None = None, others: Others | None = None
@@ -337,8 +335,7 @@ class Publisher:
         return self._publication.history if part == self._publication.part else None
 
     def publish(self, version: int, snapshot: Snapshot) -> float:
-        """Publish the weights that `snapshot` returns as `version`. Returns the seconds for which the caller stood
-        still."""
+        """Publish the weights that `snapshot` returns as `version`. Returns the seconds for which the caller waited."""
         return self._publication.publish(version, snapshot)
 
     def wait(self) -> Manifest:

@@ -1,12 +1,13 @@
 """Router replay: the learner's model uses the experts that the engine's model chose (R3, arXiv 2510.11370).
 
-Engine and learner compute the same weights with other kernels and number formats, and where two experts are nearly
-equally likely their routers choose differently: then a token's logprob differs by far more than rounding. With replay
-only the choice is the engine's. The learner computes its own logits and softmax and weighs the given experts by them,
-so the gradient reaches the router.
+Engine and learner use the same weights with different kernels and number formats. If two experts are nearly equally
+likely, their routers may choose differently, and a token's logprob differs by far more than rounding. With replay only
+the choice is the engine's: the learner weighs the given experts by its own logits and softmax, so the gradient reaches
+the router.
 
-A forward pass gets the experts of its row as `experts=`, like the layout of its sequences. Each layer tells its router
-while it computes, so a layer that is computed again in the backward pass (`learners.sharding`) uses the same ones.
+A forward pass gets the experts of its row as `experts=`, like the layout of its sequences. Each layer passes them to
+its router while it computes. So a layer that is recomputed in the backward pass (`learners.sharding`) uses the same
+experts.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from learners.engine_experts import UNKNOWN
 
 
 class ReplayedRouter:
-    """In place of a router's `forward`. While `told` is set, int16 [N, k], it weighs these experts; `UNKNOWN` ones it
-    chooses. `counts` [3]: positions, those whose experts were known, those of which it would have chosen others."""
+    """Replaces a router's `forward`. While `told`, int16 [N, k], is set, it weighs these experts, and chooses itself
+    where they are `UNKNOWN`. `counts` [3]: positions, positions with known experts, and positions where it would have
+    chosen others."""
 
     def __init__(self, router: nn.Module):
         self._forward = router.forward
@@ -88,7 +90,7 @@ def _told(
     experts: Tensor | None = None,
     **kw: Any,
 ) -> Any:
-    """A layer's forward, with the experts of its router told."""
+    """A layer's forward, which passes the experts to its router."""
     router.told = None if experts is None else experts[:, number]
     try:
         return forward(*args, **kw)

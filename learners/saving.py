@@ -23,7 +23,7 @@ from learners.sharding import OwnPart, Whole
 
 
 class Saving:
-    """Of a model that `optimizer` trains; `specs` are its published tensors."""
+    """Saves a model that `optimizer` trains; `specs` are its published tensors."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Saving:
             self._critic.load_state_dict(state["critic"])
 
     def load_weights(self, folder: Path) -> None:
-        """Load the weights alone, whole, of what any number of ranks wrote, and the critic if there is one. Only with
-        one rank. Raises OSError where files are missing, ValueError for those of another model."""
+        """Load only the weights, from the files of any number of ranks, and the critic if there is one. Only with one
+        rank. Raises OSError if files are missing, ValueError if they are of another model."""
         ranks = max((int(path.stem.rpartition("-")[2]) for path in folder.glob("learner-0-of-*.pt")), default=1)
         files = [folder / file_of(rank, ranks) for rank in range(ranks)]
         states = [torch.load(file, weights_only=True, map_location="cpu", mmap=True) for file in files]

@@ -1,4 +1,4 @@
-"""Scores one batch under many losses at the same weights: what would each do with the same trajectories?
+"""Scores one batch under many losses at the same weights: what would each loss do with the same trajectories?
 
 A loss is a function of its tokens' logprobs, so each loss costs one small backward pass for its *pull*, dloss/dlogprob
 of each trained token [N]; the pulls then go through the model, a backward pass for each loss and bucket of staleness,

@@ -1,12 +1,14 @@
-"""The learner's half of the probe: what engines must say of a few prompts if they serve the weights that they attest.
+"""The learner's half of the probe: the logprobs that engines must return for a few prompts if they really serve the
+weights that they attest.
 
 Every `weights.probe_every` versions the announcement of new weights carries the ends of a few held-out prompts, and the
-learner's own logprobs of their tokens. Each engine that can score (`areal_like.interfaces.RolloutEngine`) is asked for
-the same; `actors.served` compares. Digests tell which weights were given; this tells what is computed with them: it
-sees weights derived from those given, copies for a kernel, positions, and other things of which no digest is made.
+learner's logprobs of their tokens. Each engine that can score (`areal_like.interfaces.RolloutEngine`) computes the
+same; `actors.served` compares. Digests show which weights an engine received. The probe shows what it computes with
+them: it also covers what no digest covers, such as weights derived from those received, copies for a kernel, and
+positions.
 
 The learner scores between two train steps, without gradient and without random numbers, so no bit of a run depends on
-it. A replay announces the same, and nobody asks for it.
+it. A replay announces the same, but no engine answers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ PROMPTS, LONGEST = 4, 64
 
 
 def sequences_of(task: Task) -> list[list[int]]:
-    """The ends of a few prompts that are never trained, as far as they have two tokens."""
+    """The ends of a few prompts that are never trained, without those shorter than two tokens."""
     split = "heldout" if task.size("heldout") else "train"
     rows = range(min(PROMPTS, task.size(split)))
     ends = [task.prompt(split, row).tokens[-LONGEST:].tolist() for row in rows]
@@ -38,7 +40,7 @@ class Reference:
         self._taken: dict[int, Probe] = {}
 
     def take(self, version: int) -> None:
-        """Score the present weights, which are to be published as `version`, if it is time."""
+        """If it is time, score the present weights, which will be published as `version`."""
         if not self._every or version % self._every or not self._sequences or self._score is None:
             return
         logprobs, dtype = self._score(self._sequences)

@@ -57,8 +57,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Computing:
-    """How models compute; the learner's knobs of these names say what each means. `hold_in`: the dtype in which layers
-    have their weights while they compute; None: that of the parameters. `entropy_gradient`: will anybody ask for it?"""
+    """How models compute; the learner's knobs of these names say what each means. `hold_in`: the dtype of weights while
+    layers compute; None: that of the parameters. `entropy_gradient`: is it needed?"""
 
     max_logits: int
     fp32_head: bool = True
@@ -128,8 +128,8 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 class OwnPart(Mapping[str, Tensor]):
-    """The elements of each weight that this rank publishes, by name and flat: those of the words that begin in its
-    shard (`areal_like.weights.state`). With one rank, the weights as they are.
+    """The elements of each weight that this rank publishes, by name and flat: the words that begin in its shard
+    (`areal_like.weights.state`). With one rank, the weights as they are.
 
     A shard may end within a word. The ranks that follow send the few elements that the word lacks, so every rank must
     create one of these at the same time.

@@ -80,8 +80,8 @@ class Step:
         self.advantages = self.on_device(advantages).to(self.behaviour.dtype)
 
     def note_penalties(self, less: np.ndarray, by_token: np.ndarray) -> None:
-        """For `numbers`: `less` [n] is taken from the samples' rewards, `by_token` [N] from the tokens. What is taken
-        from a whole sample stands at its last trained token."""
+        """For `numbers`: `less` [n] is subtracted from the samples' rewards, `by_token` [N] from the tokens' rewards. A
+        whole sample's part stands at its last trained token."""
         if less.any():
             last = np.flatnonzero(np.diff(self.columns.sample, append=-1))
             taken = self.penalties["penalty/length"] = np.full(len(by_token), np.nan)
@@ -90,7 +90,7 @@ class Step:
             self.penalties["penalty/kl"] = by_token
 
     def draw(self, seed: int) -> None:
-        """Make `uniform`: a number per token from (seed, train version, prompt, sample, place), whatever the cut."""
+        """Make `uniform`: a number per token from (seed, train version, prompt, sample, place), for any cut."""
         version = self.batch.version
         keys = [stream_key(seed, version, g.id, i) for g in self.batch.groups for i in range(len(g.samples))]
         counts = self.columns.trained_counts()
@@ -100,7 +100,7 @@ class Step:
     def plan(
         self, places: Tensor, weights: Tensor | None, factors: Tensor | None, observed: Observed | None = None
     ) -> None:
-        """What a plan has made and observed for the tokens at `places` int64 [M]: [M] each."""
+        """Store a plan's weights and observations for the tokens at `places` int64 [M]: [M] each."""
         self._foreseen = {
             name: values.new_zeros(len(self.behaviour)).index_copy(0, places, values)
             for name, values in (observed or {}).items()
@@ -111,7 +111,7 @@ class Step:
             self.factors = torch.ones_like(self.behaviour).index_copy(0, places, factors)
 
     def leave_out(self, shares: Any) -> None:
-        """Count no more what has the factor 0; the others' shares are as if it had not been there."""
+        """Stop counting tokens with the factor 0; the other tokens' shares are as if these did not exist."""
         assert self.factors is not None
         self.counted = self.columns.only((self.factors != 0).cpu().numpy())
         share = self._shares(shares(self.counted))
@@ -126,7 +126,7 @@ class Step:
         return (known if self.factors is None else known & (self.factors != 0)).cpu().numpy()
 
     def foreseen(self, places: Tensor) -> Observed:
-        """What the plan of the minibatch has observed of its tokens at `places` int64 [M]."""
+        """The observations of the minibatch's plan for the tokens at `places` int64 [M]."""
         return {name: values[places] for name, values in self._foreseen.items()}
 
     def loss_batch(self, places: Tensor, current: Tensor, sequence: Tensor, with_proximal: bool) -> LossBatch:

@@ -4,9 +4,9 @@ This is the stream trainer of RollPacker (arXiv 2509.21009): finished groups go 
 once, under the weights of the round; nothing is applied yet. A loss is a sum over tokens, so the sums of all groups,
 divided at the end by the denominator of the whole batch, are the gradient of that batch.
 
-This needs a step of one pass over one minibatch; no token's gradient may depend on anything that is known only at the
-end of the batch. Groups are taken in the order of the batch, always the same number at a time, whether they came early
-or with the batch. So training a batch again, after a crash or in a replay, gives the same bits.
+This needs a step of one pass over one minibatch. No token's gradient may depend on anything known only at the end of
+the batch. Groups are taken in the order of the batch, always the same number at a time, whether they came early or with
+the batch. So training a batch again, after a crash or in a replay, gives the same bits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The teacher of a distillation: a frozen model beside the learner's, or a server that is asked for logprobs.
 
-The learner asks it once per train step, before any weight moves, as it does with the reference model. A model is
-sharded over the ranks like the learner's own; a server is asked by each rank for its own samples.
+Like the reference model, it is asked once per train step, before any weight changes. A model is sharded over the ranks
+like the learner's own; a server is asked by each rank for its own samples.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Teacher:
         return model
 
     def asked(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """Of each sample the server's logprobs of its response, float32 [R]. Raises TeacherError."""
+        """The server's logprobs of each sample's response, float32 [R]. Raises TeacherError."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(self._asked, samples))
 
@@ -121,4 +121,4 @@ class Teacher:
 
 
 class TeacherError(OSError):
-    """The server does not answer, or does not say what is needed. No batch is to blame for that."""
+    """The server does not answer, or its answer lacks what is needed. The batch is not the cause."""

@@ -11,14 +11,14 @@ from areal_like.types import Batch, Sample
 
 
 def without_cut_answers(batch: Batch) -> Batch:
-    """The batch with no token of cut answers in the loss mask: DAPO's overlong filtering (arXiv 2503.14476, section
-    3.4), `mask_truncated_completions` in TRL. Their rewards still count for the baselines of their groups, as there."""
+    """The batch with all tokens of cut answers masked out: DAPO's overlong filtering (arXiv 2503.14476, section 3.4),
+    `mask_truncated_completions` in TRL. As there, their rewards still count in their groups' baselines."""
     return _with_samples(batch, lambda s: replace(s, loss_mask=np.zeros_like(s.loss_mask)) if _is_cut(s) else s)
 
 
 def one_token_further(batch: Batch) -> tuple[Batch, np.ndarray]:
-    """The batch with one more trained token at the end of each cut answer, of which something is trained; and bool [M]:
-    which of its trained tokens are these. The state in which it would be chosen is the one behind the answer."""
+    """The batch with one more trained token at the end of each cut answer that has trained tokens; and bool [M]: which
+    trained tokens are the added ones. An added token would be chosen in the state after the answer."""
     chosen = [_is_cut(s) and bool(s.loss_mask.any()) for s in batch.samples]
     further = _with_samples(batch, lambda s: _longer(s) if _is_cut(s) and s.loss_mask.any() else s)
     trained = np.array([np.count_nonzero(s.loss_mask) for s in further.samples], np.int64)
@@ -32,7 +32,7 @@ def _is_cut(sample: Sample) -> bool:
 
 
 def _longer(sample: Sample) -> Sample:
-    """With a token 0, whose own id and logprob nobody looks at."""
+    """With one more token, 0, whose id and logprob are never used."""
     version, n = sample.runs[-1]
     return replace(
         sample,

@@ -3,7 +3,7 @@
 The kernel needs CUDA, half precision and heads of at most 256; everything else is computed in blocks
 (`learners.attention`). Before its first use a process compares it, forwards and backwards, with attention written out
 in float32, on a few short sequences of its own. If the results differ on this machine, the process uses blocks. The
-answer is kept: later calls neither compare nor wait for the device, and a compiled layer sees a constant.
+result is kept: later calls neither compare nor wait for the device, and a compiled layer sees a constant.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AMPERE = (8, 0)
 """The oldest GPU generation that the kernel supports."""
 HALVES = (torch.bfloat16, torch.float16)
 TRIALS = (((1, 7, 130, 64), (1, 7, 130, 64)), ((1, 3, 70, 64), (9, 3, 200, 64)))
-"""Numbers of queries and of keys of the sequences that are compared: plain ones, and such that share prefixes."""
+"""Numbers of queries and keys of the compared sequences: plain sequences, and sequences with shared prefixes."""
 
 
 def _usable(kernel: Any) -> bool:
@@ -49,7 +49,7 @@ NEWER = {
     for name, value in {"enable_gqa": True, "num_splits": 1}.items()
     if KERNEL and name in inspect.signature(KERNEL).parameters
 }
-"""Keyword arguments that torch 2.11 does not have: its kernel does so unasked."""
+"""Keyword arguments that torch 2.11 lacks: its kernel does this by default."""
 
 
 def _how(scale: float | None, window: int | None) -> dict[str, Any]:
@@ -85,8 +85,7 @@ def attend(inputs: tuple[Tensor, Tensor, Tensor], layout: Layout, scaling: float
 
 @torch.compiler.assume_constant_result
 def is_right(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Does the kernel run on this device, and compute the right thing there? The first call with given arguments
-    compares."""
+    """Does the kernel run on this device with correct results? The first call with given arguments compares."""
     return KERNEL is not None and runs_on(device) and _agrees(KERNEL, device, dtype, width)
 
 

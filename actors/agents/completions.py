@@ -1,7 +1,7 @@
 """Bodies of OpenAI's (legacy) completions: checks requests, writes answers. Pure.
 
-They continue a text as it stands, without a chat template. With `echo` and `logprobs` the answer says how likely each
-token of the prompt was, by which harnesses choose among given answers. Logprobs are those of temperature 1.
+They continue a text as it stands, without a chat template. With `echo` and `logprobs` the answer has the logprob of
+each prompt token; harnesses use these to choose among given answers. Logprobs are those of temperature 1.
 """
 
 from __future__ import annotations

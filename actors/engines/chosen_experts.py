@@ -1,7 +1,7 @@
 """Notes which experts the routers of the embedded engine's model choose for its running sequences (router replay).
 
-What a router chose for a position is noted when the sequence gets there. An update that makes the engine compute the
-sequence again changes nothing of it: these are the experts under which its tokens were sampled.
+A router's choice for a position is recorded when the sequence reaches it. If an update makes the engine recompute the
+sequence, the record does not change: its tokens were sampled with these experts.
 """
 
 from __future__ import annotations

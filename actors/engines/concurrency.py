@@ -3,7 +3,7 @@ half.
 
 Additive increase, multiplicative decrease, as in congestion control: the final length of sequences is unknown. When
 running sequences outgrow their memory and some must be put back, the limit falls to half of the running number. After a
-time without that (`INTERVAL` decode steps of the embedded engine; a look at the counters of servers) it rises by one.
+time without that (`INTERVAL` decode steps of the embedded engine; one check of the servers' counters) it rises by one.
 RollPacker's planner (arXiv 2509.21009) reacts to preemptions by the degree of tensor parallelism instead.
 """
 

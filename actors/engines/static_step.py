@@ -1,5 +1,5 @@
-"""A decode step of fixed shapes that asks the host nothing: from tokens, lengths and keys of random streams to the next
-tokens and their logprobs. On a GPU it is captured as a CUDA graph and replayed.
+"""A decode step with fixed shapes and no host synchronisation: from tokens, lengths and keys of random streams to the
+next tokens and their logprobs. On a GPU it is captured as a CUDA graph and replayed.
 
 There is one graph per shape: sequences, rounded up to a power of two, and room for the longest one. Each is captured
 when it is first needed. A step costs one copy to the device, a replay, one copy back, and one wait for it. Graphs hold

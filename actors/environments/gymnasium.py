@@ -1,5 +1,5 @@
-"""Environments of gymnasium (Towers et al., arXiv 2407.17032) as worlds of text: their observations are written down,
-and an action is found in what the model says by its name. What it says is never evaluated.
+"""Environments of gymnasium (Towers et al., arXiv 2407.17032) as worlds of text: observations become text, and the
+model's text is searched for the name of an action. It is never evaluated.
 
 Replayable: an episode follows from its seed and the actions, as gymnasium asks of its environments. A resume repeats
 them. Needs `pip install gymnasium`.

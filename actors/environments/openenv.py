@@ -1,8 +1,8 @@
 """Environments of OpenEnv, behind their server: `reset` and `step` by its WebSocket protocol, a session per episode.
 
 Only the protocol is spoken here: the package brings a web interface and tool servers, and the environments bring their
-own requirements, so that a server may live in another Python, or in a container. Code that a model writes is run by
-such a server, or not at all: what keeps it in is the server's matter.
+own requirements, so a server may run in another Python, or in a container. Code that a model writes runs in such a
+server or not at all: the server is responsible for the sandbox.
 
 Replayable if the environment is: `reset` gets the episode's seed. If it is not (it reads a clock, or the network), an
 interrupted sample is repeated as long as the answers are the same, and sampled anew from the first other one on.

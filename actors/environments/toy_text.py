@@ -1,4 +1,4 @@
-"""How observations of gymnasium's environments are written down."""
+"""How observations of gymnasium's environments become text."""
 
 from __future__ import annotations
 

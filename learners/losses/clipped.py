@@ -1,4 +1,4 @@
-"""Losses that clip a probability ratio: a token has no gradient any more once the policy has moved far enough.
+"""Losses that clip a probability ratio: once the policy has moved far enough, a token has no gradient.
 
 They differ in the clipped ratio: current/behaviour, current/proximal, a whole sequence's. A ratio to the proximal
 policy leaves proximal/behaviour to a correction (`learners.losses.corrections`).

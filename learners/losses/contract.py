@@ -10,8 +10,8 @@ start of the train step, *current* carries the gradient.
 
 A loss uses marks to ask for more than a micro-batch: `wants_proximal`, `wants_uniform`, `single_pass`, and `planned`
 for losses that must see a whole minibatch (a rank among its tokens, a softmax over a group) before the first gradient
-is taken. `ratio_to_behaviour` says what a correction must not weigh again. The learner reads the marks; losses know
-nothing of models, batches on the wire or devices.
+is taken. `ratio_to_behaviour` says what a correction must not weigh again. The learner reads the marks. Losses do not
+know about models, wire formats or devices.
 
 Masked tokens may hold any value, NaN included: they change neither the loss nor its gradient. Log ratios are clamped to
 ±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so tokens that are impossible under a policy stay finite, and have
@@ -102,13 +102,13 @@ def wants_proximal(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ratio_to_behaviour(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss that has the ratio current/behaviour in itself: a weight by that ratio would count it twice."""
+    """Mark a loss that contains the ratio current/behaviour: weighing it by that ratio would count it twice."""
     loss.has_ratio_to_behaviour = True  # type: ignore[attr-defined]
     return loss
 
 
 def clips_finely(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss whose clip range is finer than the rounding of bfloat16: engine and learner must compute alike."""
+    """Mark a loss whose clip range is finer than bfloat16 rounding: engine and learner must compute alike."""
     loss.clips_finely = True  # type: ignore[attr-defined]
     return loss
 
@@ -163,7 +163,7 @@ def proximal_of(loss: Callable[..., Any]) -> str | None:
 
 
 def own_ratio(loss: Callable[..., Any]) -> str | None:
-    """The policies whose ratio a loss has in itself: "proximal_current", "behaviour_current" or None."""
+    """The policies whose ratio a loss contains: "proximal_current", "behaviour_current" or None."""
     if _marked(loss, "needs_proximal") and proximal_of(loss) is not None:
         return "proximal_current"
     return "behaviour_current" if _marked(loss, "has_ratio_to_behaviour") else None
@@ -190,13 +190,13 @@ def plan_of(loss: Callable[..., Any]) -> Plan | None:
 
 
 def leaves_out(loss: Callable[..., Any]) -> bool:
-    """Do the tokens to which a loss's plan gives the factor 0 leave the batch, with their part of the denominator?"""
+    """Do tokens with factor 0 in the loss's plan leave the batch, with their part of the denominator?"""
     return _marked(loss, "leaves_out")
 
 
 @torch.no_grad()
 def planned_for(loss: Callable[..., Any], minibatch: LossBatch) -> tuple[LossBatch, Observed]:
-    """The minibatch with the weights and factors that `loss` plans for it, and what the plan observes; itself, where
+    """The minibatch with the weights and factors that `loss` plans for it, and the plan's observations. Unchanged if
     the loss has no plan."""
     own = getattr(loss, "planned_for", None)
     if own:
@@ -214,7 +214,7 @@ def with_plan(loss: Callable[..., Any], minibatch: LossBatch) -> LossBatch:
 
 
 def merged(first: Observed, second: Observed) -> Observed:
-    """What two observe of the same tokens. Weights multiply; a token is cut or left out by either."""
+    """Merges two observations of the same tokens. Weights multiply; a token is cut or left out if either says so."""
     both = {name: first[name] * second[name] for name in first.keys() & second.keys() if name == "behaviour_weight"}
     either = {name: first[name] | second[name] for name in first.keys() & second.keys() if name != "behaviour_weight"}
     return first | second | both | either

@@ -3,9 +3,9 @@
     loss: {name: dg, correction: {name: ratio, weight: token, weight_high: 2}}
 
 A correction multiplies the objective of each token by a *factor* without gradient: its importance weight, or 0 where it
-rejects the token. Three policies make three pairs (`Pair`); what a loss has as a ratio of its own need not be weighed
-again. The factor enters through `LossBatch.share`, rejection through `LossBatch.mask`, so that every loss that keeps
-its contract can be corrected, and knows nothing of it. Several corrections multiply (`correction` within a correction).
+rejects the token. Three policies make three pairs (`Pair`). A pair whose ratio the loss itself contains need not be
+weighed again. The factor enters through `LossBatch.share`, rejection through `LossBatch.mask`. So every loss that keeps
+its contract can be corrected without knowing it. Several corrections multiply (`correction` within a correction).
 
 The functions here take a loss and return the corrected one; `ratio` has all knobs, the others are names for some of
 their values. A weight over its bound is *cut*; a token out of bounds is *rejected*.
@@ -113,7 +113,7 @@ class Link:
         return outside if self.high is None else outside | (found > self.high)
 
     def _measured(self, moved: Tensor, batch: LossBatch) -> Tensor:
-        """What is held against the bounds, per token [N]; of a ratio its logarithm."""
+        """The value compared with the bounds, per token [N]; for a ratio its logarithm."""
         match self.reject:
             case "k1":
                 return -moved
@@ -209,8 +209,8 @@ class Corrected:
         return Plan(_unasked, skips=bool(own and own.skips)) if self._sees_whole else None
 
     def planned_for(self, minibatch: LossBatch) -> tuple[LossBatch, Observed]:
-        """The minibatch with the factors, if they are made for it whole, and with the weights of the loss's own plan,
-        which does not see the tokens that leave."""
+        """The minibatch with its factors, if the plan makes them, and with the weights of the loss's own plan, which
+        does not see tokens that leave the batch."""
         factors, seen, mask = None, dict[str, Tensor](), minibatch.mask
         if self._sees_whole:
             factors, seen = self.factors(minibatch)
@@ -264,7 +264,7 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
 ) -> Corrected:
     """Weighs each token by a ratio of probabilities, and rejects tokens or sequences that are out of bounds.
 
-    `pair`: which two policies, the earlier below the later. None: what the loss's own ratio leaves, which is
+    `pair`: which two policies, the earlier below the later. None: the pair that the loss's own ratio does not cover:
     behaviour_proximal for losses around the proximal policy, else behaviour_current.
 
     `weight`: the token's own ratio, the product over its "sequence", its "geometric" mean over the sequence, or "none".
@@ -281,7 +281,7 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
 
     `rejected`: "mask": such tokens have no objective and do not count in their sequence's ratio, but stay in the
     denominator. "drop": they leave the batch: the denominator, the entropy bonus and the KL in the loss do not see
-    them, and what no other token needs is not computed. That, and `self_normalise`, cost a forward pass without
+    them, and inputs that no other token needs are not computed. "drop" and `self_normalise` cost a forward pass without
     gradient. A further `correction` applies as well.
     """
     knobs = dict(locals())

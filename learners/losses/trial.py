@@ -1,4 +1,4 @@
-"""Calls a loss once on two tokens before a run begins: some mistakes would appear late, or never.
+"""Calls a loss once on two tokens before a run begins, since some mistakes would otherwise appear late or never.
 
 An entropy bonus or a KL term moves the weights even if the policy loss gives no gradient; such a run looks healthy but
 learns nothing from its rewards.
