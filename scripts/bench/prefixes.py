@@ -12,21 +12,19 @@ with those in float32.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from time import process_time
 from typing import Any
 
+from .figures import bench_parser, tell
+
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.prefixes", description="shared prefixes against plain packing"
-    )
+    parser = bench_parser("prefixes", __doc__)
     parser.add_argument("--model", help="a Hugging Face model folder")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16", help="compute_dtype")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--samples", type=int, default=64, help="a batch: a multiple of 16")
     parser.add_argument("--repeats", type=int, default=3, help="steps that are timed, of which the fastest counts")
     parser.add_argument("--precision", action="store_true", help="measure logprobs against those in float32")
-    parser.add_argument("--json", type=Path, help="write the metrics to this file")
     ARGUMENTS = parser.parse_args()
 
 import numpy as np
@@ -40,8 +38,6 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.prefixes import WORTH
-
-from .figures import tell
 
 RATIOS = {"1:16": (4, 64), "1:4": (16, 64), "1:1": (32, 32), "4:1": (64, 16), "16:1": (128, 8)}
 """Tokens of prompt and answer."""

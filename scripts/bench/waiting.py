@@ -245,7 +245,7 @@ def main() -> int:
     print("\n".join(wrong) or f"the same ledger in all lives: {lives[0].ledger}")
     if args.json:
         resident = max(life.most_resident for life in lives[1:])
-        args.json.write_text(json.dumps({"resumed_resident_bytes": resident, "faults": len(wrong)}, indent=2) + "\n")
+        output.write_json(args.json, {"resumed_resident_bytes": resident, "faults": len(wrong)})
     return 1 if wrong else 0
 
 
