@@ -19,6 +19,10 @@ settings.load_profile("patient")
 TESTS = Path(__file__).parent
 SLOW = {
     "actors/agents/test_programs.py": "starts programs",
+    "actors/environments/test_openenv.py": "starts servers",
+    "actors/environments/test_textarena.py": "imports the package",
+    "actors/test_child.py": "starts processes",
+    "actors/test_judge.py": "waits for judges",
     "actors/test_progress.py": "waits",
     "actors/test_ragged_attention.py": "compiles",
     "actors/test_reward_pool.py": "starts processes",
@@ -28,24 +32,34 @@ SLOW = {
     "areal_like/test_forks.py": "starts processes",
     "areal_like/test_keys.py": "waits for sockets",
     "areal_like/test_launch.py": "starts processes",
+    "areal_like/test_ray_cluster.py": "starts processes",
     "areal_like/weights/test_history.py": "many histories",
+    "areal_like/weights/test_hostile.py": "many changed bytes",
+    "areal_like/weights/test_server.py": "waits",
     "buffer/test_breaking_scenarios.py": "many histories",
     "buffer/test_hostile_peers.py": "many messages",
+    "buffer/test_lease_histories.py": "many histories",
     "buffer/test_replay_properties.py": "many histories",
     "buffer/test_tail_batching.py": "many histories",
     "buffer/test_waiting.py": "starts processes",
     "learners/test_adapters_learn.py": "trains",
+    "learners/test_distillation.py": "starts servers",
+    "learners/test_late_ranks.py": "waits",
     "learners/test_learner.py": "trains",
     "learners/test_learner_losses.py": "trains",
+    "learners/test_loading.py": "starts processes",
+    "learners/test_mismatch.py": "trains",
     "learners/test_published_parts.py": "starts processes",
     "learners/test_ranks.py": "starts processes",
     "learners/test_real_models.py": "trains",
     "learners/test_scoring.py": "trains",
     "learners/test_sharding.py": "starts processes",
+    "learners/test_streaming.py": "trains",
     "tasks/test_code.py": "starts sandboxes",
     "tasks/test_length_trace.py": "starts processes",
     "tasks/test_reasoning_gym.py": "imports the package",
     "tasks/test_sandbox.py": "starts sandboxes",
+    "tasks/test_verifiers.py": "imports the package",
 }
 """Files that take more than three seconds → why. A new one that does belongs here."""
 
@@ -79,10 +93,15 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Workers of pytest-xdist share the fork server of the process that starts them."""
-    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+    config = session.config
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput") and _starts_runs(config):
         shared = contextlib.ExitStack()
         shared.enter_context(forks.listening())
-        session.config.add_cleanup(shared.close)
+        config.add_cleanup(shared.close)
+
+
+def _starts_runs(config: pytest.Config) -> bool:
+    return "not integration" not in config.getoption("markexpr")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -103,7 +122,7 @@ def _place_in_line(item: pytest.Item) -> int:
 @pytest.fixture(scope="session", autouse=True)
 def fork_server(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fork the runs that tests start from one process that has imported torch, as an ablation does."""
-    if len(request.session.items) < MANY_TESTS:
+    if len(request.session.items) < MANY_TESTS or not _starts_runs(request.config):
         yield
         return
     with forks.listening():

@@ -58,6 +58,8 @@ def tree_of(path: str) -> ast.Module:
 
 # Imports
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
 
 def imports(tree: ast.AST, package: str, inside_functions: bool = True) -> Iterator[str]:
     """Imported dotted names: `a.b` and, for `from a import b`, both `a` and `a.b`."""
@@ -69,10 +71,13 @@ def imports(tree: ast.AST, package: str, inside_functions: bool = True) -> Itera
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        elif isinstance(node, ast.expr) or (not inside_functions and isinstance(node, _FUNCTIONS)):
+            continue
+        else:
             yield from imports(node, package, inside_functions)
 
 
+@functools.cache
 def imports_of(path: str, inside_functions: bool = True) -> set[str]:
     return set(imports(tree_of(path), ".".join(Path(path).parts[:-1]), inside_functions))
 

@@ -86,6 +86,7 @@ def test_a_rank_alone_is_missed_the_other():
         sglang_loader.apply(Fused(rank=0), patch_between(None, state))
 
 
+@pytest.mark.slow
 def test_two_ranks_digest_their_own_parts_and_exchange_a_few_bytes(tmp_path):
     """A patch reaches the rank that holds the place. Both ranks find copies that differ, a wrong part, and a failed
     rank."""

@@ -93,6 +93,7 @@ def test_nothing_is_measured_of_slow_steps_full_runs_and_engines_that_did_nothin
         assert not engine.asked and not engine.step_costs.alone
 
 
+@pytest.mark.slow
 def test_measuring_ends_in_time_and_is_no_work_of_the_samples(tmp_path: Path) -> None:
     """Prefill is not in the steps' seconds, and may take much longer."""
     engine = Charged(4)

@@ -149,6 +149,7 @@ def test_a_frame_over_the_limit_is_not_taken_and_the_others_are_served() -> None
     router.close()
 
 
+@pytest.mark.slow
 def test_a_message_of_too_many_frames_is_refused_and_the_next_one_taken(router: Router) -> None:
     dealer = Dealer(router.endpoint, "a", peer="x")
     dealer.send(Status(), [b""] * (MAX_FRAMES + 100))
@@ -212,6 +213,7 @@ def test_a_dealer_tells_once_that_its_connection_was_made_anew() -> None:
     router.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["close", "swallow"])
 def test_a_connection_that_leads_nowhere_is_made_anew(kind: str) -> None:
     """`swallow`: the connection looks alive; only the other side's silence shows that it is not."""

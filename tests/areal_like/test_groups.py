@@ -60,6 +60,7 @@ def members(experts: bool) -> st.SearchStrategy[list[Sample]]:
 
 
 @given(st.lists(members(False) | members(True), min_size=1, max_size=4), st.integers(0, 2**60))
+@pytest.mark.slow
 def test_groups_survive_the_wire_bit_for_bit(several: list[list[Sample]], first_id: int) -> None:
     groups = [group_of(group_id, members) for group_id, members in enumerate(several, first_id)]
     heads, payloads = zip(*map(encode_group, groups), strict=True)

@@ -173,6 +173,7 @@ def seen(run: Path, launcher: LocalLauncher, *overrides: str) -> dict[str, str]:
     return {role.name: (run / f"{role.name}.devices").read_text() for role in roles}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forked", [True, False], ids=["forked", "started"])
 def test_each_process_sees_its_own_devices_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: bool) -> None:
     (tmp_path / "printing_role.py").write_text(PRINT)

@@ -142,6 +142,7 @@ def log_records(data: bytes) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import json
 
@@ -177,6 +178,7 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("samples/held-out" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_mlflow_and_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -228,6 +228,7 @@ def test_a_replay_holds_a_batch_and_not_the_run(tmp_path: Path) -> None:
     assert peak_of(lambda: count_batches(tmp_path)) < 1 * MIB and count_batches(tmp_path) == batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotated", [False, True])
 def test_a_resume_reads_no_payload_and_keeps_no_record(tmp_path: Path, rotated: bool) -> None:
     groups, replay, journal = 20, Replay(Bound(100, 2), fifo), Journal(tmp_path, sync=False, keep=False)

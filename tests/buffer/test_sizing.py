@@ -45,6 +45,7 @@ def test_cut_responses_are_lower_bounds() -> None:
     assert (sagc.a, sagc.b, sagc.steps) == (2.0, 8.0, 1), "others that began later may become as long"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [False, True])
 def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -> None:
     """Lengths drift. `hidden`: lengths beyond 4 medians are cut there, and the controller sees only that they are
@@ -94,6 +95,7 @@ def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() ->
     assert sagc.share == 1.0, "one of them is a straggler already"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", [1.25, 1.5])
 def test_closing_groups_at_the_first_responses_hides_no_straggler(over: float) -> None:
     """The true share among all started responses stays near the budget, though no straggler ever ends."""

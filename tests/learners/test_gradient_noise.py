@@ -146,6 +146,7 @@ def test_of_a_stream_every_sixth_piece_is_halved(at_once: int) -> None:
     assert measured == pytest.approx(estimates((parts @ parts.T).numpy(), some, 14, size), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_of_streams_of_samples_whose_gradients_are_known_the_estimates_are_right() -> None:
     """As for whole minibatches above; pieces of one group."""
     dice, weights, groups, size = np.random.default_rng(0), 6, 9, 4

@@ -62,6 +62,7 @@ def test_at_the_start_the_kl_to_the_reference_is_nothing(estimator):
     assert same == (estimator != "k1")
 
 
+@pytest.mark.slow
 def test_a_strong_kl_in_the_loss_holds_the_policy_at_its_start():
     """Ten steps towards a reward, with and without the KL; the reference does not change."""
     free, held = learner_of(lr=1e-2), learner_of(lr=1e-2, kl_loss=5.0)
@@ -139,6 +140,7 @@ def test_senseless_knobs_are_refused(knobs):
 # The critic
 
 
+@pytest.mark.slow
 def test_the_critic_learns_what_a_prompt_is_worth():
     """Reward 1 for prompts that start with token 1, 0 for those with token 2: the value's error falls."""
     learner = learner_of(decoupled_ppo, gae, critic_lr=0.02, critic_trunk=1.0, lr=2e-3)

@@ -203,6 +203,7 @@ def test_no_model_sees_that_prefixes_are_shared(model, temperature, monkeypatch)
     assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, 0.9, **knobs)
 
 
+@pytest.mark.slow
 def test_compiled_layers_share_prefixes_of_any_length(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=lambda graph, _: graph.forward))
     shapes = [(9, [3, 7, 5, 2], 1), (8, [4, 12, 10, 5], 2)]

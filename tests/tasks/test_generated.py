@@ -44,6 +44,7 @@ def test_splits_share_no_prompt_and_rows_repeat_exactly(build, seed):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "possible"),
     [
@@ -192,6 +193,7 @@ def test_wrong_knobs_splits_and_rows_are_refused():
         Copy(0, train_size=5).prompt("train", 5)
 
 
+@pytest.mark.slow
 def test_a_task_without_held_out_prompts_is_refused_when_it_is_built():
     outcomes = set()
     for seed in range(20):

@@ -136,6 +136,7 @@ def near(answer: str, response: str, *, within: float = 0.0) -> float:
     return float(abs(float(answer) - float(response)) <= within)
 
 
+@pytest.mark.slow
 def test_a_reward_has_knobs_which_reach_it_and_are_checked_before(make):
     task = make(sums(3), reward={"name": f"{__name__}:near", "within": 2})
     prompt = task.prompt("train", 0)

@@ -182,6 +182,7 @@ def test_a_client_that_hangs_up_frees_its_slot(folder: Path) -> None:
     served(folder, scene)
 
 
+@pytest.mark.slow
 def test_lm_eval_gets_its_figures_from_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     lm_eval = pytest.importorskip(
         "lm_eval", reason="lm-eval is not installed: the extra dev-more, or pip install 'lm_eval[api]'"

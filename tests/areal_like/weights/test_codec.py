@@ -49,6 +49,7 @@ def test_every_bit_arrives(kernels, dtype: str, density: float) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_any_bits_to_any_bits(data) -> None:
     """Widths, densities, special values and sizes drawn by hypothesis."""
     width = data.draw(st.sampled_from([8, 16, 32]))
