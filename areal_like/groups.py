@@ -258,7 +258,8 @@ def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: 
     group: tokens and logprobs are as `check_sampled` says, loss masks 0, 1 or FORK, rewards of turns numbers that
     float32 can hold, at places in the response, and experts (if there are any) those of the model's `routing` (None:
     not known). One pass over each column, or two."""
-    n_tokens, n_turns = _counts(head)
+    rows = np.frombuffer(head.rows, ROW)  # a few numbers: Python adds them up sooner than NumPy
+    n_tokens, n_turns = sum(rows["prompt"].tolist()) + head.tokens, sum(rows["turns"].tolist())
     view = memoryview(payload)
     tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
     check_sampled(head.id, tokens, logprobs, vocab_size)
@@ -266,7 +267,7 @@ def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: 
         raise PayloadError(head.id, "loss mask", f"its loss mask is not made of 0, 1 and {FORK}")
     if n_turns:
         try:
-            _turn_rewards(np.frombuffer(head.rows, ROW).tolist(), *_turns(view, n_tokens, head.tokens, n_turns))
+            _turn_rewards(rows.tolist(), *_turns(view, n_tokens, head.tokens, n_turns))
         except WireError as error:
             raise PayloadError(head.id, "turn rewards", str(error)) from None
     if routing and (problem := routing.problem(head.experts, _experts(view, head, n_tokens, n_turns))):
@@ -350,7 +351,7 @@ def decode_group(head: Head, payload: Buffer) -> Group:
     contexts fork). Raises WireError where the rewards of turns are no numbers or have no place in the response."""
     rows = np.frombuffer(head.rows, ROW).tolist()
     runs = np.frombuffer(head.runs, RUN).tolist()
-    n_tokens, n_turns = _counts(head)
+    n_tokens, n_turns = sum([row[0] for row in rows]) + head.tokens, sum([row[3] for row in rows])
     view = memoryview(payload).toreadonly()
     tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
     masks, forks = _forks(masks)
@@ -375,13 +376,6 @@ def decode_group(head: Head, payload: Buffer) -> Group:
         )
         t, r, run, at = t_end, r_end, run_end, at_end
     return Group(head.id, samples, head.digests, head.seconds)
-
-
-def _counts(head: Head) -> tuple[int, int]:
-    """Tokens of a group, prompts included; rewards of turns."""
-    rows = np.frombuffer(head.rows, ROW)
-    prompts, turns = (np.add.reduce(rows[name], dtype=np.int64) for name in ("prompt", "turns"))
-    return int(prompts) + head.tokens, int(turns)
 
 
 def _experts(payload: bytearray | memoryview, head: Head, n_tokens: int, n_turns: int) -> np.ndarray:

@@ -125,7 +125,7 @@ def _next_plan(state: RunState, actor: Actor, running: int) -> GroupPlan | None:
     """What to start on an actor that has room. Only the actor's version matters."""
     if state.stopping and not _completes_a_batch(state):
         return None
-    if _bytes_to_come(state) > state.max_bytes and state.store.slots.next >= _slots_wanted(state):
+    if _bytes_to_come(state, running) > state.max_bytes and state.store.slots.next >= _slots_wanted(state):
         # Never stop the slots that the learner waits for: its batch frees memory.
         state.store.slots.check_memory(state.max_bytes)
         return None
@@ -208,9 +208,9 @@ def _round(state: RunState, version: int) -> Round:
     )
 
 
-def _bytes_to_come(state: RunState) -> int:
+def _bytes_to_come(state: RunState, running: int) -> int:
     """Bytes of payloads in memory, plus an estimate for running groups: each as large as the largest one so far."""
-    return state.store.bytes + state.largest_payload * state.store.count(*LEASED)
+    return state.store.bytes + state.largest_payload * running
 
 
 def _slots_wanted(state: RunState) -> int:

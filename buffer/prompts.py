@@ -77,8 +77,7 @@ class PromptCursor:
         group_id, self.position = self.position, self.position + 1
         if self._sampler is None or self._results is None:
             return self.at(group_id)
-        block, place = divmod(group_id, self._block)
-        number = int(self._turns_of(block)[place])
+        number, _ = self._turn(group_id)
         share = self.shares[number]
         known = self._results.known(share.name, share.size)
         chosen = self._sampler(known, np.random.default_rng([self.seed, group_id, 0, 2]))
@@ -91,21 +90,25 @@ class PromptCursor:
 
     def at(self, group_id: int) -> Place:
         """The prompt of a group in the order of the seed, without a sampler."""
+        number, before = self._turn(group_id)
+        share = self.shares[number]
+        epoch, place = divmod(before, share.size)
+        return Place(group_id, share.first + int(self._order_of(number, epoch)[place]), share.name)
+
+    def _turn(self, group_id: int) -> tuple[int, int]:
+        """Which share the prompt of a group belongs to, and how many prompts of that share come before it."""
+        if len(self.shares) == 1:
+            return 0, group_id
         block, place = divmod(group_id, self._block)
         turns = self._turns_of(block)
         number = int(turns[place])
-        share = self.shares[number]
-        before = block * share.per_block + int(np.count_nonzero(turns[:place] == number))  # its prompts so far
-        epoch, place = divmod(before, share.size)
-        return Place(group_id, share.first + int(self._order_of(number, epoch)[place]), share.name)
+        return number, block * self.shares[number].per_block + int(np.count_nonzero(turns[:place] == number))
 
     def _turns_of(self, block: int) -> np.ndarray:
         """Which share each place of a block belongs to."""
         if self._turns[0] != block:
             turns = np.repeat(np.arange(len(self.shares)), [share.per_block for share in self.shares])
-            if len(self.shares) > 1:
-                turns = np.random.default_rng([self.seed, block, 0, 1]).permutation(turns)
-            self._turns = block, turns
+            self._turns = block, np.random.default_rng([self.seed, block, 0, 1]).permutation(turns)
         return self._turns[1]
 
     def _order_of(self, number: int, epoch: int) -> np.ndarray:

@@ -94,8 +94,12 @@ class Ready:
                 heapq.heappop(queue)
             elif key[2] in self._barred:
                 self.skip(actor)
-            elif key[0] != len(actor.running) or actor.version != version:  # it was leased a group
+            elif actor.version != version:
                 self._put(actor)
+            elif key[0] != len(actor.running):  # it was leased a group
+                key = len(actor.running), actor.number, actor.name
+                self._placed[actor.name] = version, key, actor
+                heapq.heapreplace(queue, key)
             else:
                 return key
         del self._queues[version]

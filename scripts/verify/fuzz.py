@@ -23,9 +23,9 @@ from typing import Any
 import msgpack
 import msgspec
 import numpy as np
+from msgspec import inspect
 
 from areal_like import messages
-from areal_like.experts import Routing
 from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.messages import Batch, HandBack, Message, Part, PartialHead, Push, Table
 from areal_like.partials import check_partial, decode_partial, encode_partial, versions_of
@@ -139,45 +139,45 @@ def _partials() -> list[tuple[PartialHead, bytes]]:
     return made
 
 
-EXAMPLES: list[Message] = [
-    messages.Hello("actor", "actor-0", 7, 8),
-    messages.Status(),
-    messages.Lost("actor-0", 7, "died", True),
-    messages.Stop(True),
-    messages.Heartbeat({"busy": 0.5, "engine": "serving"}, {1: 2}, {3: 4}),
-    messages.Relay("tcp://host:1", "key"),
-    messages.Credit(7),
-    messages.LeftOut(7, [3], ["crashed"]),
-    messages.Failed(7, "failed", "why"),
-    messages.Evaluated(7, 0.5, 0, 1, 4),
-    messages.Applied(1, "digest"),
-    messages.Model(100),
-    messages.Model(100, Routing(2, 2, 8)),
-    messages.Published({"version": 1, "digest": "d", "tensors": [("name", "float32", [2, 3])]}),
-    messages.Want(1, 1),
-    messages.WantShare(1, 1),
-    messages.Stream(),
-    messages.Trained(1),
-    messages.Checkpointed(1),
-    messages.Untrainable(1, "why"),
-    messages.Finish("done", 1),
-    messages.Welcome(),
-    messages.Pushed([1, 2]),
-    messages.Announce({"version": 1, "digest": "d"}),
-    messages.Cancel([1], True),
-    messages.Room(8, 4),
-    messages.Quit("why"),
-    messages.SetAside(1, 1),
-    messages.Report({"actors": {"actor-0": {"stats": {"busy": 0.5}}}}),
-    messages.Refused("why"),
-    messages.Sync(0, 1, -1, "digest"),
-    messages.Plan(0, 1, [(-1, 1, 100, "checksum")]),
-    messages.Fetch(0, -1, 1, 0, 100),
-    messages.Later(0, 1, 7),
-    messages.Chunk(0, -1, 1, 0),
-    messages.Gone(0, 1),
-]
-"""One of each kind that holds no groups."""
+def of_type(kind: inspect.Type, chance: random.Random) -> Any:
+    """A small valid value of a message's field."""
+    match kind:
+        case inspect.BoolType():
+            return chance.random() < 0.5
+        case inspect.IntType(ge=least, gt=below, le=most):
+            low = least or (0 if below is None else below + 1)
+            return chance.randint(low, low + 7 if most is None else min(low + 7, most))
+        case inspect.FloatType():
+            return chance.random()
+        case inspect.StrType():
+            return chance.choice(["a", "digest", "actor-0"])
+        case inspect.BytesType():
+            return chance.randbytes(8)
+        case inspect.ListType(item_type=item, min_length=least):
+            return [of_type(item, chance) for _ in range(max(least or 0, chance.randrange(3)))]
+        case inspect.DictType(key_type=key, value_type=value):
+            return {of_type(key, chance): of_type(value, chance) for _ in range(chance.randrange(3))}
+        case inspect.TupleType(item_types=items):
+            return [of_type(item, chance) for item in items]
+        case inspect.NamedTupleType(fields=fields):
+            return [of_type(field.type, chance) for field in fields]
+        case inspect.UnionType(types=types):
+            return of_type(chance.choice(types), chance)
+        case inspect.StructType(fields=fields) | inspect.TypedDictType(fields=fields):
+            present = [field for field in fields if field.required or chance.random() < 0.5]
+            return {field.encode_name: of_type(field.type, chance) for field in present}
+    assert isinstance(kind, inspect.NoneType), f"messages have no values of {kind} so far: say here how to make one"
+    return None
+
+
+@functools.cache
+def _type_of(kind: str) -> inspect.Type:
+    return inspect.type_info(messages.KINDS[kind])
+
+
+def a_message(kind: str, chance: random.Random) -> Message:
+    """One of this kind without groups."""
+    return msgspec.convert(of_type(_type_of(kind), chance), messages.KINDS[kind])
 
 
 def with_groups(chance: random.Random) -> list[tuple[Message, list[bytes]]]:
@@ -194,9 +194,19 @@ def with_groups(chance: random.Random) -> list[tuple[Message, list[bytes]]]:
     ]
 
 
+PLAIN = sorted(messages.KINDS.keys() - {message.kind() for message, _ in with_groups(random.Random(0))})
+"""The kinds whose messages need no groups."""
+
+
+def examples(chance: random.Random) -> list[Message]:
+    """One message of each kind."""
+    return [a_message(kind, chance) for kind in PLAIN] + [message for message, _ in with_groups(chance)]
+
+
 def valid(chance: random.Random) -> Frames:
-    plain: list[tuple[Message, list[bytes]]] = [(each, []) for each in chance.choices(EXAMPLES, k=5)]
-    return encode(*chance.choice(with_groups(chance) + plain))
+    if chance.random() < 0.5:
+        return encode(*chance.choice(with_groups(chance)))
+    return encode(a_message(chance.choice(PLAIN), chance))
 
 
 def noise(chance: random.Random) -> Frames:
