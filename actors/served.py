@@ -51,24 +51,24 @@ class ServedProbe:
     def begin(self, manifest: Manifest) -> None:
         """The engine holds the manifest's version: probe it, if that comes with a probe. Generation goes on meanwhile.
         A probe that still runs is given up."""
-        probe = manifest.get("probe")
+        probe = manifest.probe
         if probe is not None and hasattr(self._engine, "logprobs_of"):
             self.close()
-            self._task = asyncio.get_running_loop().create_task(self._compare(manifest["version"], probe))
+            self._task = asyncio.get_running_loop().create_task(self._compare(manifest.version, probe))
 
     async def _compare(self, version: int, probe: Probe) -> None:
         try:
-            scored = await self._engine.logprobs_of([np.array(row, np.int32) for row in probe["tokens"]])
+            scored = await self._engine.logprobs_of([np.array(row, np.int32) for row in probe.tokens])
         except Exception as error:  # the engine itself sees to it that it works
             log.warning("version %d was not probed: %s: %s", version, type(error).__name__, error)
             return
-        expected = np.concatenate([np.array(row, np.float32) for row in probe["logprobs"]])
+        expected = np.concatenate([np.array(row, np.float32) for row in probe.logprobs])
         for each in scored:
             if each.version == version:  # otherwise it has newer weights by now
                 self._judge(each, np.abs(np.concatenate(each.logprobs) - expected), self._threshold(probe))
 
     def _threshold(self, probe: Probe) -> float:
-        exact = probe["dtype"] == "float32" == getattr(self._engine, "dtype", "")
+        exact = probe.dtype == "float32" == getattr(self._engine, "dtype", "")
         return self._most or (EXACT if exact else ROUNDED)
 
     def _judge(self, scored: Scored, error: np.ndarray, most: float) -> None:

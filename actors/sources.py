@@ -64,7 +64,7 @@ class Sources:
 
     def set(self, manifest: Manifest) -> None:
         """Use the sources that an announcement names, from now on."""
-        self._relays, self._publisher = manifest.get("relays", []), manifest["parts"]
+        self._relays, self._publisher = manifest.relays, manifest.parts
         self._choose()
 
     def leave(self, reason: object) -> bool:

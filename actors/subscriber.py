@@ -89,9 +89,9 @@ class Subscriber:
 
     def announce(self, manifest: Manifest) -> None:
         """Note a new version. Returns at once."""
-        if self._newest is None or manifest["version"] >= self._newest["version"]:
+        if self._newest is None or manifest.version >= self._newest.version:
             self._newest = manifest
-            self.digests[manifest["version"]] = manifest["digest"]
+            self.digests[manifest.version] = manifest.digest
             self._news.set()
 
     async def run(self) -> None:
@@ -102,17 +102,17 @@ class Subscriber:
             manifest = self._newest
             assert manifest is not None
             try:
-                if manifest["version"] > self.engine.version:
+                if manifest.version > self.engine.version:
                     await self.apply(manifest)
             except Superseded:
-                log.info("version %d was overtaken before it was here", manifest["version"])
+                log.info("version %d was overtaken before it was here", manifest.version)
                 await self._overtaken()
                 continue
-            if self.engine.version < manifest["version"]:
+            if self.engine.version < manifest.version:
                 self._news.set()  # a relay has brought it half-way
             await asyncio.sleep(0)  # generation continues first, then the buffer hears of it
             self.applied(self.engine.version, self.engine.digest)
-            if self.probe and self.engine.version == manifest["version"]:
+            if self.probe and self.engine.version == manifest.version:
                 self.probe.begin(manifest)
 
     async def _overtaken(self) -> None:
@@ -126,9 +126,9 @@ class Subscriber:
     async def apply(self, manifest: Manifest) -> None:
         """Fetch, verify and load one version, or another one that the plan led to. Raises Superseded; BusError if the
         publisher sends wrong bits again and again."""
-        version, digest = manifest["version"], manifest["digest"]
+        version, digest = manifest.version, manifest.digest
         self.digests[version] = digest
-        self.replica.shape(self._specs(manifest), manifest["block_bytes"], len(manifest["parts"]))
+        self.replica.shape(self._specs(manifest), manifest.block_bytes, len(manifest.parts))
         held = self.replica.same_bits(version, digest)
         if held and self.relay:
             self.relay.add(self.replica, ())
@@ -155,10 +155,10 @@ class Subscriber:
             await self.engine.load(Update(version, digest, self.replica.state, self.replica.changes()))
 
     def _specs(self, manifest: Manifest) -> list[TensorSpec]:
-        specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in manifest["tensors"]]
+        specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in manifest.tensors]
         unknown = {spec.dtype for spec in specs} - set(BITS)
-        if unknown or sum(spec.space for spec in specs) != manifest["bytes"] or not manifest["parts"]:
-            raise BusError(f"{self.name}: the manifest of version {manifest['version']} does not add up")
+        if unknown or sum(spec.space for spec in specs) != manifest.bytes or not manifest.parts:
+            raise BusError(f"{self.name}: the manifest of version {manifest.version} does not add up")
         return specs
 
     async def _renew(self, manifest: Manifest) -> tuple[int, str]:
@@ -184,12 +184,12 @@ class Subscriber:
         """For each part the hops of its route, all to one version. Raises Desync, Superseded, Unreachable."""
 
         def other_relays() -> bool:
-            return self._newest is not None and self._newest.get("relays") != manifest.get("relays")
+            return self._newest is not None and self._newest.relays != manifest.relays
 
         async def plan(part: int, version: int) -> list[Row]:
             return await self.sources.plan(part, version, *self.replica.held(part), other_relays)
 
-        plans = [await plan(part, manifest["version"]) for part in range(len(manifest["parts"]))]
+        plans = [await plan(part, manifest.version) for part in range(len(manifest.parts))]
         newest = max(hops[-1][1] for hops in plans)
         for part, hops in enumerate(plans):
             if hops[-1][1] != newest:  # a source led us further with another part

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Required, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -67,7 +67,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     experts: Annotated[list[Shape], Meta(max_length=MOST)] = []
 
 
-class Probe(TypedDict):
+class Probe(msgspec.Struct, forbid_unknown_fields=True):
     """A few sequences of token ids, and the learner's own logprob, at temperature 1 and under the manifest's version,
     of each token after the first. `dtype`: in which the learner multiplies matrices."""
 
@@ -76,19 +76,19 @@ class Probe(TypedDict):
     dtype: Name
 
 
-class Manifest(TypedDict, total=False):
+class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A version of the weights, and where to fetch it. The buffer reads the first two fields, actors read all. `bytes`:
     in total. `tensors`: (name, dtype, shape) of each. `parts`: endpoint of each part's publisher. `relays`: (endpoint,
     public key) of the sources to ask first. `probe`: now and then, what engines must say under these weights."""
 
-    version: Required[Version]
-    digest: Required[str]
-    bytes: Count
-    tensors: Annotated[list[tuple[str, str, Annotated[list[Count], Meta(max_length=16)]]], Meta(max_length=MOST)]
-    block_bytes: Count
-    parts: Annotated[list[str], Meta(max_length=MOST)]
-    relays: Annotated[list[tuple[str, str]], Meta(max_length=MOST)]
-    probe: Probe
+    version: Version
+    digest: str
+    bytes: Count = 0
+    tensors: Annotated[list[tuple[str, str, Annotated[list[Count], Meta(max_length=16)]]], Meta(max_length=MOST)] = []
+    block_bytes: Count = 0
+    parts: Annotated[list[str], Meta(max_length=MOST)] = []
+    relays: Annotated[list[tuple[str, str]], Meta(max_length=MOST)] = []
+    probe: Probe | None = None
 
 
 class PartialHead(msgspec.Struct, forbid_unknown_fields=True):

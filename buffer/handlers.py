@@ -310,10 +310,10 @@ class Handlers:
     @_on.register
     def _on_published(self, message: messages.Published, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         self._only_the_learner(peer)
-        version, weights = message.manifest["version"], self.state.weights
-        if weights.published and version <= weights.published["version"]:
+        version, weights = message.manifest.version, self.state.weights
+        if weights.published and version <= weights.published.version:
             return  # the buffer knows this version already
-        weights.published, weights.digests[version] = message.manifest, message.manifest["digest"]
+        weights.published, weights.digests[version] = message.manifest, message.manifest.digest
         weights.digests.pop(version - KEPT_DIGESTS, None)
         self.state.announce()
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from areal_like import messages
 from areal_like.bus import Router
 from areal_like.experts import Routing
@@ -146,15 +148,15 @@ class RunState:
         weights = self.weights
         if weights.published is weights.manifest or weights.published is None:
             return
-        if self.finishing or may_announce(self.replay, weights.published["version"]):
-            weights.manifest, weights.version = weights.published, weights.published["version"]
+        if self.finishing or may_announce(self.replay, weights.published.version):
+            weights.manifest, weights.version = weights.published, weights.published.version
             for actor in self.fleet:
                 self.tell(actor.peer, actor.name)
 
     def tell(self, peer: bytes, name: str) -> None:
         """Announce the newest weights, if any, to one actor, with the relays to get them from."""
         if manifest := self.weights.manifest:
-            self.router.send(peer, messages.Announce({**manifest, "relays": self.relays.above(name)}))
+            self.router.send(peer, messages.Announce(replace(manifest, relays=self.relays.above(name))))
 
     def tell_room(self, peer: bytes) -> None:
         """Tell an actor which free slots are worth a message, if any lease was given so far."""

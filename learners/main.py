@@ -161,7 +161,7 @@ class TrainLoop:
         if unpublished or self.alone:
             self._publish(self.version + unpublished)  # the last evaluation then sees the weights that are saved
         manifest = self.publisher.wait()
-        self._published, self.digest = manifest["version"], manifest["digest"]
+        self._published, self.digest = manifest.version, manifest.digest
         report = self.client.finish(reason, progress.steps)
         return self._summary(reason, report, before)
 
@@ -389,7 +389,7 @@ def main(role: Role) -> None:
     reference = Reference(sequences_of(task), role.config.weights.probe_every, score)
 
     def announce(manifest: Manifest) -> None:
-        attestation.add(manifest["version"], manifest["digest"])
+        attestation.add(manifest.version, manifest.digest)
         client.published(reference.added_to(manifest))
 
     coding = Coding.of(role.config.weights)

@@ -219,14 +219,14 @@ class Publication:
         lanes = np.array([each.lanes for each in reports], np.uint64).sum(axis=0, dtype=np.uint64)
         self.metrics = _metrics(sum((each.counts for each in reports), Counter()), nbytes)
         self.sent_by_others = sum(each.sent for each in reports) - report.sent
-        self.manifest = {
-            "version": version,
-            "digest": text_of(lanes, nbytes // ALIGN),
-            "bytes": nbytes,
-            "tensors": [(spec.name, spec.dtype, list(spec.shape)) for spec in state.specs],
-            "block_bytes": self._coding.block_bytes,
-            "parts": [each.endpoint for each in reports],
-        }
+        self.manifest = Manifest(
+            version,
+            text_of(lanes, nbytes // ALIGN),
+            nbytes,
+            [(spec.name, spec.dtype, list(spec.shape)) for spec in state.specs],
+            self._coding.block_bytes,
+            [each.endpoint for each in reports],
+        )
         self._announce(self.manifest)
 
     def _added(self, version: int, state: State) -> Report:

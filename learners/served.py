@@ -17,6 +17,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from areal_like.interfaces import Task
 from areal_like.messages import Manifest, Probe
 
@@ -45,9 +47,9 @@ class Reference:
             return
         logprobs, dtype = self._score(self._sequences)
         if all(math.isfinite(each) for row in logprobs for each in row):
-            self._taken[version] = {"tokens": self._sequences, "logprobs": logprobs, "dtype": dtype}
+            self._taken[version] = Probe(self._sequences, logprobs, dtype)
 
     def added_to(self, manifest: Manifest) -> Manifest:
         """The manifest, with the probe of its version if there is one. Any thread may call this."""
-        probe = self._taken.pop(manifest["version"], None)
-        return manifest if probe is None else {**manifest, "probe": probe}
+        probe = self._taken.pop(manifest.version, None)
+        return manifest if probe is None else replace(manifest, probe=probe)

@@ -134,7 +134,7 @@ class LightActor:
 
     @_on.register
     def _on_announce(self, message: messages.Announce) -> None:
-        self.version, digest = message.manifest["version"], message.manifest["digest"]
+        self.version, digest = message.manifest.version, message.manifest.digest
         self.head.runs = np.array([(self.version, RESPONSE_TOKENS)] * GROUP_SIZE, RUN).tobytes()
         self.head.digests = {self.version: digest}
         self.dealer.send(messages.Applied(self.version, digest))
@@ -180,7 +180,7 @@ def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
     prepare_memory()
     client, index = LearnerClient(endpoint), 0
     client.hello(VOCABULARY)
-    client.published({"version": 0, "digest": "digest"})
+    client.published(messages.Manifest(0, "digest"))
     client.want(0, 0)
 
     def take() -> int:
@@ -191,7 +191,7 @@ def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
         index += 1
         client.want(index, index)
         client.trained(index - 1)
-        client.published({"version": index, "digest": "digest"})
+        client.published(messages.Manifest(index, "digest"))
         return len(batch.samples)
 
     results.send(rate(take, seconds))

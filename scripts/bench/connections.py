@@ -20,7 +20,7 @@ import zmq
 
 from areal_like.bus import routing_id
 from areal_like.client import LearnerClient
-from areal_like.messages import Hello
+from areal_like.messages import Hello, Manifest
 from areal_like.process import allow_many_files
 from areal_like.wire import encode
 
@@ -65,7 +65,7 @@ def slow_learner(endpoint: str, results: Connection) -> None:
     """Takes a batch each half second; reports the mean seconds from request to arrival."""
     client = LearnerClient(endpoint)
     client.hello()
-    client.published({"version": 0, "digest": "digest"})
+    client.published(Manifest(0, "digest"))
     waited = []
     for index in range(STEPS):
         asked = time.perf_counter()
@@ -73,7 +73,7 @@ def slow_learner(endpoint: str, results: Connection) -> None:
         client.batch()
         waited.append(time.perf_counter() - asked)
         client.trained(index)
-        client.published({"version": index + 1, "digest": "digest"})
+        client.published(Manifest(index + 1, "digest"))
         time.sleep(STEP_SECONDS)
     results.send(sum(waited[1:]) / (STEPS - 1))
     time.sleep(3600)

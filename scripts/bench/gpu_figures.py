@@ -198,7 +198,7 @@ async def _updates(place: Place, size: str, density: float, pcie: float) -> list
         encoded = time.perf_counter() - waited
         await subscriber.apply(manifest)
         applied = time.perf_counter() - waited
-        while engine.stats()["pauses"] == before["pauses"] and engine.digest == manifest["digest"] and version:
+        while engine.stats()["pauses"] == before["pauses"] and engine.digest == manifest.digest and version:
             await asyncio.sleep(0)
         spent = {name: value - before[name] for name, value in (engine.stats() | subscriber.stats()).items()}
         row = {"cast_seconds": cast, "until_encoded_seconds": encoded, "send_seconds": spent["fetch_seconds"]}

@@ -20,7 +20,7 @@ from pathlib import Path
 import zmq
 
 from areal_like.client import LearnerClient
-from areal_like.messages import Heartbeat
+from areal_like.messages import Heartbeat, Manifest
 
 from .. import output
 from . import buffer_paths as paths
@@ -85,7 +85,7 @@ def learner_process(endpoint: str, step_seconds: float, steps: int, results: Con
     """Trains a batch in `step_seconds`, and asks for the next one meanwhile, as the real one does."""
     client = LearnerClient(endpoint)
     client.hello()
-    client.published({"version": 0, "digest": "digest"})
+    client.published(Manifest(0, "digest"))
     client.want(0, 0)
     waited, begin = 0.0, 0.0
     for index in range(WARMUP_STEPS + steps):
@@ -100,7 +100,7 @@ def learner_process(endpoint: str, step_seconds: float, steps: int, results: Con
         client.want(index + 1, index + 1)
         time.sleep(step_seconds)
         client.trained(index)
-        client.published({"version": index + 1, "digest": "digest"})
+        client.published(Manifest(index + 1, "digest"))
     results.send((waited, time.perf_counter() - begin))
     time.sleep(3600)
 

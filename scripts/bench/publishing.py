@@ -136,7 +136,7 @@ def learn(name: str, rank: int, folder: str, versions: int, follower: Connection
     announced: dict[int, float] = {}
 
     def announce(manifest: Manifest) -> None:
-        announced[manifest["version"]] = time.monotonic()
+        announced[manifest.version] = time.monotonic()
         follower.send(manifest)
 
     publisher = Publisher(ANY_PORT, Coding(overlap=overlap), ignore if rank else announce, others=others)
@@ -153,7 +153,7 @@ def learn(name: str, rank: int, folder: str, versions: int, follower: Connection
     manifest = publisher.wait()
     if rank == 0:
         came = gathering.came if gathered else getattr(others, "came", 0)
-        said = {"came": came / len(began), "digest": manifest["digest"], **publisher.metrics}
+        said = {"came": came / len(began), "digest": manifest.digest, **publisher.metrics}
         said["held_bytes"] = 2 * publisher._publication._newest.nbytes  # type: ignore[union-attr]
         told.send((began, exposed, [announced[version] for version in range(versions + 1)], said))
     told.recv()  # stay until the actor has fetched everything

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from areal_like.client import LearnerClient
+from areal_like.messages import Manifest
 from areal_like.process import prepare_memory
 
 from .. import output
@@ -31,14 +32,14 @@ def learner(endpoint: str, results: Connection) -> None:
     prepare_memory()
     client, index, taken = LearnerClient(endpoint), 0, 0
     client.hello()
-    client.published({"version": 0, "digest": "digest"})
+    client.published(Manifest(0, "digest"))
     client.want(0, 0)
     while True:
         batch, _ = client.batch()
         index += 1
         client.want(index, index)
         client.trained(index - 1)
-        client.published({"version": index, "digest": "digest"})
+        client.published(Manifest(index, "digest"))
         if index % BATCHES_PER_CHECKPOINT == 0:
             client.checkpointed(index)
         taken += len(batch.samples)

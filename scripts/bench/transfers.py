@@ -41,6 +41,7 @@ if __name__ == "__main__":  # first: `--help` needs none of the imports below
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
@@ -80,7 +81,7 @@ async def _follow(pipe: Connection, number: int) -> None:
     subscriber.relay = Relay(ANY_PORT, lambda: subscriber.sources.received, keep=2, snapshot_every=50)
     pipe.send(subscriber.relay.offer)
     while manifest := await asyncio.to_thread(pipe.recv):
-        if manifest["digest"] == "gather":
+        if manifest.digest == "gather":
             await _scatter(subscriber, manifest)
         else:
             await subscriber.apply(manifest)
@@ -89,7 +90,7 @@ async def _follow(pipe: Connection, number: int) -> None:
 
 async def _scatter(subscriber: Subscriber, manifest: Manifest) -> None:
     subscriber.sources.set(manifest)
-    (hop,) = await subscriber.sources.plan(0, manifest["version"], NOTHING, "", bool)
+    (hop,) = await subscriber.sources.plan(0, manifest.version, NOTHING, "", bool)
     base, version, nbytes, checksum = hop
     message = np.empty(nbytes, np.uint8)
     await subscriber.sources.fetch(0, hop, lambda at, chunk: np.copyto(message[at : at + chunk.size], chunk))
@@ -151,7 +152,7 @@ class Bench:
 
     def _announce(self, manifest: Manifest) -> None:
         for number, pipe in enumerate(self.pipes):
-            pipe.send({**manifest, "relays": self.tree.above(str(number))})
+            pipe.send(replace(manifest, relays=self.tree.above(str(number))))
 
     def _arrivals(self) -> tuple[float, int]:
         """The time when the last actor had applied, and the bytes that one has received so far."""
@@ -203,7 +204,7 @@ class Bench:
             connecting = time.monotonic()
             self._limit([server.endpoint])
             limited = time.monotonic() - connecting
-            self._announce({"version": 1, "digest": "gather", "parts": [server.endpoint]})
+            self._announce(Manifest(1, "gather", parts=[server.endpoint]))
             at, _ = self._arrivals()
             best, nbytes = min(best, at - began - limited), server.bytes_sent
             server.close()

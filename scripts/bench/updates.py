@@ -96,7 +96,7 @@ async def _generate(pipe: Connection) -> None:
         if engine.stats()["pause_seconds"] > seconds:
             pauses.append(engine.stats()["pause_seconds"] - seconds)
             seconds = engine.stats()["pause_seconds"]
-        pipe.send(manifest["version"])
+        pipe.send(manifest.version)
     await engine.close()
     await asyncio.gather(*tasks)
     lost = writer.short + abs(int(engine.stats()["tokens"]) - writer.done)

@@ -133,7 +133,7 @@ class Reader(Peer):
     """The learner."""
 
     def publish(self, version: int) -> None:
-        self.dealer.send(messages.Published({"version": version, "digest": "digest"}))
+        self.dealer.send(messages.Published(messages.Manifest(version, "digest")))
 
     def rotate(self) -> float:
         """Seconds until the buffer answers again."""

@@ -291,7 +291,7 @@ class SimulatedActor:
                 self._start(message, payloads)
             case messages.Announce():
                 self._newest = message.manifest
-                self._digests[message.manifest["version"]] = message.manifest["digest"]
+                self._digests[message.manifest.version] = message.manifest.digest
                 self._fetch()
                 return  # nothing else has changed
             case messages.Cancel():
@@ -322,7 +322,7 @@ class SimulatedActor:
 
     def _fetch(self) -> None:
         newest = self._newest
-        if self._fetching or newest is None or newest["version"] <= self.engine.version:
+        if self._fetching or newest is None or newest.version <= self.engine.version:
             return
         self._fetching = True
         self.timeline.after(self._update, self._due, self._load, newest)
@@ -333,7 +333,7 @@ class SimulatedActor:
         begin = self.timeline.now
         self.engine.advance(begin)
         applied = partial(self._due, self._applied, manifest, begin)
-        self.engine.load(Load(manifest["version"], begin, lambda: None, applied))
+        self.engine.load(Load(manifest.version, begin, lambda: None, applied))
         self._advance()
         self._tell()
 
@@ -341,7 +341,7 @@ class SimulatedActor:
         if self.spans and not self.dead:
             self.spans.add("update", begin, self.timeline.now)
         self._fetching = False
-        self._say(messages.Applied(manifest["version"], manifest["digest"]))
+        self._say(messages.Applied(manifest.version, manifest.digest))
         self._fetch()
 
     def _cancel(self, ids: Iterable[int], hand_back: bool, leaving: bool = False) -> None:

@@ -115,7 +115,7 @@ class SimulatedLearner:
 
     def _publish(self) -> None:
         version = math.ceil(self.progress.steps / self.config.weight_sync_interval)
-        self._say(messages.Published({"version": version, "digest": f"v{version}"}))
+        self._say(messages.Published(messages.Manifest(version, f"v{version}")))
 
     def receive(self, message: Message, payloads: Payloads) -> None:
         match message:

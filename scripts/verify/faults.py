@@ -158,8 +158,8 @@ async def _push_lies(client: ActorClient, dice: random.Random, said: list[str]) 
     while True:
         match (await client.receive()).message:
             case messages.Announce(manifest):  # it claims to hold weights that it never asks for
-                digests[manifest["version"]] = manifest["digest"]
-                client.applied(manifest["version"], manifest["digest"])
+                digests[manifest.version] = manifest.digest
+                client.applied(manifest.version, manifest.digest)
             case messages.Lease(leases):
                 for lease in leases:
                     if lease.split == "train":

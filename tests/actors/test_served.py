@@ -10,6 +10,7 @@ import torch
 from actors.engines.sglang_replies import score_request, scored
 from actors.engines.torch_engine import TorchEngine
 from actors.served import ServedProbe
+from areal_like.messages import Manifest, Probe
 from areal_like.models import publishable
 from areal_like.types import Scored
 from tests.learners.batches import tiny_model
@@ -37,9 +38,9 @@ def probed(engine: object, most: float | None = None, dtype: str = "float32") ->
 
 def again(probe: ServedProbe, dtype: str = "float32") -> None:
     async def run() -> None:
-        manifest = {"version": 7, "digest": "", "probe": {"tokens": TOKENS, "logprobs": LOGPROBS, "dtype": dtype}}
-        probe.begin({"version": 6, "digest": ""})
-        probe.begin(manifest)  # type: ignore[arg-type]
+        manifest = Manifest(7, "", probe=Probe(TOKENS, LOGPROBS, dtype))
+        probe.begin(Manifest(6, ""))
+        probe.begin(manifest)
         if probe._task:
             await probe._task
 

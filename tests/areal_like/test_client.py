@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from areal_like import messages
 from areal_like.bus import Router
 from areal_like.client import ActorClient, LearnerClient
 from areal_like.groups import encode_group, pack_heads
@@ -104,7 +105,7 @@ def test_a_learner_whose_connection_broke_says_again_what_may_be_lost(router: Ro
     proxy = Proxy(int(router.endpoint.rpartition(":")[2]))
     client = LearnerClient(f"tcp://127.0.0.1:{proxy.port}")
     client.hello()
-    client.published({"version": 3, "digest": "d"})
+    client.published(messages.Manifest(3, "d"))
     client.want(3, 3)
     heard(router, "want")
     client.trained(2)

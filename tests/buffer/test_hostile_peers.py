@@ -80,8 +80,8 @@ class ScriptedActor(Peer):
         while received := self.dealer.receive(0):
             match received.message:
                 case messages.Announce(manifest):
-                    self.version = manifest["version"]
-                    self.say("applied", version=self.version, digest=manifest["digest"])
+                    self.version = manifest.version
+                    self.say("applied", version=self.version, digest=manifest.digest)
                 case messages.Lease(leases):
                     for lease in leases:
                         self.send(push_frames(lease.group_id, self.version, token=lease.group_id))

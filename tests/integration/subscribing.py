@@ -11,6 +11,7 @@ import msgspec
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
+from areal_like.messages import Manifest
 from areal_like.weights.update import Update
 
 
@@ -34,7 +35,7 @@ async def main(name: str, endpoint: str) -> None:
     print(json.dumps(msgspec.structs.asdict(subscriber.relay.offer)), flush=True)
     task = asyncio.create_task(subscriber.run())
     while line := await asyncio.to_thread(sys.stdin.readline):
-        subscriber.announce(json.loads(line))
+        subscriber.announce(msgspec.json.decode(line, type=Manifest))
     task.cancel()
     subscriber.close()
 

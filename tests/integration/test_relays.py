@@ -15,16 +15,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
+from msgspec.structs import replace
 
 from actors.relay import Relay
 from actors.sources import CHUNK_BYTES, Unreachable
 from actors.subscriber import Subscriber
 from areal_like import keys
 from areal_like.bus import Router
-from areal_like.messages import Chunk, Fetch, Gone, Plan
+from areal_like.messages import Chunk, Fetch, Gone, Manifest, Plan
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.state import State, TensorSpec
 from buffer.relays import Relays
@@ -47,13 +49,13 @@ class Actor:
         self.subscriber.relay = self.relay
         tree.join(self.name, self.relay.offer.endpoint, self.relay.offer.key)
 
-    async def apply(self, manifest: dict) -> None:
-        await self.subscriber.apply({**manifest, "relays": self.tree.above(self.name)})
-        assert self.engine.digest == manifest["digest"]
+    async def apply(self, manifest: Manifest) -> None:
+        await self.subscriber.apply(replace(manifest, relays=self.tree.above(self.name)))
+        assert self.engine.digest == manifest.digest
         assert self.engine.loaded[-1][1].tobytes() == self.subscriber.replica.state.buffer.tobytes()
 
 
-async def together(actors: list[Actor], manifest: dict) -> None:
+async def together(actors: list[Actor], manifest: Manifest) -> None:
     async with asyncio.timeout(SECONDS):
         await asyncio.gather(*(actor.apply(manifest) for actor in actors))
 
@@ -135,10 +137,10 @@ def test_relays_that_wait_for_one_another_are_left(tmp_path: Path, monkeypatch) 
         offers = [[actor.relay.offer.endpoint, actor.relay.offer.key] for actor in actors]
         async with asyncio.timeout(SECONDS):
             pairs = zip(actors, reversed(offers), strict=True)
-            await asyncio.gather(*(actor.subscriber.apply({**manifest, "relays": [other]}) for actor, other in pairs))
+            await asyncio.gather(*(actor.subscriber.apply(replace(manifest, relays=[other])) for actor, other in pairs))
 
     asyncio.run(follow())
-    assert {actor.engine.digest for actor in actors} == {source.manifests[-1]["digest"]}
+    assert {actor.engine.digest for actor in actors} == {source.manifests[-1].digest}
     assert sum(actor.subscriber.sources.left for actor in actors) >= 1
     for actor in actors:
         actor.subscriber.close()
@@ -197,12 +199,12 @@ def test_a_relay_that_lies_is_left(tmp_path: Path, monkeypatch, lie: str) -> Non
         running = asyncio.create_task(subscriber.run())
         for version, sent in enumerate([weights(), moved(weights(), 1)]):
             subscriber.sources._avoided.clear()
-            subscriber.announce({**await asyncio.to_thread(source.publish, version, sent), "relays": [liar.offer]})
+            subscriber.announce(replace(await asyncio.to_thread(source.publish, version, sent), relays=[liar.offer]))
             async with asyncio.timeout(SECONDS):
                 while engine.version < version and not running.done():
                     await asyncio.sleep(0.02)
             assert not running.done(), running.exception()
-        assert engine.digest == source.manifests[-1]["digest"] and subscriber.sources.left >= 2
+        assert engine.digest == source.manifests[-1].digest and subscriber.sources.left >= 2
         if lie == "many":
             assert subscriber.full_syncs["wrong size"] == 1, "is not collected without end"
         running.cancel()
@@ -235,7 +237,7 @@ def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) 
         server_key = keys.client_pair(folder, "actor")[2].decode()
         for who, key in ((None, ""), (str(folder), server_key)):
             stranger = Subscriber(RecordingEngine(), "stranger", lambda *_: None, keys=who)
-            stranger.sources.set({**manifest, "relays": [[endpoint, key]]})
+            stranger.sources.set(replace(manifest, relays=[[endpoint, key]]))
             with pytest.raises(Unreachable):
                 await stranger.sources.plan(0, 0, -1, "", bool)
             stranger.close()
@@ -265,9 +267,9 @@ class Process:
         assert select.select([self.process.stdout], [], [], SECONDS)[0], "it says nothing"
         return json.loads(self.process.stdout.readline())
 
-    def announce(self, manifest: dict, relays: list[Any]) -> None:
+    def announce(self, manifest: Manifest, relays: list[Any]) -> None:
         assert self.process.stdin
-        self.process.stdin.write(json.dumps({**manifest, "relays": relays}).encode() + b"\n")
+        self.process.stdin.write(msgspec.json.encode(replace(manifest, relays=relays)) + b"\n")
         self.process.stdin.flush()
 
     def end(self) -> None:
@@ -326,7 +328,7 @@ def test_a_relay_that_is_killed_is_routed_around(tmp_path: Path, processes: list
     relay.announce(manifest, [])
     for each in others:
         each.announce(manifest, [relay.offer])
-    assert {each.said()["digest"] for each in processes} == {manifest["digest"]}
+    assert {each.said()["digest"] for each in processes} == {manifest.digest}
     assert egress(source) == sent.nbytes, "the others had it from the relay"
     for version in (1, 2):
         sent = moved(sent, version)
@@ -337,6 +339,6 @@ def test_a_relay_that_is_killed_is_routed_around(tmp_path: Path, processes: list
             time.sleep(0.3)
             os.kill(relay.process.pid, signal.SIGKILL)
         said = [each.said() for each in others]
-        assert {each["digest"] for each in said} == {manifest["digest"]}
+        assert {each["digest"] for each in said} == {manifest.digest}
         assert [each["relays_left"] for each in said] == [1.0, 1.0]
     source.publisher.close()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from actors.subscriber import Subscriber
+from areal_like.messages import Manifest
 from areal_like.weights.layout import Layout
 from areal_like.weights.state import State, TensorSpec
 from learners.publication import Coding, Publisher
@@ -55,7 +56,7 @@ class Learner:
     """Publishes whole states in `parts`, and waits until each is announced."""
 
     def __init__(self, folder: Path, parts: int, **coding: Any):
-        self.manifests: list[dict[str, Any]] = []
+        self.manifests: list[Manifest] = []
         meeting, made = Meeting(parts), Coding(**{"block_bytes": 1 << 16, **coding})
         self.publishers = [
             Publisher(f"ipc://{folder}/{part}", made, ignore if part else self.manifests.append, None, others)
@@ -106,7 +107,7 @@ def test_parts_arrive_as_one_version_whoever_asks_and_when(tmp_path: Path, parts
     async def follow() -> None:
         for version in range(6):
             manifest = learner.publish(version, sent[-1])
-            assert manifest["digest"] == sent[-1].digest() and len(manifest["parts"]) == parts
+            assert manifest.digest == sent[-1].digest() and len(manifest.parts) == parts
             for name in engines if version >= 3 else ["follows"]:
                 await asyncio.wait_for(subscribers[name].apply(manifest), SECONDS)
                 assert engines[name].loaded[-1][1].tobytes() == sent[-1].buffer.tobytes()
@@ -144,7 +145,7 @@ def test_parts_of_which_one_can_only_be_had_newer_are_brought_to_the_same_versio
 
     asyncio.run(follow())
     assert [version for version, _ in engine.loaded] == [0, 5]
-    assert engine.digest == now.digest() == learner.manifests[-1]["digest"]
+    assert engine.digest == now.digest() == learner.manifests[-1].digest
     assert engine.loaded[-1][1].tobytes() == now.buffer.tobytes()
     learner.close()
 
@@ -158,5 +159,5 @@ def test_a_part_that_fails_is_told_to_all_and_nothing_is_announced(tmp_path: Pat
     assert sorted(type(error).__name__ for error in learner.errors) == ["RuntimeError", "ZeroDivisionError"]
     (told,) = [error for error in learner.errors if isinstance(error, RuntimeError)]
     assert "part 1 of version 1 was not published: ZeroDivisionError" in str(told)
-    assert [manifest["version"] for manifest in learner.manifests] == [0]
+    assert [manifest.version for manifest in learner.manifests] == [0]
     learner.close()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from actors import sources
 from actors.sources import CHUNK_BYTES
 from actors.subscriber import TRIES, Subscriber
 from areal_like.link import BusError
-from areal_like.messages import Chunk, Message
+from areal_like.messages import Chunk, Manifest, Message
 from areal_like.weights.codec import Encoder
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, TensorSpec
@@ -49,7 +50,7 @@ class Source:
     """A publisher that gets whole states, and waits until each is announced."""
 
     def __init__(self, folder: Path, keys: str | None = None, **coding):
-        self.manifests: list[dict] = []
+        self.manifests: list[Manifest] = []
         self.publisher = Publisher(f"ipc://{folder}/w", Coding(**coding), self.manifests.append, keys)
 
     def publish(self, version: int, sent: State) -> dict:
@@ -78,7 +79,7 @@ def subscriber_of(engine: RecordingEngine, **more) -> Subscriber:
     return Subscriber(engine, "actor", lambda *_: None, **more)
 
 
-async def _apply(subscriber: Subscriber, *manifests: dict) -> None:
+async def _apply(subscriber: Subscriber, *manifests: Manifest) -> None:
     for manifest in manifests:
         await subscriber.apply(manifest)
     subscriber.close()
@@ -89,7 +90,7 @@ async def _apply(subscriber: Subscriber, *manifests: dict) -> None:
 def test_every_byte_arrives(tmp_path: Path, nbytes: int, coding: str) -> None:
     source, engine = Source(tmp_path, coding=coding), RecordingEngine()
     sent, subscriber = state(1, nbytes), subscriber_of(engine)
-    assert source.publish(4, sent)["digest"] == sent.digest()
+    assert source.publish(4, sent).digest == sent.digest()
     asyncio.run(_apply(subscriber, source.manifests[-1]))
     (version, received), *rest = engine.loaded
     assert version == 4 and not rest
@@ -116,7 +117,7 @@ def test_a_chain_of_deltas_is_the_weights(tmp_path: Path, overlap: bool) -> None
             if version:
                 states.append(moved(states[-1], version))
             manifest = source.publish(version, states[-1])
-            assert manifest["digest"] == states[-1].digest()
+            assert manifest.digest == states[-1].digest()
             if version not in (3, 4):
                 await subscriber.apply(manifest)
                 assert engine.loaded[-1][1].tobytes() == states[-1].buffer.tobytes()
@@ -150,7 +151,7 @@ def test_bits_that_the_engine_begins_with_are_built_on(source: Source) -> None:
 
 def test_wrong_bits_never_reach_the_engine(source: Source) -> None:
     engine = RecordingEngine()
-    manifest = source.publish(1, state(1, 100)) | {"digest": "0" * 32}
+    manifest = replace(source.publish(1, state(1, 100)), digest="0" * 32)
     subscriber = subscriber_of(engine)
     with pytest.raises(BusError, match="wrong bits"):
         asyncio.run(_apply(subscriber, manifest))
@@ -158,7 +159,7 @@ def test_wrong_bits_never_reach_the_engine(source: Source) -> None:
 
 
 def test_a_manifest_that_does_not_add_up_is_refused(source: Source) -> None:
-    manifest = source.publish(1, state(1, 100)) | {"bytes": 99}
+    manifest = replace(source.publish(1, state(1, 100)), bytes=99)
     with pytest.raises(BusError, match="add up"):
         asyncio.run(_apply(subscriber_of(RecordingEngine()), manifest))
 
@@ -198,7 +199,7 @@ def test_a_version_that_is_gone_is_skipped_for_the_newest(source: Source) -> Non
         subscriber.close()
 
     asyncio.run(scenario())
-    assert told == [(manifests[-1]["version"], manifests[-1]["digest"])]
+    assert told == [(manifests[-1].version, manifests[-1].digest)]
     assert engine.loaded[0][1].tobytes() == state(3, 5000).buffer.tobytes()
 
 
@@ -315,7 +316,7 @@ def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path, monkeypa
     gate.go.set()
     learner.join(20)
     source.publisher.wait()
-    assert len(encoded) == 8 and source.manifests[-1]["digest"] == gate.sent.digest()
+    assert len(encoded) == 8 and source.manifests[-1].digest == gate.sent.digest()
     source.publisher.close()
 
 
@@ -326,7 +327,7 @@ def test_weights_that_were_not_cast_to_the_end_are_not_announced(source: Source)
         source.publisher.publish(1, lambda into, done: done(into.nbytes // 2) or 1 / 0)
     with pytest.raises(RuntimeError, match="could not cast its weights"):
         source.publisher.wait()
-    assert [manifest["version"] for manifest in source.manifests] == [0]
+    assert [manifest.version for manifest in source.manifests] == [0]
 
 
 def test_what_fails_beside_the_learner_is_told_to_it(source: Source) -> None:

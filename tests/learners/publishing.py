@@ -18,10 +18,12 @@ from typing import Any
 
 import msgpack
 import torch
+from msgspec.structs import replace
 from torch.distributed.tensor import DTensor
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
+from areal_like.messages import Manifest
 from areal_like.models import qwen2
 from areal_like.types import Batch
 from areal_like.weights.state import State
@@ -115,7 +117,7 @@ class Spy:
 def lead(trainer: TorchLearner, folder: Path) -> dict[str, Any]:
     ranks = trainer.ranks.count
     spy, coding = Spy(OtherRanks(trainer.ranks)), Coding(**CODINGS[ranks])
-    manifests, alone = list[dict[str, Any]](), list[dict[str, Any]]()
+    manifests, alone = list[Manifest](), list[Manifest]()
     publisher = Publisher(f"ipc://{folder}/w0", coding, manifests.append, others=spy)
     truth = Publisher(f"ipc://{folder}/one", coding, alone.append)
     actors = {name: actor(name, folder) for name in ("follows", "behind a relay", "sleeps", "late")}
@@ -139,11 +141,11 @@ def lead(trainer: TorchLearner, folder: Path) -> dict[str, Any]:
         truth.wait()
         for name in awake(version):
             relays = [[relay.endpoint, relay.key]] if name == "behind a relay" else []
-            asyncio.run(asyncio.wait_for(actors[name].apply({**manifests[-1], "relays": relays}), 60))
+            asyncio.run(asyncio.wait_for(actors[name].apply(replace(manifests[-1], relays=relays)), 60))
         engines = [actors[name].engine for name in awake(version)]
         found["versions"].append(
             {
-                "digests": [manifests[-1]["digest"], alone[-1]["digest"], *(engine.digest for engine in engines)],
+                "digests": [manifests[-1].digest, alone[-1].digest, *(engine.digest for engine in engines)],
                 "same bits": [engine.bits == state.buffer.tobytes() for engine in engines],  # type: ignore[attr-defined]
                 "density": publisher.metrics.get("publish/density"),
                 "alone": truth.metrics.get("publish/density"),
@@ -151,7 +153,7 @@ def lead(trainer: TorchLearner, folder: Path) -> dict[str, Any]:
         )
         own.train(Shares(0, ranks).of(version))
     found |= {
-        "parts": len(manifests[-1]["parts"]),
+        "parts": len(manifests[-1].parts),
         "told": spy.told / VERSIONS,
         "whole": state.nbytes,
         "held": publisher._publication._newest.nbytes,  # type: ignore[union-attr]

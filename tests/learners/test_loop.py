@@ -8,6 +8,7 @@ import pytest
 
 from areal_like import checkpoints
 from areal_like import config as configs
+from areal_like.messages import Manifest
 from areal_like.metrics import MetricsLog
 from areal_like.process import Role
 from areal_like.types import Batch
@@ -76,8 +77,8 @@ class Publisher:
     def publish(self, version: int, snapshot: Any) -> float:
         return 0.0
 
-    def wait(self) -> dict[str, Any]:
-        return {"version": 1, "digest": "d"}
+    def wait(self) -> Manifest:
+        return Manifest(1, "d")
 
 
 class Trusting(Attestation):

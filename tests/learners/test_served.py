@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from areal_like.messages import Manifest, Probe
 from areal_like.models import publishable
 from areal_like.registry import build
 from learners.advantages import group
@@ -55,9 +56,9 @@ def test_only_some_versions_come_with_a_probe_and_none_with_numbers_that_are_non
     manifests = []
     for version in (0, 1, 2):
         reference.take(version)
-        manifests.append(reference.added_to({"version": version, "digest": ""}))
-    assert manifests[0]["probe"] == {"tokens": [[1, 2]], "logprobs": [[-1.0]], "dtype": "float32"}
-    assert not any("probe" in manifest for manifest in manifests[1:])
+        manifests.append(reference.added_to(Manifest(version, "")))
+    assert manifests[0].probe == Probe([[1, 2]], [[-1.0]], "float32")
+    assert not any(manifest.probe for manifest in manifests[1:])
 
 
 def test_prompts_of_a_probe_are_ends_of_heldout_ones():

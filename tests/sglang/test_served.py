@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from actors.served import EXACT, ROUNDED, ServedProbe
+from areal_like.messages import Manifest
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
@@ -27,7 +28,7 @@ def test_a_server_that_computes_with_other_weights_than_it_attests_is_found(dtyp
         learner = TorchLearner(published.frozen(), decoupled_ppo, partial(group), 1.0, 0)
         reference = Reference(prompts, 1, learner.logprobs_of)
         reference.take(published.version)
-        probe.begin(reference.added_to({"version": published.version, "digest": engine.digest}))
+        probe.begin(reference.added_to(Manifest(published.version, engine.digest)))
         await probe._task
         return probe.stats()["mean:served/logprob_error"], probe.stats()["sum:served/alarms"]
 
