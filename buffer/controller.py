@@ -49,7 +49,7 @@ class Controller:
         self.deadlines = Deadlines(state, lease_timeout)
         self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
         self._parts_by: tuple[int, int | None, int] | None = None  # the facts when parts were last sought
-        self._born = self._last_turn = state.progress_at = state.clock()
+        self._born = self._last_turn = state.phase.progress_at = state.clock()
 
     def run(self) -> None:
         """Run until SIGTERM raises SystemExit."""
@@ -93,7 +93,7 @@ class Controller:
             self.state.lose(actor)
 
     def _start(self, now: float) -> None:
-        if self.state.started_at is not None:
+        if self.state.phase.started_at is not None:
             return
         # An engine has its own time limit: a large model starts more slowly than the processes connect.
         starting = any(actor.engine == "starting" for actor in self.state.fleet)
@@ -101,7 +101,7 @@ class Controller:
             raise BusError(f"after {self.ready_timeout:.0f} s (launcher.ready_timeout) {'; '.join(waits(self.state))}")
         ready = sum(actor.version >= 0 for actor in self.state.fleet)
         if self.state.learner.peer and ready >= self.state.expected_actors:
-            self.state.started_at = self.state.progress_at = now
+            self.state.phase.started_at = self.state.phase.progress_at = now
             self.state.gauges.start(now)
             log.info("all %d actors hold version 0: first lease", ready)
 
@@ -116,7 +116,7 @@ class Controller:
             state.learner.wanted = None
             state.outbox.put(state.learner.peer, *state.shares.served[index].share(0))
             return
-        if state.stopping == "now" and index % state.replay.bound.interval == 0:
+        if state.phase.stopping == "now" and index % state.replay.bound.interval == 0:
             self._tell_to_stop()
             return
         ready = may_train(state.replay, index)
@@ -126,11 +126,11 @@ class Controller:
         if not frames:
             if ready:
                 self._serve_part(index, version)
-            if state.stopping == "drain" and not can_serve(state, index):
+            if state.phase.stopping == "drain" and not can_serve(state, index):
                 self._tell_to_stop()
             return
         state.learner.wanted = None
-        state.progress_at = now
+        state.phase.progress_at = now
         state.gauges.measure_rates(now)
         allowed = state.replay.oldest_allowed(index)
         info = levels(state, now) | state.gauges.batch_info(entries, version, allowed, now)
@@ -177,7 +177,7 @@ class Controller:
         state = self.state
         if state.learner.peer:
             state.learner.wanted = None  # if this message is lost, the learner asks again
-            state.router.send(state.learner.peer, messages.Stop(drain=state.stopping == "drain"))
+            state.router.send(state.learner.peer, messages.Stop(drain=state.phase.stopping == "drain"))
 
     def _revoke(self) -> None:
         """Cancel leases of groups that became too old, or that another actor has finished. For some that became too
@@ -193,12 +193,12 @@ class Controller:
 
     def _report_when_finished(self) -> None:
         state = self.state
-        if state.finishing and not state.reported and state.evaluation.finished and state.learner.peer:
-            state.reported = True
+        if state.phase.finishing and not state.phase.reported and state.evaluation.finished and state.learner.peer:
+            state.phase.reported = True
             state.router.send(state.learner.peer, messages.Report(status(state)))
 
     def _watch(self, now: float) -> None:
-        state = self.state
-        if state.started_at is not None and not state.finishing and now - state.progress_at > STALL_SECONDS:
-            state.progress_at = now
-            log.warning("no progress for %.0f s: %s", STALL_SECONDS, "; ".join(waits(state)) or "nothing waits")
+        phase = self.state.phase
+        if phase.started_at is not None and not phase.finishing and now - phase.progress_at > STALL_SECONDS:
+            phase.progress_at = now
+            log.warning("no progress for %.0f s: %s", STALL_SECONDS, "; ".join(waits(self.state)) or "nothing waits")

@@ -74,7 +74,7 @@ class Deadlines:
             return
         state, slow = self.state, sorted(self._slow, key=lambda entry: entry.slot)
         self._slow = []
-        if state.started_at is None or state.finishing or state.outbox.blocked:
+        if state.phase.started_at is None or state.phase.finishing or state.outbox.blocked:
             return
         at_work = [actor for actor in state.fleet.at_work(now) if actor.free_slots > 0]
         for entry in slow:
@@ -113,7 +113,7 @@ class Deadlines:
                 state.failures.add(group_id, "timed out", detail)
             else:
                 state.replay.requeue(group_id)
-        state.lease_timeouts += len(group_ids)
+        state.gauges.lease_timeouts += len(group_ids)
         self._hold_against(actor, len(group_ids), now)
 
     def _hold_against(self, actor: Actor, leases: int, now: float) -> None:
@@ -149,5 +149,5 @@ class Deadlines:
         for name, rows in late.items():
             log.warning("%s: no progress for %.0f s on %d held-out prompts", name, self.timeout, rows)
             if actor := self.state.fleet.by_name.get(name):
-                self.state.lease_timeouts += rows
+                self.state.gauges.lease_timeouts += rows
                 self._hold_against(actor, rows, now)

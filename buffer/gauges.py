@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 import numpy as np
@@ -10,6 +11,31 @@ from areal_like.groups import ROW, Head
 from buffer.evaluation import Result
 from buffer.sizing import Lengths
 from buffer.store import Entry
+
+log = logging.getLogger(__name__)
+
+
+MANY_LOST = 8
+"""Lost groups between two train steps that are worth a warning, in batches."""
+
+
+class Lost:
+    """Counts finished groups that will not be trained, by reason, since the last train step. `per_batch`: groups of a
+    batch."""
+
+    def __init__(self, per_batch: int = 1):
+        self.per_batch = per_batch
+        self.counts, self._step = Counter[str](), 0
+
+    def note(self, reason: str, step: int) -> None:
+        """Warns when there are many, and whenever their number has doubled."""
+        if self._step != step:
+            self._step, self.counts = step, Counter()
+        self.counts[reason] += 1
+        many, rest = divmod(self.counts.total(), MANY_LOST * self.per_batch)
+        if not rest and many.bit_count() == 1:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common())
+            log.warning("since step %d no batch was trained, and groups were lost: %s", step, reasons)
 
 
 class Gauges:
@@ -22,6 +48,8 @@ class Gauges:
         self.trained_seconds: float | None = None
         self.tokens_pushed = self.samples_pushed = 0
         self.refused: Counter[str] = Counter()  # refused groups, by what was wrong with them
+        self.lost = Lost()
+        self.lease_timeouts = 0  # leases revoked because they made no progress
         self._told = 0
         self._staleness_sum = 0
         self._staleness_count = 0

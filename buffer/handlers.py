@@ -137,7 +137,7 @@ class Handlers:
         except Exception as error:  # for example a user's filter; the actor's data is correct
             raise RuntimeError(f"taking a pushed group in failed: {type(error).__name__}: {error}") from error
         if any(taken):
-            self.state.progress_at = now
+            self.state.phase.progress_at = now
             self.state.failures.end()
             actor.refused = 0
         if accepted := [head.id for head in heads if head.id not in faults]:
@@ -385,7 +385,7 @@ class Handlers:
         """No more batches: drop all active groups, run the last evaluation, then send the report."""
         self._only_the_learner(peer)
         self._trained_before(message.steps)
-        self.state.finishing, self.state.learner.wanted, self.state.reported = True, None, False
+        self.state.phase.finishing, self.state.learner.wanted, self.state.phase.reported = True, None, False
         self.state.announce()
         self.state.gauges.trained_seconds = self.state.age(self.state.clock())
         for each in self.state.fleet:
@@ -400,7 +400,7 @@ class Handlers:
     @_on.register
     def _on_stop(self, message: messages.Stop, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         """A user asks the run to end."""
-        self.state.stopping = "drain" if message.drain else "now"
+        self.state.phase.stopping = "drain" if message.drain else "now"
         log.info("asked to %s", "train all admitted groups and complete the last batch" if message.drain else "stop")
         self.state.router.send(peer, messages.Report(status(self.state)))
 

@@ -23,9 +23,9 @@ Granted = tuple[Lease, PartialGroup | None, list[int]]
 
 def evaluate(state: RunState, now: float) -> None:
     """Hand out held-out prompts, if a round is under way."""
-    if state.started_at is None:
+    if state.phase.started_at is None:
         return
-    if not state.finishing and state.weights.version == state.replay.bound.batch_version(state.learner.steps):
+    if not state.phase.finishing and state.weights.version == state.replay.bound.batch_version(state.learner.steps):
         state.evaluation.start_if_due(state.weights.version, state.learner.steps)
     state.evaluation.tick()
     if not state.evaluation.has_rows:
@@ -41,7 +41,7 @@ def evaluate(state: RunState, now: float) -> None:
 
 def admit(state: RunState, now: float) -> None:
     """Hand out leases, one at a time, always to the actor with the fewest groups."""
-    if state.started_at is None or state.finishing or state.outbox.blocked:
+    if state.phase.started_at is None or state.phase.finishing or state.outbox.blocked:
         return
     if not (to_start := _to_start(state)):
         return
@@ -79,7 +79,7 @@ def _note_size(state: RunState, sequences: int) -> None:
 
 def _to_start(state: RunState) -> float:
     """How many groups may get a lease now. The number is kept until something happens to groups, batches or weights."""
-    facts = state.store.changes, state.weights.version, state.learner.steps, state.stopping
+    facts = state.store.changes, state.weights.version, state.learner.steps, state.phase.stopping
     known, found = state.to_start
     if known != facts:
         view = _view(state, state.weights.version, state.store.count(*LEASED))
@@ -123,7 +123,7 @@ def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, n
 
 def _next_plan(state: RunState, actor: Actor, running: int) -> GroupPlan | None:
     """What to start on an actor that has room. Only the actor's version matters."""
-    if state.stopping and not _completes_a_batch(state):
+    if state.phase.stopping and not _completes_a_batch(state):
         return None
     if _bytes_to_come(state, running) > state.max_bytes and state.store.slots.next >= _slots_wanted(state):
         # Never stop the slots that the learner waits for: its batch frees memory.
@@ -235,7 +235,7 @@ def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> N
 def _drains_to(state: RunState) -> int | None:
     """If the run drains: the first batch that will not be trained. Active groups fill the batches before it; new
     groups complete the last of these. Computed each time, since batch sizes may change."""
-    if state.stopping != "drain":
+    if state.phase.stopping != "drain":
         return None
     batches = state.replay.bound.batches
     return batches.of(batches.first(state.learner.steps) + len(state.store.entries) - 1) + 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +39,6 @@ from buffer.verifiers import Verifiers
 log = logging.getLogger(__name__)
 
 
-MANY_LOST = 8
-"""Lost groups between two train steps that are worth a warning, in batches."""
 MOST_DEATHS = 3
 """A group is dropped if this many actors died by themselves while they held it."""
 
@@ -71,6 +68,17 @@ class Weights:
 
 
 @dataclass(slots=True)
+class Phase:
+    """Where the run stands between its first lease and its end."""
+
+    started_at: float | None = None  # when the first lease was due
+    progress_at: float = 0.0
+    stopping: Literal["", "now", "drain"] = ""  # end the run; "drain": train all admitted groups first
+    finishing: bool = False  # no more batches: the last evaluation runs
+    reported: bool = False
+
+
+@dataclass(slots=True)
 class RunState:
     """All times are in seconds of `clock`: the monotonic one or, in a simulation, its own."""
 
@@ -93,29 +101,20 @@ class RunState:
     shares: Shares = field(default_factory=Shares)  # batches sent and not trained yet
     verifiers: Verifiers = field(default_factory=Verifiers)
     gauges: Gauges = field(default_factory=Gauges)
-    lost: Counter[str] = field(default_factory=Counter)  # finished groups that are not trained, by reason
-    lost_at: int = 0  # the train step since which
     samples: KeptSamples = field(default_factory=KeptSamples)
     store: Store = field(init=False)
     failures: Failures = field(init=False)
     samples_per_batch: int = field(init=False)
     largest_payload: int = 0  # bytes of one group, so far
-    lease_timeouts: int = 0  # leases revoked because they made no progress
     left_out: dict[str, str] = field(default_factory=dict)  # actors that will not be restarted → how they died
-    started_at: float | None = None  # when the first lease was due
-    progress_at: float = 0.0
-    stopping: Literal["", "now", "drain"] = ""  # end the run; "drain": train all admitted groups first
-    finishing: bool = False  # no more batches: the last evaluation runs
-    reported: bool = False
-    to_start: tuple[object, float] = (
-        None,
-        0.0,
-    )  # groups that may get a lease, and the facts by which (`leasing.admit`)
+    phase: Phase = field(default_factory=Phase)
+    to_start: tuple[object, float] = (None, 0.0)  # facts, groups that may get a lease by them (`leasing.admit`)
 
     def __post_init__(self) -> None:
         self.store = self.replay.store
         self.samples_per_batch = check_sizes(self.scheduler.sizing, self.replay.bound.groups_per_batch)
         self.gauges.since_step = self.learner.steps
+        self.gauges.lost.per_batch = self.replay.bound.groups_per_batch
         self.replay.lost = self._keep_lost
         self.failures = Failures(most=4 * self.replay.bound.groups_per_batch)
 
@@ -135,20 +134,14 @@ class RunState:
                 self.samples.unfinished(self.now, entry.id, why, actor, leaving.left)
             return
         self.samples.dropped(self.now, leaving.head, leaving.payload, why, actor)
-        if self.lost_at != self.learner.steps:
-            self.lost_at, self.lost = self.learner.steps, Counter()
-        self.lost[why.partition(":")[0]] += 1
-        many, steps = divmod(self.lost.total(), MANY_LOST * self.replay.bound.groups_per_batch)
-        if not steps and many.bit_count() == 1:  # once, and whenever it has doubled
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self.lost.most_common())
-            log.warning("since step %d no batch was trained, and groups were lost: %s", self.lost_at, reasons)
+        self.gauges.lost.note(why.partition(":")[0], self.learner.steps)
 
     def announce(self) -> None:
         """Announce the newest weights to all actors, unless they must keep the present weights (`injection`)."""
         weights = self.weights
         if weights.published is weights.manifest or weights.published is None:
             return
-        if self.finishing or may_announce(self.replay, weights.published.version):
+        if self.phase.finishing or may_announce(self.replay, weights.published.version):
             weights.manifest, weights.version = weights.published, weights.published.version
             for actor in self.fleet:
                 self.tell(actor.peer, actor.name)
@@ -171,7 +164,7 @@ class RunState:
 
     def age(self, now: float) -> float:
         """Seconds since the first lease."""
-        return 0.0 if self.started_at is None else now - self.started_at
+        return 0.0 if self.phase.started_at is None else now - self.phase.started_at
 
     def note_evaluation(self, result: Result | None, now: float) -> None:
         """A round of held-out prompts has ended with `result` (None: it still runs)."""

@@ -26,7 +26,7 @@ def levels(state: RunState, now: float) -> dict[str, object]:
         found |= {f"ledger_of/{task}/{fate.replace(': ', '/')}": n for fate, n in counts.items()}
     found |= {f"refused/{column}": n for column, n in state.gauges.refused.items()}
     found |= {"buffer/bytes": state.store.bytes, "buffer/max_bytes": state.max_bytes, "seconds": state.age(now)}
-    found |= {"rollout/lease_timeouts": state.lease_timeouts, "rollout/hedges": state.hedges.made}
+    found |= {"rollout/lease_timeouts": state.gauges.lease_timeouts, "rollout/hedges": state.hedges.made}
     if math.isfinite(state.replay.bound.max_staleness):
         found["staleness/bound"] = int(state.replay.bound.max_staleness)
     found["rollout/actors"] = len(state.fleet)
@@ -38,8 +38,8 @@ def status(state: RunState) -> dict[str, object]:
     now, bound = state.clock(), state.replay.bound.max_staleness
     return {
         **levels(state, now),
-        "started": state.started_at is not None,
-        "stopping": state.stopping,
+        "started": state.phase.started_at is not None,
+        "stopping": state.phase.stopping,
         "seconds": state.age(now),
         "trained_seconds": state.gauges.trained_seconds,
         "version": state.weights.version,
@@ -72,9 +72,9 @@ def status(state: RunState) -> dict[str, object]:
 
 def waits(state: RunState) -> list[str]:
     """Who waits for whom, in words."""
-    if state.finishing:
+    if state.phase.finishing:
         return [] if state.evaluation.finished else ["the end waits for the last evaluation"]
-    if state.started_at is None:
+    if state.phase.started_at is None:
         to_come = state.expected_actors - sum(actor.version >= 0 for actor in state.fleet)
         who = ["the learner"] if state.learner.peer is None or state.weights.version < 0 else []
         who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []

@@ -100,10 +100,6 @@ class Tally:
 
     # ---- following changes ------------------------------------------------------------------------------------------
 
-    @property
-    def is_known(self) -> bool:
-        return self._sums is not None
-
     def forget(self) -> None:
         """The weights have changed otherwise: the next digest needs a sweep."""
         self._sums = None

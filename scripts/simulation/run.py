@@ -244,7 +244,7 @@ class Simulation:
     def _turn(self) -> None:
         self.turns += 1
         self.controller.step(0)
-        if not self._started and self.state.started_at is not None:
+        if not self._started and self.state.phase.started_at is not None:
             self._started = True
             self.failing.begin()
 

@@ -158,7 +158,7 @@ def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) 
     before = house.state.store.ledger(), house.state.weights.version, len(house.leases())
     house.say("actor-0", kind, body)
     assert (house.state.store.ledger(), house.state.weights.version, len(house.leases())) == before
-    assert house.state.learner.peer == b"learner" and not house.state.finishing
+    assert house.state.learner.peer == b"learner" and not house.state.phase.finishing
     house.say("learner", "want", {"index": 0, "version": 0})
     for name in house.names:
         for group_id in house.leases(name):
@@ -213,9 +213,9 @@ def test_an_actor_that_is_left_out_is_not_waited_for_at_the_start() -> None:
     house.hello("learner", "actor-0")
     house.publish(0)
     house.apply(0, "actor-0")
-    assert house.state.started_at is None
+    assert house.state.phase.started_at is None
     house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "died", "for_good": True})
-    assert house.state.started_at is not None and house.leases("actor-0")
+    assert house.state.phase.started_at is not None and house.leases("actor-0")
 
 
 def test_a_flood_does_not_keep_the_buffer_from_deciding() -> None:
@@ -280,7 +280,7 @@ def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
 def test_a_run_that_stands_still_says_so_now_and_then_and_only_between_start_and_end(caplog) -> None:
     def told(house: House, seconds: float) -> int:
         caplog.clear()
-        house.state.progress_at = time.monotonic() - seconds
+        house.state.phase.progress_at = time.monotonic() - seconds
         house.controller.step(0)
         house.controller.step(0)
         return caplog.text.count("no progress for 20 s")
@@ -298,11 +298,11 @@ def test_a_push_with_something_new_in_it_is_progress_and_a_repeated_one_is_not()
     house.start()
     first, second, *_ = house.leases()
     for ids, progress in (([first], True), ([first], False), ([first, second], True)):
-        house.state.progress_at = before = time.monotonic() - 5.0
+        house.state.phase.progress_at = before = time.monotonic() - 5.0
         house.state.failures.count = house.state.fleet.by_name["actor-0"].refused = 2
         made = [group(each, 0) for each in ids]
         house.say("actor-0", "push", table(*(head for head, _ in made)), *(payload for _, payload in made))
-        assert (house.state.progress_at > before) == progress
+        assert (house.state.phase.progress_at > before) == progress
         assert (house.state.failures.count, house.state.fleet.by_name["actor-0"].refused) == (
             (0, 0) if progress else (2, 2)
         )

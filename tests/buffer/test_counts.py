@@ -94,7 +94,7 @@ def test_groups_that_are_lost_are_counted_by_reason():
     for group_id in (0, 1):
         house.finish(group_id, 0)
         house.state.replay.drop(group_id, "malformed", "a detail")
-    assert house.state.lost == {"malformed": 2}
+    assert house.state.gauges.lost.counts == {"malformed": 2}
 
 
 def test_no_actor_has_leases_after_the_end():

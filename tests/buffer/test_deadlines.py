@@ -96,7 +96,7 @@ def test_clocks_stand_still_while_the_engine_does_not_serve(clock: Clock, state:
     house = stuck_house()
     for _ in range(4):
         clock.passes(house, TIMEOUT * 0.6, stats={"engine": state})
-    assert house.state.lease_timeouts == 0
+    assert house.state.gauges.lease_timeouts == 0
     assert status(house.state)["actors"]["actor-0"]["engine"] == state
 
 
@@ -116,14 +116,14 @@ def test_a_buffer_that_stood_still_forgives(clock: Clock) -> None:
     house = stuck_house(timeout=20.0)
     clock.ahead += TIMEOUT * 2
     house.controller.step(0)
-    assert house.state.lease_timeouts == 0 and len(house.state.fleet) == 2
+    assert house.state.gauges.lease_timeouts == 0 and len(house.state.fleet) == 2
 
 
 def test_without_a_deadline_nothing_is_revoked(clock: Clock) -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
     clock.passes(house, TIMEOUT * 10)
-    assert house.state.lease_timeouts == 0
+    assert house.state.gauges.lease_timeouts == 0
 
 
 def test_an_actor_whose_leases_time_out_gets_no_others_until_it_has_finished_something(clock: Clock) -> None:
@@ -174,7 +174,7 @@ def test_an_actor_of_which_some_groups_move_is_not_told_to_quit(clock: Clock) ->
         house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"progress": {held[0]: 1}})
         house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"progress": dict.fromkeys(running(house, "actor-1"), 1)})
     assert running(house, "actor-0") == held[:1] and told(house, "actor-0", "quit") == []
-    assert house.state.lease_timeouts == 5
+    assert house.state.gauges.lease_timeouts == 5
 
 
 def test_a_group_that_hangs_everywhere_is_dropped_and_its_slot_goes_to_another_prompt(clock: Clock) -> None:
@@ -187,7 +187,7 @@ def test_a_group_that_hangs_everywhere_is_dropped_and_its_slot_goes_to_another_p
             house.say(name, "heartbeat", SIGN_OF_LIFE | {"progress": moved})
     ledger = house.state.store.ledger()
     assert ledger["dropped"] == {"timed out": 1} and ledger["admitted"] == 5 and ledger["active"] == 4
-    assert house.state.lease_timeouts == MOST_PER_GROUP and house.state.store.entries[4].slot == bad
+    assert house.state.gauges.lease_timeouts == MOST_PER_GROUP and house.state.store.entries[4].slot == bad
     assert set(house.leases("actor-0")) & set(house.leases("actor-1")) == {bad}, "both have tried it"
 
 
@@ -206,7 +206,7 @@ def test_a_redundant_group_that_hangs_waits_in_the_queue(clock: Clock) -> None:
     clock.ahead += TIMEOUT * 1.1
     moved = dict.fromkeys(range(B), 1)
     house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"progress": moved})
-    assert entry.stage is Stage.DEFERRED and house.state.lease_timeouts == 1
+    assert entry.stage is Stage.DEFERRED and house.state.gauges.lease_timeouts == 1
 
 
 def test_held_out_prompts_go_to_another_actor_too_and_at_last_count_as_failed(clock: Clock) -> None:
@@ -264,7 +264,7 @@ def hedged(clock: Clock) -> House:
     assert running(house, "actor-0") == [0, 2] and running(house, "actor-1") == [], "not before half the deadline"
     clock.passes(house, TIMEOUT * 0.3)
     assert running(house, "actor-0") == running(house, "actor-1") == [0, 2]
-    assert house.state.lease_timeouts == 0 and levels(house.state, 0.0)["rollout/hedges"] == 2
+    assert house.state.gauges.lease_timeouts == 0 and levels(house.state, 0.0)["rollout/hedges"] == 2
     return house
 
 
@@ -317,7 +317,7 @@ def test_at_the_deadline_the_first_lease_of_a_hedged_group_ends_and_no_third_is_
     before = len(hedged.leases())
     clock.passes(hedged, TIMEOUT * 0.5, "actor-1")
     assert running(hedged, "actor-0") == [] and running(hedged, "actor-1") == [0, 2]
-    assert hedged.state.lease_timeouts == 2 and len(hedged.leases()) == before and balances(hedged)
+    assert hedged.state.gauges.lease_timeouts == 2 and len(hedged.leases()) == before and balances(hedged)
 
 
 def test_a_hedged_group_that_is_recalled_or_too_old_runs_in_two_places_no_more(hedged: House) -> None:
@@ -346,7 +346,7 @@ def test_an_actor_that_hedges_overtake_again_and_again_is_told_to_quit(hedged: H
     clock.passes(hedged, TIMEOUT * 0.7, "actor-1")
     hedged.push("actor-1", again, 1)
     clock.passes(hedged, 2.0, "actor-1")
-    assert len(told(hedged, "actor-0", "quit")) == 1 and hedged.state.lease_timeouts == 0
+    assert len(told(hedged, "actor-0", "quit")) == 1 and hedged.state.gauges.lease_timeouts == 0
 
 
 @pytest.mark.parametrize("takes_weights", [True, False])

@@ -73,7 +73,7 @@ def test_a_group_that_leaves_untrained_is_replaced() -> None:
 def test_nothing_here_ends_at_once() -> None:
     house = started(asynchronous(max_staleness=0))
     push_all(house, 0)
-    house.state.stopping = "drain"
+    house.state.phase.stopping = "drain"
     train(house, 0)
     assert stops(house) and house.state.store.ledger()["trained"] == B == len(house.leases())
 

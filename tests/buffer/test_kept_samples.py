@@ -11,8 +11,8 @@ from areal_like.groups import encode_group, pack_heads
 from areal_like.partials import digest_of, encode_partial
 from areal_like.samples import DROPPED, HELDOUT, read
 from areal_like.types import Completion, Group, PartialSample, Sample
+from buffer.gauges import MANY_LOST
 from buffer.kept_samples import KeptSamples
-from buffer.run_state import MANY_LOST
 from buffer.store import Stage
 from tests.buffer.house import B, House, asynchronous, table
 

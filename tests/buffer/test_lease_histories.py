@@ -283,6 +283,6 @@ def test_whatever_happens_leases_are_known_and_batches_come(monkeypatch: pytest.
             else:
                 history.after_a_crash()
                 history.go_on()
-            hedges, timeouts = hedges + history.state.hedges.made, timeouts + history.state.lease_timeouts
+            hedges, timeouts = hedges + history.state.hedges.made, timeouts + history.state.gauges.lease_timeouts
             aside += history.redo
     assert min(hedges, timeouts, aside) > 10
