@@ -27,6 +27,7 @@ SILENT = ("log", "_log", "logging", "warnings", "print")
 """Calls that only inform people."""
 TUNING: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
+        "buffer/actor.py": {"MOST_MOVED": "memory: one ended group more is remembered"},
         "buffer/checks.py": {
             "MOST_REDRAWN": "a limit of what a peer may say, far above what actors do",
             "MOST_CHARACTERS": "the same",

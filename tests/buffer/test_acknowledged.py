@@ -14,7 +14,7 @@ from areal_like.groups import pack_heads
 from areal_like.messages import Batch, Pushed
 from buffer.events import Defer, Push, Serve, Snapshot
 from buffer.journal import Journal, scan
-from buffer.outbox import MOST_ACKNOWLEDGEMENTS, Outbox
+from buffer.outbox import COMMIT_POLL_SECONDS, MOST_ACKNOWLEDGEMENTS, Outbox
 from tests.buffer.house import B, FakeRouter, House, asynchronous
 
 
@@ -97,6 +97,17 @@ def test_a_push_is_acknowledged_once_the_journal_has_it(tmp_path: Path, disk: Di
     settle(buffer)
     assert said(buffer, "pushed") == 2
     assert sum(isinstance(record.event, Push) for record in scan(tmp_path)) == 2
+
+
+def test_it_looks_again_soon_while_the_disk_is_at_work(tmp_path: Path, disk: Disk) -> None:
+    buffer = house(tmp_path, sync=True)
+    assert buffer.state.outbox.patience(0.2) == 0.2
+    disk.stop("slow")
+    push_all(buffer, 1)
+    buffer.controller.step(0)
+    assert buffer.state.outbox.patience(0.2) == COMMIT_POLL_SECONDS and buffer.state.outbox.patience(0) == 0
+    disk.go_on()
+    settle(buffer)
 
 
 @pytest.mark.parametrize(("sync", "how"), [(False, "full"), (True, "full"), (True, "slow")])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from buffer.reward_noise import RewardNoise, moments
-from buffer.round_model import CostFit, LengthFit, RoundModel, fit_group
+from buffer.round_model import CostFit, LengthFit, RoundModel, _draw, fit_group
 from buffer.sagc import Sagc
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Lengths, Rounds, Sizing, check_sizes
@@ -171,6 +171,20 @@ def test_predicted_rounds_are_as_long_as_those_of_the_scheduler(knobs: dict) -> 
         assert model.steps(fitted(0.7, 0.5)) == pytest.approx(played(scheduler, size, 0.7, 0.5), rel=0.08)
 
 
+@pytest.mark.parametrize("long_responses", [True, False])
+def test_drawn_groups_end_with_their_last_needed_response(long_responses: bool) -> None:
+    """In units of sigma: of `launch` responses the size-th, of as many as are needed the last."""
+    rounds = Rounds(256, prompts=1.25, responses=1.5, long_responses=long_responses)
+    drawn, launch, started = _draw(rounds, 8, 32), 12, 40
+    dice = np.random.default_rng(0)
+    count = len(drawn.short)
+    prompts, responses = dice.standard_normal((count, started)), dice.standard_normal((count, started, launch))
+    again = dice.standard_normal((count, started, launch if long_responses else 8))
+    np.testing.assert_array_equal(drawn.prompts, prompts)
+    np.testing.assert_array_equal(drawn.short, np.sort(responses, axis=2)[:, :, 7])
+    np.testing.assert_array_equal(drawn.long, np.sort(again, axis=2)[:, :, 7])
+
+
 def test_the_rules_decide_which_sizes_are_fast() -> None:
     def steps(rounds: Rounds, size: int) -> float:
         return RoundModel(rounds, size, 256 // size).steps(fitted(0.7, 0.5))
@@ -209,6 +223,8 @@ def after(sagc: Sagc, batches: int, rounds: Rounds, **how) -> Sagc:
 def test_it_begins_with_the_set_size_until_it_has_seen_enough() -> None:
     sagc = after(Sagc(group_size=16, budget=0.9, decisions=4), 1, Rounds(256), rates=(0.2, 0.2))
     assert sagc.rewards.seen == 16 and sagc.chosen == 16 and not sagc.told
+    exactly = after(Sagc(group_size=8, budget=0.9, decisions=4), 1, Rounds(256), rates=(0.2, 0.2))
+    assert exactly.rewards.seen == Sagc.least_evidence and exactly.told, "32 groups are enough"
     assert after(sagc, 3, Rounds(256), rates=(0.2, 0.2)).chosen == 4
 
 
