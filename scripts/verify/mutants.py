@@ -14,7 +14,6 @@ their processes would need the fault, too. Needs `coverage` (`pip install -e '.[
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import json
 import os
@@ -152,18 +151,11 @@ class Reach:
         elif not (found := self.by_line.get((mutant.path, mutant.line), set())):
             at_import = (mutant.path, mutant.line) in self.by_line
             found = self._reaching(mutant.path) if at_import else set()
-        named = [PAGE] if found and mutant.line in _defaults(self.copy / mutant.path) else []
+        named = [PAGE] if found and mutant.is_default else []
         return sorted(found, key=lambda test: (self.seconds.get(test, 0.0), test)) + named
 
     def _reaching(self, file: str) -> set[str]:
         return set().union(*(tests for (path, _), tests in self.by_line.items() if path == file))
-
-
-def _defaults(file: Path) -> set[int]:
-    """Lines with a default of a keyword-only parameter: if it is a knob, `PAGE` has it."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    given = [each for node in ast.walk(tree) if isinstance(node, ast.arguments) for each in node.kw_defaults if each]
-    return {each.lineno for each in given}
 
 
 def _node(copy: Path, dotted: str) -> str:

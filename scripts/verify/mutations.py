@@ -89,6 +89,8 @@ class Mutant:
     what: str
     source: str
     """The source of the whole module."""
+    is_default: bool = False
+    """Of a keyword-only parameter."""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.what}"
@@ -97,7 +99,7 @@ class Mutant:
 def mutants(path: str, source: str) -> Iterator[Mutant]:
     """All of a module, from top to bottom."""
     tree = ast.parse(source)
-    tuning = _tuning_lines(path, tree)
+    tuning, defaults = _tuning_lines(path, tree), _default_lines(tree)
     for number, (parent, field, at) in enumerate(_places(tree)):
         if getattr(_at(parent, field, at), "lineno", 0) in tuning:
             continue
@@ -110,7 +112,7 @@ def mutants(path: str, source: str) -> Iterator[Mutant]:
             text = ast.unparse(ast.fix_missing_locations(changed))
             shown = "left out" if after is None else ast.unparse(after)
             line = getattr(before, "lineno", 0)
-            yield Mutant(path, line, f"{_short(ast.unparse(before))} -> {_short(shown)}", text)
+            yield Mutant(path, line, f"{_short(ast.unparse(before))} -> {_short(shown)}", text, line in defaults)
 
 
 def _tuning_lines(path: str, tree: ast.Module) -> set[int]:
@@ -118,6 +120,12 @@ def _tuning_lines(path: str, tree: ast.Module) -> set[int]:
     names = TUNING.get(path, {}).keys()
     sets = (node for node in tree.body if isinstance(node, ast.Assign))
     return {each.lineno for each in sets if names & {n.id for n in ast.walk(each) if isinstance(n, ast.Name)}}
+
+
+def _default_lines(tree: ast.Module) -> set[int]:
+    """Where keyword-only parameters have their defaults."""
+    signatures = (node for node in ast.walk(tree) if isinstance(node, ast.arguments))
+    return {default.lineno for each in signatures for default in each.kw_defaults if default}
 
 
 def _short(text: str) -> str:

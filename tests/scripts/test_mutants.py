@@ -38,6 +38,14 @@ def test_each_mutant_changes_one_place_and_texts_stay():
         assert "Text that stays." in each.source and "'count + 1'" in each.source and "1 + 1" in each.source
 
 
+def test_a_knobs_default_is_told_from_other_lines():
+    """Its page has it, though no test runs its line."""
+    found = list(mutants("buffer/x.py", "def knobs(a=1, *, b=2,\n    c=(3, 4)):\n    return b == 5\n"))
+    assert {each.line for each in found if each.is_default} == {1, 2} and not any(
+        e.is_default for e in found if e.line == 3
+    )
+
+
 def test_a_sample_is_drawn_by_its_seed_in_the_order_of_the_files():
     found = list(mutants("buffer/x.py", SOURCE))
     once = drawn(found, 4, seed=1)
