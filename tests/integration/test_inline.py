@@ -1,6 +1,8 @@
 """Runs in one process (`launcher=inline`): the same weights as with processes, and a person can look inside."""
 
+import cProfile
 import os
+import pstats
 import pty
 import signal
 import subprocess
@@ -52,6 +54,15 @@ def test_several_actors_with_relays_over_files(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "version" in (run / "logs" / "buffer.log").read_text()
     assert not (run / "rendezvous").exists()
+
+
+def test_a_profile_of_the_starter_has_one_of_each_role_beside_it(tmp_path: Path) -> None:
+    with cProfile.Profile():
+        run = train(tmp_path, "run", *ALONE, "run.steps=2")
+    profiles = {path.stem: pstats.Stats(str(path)) for path in (run / "logs").glob("*.prof")}
+    called = {role: {function for _, _, function in each.stats} for role, each in profiles.items()}  # type: ignore[attr-defined]
+    assert called.keys() == {"buffer", "learner", "actor-0"}
+    assert "_push" in called["buffer"] and "train" in called["learner"] and "generate" in called["actor-0"]
 
 
 def test_an_error_of_a_role_is_the_runs_error_with_its_frames(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
