@@ -7,6 +7,7 @@ with that error as its cause.
 
 from __future__ import annotations
 
+import _lsprof
 import contextlib
 import cProfile
 import ctypes
@@ -31,6 +32,7 @@ from areal_like.launch.sockets import SocketFolder, sweep
 from areal_like.process import EXIT_NO_SPACE, EXIT_TERMINATED, Orders, Role, Terminated, explain
 from areal_like.run_folder import config_file, room_wanted
 
+_Profiler = _lsprof.Profiler  # of which `python -m cProfile` has a subclass of its own
 END_SECONDS = 5.0
 """Time for the roles to end; then an exception is raised in those that have not, and they get the same time again."""
 
@@ -75,7 +77,7 @@ class Life:
         self.ended = False
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=member.turns.run, args=(member, self._live), name=role.name, daemon=True)
-        self._profiler = cProfile.Profile() if isinstance(sys.getprofile(), cProfile.Profile) else None
+        self._profiler = cProfile.Profile() if isinstance(sys.getprofile(), _Profiler) else None
 
     def _live(self) -> None:
         try:

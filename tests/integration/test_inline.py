@@ -1,6 +1,5 @@
 """Runs in one process (`launcher=inline`): the same weights as with processes, and a person can look inside."""
 
-import cProfile
 import os
 import pstats
 import pty
@@ -57,8 +56,17 @@ def test_several_actors_with_relays_over_files(tmp_path: Path) -> None:
 
 
 def test_a_profile_of_the_starter_has_one_of_each_role_beside_it(tmp_path: Path) -> None:
-    with cProfile.Profile():
-        run = train(tmp_path, "run", *ALONE, "run.steps=2")
+    command = [sys.executable, "-m", "cProfile", "-o", str(tmp_path / "starter.prof"), "-m", "scripts.train"]
+    options = [
+        "configs/quickstart.yaml",
+        f"run.dir={tmp_path}",
+        "run.name=run",
+        *ALONE,
+        "launcher=inline",
+        "run.steps=2",
+    ]
+    subprocess.run([*command, *options], cwd=REPOSITORY, check=True, capture_output=True, timeout=240)
+    run = tmp_path / "run"
     profiles = {path.stem: pstats.Stats(str(path)) for path in (run / "logs").glob("*.prof")}
     called = {role: {function for _, _, function in each.stats} for role, each in profiles.items()}  # type: ignore[attr-defined]
     assert called.keys() == {"buffer", "learner", "actor-0"}
