@@ -6,7 +6,6 @@ the other samples again.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -28,10 +27,9 @@ class PartialGroup:
     head: PartialHead
     payload: Payload
 
-    def usable(self, least: float, most: float = math.inf) -> dict[int, int]:
-        """Sample index → version of its oldest token, for samples with versions from `least` to `most` only."""
-        made = versions_of(self.head).items()
-        return {index: min(versions) for index, versions in made if least <= min(versions) and max(versions) <= most}
+    def usable(self, least: float) -> dict[int, int]:
+        """Sample index → version of its oldest token, for samples without a token of before `least`."""
+        return {index: min(made) for index, made in versions_of(self.head).items() if min(made) >= least}
 
     @property
     def lengths(self) -> Lengths:

@@ -158,6 +158,8 @@ def _tells_people(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
+    if isinstance(node, ast.If) and not node.orelse:
+        return all(isinstance(each, ast.Expr) and _tells_people(each) for each in node.body)
     call = node.value if isinstance(node, ast.Expr) else node
     return isinstance(call, ast.Call) and ast.unparse(call.func).partition(".")[0] in SILENT
 

@@ -274,13 +274,15 @@ def test_an_engine_that_is_down_is_told_of_and_is_not_busy() -> None:
     assert "100%" in rows["actor-1"]
 
 
-@pytest.mark.parametrize("words", [{"engine": 3}, {"engine_note": "x" * 1000}, {"engine": "serving\n"}])
+@pytest.mark.parametrize("words", [{"engine": 3}, {"engine_note": "x" * 257}, {"engine": "serving\n"}])
 def test_only_short_words_of_an_engine_are_believed(words: dict) -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
     house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": words})
     assert house.router.refused == 1
     assert house.state.fleet.by_name["actor-0"].engine == "serving"
+    house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine_note": "x" * 256}})
+    assert house.router.refused == 1 and house.state.fleet.by_name["actor-0"].engine_note == "x" * 256
 
 
 def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:

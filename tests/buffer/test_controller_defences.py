@@ -45,7 +45,9 @@ def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one()
     assert not any(kind == "report" for _, kind, _ in house.router.sent)
     house.apply(1)
     house.evaluate(1.0, version=1)
-    report = next(body["report"] for _, kind, body in house.router.sent if kind == "report")
+    for _ in range(3):
+        house.controller.step(0)
+    (report,) = (body["report"] for _, kind, body in house.router.sent if kind == "report")
     assert [result["reward"] for result in report["evaluations"]] == [0.5, 1.0]
     assert report["ledger"]["admitted"] == sum(report["ledger"]["dropped"].values())
     assert report["ledger"]["active"] == 0

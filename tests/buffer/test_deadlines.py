@@ -269,6 +269,20 @@ def hedged(clock: Clock) -> House:
     return house
 
 
+@pytest.mark.parametrize("why", ["finishing", "full disk"])
+def test_nothing_is_leased_to_a_second_actor_at_the_end_or_on_a_full_disk(clock: Clock, why: str) -> None:
+    house = stuck_house()
+    for group_id in running(house, "actor-1"):
+        house.push("actor-1", group_id, 0)
+    if why == "finishing":
+        house.state.phase.finishing = True
+    else:
+        house.state.outbox.flush = lambda: None
+        house.state.outbox.blocked = "No space left on device"
+    clock.passes(house, TIMEOUT * 0.7)
+    assert running(house, "actor-0") == [0, 2] and running(house, "actor-1") == []
+
+
 def balances(house: House) -> bool:
     ledger = house.state.store.ledger()
     gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())

@@ -1,5 +1,6 @@
 """Groups of a set age: random histories of actors, filters, failures and crashes, through the controller."""
 
+import math
 import random
 from collections import Counter
 
@@ -113,6 +114,12 @@ def test_every_batch_has_its_ages_whatever_happens(spec, interval: int, seed: in
     assert len(run.replay.store.slots.state().taken) <= most, "a snapshot does not grow with the run"
     ledger = run.replay.store.ledger()
     assert ledger["admitted"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["active"]
+
+
+def test_only_actors_with_the_open_version_may_start_groups() -> None:
+    slots = AgedSlots(Ages(1), Bound(1, B))
+    slots.begin(0)
+    assert slots.open_to(0, math.inf) > 0 == slots.open_to(1, math.inf) == slots.open_to(-1, math.inf)
 
 
 def test_the_buffer_announces_no_version_before_the_slots_of_the_one_before_are_rolled_out() -> None:

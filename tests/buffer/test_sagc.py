@@ -9,7 +9,7 @@ import pytest
 
 from buffer.reward_noise import RewardNoise, moments
 from buffer.round_model import CostFit, LengthFit, RoundModel, _draw, fit_group
-from buffer.sagc import Sagc
+from buffer.sagc import LEAST_GAP, SLACK, Sagc
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Lengths, Rounds, Sizing, check_sizes
 from learners.gradient_noise import Cut, estimates
@@ -264,6 +264,13 @@ def test_a_budget_that_cannot_be_held_is_told_once_and_the_dual_stays_bounded(ca
     assert sagc.queue < 60 and sagc.chosen == 4 and sagc.metrics()["sizing/infeasible"] == 1.0
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("sizing.budget=0.05 can't be held: even of groups of 4 a share of 0.") and "larger" in said
+
+
+def test_the_bound_of_the_dual_is_what_tells_the_two_safest_sizes_apart() -> None:
+    """With it the smaller one wins by SLACK at least, however much more the larger one teaches."""
+    sagc = after(Sagc(budget=0.05), 120, Rounds(256), sigma=1.0)
+    least, second, *_ = sorted(map(sagc.risk, sagc.allowed))
+    assert sagc._most_queue() == pytest.approx(SLACK + 1 / (second - least)) and second - least > LEAST_GAP
 
 
 def test_kept_prompts_make_batches_of_other_sizes() -> None:

@@ -1,6 +1,9 @@
 """What the store says of itself after each event: memory, slots, order."""
 
+import math
 from functools import partial
+
+import pytest
 
 from areal_like.groups import make_head
 from areal_like.messages import PartialHead
@@ -54,6 +57,7 @@ def test_its_bytes_are_those_of_all_payloads_that_it_holds() -> None:
     assert replay.store.bytes == whole(0, 1), "until the learner has trained them"
     replay.finish(0)
     assert replay.store.bytes == 0 and replay.store.ledger()["trained"] == 2
+    assert replay.store.requeued == 3, "two were handed back, one had to be rolled out again"
 
 
 def test_a_filtered_group_leaves_no_bytes_and_gives_its_slot_back() -> None:
@@ -62,6 +66,15 @@ def test_a_filtered_group_leaves_no_bytes_and_gives_its_slot_back() -> None:
     push(replay, 0)
     assert replay.store.bytes == 0 and replay.store.slots.next == 0
     assert sum(replay.store.ledger()["filtered"].values()) == 1 and 0 not in replay.store.entries
+
+
+@pytest.mark.parametrize(("staleness_policy", "first_slot"), [("drop", 12.0), ("mask_tokens", math.inf)])
+def test_what_is_left_of_earlier_leases_wants_an_early_slot(staleness_policy: str, first_slot: float) -> None:
+    """The bound is 5 versions of 2 groups: tokens of version 0 can be in slots below 12, or be masked."""
+    replay = replay_of(staleness_policy=staleness_policy)
+    admit(replay, 0, 1)
+    replay.hand_back(0, PartialGroup(PartialHead(0, b"", b"", b"", {0: "d0"}), b"x" * 70))
+    assert [holder.soft_deadline for holder in replay._holders()] == [first_slot, math.inf]
 
 
 def test_no_two_groups_ever_have_one_slot_though_a_batch_jumps_the_queue() -> None:
