@@ -64,6 +64,13 @@ def test_tpo_has_the_gradient_of_the_cross_entropy_to_its_target(temperature):
     np.testing.assert_allclose(gradient, expected, rtol=1e-9, atol=1e-15)
 
 
+def test_the_numbers_of_a_minibatchs_groups_may_begin_anywhere():
+    batch = batch_of()
+    batch.current = batch.current.detach()
+    later = replace(batch, group=batch.group + 3)
+    assert torch.equal(target_weights(later)[0], target_weights(batch)[0])
+
+
 def test_tpo_rests_at_its_target():
     """The behaviour is such that the target is the current policy: z is ±1, so the sums must differ by 2 less."""
     batch = batch_of(masked=0.0)
