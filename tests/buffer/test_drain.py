@@ -44,6 +44,21 @@ def train(house: House, index: int) -> None:
     house.apply(index + 1)
 
 
+def test_without_draining_it_stops_before_the_next_version_and_not_within_one() -> None:
+    """Two train steps make a version here."""
+    house = House(asynchronous(max_staleness=1), interval=2)
+    house.start()
+    house.say("learner", "want", {"index": 0, "version": 0})
+    push_all(house, 0)
+    house.say("someone", "stop", {"drain": False})
+    house.say("learner", "want", {"index": 1, "version": 0})
+    assert len(house.batches()) == 2 and stops(house) == [], "the second batch of a version comes"
+    house.say("learner", "trained", {"index": 0})
+    house.say("learner", "trained", {"index": 1})
+    house.say("learner", "want", {"index": 2, "version": 1})
+    assert len(house.batches()) == 2 and stops(house) == [{"drain": False}]
+
+
 def test_the_last_batch_is_made_whole() -> None:
     house = started(asynchronous(max_staleness=1, max_inflight_groups=6))
     assert len(house.leases()) == 6 > B

@@ -9,8 +9,10 @@ from areal_like.groups import RUN
 from areal_like.messages import PartialHead
 from areal_like.partials import CALL, encode_partial
 from areal_like.types import Completion, PartialSample
+from buffer.partials import PartialGroup
 from buffer.policies import fifo
-from buffer.staleness import Holder, place, rescue
+from buffer.replay import Replay
+from buffer.staleness import Bound, Holder, place, rescue
 from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
 
@@ -50,6 +52,20 @@ def test_an_actor_that_leaves_has_its_groups_gone_on_with_by_the_others() -> Non
     assert house.state.store.resumed == 2
     house.push("actor-0", first, 0)
     assert house.state.store.entries[first].partial is None
+
+
+def test_a_sample_and_the_lease_that_carries_it_are_as_old_as_its_oldest_token() -> None:
+    made = ([(0, 1), (1, 2)], [(1, 3)])
+    calls = [Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), runs, "abort") for runs in made]
+    samples = {index: PartialSample({(1, 0): call}) for index, call in enumerate(calls)}
+    encoded = encode_partial(0, samples, {0: "d0", 1: "d1"})
+    assert encoded
+    left = PartialGroup(*encoded)
+    assert left.usable(0) == {0: 0, 1: 1} and left.usable(1) == {1: 1}
+    replay = Replay(Bound(2, 1), fifo)
+    entry = replay.admit(0, 0, 2, 2, "actor", 0, 0.0)
+    replay.hand_back(0, left)
+    assert replay.assign(entry, "actor", 2) == {0: 0, 1: 1} and entry.lease_version == 0
 
 
 def test_with_restart_nothing_is_carried() -> None:
