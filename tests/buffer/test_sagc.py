@@ -185,6 +185,12 @@ def test_drawn_groups_end_with_their_last_needed_response(long_responses: bool) 
     np.testing.assert_array_equal(drawn.long, np.sort(again, axis=2)[:, :, 7])
 
 
+@pytest.mark.parametrize(("max_staleness", "waits"), [(0, True), (1, False)])
+def test_a_scheduler_says_whether_its_rounds_wait_for_the_last_group(max_staleness: int, waits: bool) -> None:
+    scheduler = AsyncScheduler(Sagc(), max_staleness=max_staleness, max_inflight_groups=6)
+    assert scheduler.rounds(64) == Rounds(64, waits=waits, at_once=6)
+
+
 def test_the_rules_decide_which_sizes_are_fast() -> None:
     def steps(rounds: Rounds, size: int) -> float:
         return RoundModel(rounds, size, 256 // size).steps(fitted(0.7, 0.5))

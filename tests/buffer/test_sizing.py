@@ -145,3 +145,9 @@ def test_a_batch_keeps_its_samples() -> None:
 def test_candidates_are_ascending_whole_numbers(candidates: list) -> None:
     with pytest.raises(ValueError, match=r"sizing\.candidates must be ascending whole numbers >= 2, not \["):
         SagcPlain(candidates=candidates)
+
+
+def test_a_group_may_have_one_sample_and_not_none() -> None:
+    assert Fixed(group_size=1).group_size == 1
+    with pytest.raises(ValueError, match="at least 1"):
+        Fixed(group_size=0)
