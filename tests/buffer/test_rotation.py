@@ -13,10 +13,10 @@ import pytest
 
 from areal_like.groups import Head, make_head
 from buffer import journal as module
-from buffer.events import Drop, Finish, HandBack, LeaveOut, Requeue, Serve, Snapshot
+from buffer.events import Begin, Branch, Drop, Finish, HandBack, LeaveOut, Requeue, Serve, Snapshot
 from buffer.journal import Journal, Recorded, check_payloads, reader, scan, segments, since_snapshot
 from buffer.payloads import Extent, Stored, load
-from buffer.playback import count_batches, recorded_batches
+from buffer.playback import branches, count_batches, recorded_batches
 from buffer.policies import fifo
 from buffer.recovery import restore
 from buffer.replay import Replay
@@ -253,3 +253,13 @@ def test_a_resume_reads_no_payload_and_keeps_no_record(tmp_path: Path, rotated: 
     assert again.store.ledger() == replay.store.ledger() and again.store.bytes == replay.store.bytes
     served = again.serve(0)
     assert [load(entry.payload) for entry in served] == [big(entry.id)[1] for entry in served] and len(served) == 2
+
+
+def test_a_resume_with_other_settings_is_found_in_an_older_segment(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, sync=False, keep=True)
+    for event in (Begin(0), Finish(0), Begin(1), Branch(1, "lr=1"), Finish(1)):
+        journal.append(event)
+    journal.commit()
+    journal.rotate(refer([]))
+    journal.close()
+    assert len(names(tmp_path)) == 2 and branches(tmp_path) == [(1, "lr=1")]

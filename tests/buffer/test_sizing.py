@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from buffer.sagc_plain import SagcPlain
+from buffer.schedulers import AsyncScheduler, GroupPlan, Round, View
 from buffer.sizing import Fixed, Lengths, check_sizes
 
 
@@ -151,3 +152,10 @@ def test_a_group_may_have_one_sample_and_not_none() -> None:
     assert Fixed(group_size=1).group_size == 1
     with pytest.raises(ValueError, match="at least 1"):
         Fixed(group_size=0)
+
+
+@pytest.mark.parametrize("deferred", [0, 1])
+def test_an_async_run_takes_what_a_sync_one_has_deferred_before_new_prompts(deferred: int) -> None:
+    """After a resume in the other mode."""
+    view = View(1, 0, deferred, lambda: Round(1, 0, 0, math.inf, True))
+    assert AsyncScheduler(Fixed(group_size=4)).admit(view) == GroupPlan(4, 4, deferred=bool(deferred))
