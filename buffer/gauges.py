@@ -19,7 +19,7 @@ MANY_LOST = 8
 """Lost groups between two train steps that are worth a warning, in batches."""
 
 
-class Lost:
+class LostGroups:
     """Counts finished groups that will not be trained, by reason, since the last train step. `per_batch`: groups of a
     batch."""
 
@@ -48,7 +48,7 @@ class Gauges:
         self.trained_seconds: float | None = None
         self.tokens_pushed = self.samples_pushed = 0
         self.refused: Counter[str] = Counter()  # refused groups, by what was wrong with them
-        self.lost = Lost()
+        self.lost = LostGroups()
         self.lease_timeouts = 0  # leases revoked because they made no progress
         self._told = 0
         self._staleness_sum = 0

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from buffer.fleet import MOST_REFUSED
-from buffer.store import PHASES, UNFINISHED, Stage
+from buffer.store import REPORTED_STAGES, UNFINISHED, Stage
 
 if TYPE_CHECKING:
     from buffer.run_state import RunState
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def levels(state: RunState, now: float) -> dict[str, object]:
     """The present gauges, for the metrics of a train step."""
-    found: dict[str, object] = {f"buffer/{phase}": state.store.count(*stages) for phase, stages in PHASES.items()}
     store = state.store
+    found: dict[str, object] = {f"buffer/{name}": store.count(*stages) for name, stages in REPORTED_STAGES.items()}
     found |= {"ledger/admitted": store.admitted, "ledger/trained": store.trained, "ledger/active": len(store.entries)}
     found |= {f"ledger/filtered/{reason}": n for reason, n in store.filtered.items()}
     found |= {f"ledger/dropped/{reason}": n for reason, n in store.dropped.items()}

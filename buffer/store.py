@@ -70,7 +70,7 @@ class Stage(StrEnum):
 
 LEASED = (Stage.RUNNING, Stage.REDUNDANT, Stage.RECALLED)
 UNFINISHED = (*LEASED, Stage.QUEUED)
-PHASES = {
+REPORTED_STAGES = {
     "deferred": (Stage.DEFERRED,),
     "queued": (Stage.QUEUED,),
     "running": LEASED,
