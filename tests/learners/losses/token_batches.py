@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from areal_like.registry import COMPONENTS, bind, resolve
 from learners.losses.clipped import decoupled_ppo, gspo, ppo, sapo
 from learners.losses.contract import LossBatch, with_plan
 from learners.losses.corrections import (
@@ -76,6 +77,8 @@ LOSSES: dict[str, Any] = {
     "tpo": partial(tpo, temperature=0.7),
     "sft": sft,
 }
+_known = {getattr(getattr(loss, "loss", loss), "func", getattr(loss, "loss", loss)) for loss in LOSSES.values()}
+LOSSES |= {name: bind("loss", {"name": name}) for name in COMPONENTS["loss"] if resolve("loss", name) not in _known}
 
 POLICY_GRADIENT = [name for name in LOSSES if not name.startswith(("dg", "pmpo", "tpo", "sft"))]
 """Losses whose gradient on-policy is − Σ A ∇log π ÷ denominator."""
