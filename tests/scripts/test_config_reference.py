@@ -33,6 +33,11 @@ def test_every_key_and_knob_stands_there_with_its_meaning(capsys: pytest.Capture
     assert "| `lr` | `float \\| None` | `null` | [0, inf) |" in page
 
 
+def test_every_loss_has_its_paper() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    assert not [name for name in COMPONENTS["loss"] if f"`{name}`" not in page], "docs/algorithms.md needs a row"
+
+
 def numeric_without_range() -> list[str]:
     """Numeric knobs and keys without a stated range."""
     found = []
