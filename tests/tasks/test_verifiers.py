@@ -133,10 +133,11 @@ def test_tools_are_called_and_their_results_shown_and_errors_told() -> None:
     assert "missing 1 required positional argument: 'b'" in shown and f"[tool]{a + b}[assistant]" in shown
 
 
-def test_code_from_the_model_is_not_run(tmp_path: Path) -> None:
+def test_code_from_the_model_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a name of a tool, as its arguments, as an answer to the package's parsers and its verifier of mathematics."""
-    mark = tmp_path / "mark"
-    code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    monkeypatch.chdir(tmp_path)  # the code must not name the folder: its number may hold the right answer
+    mark = Path("mark")
+    code = "__import__('pathlib').Path('mark').touch()"
     task = make(args={"kind": "tools"})
     template(task.prompt("train", 0).codec)
     for hostile in (
