@@ -188,7 +188,8 @@ def _view(state: RunState, version: int, running: int) -> View:
     if room > 0 and state.store.slots.next >= replay.bound.batches.end:
         _open_batch(state)
         room = replay.room(version)
-    return View(room, running, state.store.count(Stage.DEFERRED), partial(_round, state, version))
+    in_flight = running + state.store.count(Stage.QUEUED)  # started, and the next to get a lease
+    return View(room, in_flight, state.store.count(Stage.DEFERRED), partial(_round, state, version))
 
 
 def _round(state: RunState, version: int) -> Round:

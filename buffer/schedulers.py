@@ -44,8 +44,8 @@ class Round(NamedTuple):
 
 class View(NamedTuple):
     """What a scheduler may know, all in groups. `room`: how many the bound allows now, on the weights of the actor in
-    question. `running`: on all actors. `deferred`: in the queue. `round`: call it only if the scheduler works in
-    rounds; it costs more than all the rest, and every lease makes a view."""
+    question. `running`: in flight, on an actor or requeued. `deferred`: in the queue. `round`: call it only if the
+    scheduler works in rounds; it costs more than all the rest, and every lease makes a view."""
 
     room: float
     running: int

@@ -10,7 +10,7 @@ from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, PartialSample, Sample
 from buffer.checks import RolloutsFail
 from buffer.status import status
-from buffer.store import Stage
+from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous, group, table
 
 
@@ -142,3 +142,16 @@ def test_a_partial_group_that_nobody_could_go_on_from_is_not_kept() -> None:
     meta, payload = encode_partial(lease, {0: PartialSample({(1, 0): call})}, {0: "d0"})
     house.say("actor-0", "hand_back", {"ids": [lease], "partials": [meta], "leaving": False}, payload)
     assert house.router.refused == 1 and house.state.store.entries[lease].partial is None
+
+
+def test_a_group_that_waits_for_another_actor_counts_as_in_flight() -> None:
+    """The actor that failed skips it, and asks first: it is the one with the fewest groups."""
+    house = House(asynchronous(max_staleness=8, max_inflight_groups=3))
+    house.start()
+    house.say("learner", "model", {"vocab_size": 13})
+    (bad, _), (other,) = house.leases("actor-0"), house.leases("actor-1")
+    head, payload = bad_group(bad, tokens=np.array([1, 13, 1], np.int32))
+    house.say("actor-0", "push", table(head), bytes(payload))
+    assert house.state.store.entries[bad].actor == "actor-1" and house.state.store.count(*LEASED) == 3
+    house.push("actor-1", other, 0)
+    assert house.state.store.count(*LEASED) == 3, "a finished group makes room"
