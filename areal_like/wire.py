@@ -1,20 +1,34 @@
 """What goes over the wire: `[msgpack header][payload]...`, never pickled, checked before it is used.
 
 The header is `[SCHEMA, kind, message]`; `areal_like.messages` has the kinds, and a message that does not fit is refused
-with a `WireError` that names its field. A payload is a frame of its own, so the buffer keeps and forwards the frame as
-it came: it neither decodes nor copies payloads. How groups look is told in `areal_like.groups`.
+with a `WireError` that names its field. Two processes whose messages differ have different schemas, by themselves. A
+payload is a frame of its own, so the buffer keeps and forwards the frame as it came: it neither decodes nor copies
+payloads. How groups look is told in `areal_like.groups`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from areal_like.messages import KINDS, ROLES, Hello, Message
 
-SCHEMA = 13
+MEANING = 1
+"""Raise it when a message comes to mean something else though its fields keep their names and types: the columns of
+`areal_like.groups`, for example."""
+
+
+def schema_of(kinds: Iterable[type[Message]]) -> int:
+    """Another number for any other kind, field, type, limit or default. (The highest of 32 bits is always set: it takes
+    4 bytes on the wire.)"""
+    types = repr((MEANING, msgspec.inspect.multi_type_info([*kinds])))
+    return 1 << 31 | xxh3_64_intdigest(types.encode()) & (1 << 31) - 1
+
+
+SCHEMA = schema_of(KINDS.values())
 MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 256 << 20
 MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES = 16 << 10, 16 << 20
@@ -22,6 +36,7 @@ MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES = 16 << 10, 16 << 20
 SAY_HELLO = "say hello"
 ONLY_THE_LEARNER = "only the learner may say this"
 """Part of a refusal's reason, if the sender can fix it by hello."""
+NO_HEADER = "the header is not [schema, kind, message]"
 NOT_WITH_THIS_KEY = "a key of role"
 """Part of a refusal's reason, if the sender cannot fix it."""
 
@@ -31,8 +46,10 @@ Payloads = Sequence[Frame]
 MAY_SAY = {role: frozenset(kind for kind, made in KINDS.items() if role in made.by) for role in ROLES}
 """Role of a key → the kinds of messages that its holder may say."""
 
-_LONGEST_START = 3 + 31
-_STARTS = {made: bytes([0x93, SCHEMA, 0xA0 + len(kind)]) + kind.encode() for kind, made in KINDS.items()}
+START = b"\x93" + msgspec.msgpack.encode(SCHEMA)
+"""Begins every header: a list of three, and its first entry."""
+_LONGEST_START = len(START) + 1 + 31
+_STARTS = {made: START + msgspec.msgpack.encode(kind) for kind, made in KINDS.items()}
 _DECODERS = {kind.encode(): (made, msgspec.msgpack.Decoder(made)) for kind, made in KINDS.items()}
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -76,7 +93,7 @@ def decode(frames: Payloads) -> Received:
     if payloads and max(map(len, payloads)) > MAX_FRAME_BYTES:
         raise WireError(f"a payload is larger than {MAX_FRAME_BYTES} bytes")
     try:
-        return Received(decoder.decode(memoryview(header)[3 + len(kind) :]), payloads)
+        return Received(decoder.decode(memoryview(header)[len(START) + 1 + len(kind) :]), payloads)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"{made.kind()}: {str(error)[:500]}") from None
 
@@ -84,11 +101,21 @@ def decode(frames: Payloads) -> Received:
 def _kind_of(header: Frame) -> bytes:
     """The kind of message, read from the header's first bytes before anything is unpacked. Raises WireError."""
     start = bytes(memoryview(header)[:_LONGEST_START])
-    if len(start) < 3 or start[0] != 0x93 or start[1] > 0x7F or start[2] & 0xE0 != 0xA0:
-        raise WireError("the header is not [schema, kind, message]")
-    if start[1] != SCHEMA:
-        raise WireError(f"the peer speaks wire schema {start[1]}, this side {SCHEMA}: run the same version on both")
-    return start[3 : 3 + (start[2] & 0x1F)]
+    if not start.startswith(START):
+        raise WireError(_another_schema(start))
+    kind = start[len(START) :]
+    if not kind or kind[0] & 0xE0 != 0xA0:
+        raise WireError(NO_HEADER)
+    return kind[1 : 1 + (kind[0] & 0x1F)]
+
+
+def _another_schema(start: bytes) -> str:
+    """Why a header that begins like this is refused. Before 14 schemas were numbers of one byte."""
+    old, new = start[:1] == b"\x93" and start[1:2] < b"\x80", start[:2] == START[:2] and len(start) >= len(START)
+    if len(start) < 3 or not (old or new):
+        return NO_HEADER
+    theirs = start[1] if old else int.from_bytes(start[2 : len(START)])
+    return f"the peer speaks wire schema {theirs}, this side {SCHEMA}: run the same version (and msgspec) on both"
 
 
 def check_role(role: str, message: Message) -> None:

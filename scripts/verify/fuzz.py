@@ -30,7 +30,7 @@ from areal_like.groups import decode_group, encode_group, pack_heads, unpack_hea
 from areal_like.messages import Batch, HandBack, Message, Part, PartialHead, Push, Table
 from areal_like.partials import check_partial, decode_partial, encode_partial, versions_of
 from areal_like.types import Carried, Completion, Group, Lease, PartialSample, Sample
-from areal_like.wire import SCHEMA, WireError, decode, encode
+from areal_like.wire import SCHEMA, START, WireError, decode, encode
 
 from .. import output
 from ..arguments import command, new_file
@@ -313,7 +313,7 @@ UNITS = [
 def bombs(chance: random.Random) -> Frames:
     """Lists and maps that claim to be long, or are many in few bytes."""
     kind = chance.choice(["push", "published", "hello", "batch", "report", "lease", "failed"])
-    start = b"\x93" + bytes([SCHEMA, 0xA0 + len(kind)]) + kind.encode()
+    start = START + msgpack.packb(kind)
     unit = chance.choice(UNITS)
     return [start + unit * chance.choice([1, 10, 600, 1500]) + b"\xc0" * chance.choice([0, 10, 5000])]
 

@@ -1,18 +1,38 @@
 """The wire: a message is decoded as it was sent, and what does not fit is refused with a reason, whatever the bytes."""
 
 import contextlib
+from typing import Annotated
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.wire import SCHEMA, WireError, decode
+from areal_like import messages
+from areal_like.wire import SCHEMA, WireError, decode, schema_of
 
 
 def test_another_schema_is_refused_by_number() -> None:
     with pytest.raises(WireError, match=f"schema {SCHEMA + 1}.*{SCHEMA}"):
         decode([msgpack.packb([SCHEMA + 1, "status", {}])])
+
+
+def test_a_schema_of_one_byte_is_refused_by_number_too() -> None:
+    with pytest.raises(WireError, match=f"schema 13, this side {SCHEMA}"):
+        decode([msgpack.packb([13, "status", {}])])
+
+
+def test_any_change_of_a_message_is_another_schema() -> None:
+    def schema(slots: object, **more: object) -> int:
+        made = msgspec.defstruct("Hello", [("slots", slots), *more.items()], bases=(messages.Message,))
+        return schema_of([made])
+
+    small, large = (Annotated[int, msgspec.Meta(le=most)] for most in (8, 9))
+    assert schema(small) == schema(small)
+    assert len({schema(small), schema(large), schema(str), schema(small, name=str), schema(small, pid=str)}) == 5
+    assert schema_of([messages.Hello]) != schema_of([messages.Hello, messages.Status]) != SCHEMA
+    assert schema_of(messages.KINDS.values()) == SCHEMA
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal_like.groups import pack_heads
-from areal_like.messages import Batch, Pushed
+from areal_like.messages import Batch, Pushed, SetAside, Stop
 from buffer.events import Defer, Push, Serve, Snapshot
 from buffer.journal import Journal, scan
 from buffer.outbox import COMMIT_POLL_SECONDS, MOST_ACKNOWLEDGEMENTS, Outbox
@@ -200,3 +200,18 @@ def test_a_checkpoint_makes_a_segment_that_says_where_the_payloads_lie(tmp_path:
     read = {entry.id: entry.payload.load() for entry in buffer.state.store.entries.values() if entry.head}
     assert read == before
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) > written
+
+
+def test_messages_that_differ_wait_side_by_side_and_a_repeated_one_once() -> None:
+    router = FakeRouter()
+    waiting = Outbox(router, None)
+    repeated = [SetAside(0, 1), SetAside(1, 1), SetAside(0, 1), Pushed([1, 2]), Pushed([1]), Pushed([1, 2]), Stop(True)]
+    for message in repeated:
+        waiting.put(b"a", message)
+    waiting.put(b"b", SetAside(0, 1))
+    waiting.flush()
+    kinds = [(peer, kind, body.get("index", body.get("ids"))) for peer, kind, body in router.sent]
+    assert kinds == [
+        ("a", "set_aside", 1), ("a", "set_aside", 0), ("a", "pushed", [1]), ("a", "pushed", [1, 2]),
+        ("a", "stop", None), ("b", "set_aside", 0),
+    ]  # fmt: skip

@@ -18,7 +18,7 @@ from buffer.schedulers import SyncScheduler
 from buffer.segment_file import MAGIC, path_of
 from buffer.status import levels, waits
 from buffer.store import Entry, Stage
-from tests.buffer.house import House, asynchronous
+from tests.buffer.house import B, House, asynchronous
 
 
 def head(group_id: int, *lengths: int) -> Head:
@@ -124,6 +124,9 @@ def test_it_says_who_waits_for_whom():
         house.finish(group_id, 0)
     (idle,) = [line for line in waits(house.state) if line.startswith("actor-0")]
     assert idle == "actor-0 waits for the learner (staleness bound)"
+    house.say("learner", "want", {"index": 0, "version": 0})
+    left = len(house.leases("actor-1"))
+    assert f"learner waits for batch 0: {B - left} groups are ready, {left} run on actor-1" in waits(house.state)
     house.publish(1)
     assert "actor-0 waits for weights" in waits(house.state)
     house.say("learner", "finish", {"reason": "", "steps": 0})

@@ -1,5 +1,6 @@
 """What each policy chooses, and what happens to stragglers that a choice would leave behind."""
 
+import math
 from functools import partial
 
 import pytest
@@ -104,6 +105,23 @@ def test_requeue_gives_the_straggler_a_new_lease() -> None:
     replay.hand_back(0, None)
     assert replay.store.entries[0].stage is Stage.QUEUED
     assert replay.queued_for(3) is replay.store.entries[0]
+
+
+def test_a_second_lease_grows_too_old_as_well() -> None:
+    replay = Replay(Bound(1, B), fifo, "drop")
+    replay.admit(0, 0, 1, 1, "slow", 0, 0.0)
+    replay.requeue(0)
+    for batch in range(3):
+        if batch == 2:
+            assert replay._oldest_limit == math.inf, "all others are trained, and it has no tokens"
+            replay.assign(replay.store.entries[0], "slower", 1)  # within the bound of batch 2, not of batch 3
+        for group_id in (2 * batch + 1, 2 * batch + 2):
+            replay.admit(group_id, 0, 1, 1, "quick", batch, 0.0)
+            push(replay, group_id, batch)
+        assert [entry.id for entry in replay.serve(batch)] == [2 * batch + 1, 2 * batch + 2]
+        replay.finish(batch)
+        replay._expire(batch + 1)
+    assert replay.store.dropped == {"stale": 1} and replay.take_cancels() == [("slower", 0, False)]
 
 
 def test_mask_tokens_serves_the_straggler_for_its_young_tokens() -> None:

@@ -95,6 +95,14 @@ def test_evidence_against_all_noise_between_prompts_leaves_a_number_of_choices()
     assert noise.decisions == 1.0 and noise.value(4, 32) > noise.value(8, 16)
 
 
+def test_a_constant_that_is_added_to_all_rewards_changes_nothing() -> None:
+    plain, shifted = RewardNoise(1.0, given=8), RewardNoise(1.0, given=8)
+    rewards = [(0.0, 1.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0)]
+    plain.note(rewards)
+    shifted.note([[reward + 5.0 for reward in group] for group in rewards])
+    assert shifted.noise(8) == pytest.approx(plain.noise(8))
+
+
 def test_hard_prompts_want_samples_and_unlike_prompts_want_prompts() -> None:
     def preference(rates: tuple[float, float]) -> float:
         noise = RewardNoise(1.0, given=8)

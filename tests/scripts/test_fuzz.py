@@ -59,7 +59,7 @@ def test_a_check_that_is_left_out_is_found(
 
 
 def test_lists_in_lists_that_claim_to_be_long_are_refused_before_memory_is_taken() -> None:
-    start = b"\x93" + bytes([wire.SCHEMA]) + b"\xa9published" + b"\x81\xa8manifest\x81\xa1a"
+    start = wire.START + b"\xa9published" + b"\x81\xa8manifest\x81\xa1a"
     for bomb in (b"\xdd\x00\x00\xff\xff" * 1000 + b"\xc0" * 70_000, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"):
         with pytest.raises(WireError):
             decode([start + bomb])
@@ -88,4 +88,4 @@ def test_every_list_and_map_of_every_message_has_a_limit() -> None:
 def test_small_messages_may_not_be_large(kind: str) -> None:
     name = bytes([0xA0 + len(kind)]) + kind.encode()
     with pytest.raises(WireError, match="larger than the limit"):
-        decode([b"\x93" + bytes([wire.SCHEMA]) + name + b"\xc0" * wire.MAX_HEADER_BYTES])
+        decode([wire.START + name + b"\xc0" * wire.MAX_HEADER_BYTES])

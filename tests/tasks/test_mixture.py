@@ -71,6 +71,11 @@ def test_a_prompt_depends_on_the_seed_and_its_place_alone():
     assert forwards != [PromptCursor(shares, seed=4).at(place) for place in range(50)]
 
 
+def test_a_single_task_is_one_share_of_all_its_rows():
+    task = build("task", {"name": "copy"}, 0)
+    assert shares_of(task) == [Share("", 0, task.size("train"), 1)]
+
+
 def test_a_single_task_has_the_order_that_it_always_had():
     order = [row for epoch in (0, 1) for row in np.random.default_rng([5, epoch]).permutation(9).tolist()]
     cursor = PromptCursor(9, seed=5)
