@@ -34,6 +34,7 @@ from areal_like.heldout import sets_of
 from areal_like.interfaces import RewardFunction, Task
 from areal_like.keys import KeysError
 from areal_like.link import BusError
+from areal_like.messages import Applied
 from areal_like.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
 from areal_like.registry import bind, build, knobs, resolve, settled
 from areal_like.schema import Rewards
@@ -202,7 +203,7 @@ async def serve(role: Role) -> None:
     subscriber = Subscriber(
         engine,
         role.name,
-        client.applied,
+        lambda *held: client.say(Applied(*held)),
         state=state,
         sweep_every=config.weights.sweep_every,
         link_timeout=link_timeout,

@@ -22,6 +22,7 @@ from actors.group_rewards import GroupRewards
 from actors.progress import Progress
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
+from areal_like import messages
 from areal_like.client import ActorClient, Said
 from areal_like.groups import LARGEST_REWARD
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
@@ -217,7 +218,7 @@ class Worker:
 
     def _send_credit(self) -> None:
         self._credit_is_due, self._told_ended = False, self._ended
-        self.client.credit(self._ended)
+        self.client.say(messages.Credit(self._ended))
 
     def note_room(self, sequences: int, step: int) -> None:
         """No lease is smaller than this, and each is a multiple of `step`. Fewer free slots are not worth a message."""

@@ -75,6 +75,10 @@ class ActorClient:
         self._unacknowledged: dict[int, _Pushed] = {}
         self.relay: messages.Relay | None = None
 
+    def say(self, message: Message) -> None:
+        """Send a message that needs nothing else. The buffer forgets it when the actor says hello again."""
+        self.dealer.send(message)
+
     def hello(self) -> None:
         """Introduce this actor; with `relay` also as a source of weights."""
         self.dealer.send(messages.Hello("actor", self.name, os.getpid(), self.slots))
@@ -96,10 +100,6 @@ class ActorClient:
                 log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, now - pushed.sent)
                 pushed.sent = now
                 self._push_soon(pushed)
-
-    def credit(self, ended: int) -> None:
-        """Tell how many leased sequences have ended since hello: as many more may be leased."""
-        self.dealer.send(messages.Credit(ended))
 
     def push(self, group: Group) -> None:
         self._push_soon(_Pushed(time.monotonic(), *encode_group(group)))
@@ -154,9 +154,6 @@ class ActorClient:
         table, length = pack_heads([head]), sample.response_length
         self.dealer.send(messages.Evaluated(lease_id, float(sample.reward), *versions, length, table), [payload])
 
-    def applied(self, version: int, digest: str) -> None:
-        self.dealer.send(messages.Applied(version, digest))
-
     async def receive(self) -> Received:
         """The next message for the actor itself."""
         return await self.dealer.receive()
@@ -193,7 +190,8 @@ class LearnerClient:
         self._index, self.redo = -1, 0
         self._said: dict[type[Message], Message] = {}  # the newest of each, in order, to say them again
 
-    def _say(self, message: Message) -> None:
+    def say(self, message: Message) -> None:
+        """Send a message; after a reconnect the newest of each kind is sent again. Any thread may call this."""
         with self._order:
             self._said.pop(type(message), None)
             self._said[type(message)] = message
@@ -202,16 +200,16 @@ class LearnerClient:
     def hello(self, vocab_size: int | None = None, routing: Routing | None = None) -> None:
         """Introduce the learner and, if known, its model's vocabulary size and, if it replays experts, what its routers
         choose: the buffer refuses groups with other tokens or experts."""
-        self._say(messages.Hello("learner", self.name, os.getpid(), 0))
+        self.say(messages.Hello("learner", self.name, os.getpid(), 0))
         if vocab_size is not None:
-            self._say(messages.Model(vocab_size, routing))
+            self.say(messages.Model(vocab_size, routing))
 
     def published(self, manifest: messages.Manifest) -> None:
-        """Announce a version. Any thread may call this."""
-        self._say(messages.Published(manifest))
+        """Announce a version."""
+        self.say(messages.Published(manifest))
 
     def trained(self, index: int, gradient: messages.GradientNoise | None = None) -> None:
-        self._say(messages.Trained(index, gradient))
+        self.say(messages.Trained(index, gradient))
 
     def checkpointed(self, step: int) -> None:
         """All batches before `step` are in a checkpoint: the buffer need not serve them again."""
@@ -220,18 +218,18 @@ class LearnerClient:
     def want(self, index: int, version: int) -> None:
         """Ask for a batch; it comes when it is complete."""
         self._taken, self._index = 0, index
-        self._say(messages.Want(index, version))
+        self.say(messages.Want(index, version))
 
     def want_share(self, index: int, rank: int) -> None:
         """Ask for the share of a rank other than 0; it comes when the learner is served that batch."""
         self._index = index
-        self._say(messages.WantShare(index, rank))
+        self.say(messages.WantShare(index, rank))
 
     def stream(self, take: Callable[[Batch], None]) -> None:
         """From now on, while `batch` waits, call `take` with groups of the batch as they finish: each time a `Batch`
         with the next groups in batch order. The whole batch contains them again."""
         self._take = take
-        self._say(messages.Stream())
+        self.say(messages.Stream())
 
     def pause(self) -> None:
         """Make `batch` raise Stopped instead of waiting longer. For signal handlers."""
@@ -251,7 +249,7 @@ class LearnerClient:
     def set_aside(self, index: int, reason: str) -> None:
         """Report that this batch cannot be trained. Returns when the buffer has set it aside; ask for it again then."""
         self._said.pop(messages.Want, None)
-        self._say(messages.Untrainable(index, reason[:2000]))
+        self.say(messages.Untrainable(index, reason[:2000]))
         answer, _ = self._wait_for(messages.SetAside, "its answer", lambda answer: answer.index == index)
         self.redo = answer.redo
         self._said.pop(messages.Untrainable, None)
@@ -282,7 +280,7 @@ class LearnerClient:
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
         """End the run after `steps` trained batches: the last evaluation is made; returns the buffer's final report."""
         self._said.pop(messages.Want, None)
-        self._say(messages.Finish(reason, steps))
+        self.say(messages.Finish(reason, steps))
         return self._wait_for(messages.Report, "the last evaluation", lambda report: True)[0].report
 
     def _wait_for(

@@ -59,6 +59,11 @@ class Actor:
         """Sequences that its engine could start now. A sequence frees its slot when it ends, before its group does."""
         return self.slots + self.ended - self.leased
 
+    def report(self, now: float) -> dict[str, object]:
+        """What people see of it, as plain data (`scripts.status`)."""
+        shown = {name: getattr(self, name) for name in ("version", "timed_out", "stats", "engine", "engine_note")}
+        return shown | {"running": len(self.running), "silent_seconds": now - self.seen}
+
     def takes(self, sequences: int) -> bool:
         """May it get a group of `sequences` sequences? An idle actor always may, even if its engine has fewer slots."""
         return self.free_slots >= sequences or not self.running

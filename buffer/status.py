@@ -53,18 +53,7 @@ def status(state: RunState) -> dict[str, object]:
         "resumed": state.store.resumed,
         "refused": state.router.refused,
         "evaluations": state.gauges.evaluations,
-        "actors": {
-            actor.name: {
-                "version": actor.version,
-                "running": len(actor.running),
-                "timed_out": actor.timed_out,
-                "silent_seconds": now - actor.seen,
-                "stats": actor.stats,
-                "engine": actor.engine,
-                "engine_note": actor.engine_note,
-            }
-            for actor in state.fleet
-        },
+        "actors": {actor.name: actor.report(now) for actor in state.fleet},
         "left_out": state.left_out,
         "waits": waits(state),
     }

@@ -159,7 +159,7 @@ async def _push_lies(client: ActorClient, dice: random.Random, said: list[str]) 
         match (await client.receive()).message:
             case messages.Announce(manifest):  # it claims to hold weights that it never asks for
                 digests[manifest.version] = manifest.digest
-                client.applied(manifest.version, manifest.digest)
+                client.say(messages.Applied(manifest.version, manifest.digest))
             case messages.Lease(leases):
                 for lease in leases:
                     if lease.split == "train":

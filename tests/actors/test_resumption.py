@@ -15,7 +15,7 @@ from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
 from areal_like.experts import NONE, Routing
 from areal_like.groups import RUN, decode_group, encode_group
-from areal_like.messages import PartialHead
+from areal_like.messages import Credit, PartialHead
 from areal_like.partials import CALL, SCORE, check_partial, decode_partial, encode_partial
 from areal_like.types import Carried, Completion, Group, Lease, Limits, PartialSample, Prompt
 from areal_like.wire import WireError
@@ -54,8 +54,8 @@ class Client:
     def failed(self, *failure) -> None:
         self.failures.append(failure)
 
-    def credit(self, ended: int) -> None:
-        self.ended = ended
+    def say(self, message: Credit) -> None:
+        self.ended = message.ended
 
 
 class Actor:

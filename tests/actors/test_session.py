@@ -29,8 +29,8 @@ class Client:
     def __init__(self, told: list) -> None:
         self.told = told
 
-    def applied(self, version: int, digest: str) -> None:
-        self.told.append((version, digest))
+    def say(self, message: messages.Applied) -> None:
+        self.told.append((message.version, message.digest))
 
     def carried(self, lease: messages.Lease, payloads: Payloads) -> dict:
         return {}

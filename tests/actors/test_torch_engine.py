@@ -275,7 +275,7 @@ def test_cancelled_leases_free_their_slots_within_one_decode_step(hand_back):
     class Client:
         handed_back = None
 
-        def credit(self, ended):
+        def say(self, message):
             pass
 
         def hand_back(self, ids, partials, leaving):

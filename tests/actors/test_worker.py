@@ -10,6 +10,7 @@ import pytest
 from actors.engines.step_costs import StepCosts
 from actors.reward_pool import RewardError
 from actors.worker import RESAMPLES, Heldout, Rollout, Worker
+from areal_like import messages
 from areal_like.partials import check_partial, decode_partial
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
@@ -40,8 +41,8 @@ class Client:
     def hand_back(self, ids: list[int], partials: list, leaving: bool) -> None:
         self.left.append((ids, leaving))
 
-    def credit(self, ended: int) -> None:
-        self.credits.append(ended)
+    def say(self, message: messages.Credit) -> None:
+        self.credits.append(message.ended)
 
     def hello(self) -> None:
         self.credits.append("hello")
