@@ -21,6 +21,7 @@ import pytest
 from areal_like import keys
 from areal_like.client import SupervisorClient
 from areal_like.link import BusError
+from areal_like.run_folder import is_going_on
 from scripts import join, running, status, stop
 from scripts.audit import audit
 from scripts.running import Running
@@ -281,6 +282,9 @@ def test_guests_of_a_run_that_was_killed_say_so_or_wait_until_it_goes_on(
     live.until_steps(1)
     live.process.kill()
     live.end()
+    deadline = time.monotonic() + 60.0
+    while is_going_on(live.folder) and time.monotonic() < deadline:  # its roles end a moment after it
+        time.sleep(0.02)
     with pytest.raises(SystemExit, match="2"):
         join.main([str(live.folder)])
     said = capsys.readouterr().err
