@@ -75,8 +75,8 @@ def described(prompt: Prompt, samples: Sequence[Sample]) -> tuple[dict[str, Any]
     reward, finish}`. `text` is None if the task has none, else `tokens` is; `answer` is None if JSON can't hold it. An
     answer ends with its last trained token; what tools said before that is a part of it."""
     text = None if prompt.codec is None else prompt.codec.decode(prompt.tokens)
-    question = {"text": text, "messages": list(prompt.messages), "answer": _as_json(prompt.answer)}
-    return question, [_described(prompt, sample) for sample in samples]
+    about_prompt = {"text": text, "messages": list(prompt.messages), "answer": _as_json(prompt.answer)}
+    return about_prompt, [_described(prompt, sample) for sample in samples]
 
 
 def _described(prompt: Prompt, sample: Sample) -> dict[str, Any]:

@@ -96,8 +96,8 @@ class Sources:
         """Hops from the held version of a part to `version`, or to the newest that the source has. Raises Superseded if
         there is no route, or if `other_relays` can be asked meanwhile; Unreachable; Desync."""
         dealer = self._dealer(part)
-        question = messages.Sync(part, version, held, digest)
-        dealer.send(question)
+        request = messages.Sync(part, version, held, digest)
+        dealer.send(request)
         heard = moved = time.monotonic()
         progress = -1
         while True:
@@ -106,7 +106,7 @@ class Sources:
             match received and received.message:
                 case None:
                     if self._silent(dealer, now - heard):
-                        dealer.send(question)
+                        dealer.send(request)
                         heard = now
                 case messages.Plan(part=of, version=to, hops=hops) if (of, to) == (part, version):  # else left over
                     if not hops:

@@ -29,7 +29,7 @@ from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.partials import encode_partial
 from areal_like.sampling import stream_key
 from areal_like.spans import Busy, Spans
-from areal_like.types import Carried, Group, Lease, Limits, PartialSample, Prompt, Sample
+from areal_like.types import CarriedSamples, Group, Lease, Limits, PartialSample, Prompt, Sample
 
 log = logging.getLogger(__name__)
 _HELDOUT_STREAM = 1
@@ -71,7 +71,7 @@ class _Running:
     """A training group: its task, those of its samples, and the recorder of each sample, by request."""
 
     lease: Lease
-    carried: Carried
+    carried: CarriedSamples
     task: asyncio.Task | None = None
     samples: list[asyncio.Task] = field(default_factory=list)
     recorders: dict[str, Recorder] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Worker:
         self.resampled = 0  # samples drawn again, since their reward had crashed
         self._told_cut_at = -1  # newest version for which the buffer was told what cut samples said
 
-    def start(self, leases: list[Lease], carried: Mapping[int, Carried] = MappingProxyType({})) -> None:
+    def start(self, leases: list[Lease], carried: Mapping[int, CarriedSamples] = MappingProxyType({})) -> None:
         """Start work on leases, some of which carry an unfinished group; returns at once."""
         if self._leaving:
             return
@@ -122,7 +122,7 @@ class Worker:
         for lease in leases:
             if lease.split == "train":
                 self.cancel([lease.group_id])  # what an earlier session has left of it
-                group = self._groups[lease.group_id] = _Running(lease, carried.get(lease.group_id, Carried()))
+                group = self._groups[lease.group_id] = _Running(lease, carried.get(lease.group_id, CarriedSamples()))
                 group.task = self._spawn(self._run_group(group))
                 group.task.add_done_callback(partial(self._forget, group))
             else:

@@ -20,7 +20,7 @@ from areal_like.groups import Head, decode_group, encode_group, pack_heads, unpa
 from areal_like.link import BusError
 from areal_like.messages import Message, PartialHead
 from areal_like.partials import decode_partial
-from areal_like.types import Batch, Carried, Group
+from areal_like.types import Batch, CarriedSamples, Group
 from areal_like.wire import ONLY_THE_LEARNER, Frame, Payloads, Received, WireError
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class ActorClient:
         return await self.dealer.receive()
 
     @staticmethod
-    def carried(lease: messages.Lease, payloads: Payloads) -> dict[int, Carried]:
+    def carried(lease: messages.Lease, payloads: Payloads) -> dict[int, CarriedSamples]:
         """What the leases of a message carry, by group."""
         pairs = zip(lease.partials, payloads, strict=True)
         return {head.id: decode_partial(head, payload, usable) for (head, usable), payload in pairs}

@@ -21,7 +21,7 @@ import xxhash
 from areal_like.experts import NONE, Routing, block, is_shape, shape_of, width
 from areal_like.groups import FINISHES, RUN, check_sampled, covered_by, fits_float32, view
 from areal_like.messages import PartialHead
-from areal_like.types import Carried, Completion, PartialSample
+from areal_like.types import CarriedSamples, Completion, PartialSample
 from areal_like.wire import Frame, WireError
 
 CALL = np.dtype([("given", "<u8"), ("offset", "<i8"), ("sample", "<i4"), ("finish", "<i2"), ("runs", "<i4")])
@@ -61,7 +61,7 @@ def encode_partial(
     return PartialHead(group_id, *columns, found, positions, shape), b"".join(part.tobytes() for part in parts)
 
 
-def decode_partial(head: PartialHead, payload: Frame, usable: Collection[int]) -> Carried:
+def decode_partial(head: PartialHead, payload: Frame, usable: Collection[int]) -> CarriedSamples:
     """The samples of `usable`. The arrays are views into `payload`."""
     runs = np.frombuffer(head.runs, RUN).tolist()
     total = sum(n for _, n in runs)
@@ -80,7 +80,7 @@ def decode_partial(head: PartialHead, payload: Frame, usable: Collection[int]) -
         start = end
     for digest, score, index in np.frombuffer(head.scores, SCORE).tolist():
         found[index].scores[digest] = score
-    return Carried({index: sample for index, sample in found.items() if index in usable}, dict(head.digests))
+    return CarriedSamples({index: sample for index, sample in found.items() if index in usable}, dict(head.digests))
 
 
 def samples_of(head: PartialHead) -> list[int]:

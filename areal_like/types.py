@@ -105,7 +105,7 @@ class PartialSample:
 
 
 @dataclass(slots=True)
-class Carried:
+class CarriedSamples:
     """What a lease carries of a group that an earlier lease left unfinished: samples by index, and the digests of the
     versions that made their tokens."""
 

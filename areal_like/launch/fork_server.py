@@ -66,14 +66,14 @@ class Server:
             ready, _, _ = select.select([connection, *self._roles], [], [])
             for each in ready:
                 if each != connection:
-                    self._bury(each)
+                    self._report_end(each)
                 elif packet := self._starter.recv(MOST_BYTES):
                     if role := self._fork(json.loads(packet)):
                         return role
                 else:
                     return None
 
-    def _bury(self, descriptor: int) -> None:
+    def _report_end(self, descriptor: int) -> None:
         pid = self._roles.pop(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)

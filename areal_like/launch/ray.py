@@ -205,12 +205,12 @@ class RayLauncher:
                 options |= {"max_restarts": -1, "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": where}
                 self._hosts[name] = ray.remote(self.HOST).options(**options).remote()
 
-    def _spawn(self, role: RoleSpec, name: str) -> Elsewhere:
+    def _spawn(self, role: RoleSpec, name: str) -> RayProcess:
         run = self.run.resolve()
         command = ["-m", role.module, "--name", name, "--run", str(run), "--grace", str(GRACE_SECONDS)]
         assert self._held
         what = (command, role.threads, str(run / "logs" / name), self._held.getsockname())
-        return Elsewhere(self._hosts[role.name], name, what)
+        return RayProcess(self._hosts[role.name], name, what)
 
     def stop(self) -> None:
         self.running.end()
@@ -223,7 +223,7 @@ class RayLauncher:
             self._held.close()
 
 
-class Elsewhere:
+class RayProcess:
     """A role's process on a node of the cluster, with the methods that a launcher needs."""
 
     pid, remark = 0, ""

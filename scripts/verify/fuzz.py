@@ -29,7 +29,7 @@ from areal_like import messages
 from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.messages import Batch, HandBack, Message, Part, PartialHead, Push, Table
 from areal_like.partials import check_partial, decode_partial, encode_partial, versions_of
-from areal_like.types import Carried, Completion, Group, Lease, PartialSample, Sample
+from areal_like.types import CarriedSamples, Completion, Group, Lease, PartialSample, Sample
 from areal_like.wire import SCHEMA, START, WireError, decode, encode
 
 from .. import output
@@ -57,7 +57,7 @@ def take(frames: Sequence[bytes]) -> str:
     return message.kind()
 
 
-def _touch_partial(carried: Carried) -> None:
+def _touch_partial(carried: CarriedSamples) -> None:
     for sample in carried.samples.values():
         for call in sample.calls.values():
             if not sum(n for _, n in call.runs) == len(call.tokens) == len(call.logprobs):

@@ -17,7 +17,7 @@ from areal_like.experts import NONE, Routing
 from areal_like.groups import RUN, decode_group, encode_group
 from areal_like.messages import Credit, PartialHead
 from areal_like.partials import CALL, SCORE, check_partial, decode_partial, encode_partial
-from areal_like.types import Carried, Completion, Group, Lease, Limits, PartialSample, Prompt
+from areal_like.types import CarriedSamples, Completion, Group, Lease, Limits, PartialSample, Prompt
 from areal_like.wire import WireError
 from tests.actors.tiny_models import VOCAB, new_model, update_of
 
@@ -72,7 +72,7 @@ class Actor:
         self.scored.append(len(tokens))
         return float(tokens.sum())
 
-    def lease(self, carried: Carried | None = None) -> None:
+    def lease(self, carried: CarriedSamples | None = None) -> None:
         self.worker.start([Lease(7, 0, "train", LAUNCH, LAUNCH)], {7: carried} if carried else {})
 
     async def decoded(self, tokens: int) -> None:
@@ -97,7 +97,7 @@ async def broken_off(after: int, *, leaving: bool = False) -> Actor:
     return first
 
 
-def left_by(actor: Actor, usable: tuple[int, ...] = (0, 1, 2)) -> Carried:
+def left_by(actor: Actor, usable: tuple[int, ...] = (0, 1, 2)) -> CarriedSamples:
     ((head, payload),) = actor.client.handed_back
     return decode_partial(head, payload, usable)
 

@@ -92,8 +92,10 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.integration
 def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
-    """Synchronous, one actor: it samples the same tokens, so every loss equals that of a run without a crash."""
-    overrides = ["mode=sync", "actors.count=1", "run.steps=9", "eval.prompts=8", "eval.every=0", "checkpoint.every=4"]
+    """Synchronous, one sequence at a time: sums depend on nothing that a busy machine changes. So every loss is that of
+    a run without a crash, to the last bit."""
+    overrides = ["mode=sync", "actors.count=1", "engine.slots=1", "groups_per_batch=4", "run.steps=16"]
+    overrides += ["eval.prompts=8", "eval.every=0", "checkpoint.every=4"]
     undisturbed = train(tmp_path, "undisturbed", "run.target_reward=null", *overrides)
     process = start(tmp_path, "killed", *overrides)
     wait_for_step(tmp_path / "killed", 6, process)
@@ -103,7 +105,7 @@ def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path:
     assert resumed.returncode == 0, output
     for ours, theirs in zip(rows(tmp_path / "killed"), rows(undisturbed), strict=True):
         assert ours["reward/mean"] == theirs["reward/mean"], f"step {ours['step']}: other tokens"
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-7)
+        assert ours["loss"] == theirs["loss"], f"step {ours['step']}"
 
 
 @pytest.mark.integration

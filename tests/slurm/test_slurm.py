@@ -239,8 +239,11 @@ def test_actors_of_a_node_that_was_cut_off_go_on_under_their_names(cluster: Clus
 
 
 SRUN = """#!/bin/bash
-# Slurm decides where steps go: buffer and learner shall be on the node of the batch script.
+# Slurm decides where steps go: buffer and learner shall be on the node of the batch script, before actors fill it.
 [[ $* =~ --job-name=(buffer|learner)\\  ]] && set -- "--nodelist=$SLURMD_NODENAME" "$@"
+if [[ $* =~ --job-name=actor ]]; then
+    until squeue --noheader --steps --format=%j | grep -qx learner; do sleep 0.2; done
+fi
 exec {srun} "$@"
 """
 

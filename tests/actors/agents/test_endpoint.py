@@ -15,7 +15,7 @@ from actors.agents.programs import AgentError
 from actors.agents.workflow import agent as workflow
 from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
-from areal_like.types import Carried, Lease, Prompt
+from areal_like.types import CarriedSamples, Lease, Prompt
 from tests.actors.agents.scene import (
     EOS,
     SECONDS,
@@ -196,7 +196,7 @@ class Actor:
         rollout = Rollout(3, 1.0, None, played, {})
         self.worker = Worker(Task(), self.engine, verifier, self.client, rollout, {0: "d0"})  # type: ignore[arg-type]
 
-    def lease(self, carried: Carried | None = None) -> None:
+    def lease(self, carried: CarriedSamples | None = None) -> None:
         self.worker.start([Lease(7, 0, "train", 3, 3)], {7: carried} if carried else {})
 
     async def group(self) -> Any:
