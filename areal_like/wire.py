@@ -110,7 +110,7 @@ def _kind_of(header: Frame) -> bytes:
 
 
 def _another_schema(start: bytes) -> str:
-    """Why a header that begins like this is refused. Before 14 schemas were numbers of one byte."""
+    """Why a header that begins like this is refused. Earlier schemas, up to 13, have one byte."""
     old, new = start[:1] == b"\x93" and start[1:2] < b"\x80", start[:2] == START[:2] and len(start) >= len(START)
     if len(start) < 3 or not (old or new):
         return NO_HEADER

@@ -92,8 +92,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.integration
 def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
-    """Synchronous, one sequence at a time: sums depend on nothing that a busy machine changes. So every loss is that of
-    a run without a crash, to the last bit."""
+    """Synchronous, one sequence at a time: no sum depends on which sequences share a decode step. So every loss is that
+    of a run without a crash, to the last bit."""
     overrides = ["mode=sync", "actors.count=1", "engine.slots=1", "groups_per_batch=4", "run.steps=16"]
     overrides += ["eval.prompts=8", "eval.every=0", "checkpoint.every=4"]
     undisturbed = train(tmp_path, "undisturbed", "run.target_reward=null", *overrides)
