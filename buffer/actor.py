@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-MOST_MOVED = 64
-"""An actor's `moved` may have this many entries more than twice its running groups; then ended groups are removed."""
 Stats = Mapping[str, float | str]
 """What an actor reports about itself: see `actors.measures`."""
 
@@ -15,11 +13,11 @@ Stats = Mapping[str, float | str]
 @dataclass(slots=True)
 class Actor:
     """`peer`: routing id. `pid`: process id on its own host. `slots`: sequences that its engine decodes at once.
-    `version`: the weights it last applied (−1: none yet). `running`: ids of its groups. `leased`, `ended`: sequences
-    since it joined. `refused`: its refused groups in a row.
+    `version`: the weights it last applied (−1: none yet). `running`: its groups by id, and when each was leased or last
+    made progress. `leased`, `ended`: sequences since it joined. `refused`: its refused groups in a row.
 
-    `moved`: when each group was leased or last made progress. `timed_out`: leases without progress that it lost since
-    it last finished a group. `benched_until`: it gets no leases before then (`buffer.deadlines`)."""
+    `timed_out`: leases without progress that it lost since it last finished a group.
+    `benched_until`: it gets no leases before then (`buffer.deadlines`)."""
 
     name: str
     peer: bytes
@@ -29,10 +27,9 @@ class Actor:
     version: int = -1
     leased: int = 0
     ended: int = 0
-    running: set[int] = field(default_factory=set)
+    running: dict[int, float] = field(default_factory=dict)
     stats: Stats = field(default_factory=dict)
     refused: int = 0
-    moved: dict[int, float] = field(default_factory=dict)
     timed_out: int = 0
     benched_until: float = -math.inf
     number: int = 0  # actors are numbered as they join
@@ -70,15 +67,12 @@ class Actor:
 
     def lease(self, group_id: int, sequences: int, now: float) -> None:
         """Count a new lease."""
-        self.running.add(group_id)
-        if len(self.moved) > 2 * len(self.running) + MOST_MOVED:  # `buffer.deadlines` forgets, too, if it looks at all
-            self.moved = {each: at for each, at in self.moved.items() if each in self.running}
-        self.moved[group_id] = now
+        self.running[group_id] = now
         self.leased += sequences
 
     def note_moved(self, group_ids: Iterable[int], now: float) -> None:
         """These groups made progress; ignores groups that it does not run."""
-        self.moved.update(dict.fromkeys(self.running.intersection(group_ids), now))
+        self.running.update((each, now) for each in group_ids if each in self.running)
 
     def has_finished(self) -> None:
         """The actor finished a group: forget its lost leases and end its bench."""

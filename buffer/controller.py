@@ -186,7 +186,7 @@ class Controller:
         for name, group_id, hand_back in self.state.replay.take_cancels():
             if actor := self.state.fleet.by_name.get(name):
                 if not hand_back:
-                    actor.running.discard(group_id)
+                    actor.running.pop(group_id, None)
                     self.state.fleet.ready.touch(actor)
                 asks = self.state.samples.awaits(group_id, name)
                 self.state.router.send(actor.peer, messages.Cancel([group_id], hand_back or asks))

@@ -58,12 +58,11 @@ class Deadlines:
             if hung := self.state.fleet.by_name.get(name):
                 self._hold_against(hung, leases, now)
         for actor in list(self.state.fleet):
-            actor.moved = {group_id: actor.moved.get(group_id, now) for group_id in actor.running}
-            late = [group_id for group_id, moved in actor.moved.items() if now - moved > self.timeout]
+            late = [group_id for group_id, moved in actor.running.items() if now - moved > self.timeout]
             if late:
                 self._revoke(actor, sorted(late), now)
             self._look_after_benched(actor, now)
-            half = [each for each in actor.running if now - actor.moved[each] > self.timeout * HEDGE_AT]
+            half = [each for each, moved in actor.running.items() if now - moved > self.timeout * HEDGE_AT]
             self._slow += [self.state.store.entries[group_id] for group_id in half]
         self._take_back_heldout(now)
 
@@ -101,7 +100,7 @@ class Deadlines:
         )
         state.router.send(actor.peer, messages.Cancel(group_ids, hand_back=False))
         for group_id in group_ids:
-            actor.running.discard(group_id)
+            actor.running.pop(group_id, None)
             state.fleet.ready.touch(actor)
             entry = state.store.entries[group_id]
             entry.timeouts, entry.failed_on = entry.timeouts + 1, actor.name
@@ -123,7 +122,7 @@ class Deadlines:
             return  # the actor already got `Quit`
         actor.benched_until, actor.benched_at = now + self.timeout, actor.version
         self.state.fleet.odd.add(actor.name)
-        something_moves = any(now - actor.moved[group_id] < self.timeout / 2 for group_id in actor.running)
+        something_moves = any(now - moved < self.timeout / 2 for moved in actor.running.values())
         if actor.timed_out >= MOST_IN_A_ROW and not something_moves:
             self._tell_to_quit(actor, f"{actor.timed_out} leases in a row made no progress in time")
 

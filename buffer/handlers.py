@@ -166,7 +166,7 @@ class Handlers:
         state = self.state
         for group_id in sorted(faults.keys() & actor.running):
             entry = state.store.entries[group_id]
-            actor.running.discard(group_id)
+            actor.running.pop(group_id, None)
             # The same group again says nothing new about the actor.
             actor.refused += not entry.refused or entry.failed_on != actor.name
             state.fleet.odd.add(actor.name)
@@ -232,7 +232,7 @@ class Handlers:
         entry = self.state.store.entries.get(message.id)
         if entry is None or actor is None or not self.state.hedges.holds(entry, actor.name):
             return
-        actor.running.discard(message.id)
+        actor.running.pop(message.id, None)
         if self.state.hedges.leave_to_other(entry, actor.name):
             return
         said = self._said(message, entry, payloads)
@@ -246,14 +246,14 @@ class Handlers:
         if actor is None:
             return
         state, heads, left = self.state, message.partials, {}
-        ids = actor.running.intersection(message.ids)
+        ids = actor.running.keys() & set(message.ids)
         try:
             known = state.learner.vocab_size, state.learner.routing
             check_hand_back(heads, payloads, state.store.entries, state.weights.digests, *known)
             left = {head.id: PartialGroup(head, part) for head, part in zip(heads, payloads, strict=True)}
         finally:
             for group_id in sorted(ids):
-                actor.running.discard(group_id)
+                actor.running.pop(group_id, None)
                 entry = self.state.store.entries[group_id]
                 if self.state.hedges.leave_to_other(entry, actor.name):
                     continue  # the other actor has begun without these samples

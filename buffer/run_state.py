@@ -182,7 +182,7 @@ class RunState:
     def end_lease(self, actor: Actor, group_id: int, told: bool) -> None:
         """End an actor's lease of a group. `told`: send the actor a cancel, because it does not know yet."""
         if group_id in actor.running:
-            actor.running.discard(group_id)
+            actor.running.pop(group_id, None)
             self.fleet.ready.touch(actor)
             if told:
                 self.router.send(actor.peer, messages.Cancel([group_id], hand_back=False))

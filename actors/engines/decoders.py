@@ -123,7 +123,7 @@ class FusedDecoder:
         return all(layer.self_attn.o_proj.bias is None and layer.mlp.up_proj.bias is None for layer in _layers(model))
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache):
-        layers = [_fuse(layer, cache.dtype, cache.keys.device) for layer in _layers(model)]
+        layers = [_fuse(layer, cache.dtype, cache.keys.device, cache.batch_invariant) for layer in _layers(model)]
         model.to(cache.keys.device)  # type: ignore[arg-type] # the rest: the whole was never there in float32
         body: Any = model.base_model
         head: Any = model.get_output_embeddings()
@@ -131,7 +131,7 @@ class FusedDecoder:
         self._embedding = body.embed_tokens
         self._rotary = body.rotary_emb
         self._norm = body.norm
-        self._head = product(head.weight, head.bias)
+        self._head = product(head.weight, head.bias, cache.batch_invariant)
         self._layers = layers
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
@@ -182,7 +182,7 @@ def _layers(model: PreTrainedModel) -> list[Any]:
     return list(body.layers)
 
 
-def _fuse(layer: Any, dtype: torch.dtype, device: torch.device) -> _Layer:
+def _fuse(layer: Any, dtype: torch.dtype, device: torch.device, batch_invariant: bool) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def stacked(*parameters: nn.Parameter) -> torch.Tensor:
@@ -192,14 +192,17 @@ def _fuse(layer: Any, dtype: torch.dtype, device: torch.device) -> _Layer:
             parameter.data = part
         return whole
 
+    def multiplied(linears: list[Any], bias: torch.Tensor | None = None) -> Product:
+        return product(stacked(*(linear.weight for linear in linears)), bias, batch_invariant)
+
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
     bias = None if attention.q_proj.bias is None else stacked(*(linear.bias for linear in qkv))
     return _Layer(
         scale=attention.scaling,
-        qkv=product(stacked(*(linear.weight for linear in qkv)), bias),
-        out=product(stacked(attention.o_proj.weight)),
-        gate_up=product(stacked(mlp.gate_proj.weight, mlp.up_proj.weight)),
-        down=product(stacked(mlp.down_proj.weight)),
+        qkv=multiplied(qkv, bias),
+        out=multiplied([attention.o_proj]),
+        gate_up=multiplied([mlp.gate_proj, mlp.up_proj]),
+        down=multiplied([mlp.down_proj]),
         activation=mlp.act_fn,
         norms=(layer.input_layernorm, layer.post_attention_layernorm),
         head_norms=(attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None,

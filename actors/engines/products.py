@@ -22,15 +22,32 @@ class Product(Protocol):
         ...
 
 
-def product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
-    """The product with a matrix [out, in], the memory of which is used as it is from now on, new values included."""
+def product(weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False) -> Product:
+    """The product with a matrix [out, in], the memory of which is used as it is from now on, new values included.
+    `batch_invariant`, on a CPU: a row's result does not depend on the other rows. oneDNN keeps to that from two rows
+    on; MKL has other kernels for the last few rows."""
     weight, bias = weight.detach(), None if bias is None else bias.detach()
+    if batch_invariant:
+        return _FromTwoRows(_OneDnn(weight, bias))
     if weight.dtype != torch.float32:
         return _Rounded(weight, bias)
     # The choice must not depend on time measured here: equal runs have equal bits.
     if weight.device.type == "cpu" and weight.numel() >= ONEDNN_FROM and torch.backends.mkldnn.is_available():
         return _OneDnn(weight, bias)
     return _Plain(weight, bias)
+
+
+class _FromTwoRows:
+    """A single row goes through the product twice."""
+
+    def __init__(self, product: Product):
+        self._product = product
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if len(x) > 1:
+            return self._product(x, residual)
+        out = self._product(x.repeat(2, 1))[:1]
+        return out if residual is None else residual.add_(out)
 
 
 class _Plain:
@@ -48,7 +65,7 @@ class _OneDnn:
         self._weight, self._bias = weight, bias
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        out = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        out = torch.ops.mkldnn._linear_pointwise(x.to(self._weight.dtype), self._weight, self._bias, "none", [], "")
         return out if residual is None else residual.add_(out)
 
 

@@ -2,7 +2,9 @@
 
 torch's attention reads a rectangle, all slots to the longest one, with a mask. In async mode lengths lie far apart, so
 most of that is padding. Steps that are large enough to pay for loading numba take compiled kernels (`ragged_kernels`);
-smaller ones, and all where numba is not installed, take torch's. What a slot gets does not depend on the others.
+smaller ones, and all where numba is not installed, take torch's. What a slot gets from a kernel does not depend on the
+others. With torch's attention its last bits do, and so does which of the two a step takes; `batch_invariant` steps take
+the kernels.
 """
 
 from __future__ import annotations
@@ -45,16 +47,16 @@ class Ragged:
         return torch.from_numpy(out).to(query.dtype)
 
 
-def prepare(keys: torch.Tensor, slots: int, time: int) -> None:
+def prepare(keys: torch.Tensor, slots: int, time: int, batch_invariant: bool = False) -> None:
     """Load and compile what steps over so many slots and positions of a cache [layer, slot, head, time, dim] need. The
     first call of a process takes one or two seconds, and 150 MB; the first on a machine some seconds more."""
-    if _pays(keys, slots, time):
+    if batch_invariant or _pays(keys, slots, time):
         _compile(keys.shape[4], keys.dtype)
 
 
-def begin(keys: torch.Tensor, lengths: np.ndarray) -> Ragged | None:
+def begin(keys: torch.Tensor, lengths: np.ndarray, batch_invariant: bool = False) -> Ragged | None:
     """For a step over the slots 0..n-1 of a cache; None: torch's attention is to be used."""
-    if not _pays(keys, len(lengths), int(lengths.max())):
+    if not (batch_invariant or _pays(keys, len(lengths), int(lengths.max()))):
         return None
     kernels = _kernels()
     return None if kernels is None else Ragged(kernels, np.ascontiguousarray(lengths, np.int64))
@@ -95,6 +97,11 @@ def _cuts(lengths: np.ndarray, per_token: int) -> list[int]:
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "attention")
+
+
+def is_there() -> bool:
+    """Whether the kernels can be used at all."""
+    return _kernels() is not None
 
 
 @cache

@@ -33,12 +33,20 @@ ATTENTION = "slot_cache"
 class SlotCache:
     """Keys and values of up to `slots` sequences, slots 0..n-1. Both dimensions double when they get too short, but
     hold no more than `most` tokens in all, room that is not used included (None: no bound), as long as what is reserved
-    fits. `attention`: computes what torch's does, for experiments (`inexact`)."""
+    fits. `attention`: computes what torch's does, for experiments (`inexact`). `batch_invariant`: what a slot gets in a
+    decode step does not depend on the others, to the last bit."""
 
     def __init__(
-        self, config: PretrainedConfig, slots: int, device: torch.device, dtype: torch.dtype, most: int | None = None
+        self,
+        config: PretrainedConfig,
+        slots: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        most: int | None = None,
+        *,
+        batch_invariant: bool = False,
     ):
-        self._slots, self._most = slots, most
+        self._slots, self._most, self.batch_invariant = slots, most, batch_invariant
         self.attention: Callable[..., torch.Tensor] = F.scaled_dot_product_attention
         self.heads, self.dim, self.dtype = *kv_shape(config), dtype
         self._empty = torch.zeros(config.num_hidden_layers, 0, self.heads, 0, self.dim, device=device, dtype=dtype)
@@ -107,7 +115,7 @@ class SlotCache:
         self._cells = torch.from_numpy((starts + (lengths[:, None] - 1)).reshape(-1)).to(self.keys.device)
         self._shape = (n, time)
         usual = self.attention is F.scaled_dot_product_attention
-        self._ragged = ragged_attention.begin(self.keys, lengths) if usual else None
+        self._ragged = ragged_attention.begin(self.keys, lengths, self.batch_invariant) if usual else None
         self._mask = None
         if self._ragged is None and int(lengths.min()) < time:
             hidden = torch.from_numpy(np.arange(time) >= lengths[:, None]).to(self.keys.device)

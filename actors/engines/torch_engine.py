@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from actors.engines import ragged_attention
 from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.concurrency import Concurrency
-from actors.engines.decoders import decoder_for
+from actors.engines.decoders import LLAMA_LIKE, FusedDecoder, decoder_for
 from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
 from actors.engines.inexact import ATTENTION, attend_in_blocks, perturb
 from actors.engines.prefill_plan import Span, plan
@@ -87,6 +87,10 @@ class TorchEngine:
     (`decoders`). `return_experts`: completions bring the experts that the model's routers chose (set by
     `learner.router_replay`). `inject_mismatch`: sample from other weights than the published ones,
     or with another order of attention, for experiments (`inexact`); digests are still of the published ones.
+    `batch_invariant`, on a CPU: a sample depends on its prompt, its key and the weights alone, to the last bit, and not
+    on what else runs: so a sync run is the same on a busy machine, on other numbers of actors, and after kills. Not
+    covered are samples that go on after a prefill of their tokens (partial rollouts, `kv_tokens`, new weights in their
+    midst). Llama-like models only (`decoders`); takes more time (docs/results.md).
     `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each; `mismatch_seed` draws it (None
     in a config: that of the run).
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
@@ -108,6 +112,7 @@ class TorchEngine:
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
         device: str = "auto",
         return_experts: bool = False,
+        batch_invariant: bool = False,
         inject_mismatch: Literal["fp8", "int8", "int4", "attention"] | Annotated[float, "(0, inf)"] | None = None,
         mismatch_stays: bool = False,
         mismatch_seed: Annotated[int, "[0, inf)"] | None = None,
@@ -127,6 +132,9 @@ class TorchEngine:
             raise ValueError(f"memory must be above 0 GiB, not {memory:g}")
         if mismatch_stays and (inject_mismatch is None or isinstance(inject_mismatch, str)):
             raise ValueError("mismatch_stays is of noise: set inject_mismatch to a number, or leave it out")
+        if batch_invariant:
+            _check_batch_invariant(model, self._device, compute_dtype, inject_mismatch)
+        self._batch_invariant = batch_invariant
         self.slots, self._inject, self._stays = slots, inject_mismatch, mismatch_stays
         self._mismatch_seed = mismatch_seed or 0
         self._concurrency = Concurrency(slots)
@@ -148,7 +156,7 @@ class TorchEngine:
         self._config, self.dtype = model.config, compute_dtype
         self._waiting: deque[Request] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
-        self._prefill_tokens = _prefill_tokens(model)
+        self._prefill_tokens = 1 if batch_invariant else _prefill_tokens(model)  # 1: each prompt on its own
         self._stepping = False
         self._ending: list[tuple[Request, Finish]] = []  # asked for during a step
         self._stale = False  # recompute the KV of the running sequences before the next step
@@ -167,7 +175,8 @@ class TorchEngine:
 
     def _empty_cache(self, model: PreTrainedModel, dtype: torch.dtype, per_token: int) -> SlotCache:
         if not is_static(self._device):
-            return SlotCache(model.config, self.slots, self._device, dtype, self._kv_tokens)
+            invariant = self._batch_invariant
+            return SlotCache(model.config, self.slots, self._device, dtype, self._kv_tokens, batch_invariant=invariant)
         most = self._kv_tokens or self.slots * self._positions
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -423,7 +432,7 @@ class TorchEngine:
     def _reserve(self) -> float:
         """Room for all sequences' next tokens. Returns the seconds in which code was compiled for them."""
         begin = perf_counter()
-        ragged_attention.prepare(self._cache.keys, len(self._table), self._table.longest)
+        ragged_attention.prepare(self._cache.keys, len(self._table), self._table.longest, self._cache.batch_invariant)
         compiled = perf_counter() - begin
         self._cache.reserve(len(self._table), self._table.longest)
         if self._chosen:
@@ -584,6 +593,23 @@ class TorchEngine:
 def is_static(device: torch.device) -> bool:
     """Whether decode steps on this device have fixed shapes and memory."""
     return device.type == "cuda"
+
+
+def _check_batch_invariant(
+    model: PreTrainedModel, device: torch.device, compute_dtype: str, mismatch: str | float | None
+) -> None:
+    """Raises ValueError where results depend on what else runs."""
+    missing = {
+        "a CPU engine": device.type == "cpu",
+        f"a model of {', '.join(sorted(LLAMA_LIKE))} in float32": FusedDecoder.fits(model),
+        "torch with oneDNN": (there := torch.backends.mkldnn.is_available()),
+        "a CPU with bfloat16 products (or engine.compute_dtype=float32)": compute_dtype == "float32"
+        or (there and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        "numba": ragged_attention.is_there(),
+        f"another inject_mismatch than {ATTENTION}": mismatch != ATTENTION,
+    }
+    if lacking := [name for name, there in missing.items() if not there]:
+        raise ValueError(f"engine.batch_invariant needs {' and '.join(lacking)}")
 
 
 def _prefill_tokens(model: PreTrainedModel) -> int:

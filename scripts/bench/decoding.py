@@ -1,9 +1,10 @@
 """Decoders of a real model on one workload: this project's engine, transformers' static cache, llama.cpp.
 
 64 sequences: 8 prompts of 45 tokens × 8 samples, answers of 16 to 64 tokens unless told otherwise (equal lengths for
-all contenders). "padded" is the engine with torch's attention, which reads all slots to the longest one. The engine
-samples and records logprobs; `generate` samples; llama.cpp takes the likeliest token by NumPy, and copies the
-prompt's KV within a group, as the engine does. Called by `scripts.bench.engine`.
+all contenders). "padded" is the engine with torch's attention, which reads all slots to the longest one; "invariant" is
+the engine with `batch_invariant`. The engine samples and records logprobs; `generate` samples; llama.cpp takes the
+likeliest token by NumPy, and copies the prompt's KV within a group, as the engine does. Called by
+`scripts.bench.engine`.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ DTYPES = ("float32", "bfloat16")
 class Ours:
     """An engine, and what it sampled last."""
 
-    def __init__(self, path: Path, dtype: Any):
-        self.engine = TorchEngine(folder(0, 0, path=str(path)), slots=SEQUENCES, compute_dtype=dtype)
+    def __init__(self, path: Path, dtype: Any, batch_invariant: bool = False):
+        model = folder(0, 0, path=str(path))
+        self.engine = TorchEngine(model, slots=SEQUENCES, compute_dtype=dtype, batch_invariant=batch_invariant)
         self.done: list[Completion] = []
 
     def __call__(self, prompts: np.ndarray, lengths: np.ndarray) -> None:
@@ -142,6 +144,7 @@ class LlamaCpp:
 def contenders_of(path: Path, ggufs: list[Path], threads: int, longest: int = LONGEST) -> dict[str, Callable[[], Any]]:
     """Name → what makes it, for answers of up to `longest` tokens."""
     found: dict[str, Callable[[], Any]] = {f"engine_{dtype}": partial(Ours, path, dtype) for dtype in DTYPES}
+    found |= {f"invariant_{dtype}": partial(Ours, path, dtype, True) for dtype in DTYPES}
     found |= {f"padded_{dtype}": partial(Padded, path, dtype) for dtype in DTYPES}
     found |= {f"generate_{dtype}": partial(Static, path, dtype) for dtype in DTYPES}
     if importlib.util.find_spec("llama_cpp"):

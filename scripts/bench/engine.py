@@ -10,9 +10,9 @@ best of the repeats counts, so other load on the machine affects both. Only requ
 
 Metrics: `engine_over_generate`, `engine_over_generate_longtail` (ratios of tokens/s), `*_tokens_per_second`,
 `engine_over_generate_greedy` (equal lengths, both greedy), `engine_over_padded_*` (the engine with torch's attention,
-which reads all sequences to the longest one; "stream": log-normal lengths to 512, σ = .6 around 200), and
-`tiny_step_seconds`: one decode step of 64 sequences of a model with hidden size 32 and 2 layers, all bookkeeping
-included.
+which reads all sequences to the longest one; "stream": log-normal lengths to 512, σ = .6 around 200),
+`invariant_over_engine_*` (with `batch_invariant`), and `tiny_step_seconds`, `tiny_step_invariant_seconds`: one decode
+step of 64 sequences of a model with hidden size 32 and 2 layers, all bookkeeping included.
 
 `--model FOLDER` compares on that model instead, in float32 and bfloat16 (`scripts.bench.decoding`): this engine,
 `generate` with a static cache and, where llama-cpp-python can be imported, llama.cpp with each `--gguf` file of the
@@ -69,22 +69,31 @@ def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray, gr
     asyncio.get_event_loop().run_until_complete(sample_all())
 
 
-def unpadded(suffix: str, lengths: np.ndarray, repeats: int, rng: np.random.Generator) -> dict[str, float]:
-    """What it gains that attention reads no padding."""
+def variants(suffix: str, lengths: np.ndarray, repeats: int, rng: np.random.Generator) -> dict[str, float]:
+    """What it gains that attention reads no padding, and what it costs that results depend on no other sequence."""
     from actors.engines.torch_engine import TorchEngine
 
     from .decoding import torchs_attention
 
     prompts, engine = rng.integers(0, VOCAB, (len(lengths), PROMPT)), TorchEngine(model(), slots=SLOTS)
+    invariant = TorchEngine(model(), slots=SLOTS, batch_invariant=True)
 
     def padded() -> None:
         with torchs_attention():
             run_engine(engine, prompts, lengths, False)
 
-    contenders = {"padded": padded, "engine": lambda: run_engine(engine, prompts, lengths, False)}
+    contenders = {
+        "padded": padded,
+        "engine": lambda: run_engine(engine, prompts, lengths, False),
+        "invariant": lambda: run_engine(invariant, prompts, lengths, False),
+    }
     seconds = best_seconds(contenders, repeats, perf_counter)
-    asyncio.get_event_loop().run_until_complete(engine.close())
-    return {f"engine_over_padded{suffix}": seconds["padded"] / seconds["engine"]}
+    for each in (engine, invariant):
+        asyncio.get_event_loop().run_until_complete(each.close())
+    return {
+        f"engine_over_padded{suffix}": seconds["padded"] / seconds["engine"],
+        f"invariant_over_engine{suffix}": seconds["engine"] / seconds["invariant"],
+    }
 
 
 def compare(suffix: str, lengths: np.ndarray, greedy: bool, repeats: int, rng: np.random.Generator) -> dict[str, float]:
@@ -105,12 +114,12 @@ def compare(suffix: str, lengths: np.ndarray, greedy: bool, repeats: int, rng: n
     return {f"engine_over_generate{suffix}": seconds["generate"] / seconds["engine"], **rates}
 
 
-def tiny_step(repeats: int, rng: np.random.Generator) -> float:
+def tiny_step(repeats: int, rng: np.random.Generator, batch_invariant: bool = False) -> float:
     """Seconds per decode step at hidden size 32 × 2 layers: 64 sequences of 8 prompt and 8 response tokens."""
     from actors.engines.torch_engine import TorchEngine
     from areal_like.models import qwen2
 
-    engine = TorchEngine(qwen2(0, 16), slots=SLOTS)
+    engine = TorchEngine(qwen2(0, 16), slots=SLOTS, batch_invariant=batch_invariant)
     prompts, lengths = rng.integers(0, 16, (SLOTS, 8)), np.full(SLOTS, 8)
     seconds = best_seconds({"engine": lambda: run_engine(engine, prompts, lengths, False)}, 10 * repeats, perf_counter)
     asyncio.get_event_loop().run_until_complete(engine.close())
@@ -151,10 +160,11 @@ def main() -> None:
         **compare("", equal, False, args.repeats, rng),
         **compare("_greedy", equal, True, args.repeats, rng),
         **compare("_longtail", tail, False, max(1, args.repeats // 2), rng),
-        **unpadded("_equal", equal, args.repeats, rng),
-        **unpadded("_longtail", tail, max(1, args.repeats // 2), rng),
-        **unpadded("_stream", stream, max(1, args.repeats // 2), rng),
+        **variants("_equal", equal, args.repeats, rng),
+        **variants("_longtail", tail, max(1, args.repeats // 2), rng),
+        **variants("_stream", stream, max(1, args.repeats // 2), rng),
         "tiny_step_seconds": tiny_step(args.repeats, rng),
+        "tiny_step_invariant_seconds": tiny_step(args.repeats, rng, batch_invariant=True),
     }
     tell(metrics, args.json)
 

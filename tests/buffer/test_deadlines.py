@@ -76,7 +76,7 @@ def test_an_actor_is_told_to_quit_unless_another_lease_of_it_has_moved_lately(cl
     actor.timed_out = MOST_IN_A_ROW
     clock.ahead += 2.0  # it looks once a second
     now = time.monotonic()
-    actor.moved = {each: now - 2 * TIMEOUT for each in actor.running} | {lively: now - since * TIMEOUT}
+    actor.running = {each: now - 2 * TIMEOUT for each in actor.running} | {lively: now - since * TIMEOUT}
     house.controller.step(0)
     assert bool(told(house, "actor-0", "quit")) is quits
 

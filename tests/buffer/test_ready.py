@@ -1,6 +1,6 @@
 """Actors that may have room: the order in which they are asked, and what is remembered of them."""
 
-from buffer.actor import MOST_MOVED, Actor
+from buffer.actor import Actor
 from buffer.ready import SLACK, Ready
 
 
@@ -28,13 +28,3 @@ def test_the_fewest_groups_first_and_old_places_are_forgotten() -> None:
         ready.begin(1, actors, ())
         assert len(ready._queues[0]) <= 2 * 2 + SLACK + 1
     assert names(ready, actors) == ["actor-1", "actor-2", "actor-0"]
-
-
-def test_an_actor_remembers_when_its_running_groups_moved_and_forgets_the_others() -> None:
-    one = actor(0)
-    for group_id in range(3 * MOST_MOVED):
-        one.lease(group_id, 1, float(group_id))
-        if group_id > 1:
-            one.running.discard(group_id)
-    assert len(one.moved) <= MOST_MOVED + 8
-    assert (one.moved[0], one.moved[1]) == (0.0, 1.0)

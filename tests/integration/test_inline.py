@@ -20,7 +20,9 @@ from tests.integration.runs import REPOSITORY, rows, summary, train, train_in_pr
 pytestmark = pytest.mark.integration
 
 ALONE = ["actors.count=1", "engine.slots=1", "groups_per_batch=4", "run.target_reward=null", "eval.prompts=0"]
-"""One sequence at a time: nothing is left to when messages arrive (`test_sync_is_async_at_zero`)."""
+"""One sequence at a time: nothing is left to when messages arrive."""
+EXACT = ["actors.count=2", "engine.batch_invariant=true", *ALONE[2:]]
+"""As many as there are slots, and as exact (`test_sync_is_async_at_zero`)."""
 HERE = "tests.integration.looked_into"
 
 
@@ -30,7 +32,7 @@ def published(run: Path) -> list[str]:
 
 @pytest.mark.parametrize("mode", [["mode=sync"], ["scheduler.max_staleness=0"]], ids=["sync", "async at 0"])
 def test_the_weights_are_those_of_processes_and_each_resumes_the_other(tmp_path: Path, mode: list[str]) -> None:
-    ours, options = tmp_path / "begun-inline", [*mode, *ALONE]
+    ours, options = tmp_path / "begun-inline", [*mode, *EXACT]
     whole = train(tmp_path, "whole", *options, "run.steps=6")
     train(tmp_path, ours.name, *options, "run.steps=3")
     assert published(ours) == published(whole)[:4]

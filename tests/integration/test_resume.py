@@ -92,11 +92,11 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.integration
 def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
-    """Synchronous, one sequence at a time: no sum depends on which sequences share a decode step. So every loss is that
-    of a run without a crash, to the last bit."""
-    overrides = ["mode=sync", "actors.count=1", "engine.slots=1", "groups_per_batch=4", "run.steps=16"]
+    """Synchronous, and no sum depends on which sequences share a decode step. So every loss is that of a run without a
+    crash and with another number of actors, to the last bit."""
+    overrides = ["mode=sync", "engine.batch_invariant=true", "groups_per_batch=4", "run.steps=16"]
     overrides += ["eval.prompts=8", "eval.every=0", "checkpoint.every=4"]
-    undisturbed = train(tmp_path, "undisturbed", "run.target_reward=null", *overrides)
+    undisturbed = train(tmp_path, "undisturbed", "run.target_reward=null", "actors.count=1", *overrides)
     process = start(tmp_path, "killed", *overrides)
     wait_for_step(tmp_path / "killed", 6, process)
     os.kill(pid_of(tmp_path / "killed", "learner"), signal.SIGKILL)

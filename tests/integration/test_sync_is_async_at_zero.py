@@ -2,8 +2,8 @@
 
 Tokens are drawn by key, groups are served by slot, and the learner's sums depend on lengths alone. What is left is the
 engine's batching: which sequences share a decode step depends on when messages arrive, and rounding in a product of
-several rows on how many there are. With one slot every sequence is decoded alone, so that nothing is left to timing.
-(That processes make the same weights as one process: `test_inline`.)
+several rows on how many there are. `engine.batch_invariant` takes that away, so that nothing is left to timing, nor to
+the number of actors. (That processes make the same weights as one process: `test_inline`.)
 """
 
 from pathlib import Path
@@ -15,10 +15,10 @@ from tests.integration.runs import rows, summary, train
 
 @pytest.mark.integration
 def test_sync_equals_async_with_max_staleness_0(tmp_path: Path) -> None:
-    common = ["actors.count=1", "engine.slots=1", "run.steps=8", "run.target_reward=null", "eval.prompts=0"]
+    common = ["engine.batch_invariant=true", "run.steps=8", "run.target_reward=null", "eval.prompts=8", "eval.every=3"]
     common += ["groups_per_batch=4"]
-    sync = train(tmp_path, "sync", "mode=sync", *common)
-    zero = train(tmp_path, "zero", "mode=async", "scheduler.max_staleness=0", *common)
+    sync = train(tmp_path, "sync", "mode=sync", "actors.count=2", *common)
+    zero = train(tmp_path, "zero", "mode=async", "scheduler.max_staleness=0", "actors.count=1", *common)
     assert len(rows(sync)) == 8
     for ours, theirs in zip(rows(sync), rows(zero), strict=True):
         for name in ("reward/mean", "loss", "grad_norm", "entropy", "kl/k3", "mismatch_max", "tokens"):

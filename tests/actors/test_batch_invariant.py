@@ -1,0 +1,74 @@
+"""`engine.batch_invariant`: what a sample gets does not depend on what else runs, to the last bit."""
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engines import decoders, ragged_attention
+from actors.engines.torch_engine import TorchEngine
+from areal_like.types import Completion, Limits
+from tests.actors.tiny_models import new_model, prompts_of, steps
+
+PROMPTS = [each for each in prompts_of(1, 7, 33, 20, 2, 7, 50, 12) for _ in range(3)]
+"""Each three times, as the samples of a group."""
+LENGTHS = [1 + 11 * place % 60 for place in range(len(PROMPTS))]
+
+
+def completions(model: torch.nn.Module, slots: int, late: bool = False, **knobs: object) -> list[Completion]:
+    """Of all prompts, `slots` at a time. `late`: they come at different steps."""
+
+    async def main() -> list[Completion]:
+        engine = TorchEngine(copy.deepcopy(model), slots=slots, **knobs)
+
+        async def one(place: int) -> Completion:
+            await steps(late * 13 * place % 97)
+            return await engine.generate(PROMPTS[place], Limits(LENGTHS[place], key=place))
+
+        found = await asyncio.gather(*map(one, range(len(PROMPTS))))
+        await engine.close()
+        return found
+
+    return asyncio.run(main())
+
+
+def differing(some: list[Completion], others: list[Completion]) -> int:
+    """Samples with other tokens, or other bits of their logprobs."""
+    return sum(
+        not (np.array_equal(one.tokens, other.tokens) and np.array_equal(one.logprobs, other.logprobs))
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def needs(dtype: str) -> None:
+    pytest.importorskip("numba")
+    if dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no products in bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_sample_does_not_depend_on_what_else_runs(kind: str, dtype: str) -> None:
+    needs(dtype)
+    model = new_model(kind)
+    alone = completions(model, 1, batch_invariant=True, compute_dtype=dtype)
+    for slots, late in [(len(PROMPTS), False), (len(PROMPTS), True), (2, False), (3, True), (7, True)]:
+        others = completions(model, slots, late, batch_invariant=True, compute_dtype=dtype)
+        assert differing(alone, others) == 0, f"{slots} slots"
+
+
+def test_without_it_it_does() -> None:
+    """The fast engine's rounding depends on which sequences share a step: the comparison sees that."""
+    model = new_model("qwen2")
+    assert differing(completions(model, 1), completions(model, len(PROMPTS))) > 0
+
+
+def test_where_it_cannot_be_the_reasons_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders.FusedDecoder, "fits", lambda model: False)
+    monkeypatch.setattr(ragged_attention, "is_there", lambda: False)
+    with pytest.raises(ValueError, match=r"engine\.batch_invariant needs a model of llama, .* in float32 and numba$"):
+        TorchEngine(new_model("qwen2"), batch_invariant=True)
+    with pytest.raises(ValueError, match="another inject_mismatch than attention"):
+        TorchEngine(new_model("qwen2"), batch_invariant=True, inject_mismatch="attention")
