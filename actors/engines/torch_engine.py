@@ -90,7 +90,7 @@ class TorchEngine:
     `batch_invariant`, on a CPU: a sample depends on its prompt, its key and the weights alone, to the last bit, and not
     on what else runs: so a sync run is the same on a busy machine, on other numbers of actors, and after kills. Not
     covered are samples that go on after a prefill of their tokens (partial rollouts, `kv_tokens`, new weights in their
-    midst). Llama-like models only (`decoders`); takes more time (docs/results.md).
+    midst). Llama-like models only (`decoders`). Its cost: docs/results.md.
     `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each; `mismatch_seed` draws it (None
     in a config: that of the run).
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
@@ -156,7 +156,7 @@ class TorchEngine:
         self._config, self.dtype = model.config, compute_dtype
         self._waiting: deque[Request] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
-        self._prefill_tokens = 1 if batch_invariant else _prefill_tokens(model)  # 1: each prompt on its own
+        self._prefill_tokens = _prefill_tokens(model)
         self._stepping = False
         self._ending: list[tuple[Request, Finish]] = []  # asked for during a step
         self._stale = False  # recompute the KV of the running sequences before the next step
@@ -458,7 +458,8 @@ class TorchEngine:
                 self._cache.move(source, target, time)
                 if self._chosen and not again:
                     self._chosen.move(source, target, time)
-        chunks = [chunk for spans in (planned.whole, planned.rests) for chunk in _chunks(spans, self._prefill_tokens)]
+        most, alike = self._prefill_tokens, self._batch_invariant
+        chunks = [chunk for spans in (planned.whole, planned.rests) for chunk in _chunks(spans, most, alike)]
         for number, chunk in enumerate(chunks, 1):
             self._prefill_forward(chunk)
             if self._chosen and not again:
@@ -620,11 +621,13 @@ def _prefill_tokens(model: PreTrainedModel) -> int:
     return max(LEAST_PREFILL_TOKENS, min(PREFILL_TOKENS, int(PREFILL_OPERATIONS / operations)))
 
 
-def _chunks(spans: list[Span], most: int) -> Iterator[list[Span]]:
-    """Of rising length, as many at a time as one forward of `most` tokens may have."""
+def _chunks(spans: list[Span], most: int, alike: bool) -> Iterator[list[Span]]:
+    """Of rising length, as many at a time as one forward of `most` tokens may have. `alike`: only those of the same
+    place and length, so that none is padded."""
     chunk: list[Span] = []
     for span in spans:
-        if chunk and (len(chunk) + 1) * (span.stop - span.start) > most:
+        other = alike and chunk and (chunk[0].start, chunk[0].stop) != (span.start, span.stop)
+        if chunk and (other or (len(chunk) + 1) * (span.stop - span.start) > most):
             yield chunk
             chunk = []
         chunk.append(span)

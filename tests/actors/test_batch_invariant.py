@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from actors.engines import decoders, ragged_attention
+from actors.engines.products import product
 from actors.engines.torch_engine import TorchEngine
 from areal_like.types import Completion, Limits
 from tests.actors.tiny_models import new_model, prompts_of, steps
+from tests.seeds import shifted
 
 PROMPTS = [each for each in prompts_of(1, 7, 33, 20, 2, 7, 50, 12) for _ in range(3)]
 """Each three times, as the samples of a group."""
@@ -72,3 +74,25 @@ def test_where_it_cannot_be_the_reasons_are_named(monkeypatch: pytest.MonkeyPatc
         TorchEngine(new_model("qwen2"), batch_invariant=True)
     with pytest.raises(ValueError, match="another inject_mismatch than attention"):
         TorchEngine(new_model("qwen2"), batch_invariant=True, inject_mismatch="attention")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_of_a_large_product_does_not_depend_on_the_others(dtype: str, threads: int) -> None:
+    needs(dtype)
+    torch.manual_seed(shifted(0))
+    weight, x = torch.randn(896, 1152).to(getattr(torch, dtype)), torch.randn(200, 1152)
+    residual = torch.randn(200, 896)
+    multiply = product(weight, None, batch_invariant=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = multiply(x, residual.clone())
+        torch.testing.assert_close(
+            whole, x @ weight.float().t() + residual, atol=1e-3 if dtype == "float32" else 1.0, rtol=0.02
+        )
+        for rows in (1, 2, 3, 7, 37, 64, 65, 130):
+            some = torch.randperm(200)[:rows]
+            assert torch.equal(multiply(x[some], residual[some]), whole[some]), f"{rows} rows"
+    finally:
+        torch.set_num_threads(before)
