@@ -85,12 +85,13 @@ class TorchEngine:
     `device`: auto (a GPU where there is one), cpu, cuda or e.g. cuda:0. `compute_dtype`: of matrix products and of the
     KV cache (None: bfloat16 on a GPU, else float32); sums over tokens and the head are float32 in any case
     (`decoders`). `return_experts`: completions bring the experts that the model's routers chose (set by
-    `learner.router_replay`). `inject_mismatch`: sample from other weights than the published ones,
-    or with another order of attention, for experiments (`inexact`); digests are still of the published ones.
-    `batch_invariant`, on a CPU: a sample depends on its prompt, its key and the weights alone, to the last bit, and not
-    on what else runs: so a sync run is the same on a busy machine, on other numbers of actors, and after kills. Not
-    covered are samples that go on after a prefill of their tokens (partial rollouts, `kv_tokens`, new weights in their
-    midst). Llama-like models only (`decoders`). Its cost: docs/results.md.
+    `learner.router_replay`).
+    `batch_invariant`: on a CPU, a sample depends on its prompt, its key and the weights alone, to the last bit, and not
+    on what else runs. So a sync run without redundant groups or samples is the same on a busy machine, with another
+    number of actors, and after kills. Not covered are samples that go on after a prefill of their tokens (partial
+    rollouts, `kv_tokens`, new weights in their midst). Llama-like models only (`decoders`). Cost: docs/results.md.
+    `inject_mismatch`: sample from other weights than the published ones, or with another order of attention, for
+    experiments (`inexact`); digests are still of the published ones.
     `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each; `mismatch_seed` draws it (None
     in a config: that of the run).
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
