@@ -198,7 +198,7 @@ class History:
                 assert state.hedges.holds(replay.store.entries[group_id], actor.name), (
                     "a lease of a group that does not run"
                 )
-            assert actor.running == self.leases[actor.name].keys(), "both know the same leases"
+            assert actor.running.keys() == self.leases[actor.name].keys(), "both know the same leases"
         for entry in replay.store.of(*LEASED):
             owners = set(state.hedges.pairs.get(entry.id, (entry.actor,)))
             assert entry.actor in owners and all(entry.id in state.fleet.by_name[each].running for each in owners)
