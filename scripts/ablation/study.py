@@ -30,7 +30,7 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,18 @@ class Tune:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one stage: `labels` of its point, `tuned` the labels that tuning tries or has picked. `config` is the
-    point's, the same object for all seeds."""
+    """One run of one stage: `labels` of its point, `tuned` the labels that tuning tries or has picked."""
 
     stage: str
     labels: Labels
     tuned: Labels
     seed: int
-    config: Config
+    make: Callable[[], Config] = field(compare=False, repr=False)
+
+    @property
+    def config(self) -> Config:
+        """The point's, the same object for all seeds. Raises ConfigError."""
+        return self.make()
 
     @property
     def title(self) -> str:
@@ -121,7 +125,7 @@ class Study:
         return tuple(labels[factor] for factor in self.tune.per) if self.tune else ()
 
     def tuning_runs(self) -> list[Run]:
-        """The runs of the first stage, none without `tune`. Raises ConfigError."""
+        """The runs of the first stage, none without `tune`."""
         if not self.tune:
             return []
         tune, runs = self.tune, []
@@ -134,7 +138,7 @@ class Study:
         return runs
 
     def main_runs(self, picked: Mapping[tuple[str, ...], Labels]) -> list[Run]:
-        """The runs of the second stage with what tuning has picked, by `tuned_for`. Raises ConfigError. All points take
+        """The runs of the second stage with what tuning has picked, by `tuned_for`. All points take
         turns, seed by seed, so other load on the machine affects all of them alike."""
         runs: list[Run] = []
         for labels in self.points():
@@ -148,7 +152,8 @@ class Study:
 
     def check(self) -> None:
         """Make the config of every point and of every tuning run. Raises ConfigError."""
-        self.tuning_runs()
+        for run in self.tuning_runs():
+            _ = run.config
         sources = [f"{self.curve.x}_to", *(measure.source for measure in self.measures.values())]
         by_samples = bool({"samples_to", "at_samples"} & set(sources))
         for config in self.main_configs():
@@ -158,7 +163,7 @@ class Study:
                 raise ConfigError("sizing.keep=prompts: steps differ in samples: measure steps, not samples")
 
     def _runs(self, stage: str, labels: Labels, tuned: Labels, seeds: Iterable[int]) -> list[Run]:
-        return [Run(stage, labels, tuned, seed, self._config(labels, tuned)) for seed in seeds]
+        return [Run(stage, labels, tuned, seed, functools.partial(self._config, labels, tuned)) for seed in seeds]
 
     def _config(self, labels: Labels, tuned: Labels) -> Config:
         overrides = dict(self.common)
@@ -198,8 +203,9 @@ def _text(value: Any) -> str:
 # Reading
 
 
-def load(path: Path) -> Study:
-    """The study of a yaml file, with the configs of all its runs checked. Raises ConfigError."""
+def load(path: Path, *, check: bool = True) -> Study:
+    """The study of a yaml file, with the configs of all its runs checked, unless nothing is to run. Raises
+    ConfigError."""
     content = read(path)
     _known(content, KEYS, "")
     grid = {str(factor): _values(factor, values) for factor, values in _section(content, "grid").items()}
@@ -220,7 +226,8 @@ def load(path: Path) -> Study:
         note=str(content.get("note", "")),
     )
     _refuse_lost_values(study)
-    study.check()
+    if check:
+        study.check()
     return study
 
 

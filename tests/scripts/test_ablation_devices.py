@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,8 @@ def test_runs_at_a_time_see_devices_of_their_own(
     """The wide one waits until enough are free; who comes later gets what others have given back."""
     monkeypatch.delenv(VISIBLE, raising=False)
     wide, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
-    runs = [Run(MAIN, {}, {}, seed, config) for seed, config in enumerate([one, one, wide, one, none])]
+    configs = [one, one, wide, one, none]
+    runs = [Run(MAIN, {}, {}, seed, partial(configs.__getitem__, seed)) for seed in range(len(configs))]
     (tmp_path / "logs").mkdir()
     width = Width(3, DevicePool(4, inherited))
     assert run_all(runs, Says(tmp_path), width, lambda: None, lambda text: None) == []
