@@ -27,7 +27,6 @@ SILENT = ("log", "_log", "logging", "warnings", "print")
 """Calls that only inform people."""
 TUNING: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "buffer/actor.py": {"MOST_MOVED": "memory: one ended group more is remembered"},
         "buffer/checks.py": {
             "MOST_REDRAWN": "a limit of what a peer may say, far above what actors do",
             "MOST_CHARACTERS": "the same",
@@ -39,6 +38,8 @@ TUNING: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "KEPT_DIGESTS": "memory: one version more is remembered",
             "LONGEST_REASON": "characters of a reason that people read",
         },
+        "buffer/kept_samples.py": {"MOST_REASONS": "memory: one reason more"},
+        "buffer/round_model.py": {"LEAST_ROUNDS": "how exactly a round's seconds are estimated"},
         "buffer/injection.py": {"_STREAM": "any number that no other stream of random numbers has"},
         "buffer/journal.py": {"COPY_BYTES": "how much one rotation copies: the next one goes on"},
         "buffer/outbox.py": {"MOST_ACKNOWLEDGEMENTS": "memory: one message more"},

@@ -37,10 +37,12 @@ def test_idle_shares_are_what_a_barrier_leaves_unused():
 
 def test_a_batch_of_one_sample_is_as_old_as_that_sample():
     """Sampled by version 0, pushed at version 1, trained at version 3."""
-    entry = Entry(0, 0, 0, 1, 1, Stage.SERVED, version_at_push=1, head=head(0, 4))
+    seconds = {"admitted_at": 2.0, "pushed_at": 5.0}
+    entry = Entry(0, 0, 0, 1, 1, Stage.SERVED, version_at_push=1, head=head(0, 4), **seconds)
     gauges = Gauges()
-    found = gauges.batch_info([entry], 3, 0, 0.0)
+    found = gauges.batch_info([entry], 3, 0, 9.0)
     assert found["staleness/in_flight_mean"] == 1 and found["staleness/in_queue_mean"] == 2
+    assert found["buffer/flight_seconds"] == 3 and found["buffer/queue_seconds"] == 4
     assert gauges.staleness_mean == 3
 
 

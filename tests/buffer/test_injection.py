@@ -143,6 +143,23 @@ def test_the_buffer_announces_no_version_before_the_slots_of_the_one_before_are_
     assert house.batches() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_at_the_end_of_the_run_weights_that_were_held_back_are_announced() -> None:
+    """The last evaluation is of the newest weights."""
+    house = House(asynchronous(max_staleness=1), slots=AgedSlots(Ages(1), Bound(1, B)))
+    Paper().restore(house.state.replay, 0)
+    house.start()
+    house.say("learner", "want", {"index": 0, "version": 0})
+    for group_id in range(B):
+        house.finish(group_id, 0)
+    house.say("learner", "trained", {"index": 0})
+    house.publish(1)
+    assert house.state.weights.version == 0
+    house.say("learner", "finish", {"reason": "", "steps": 1})
+    assert house.state.weights.version == 1
+    told = [who for who, kind, body in house.router.sent if kind == "announce" and body["manifest"]["version"] == 1]
+    assert sorted(told) == ["actor-0", "actor-1"]
+
+
 def test_a_group_of_another_age_is_never_served() -> None:
     for versions in [(0, 1), (1,)]:
         run = Run(2, 1, 0)

@@ -62,6 +62,7 @@ def test_a_sample_and_the_lease_that_carries_it_are_as_old_as_its_oldest_token()
     assert encoded
     left = PartialGroup(*encoded)
     assert left.usable(0) == {0: 0, 1: 1} and left.usable(1) == {1: 1}
+    assert left.ended == 0, "both were cut"
     replay = Replay(Bound(2, 1), fifo)
     entry = replay.admit(0, 0, 2, 2, "actor", 0, 0.0)
     replay.hand_back(0, left)

@@ -191,6 +191,12 @@ def test_a_rescued_group_takes_the_place_of_the_least_urgent() -> None:
     assert rescue([3, 0], holders[:1] + holders[2:], 4) == (3, 0)
 
 
+def test_a_batch_waits_for_a_running_group_that_would_not_fit_even_if_another_is_queued() -> None:
+    chosen, running, queued = Holder(0, 0, 12, here=True), Holder(1, 1, 5, running=True), Holder(2, 2, 5)
+    assert rescue([0], [chosen, running, queued], 4) == ()
+    assert rescue([0], [chosen, Holder(1, 1, 5), queued], 4) == (0,), "nobody works on it"
+
+
 def test_what_can_not_be_mended_holds_nobody_up() -> None:
     holders = [Holder(n, n, 4, running=n > 1, here=n < 2) for n in range(3)]
     assert rescue([0, 1], holders, 4) == (0, 1)

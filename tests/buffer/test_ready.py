@@ -1,6 +1,7 @@
 """Actors that may have room: the order in which they are asked, and what is remembered of them."""
 
 from buffer.actor import Actor
+from buffer.fleet import Fleet
 from buffer.ready import SLACK, Ready
 
 
@@ -16,6 +17,13 @@ def names(ready: Ready, actors: list[Actor]) -> list[str]:
         found.append(one.name)
         ready.skip(one)
     return found
+
+
+def test_an_actor_is_silent_after_its_time_and_not_at_it() -> None:
+    fleet, one = Fleet(), actor(0)
+    one.seen = 10.0
+    fleet.by_name[one.name] = one
+    assert fleet.silent(13.0, timeout=3.0) == [] and fleet.silent(13.5, timeout=3.0) == [one]
 
 
 def test_the_fewest_groups_first_and_old_places_are_forgotten() -> None:

@@ -143,6 +143,14 @@ def test_weights_need_something_that_is_cut(knobs: dict) -> None:
         SyncScheduler(Fixed(group_size=8), **knobs)
 
 
+@pytest.mark.parametrize("oversampled", [1.5, 2.0])
+def test_a_scheduler_knows_after_a_restart_which_round_it_was_in(oversampled: float) -> None:
+    before, after = (SyncScheduler(Fixed(group_size=8), oversample_prompts=oversampled) for _ in range(2))
+    before.groups, before.long = 3, True
+    after.load_state_dict(before.state_dict())
+    assert (after.groups, after.long) == (3, True)
+
+
 def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=2.0))
     late = [(owner(house, group_id), group_id) for group_id in range(4)]
