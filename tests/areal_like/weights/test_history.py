@@ -207,6 +207,7 @@ def test_late_joiners_share_a_base_snapshot_until_it_is_old() -> None:
         newcomer = Actor()
         plans.append([hop.base for hop in learner.history.plan(learner.version, NOTHING, "")])
         assert newcomer.sync(learner, learner.version) and holds(newcomer, learner)
+        assert learner.history._digests.keys() == learner.history._chain.keys(), "others are forgotten"
     starts = [i for i, plan in enumerate(plans) if plan == [NOTHING]]
     assert starts == [0, 10, 20] and all(plan[0] == NOTHING for plan in plans)
 
