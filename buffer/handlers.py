@@ -386,6 +386,7 @@ class Handlers:
         self._only_the_learner(peer)
         self._trained_before(message.steps)
         self.state.phase.finishing, self.state.learner.wanted, self.state.phase.reported = True, None, False
+        self.state.announce()  # what was held back, too: the last evaluation is of it
         self.state.gauges.trained_seconds = self.state.age(self.state.clock())
         for each in self.state.fleet:
             self.state.router.send(each.peer, messages.Cancel(sorted(each.running), hand_back=False))

@@ -145,9 +145,10 @@ def test_the_buffer_announces_no_version_before_the_slots_of_the_one_before_are_
 
 def test_at_the_end_of_the_run_weights_that_were_held_back_are_announced() -> None:
     """The last evaluation is of the newest weights."""
-    house = House(asynchronous(max_staleness=1), slots=AgedSlots(Ages(1), Bound(1, B)))
+    house = House(asynchronous(max_staleness=1), evaluate=1, slots=AgedSlots(Ages(1), Bound(1, B)))
     Paper().restore(house.state.replay, 0)
     house.start()
+    house.evaluate(0.5, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
     for group_id in range(B):
         house.finish(group_id, 0)
@@ -158,6 +159,7 @@ def test_at_the_end_of_the_run_weights_that_were_held_back_are_announced() -> No
     assert house.state.weights.version == 1
     told = [who for who, kind, body in house.router.sent if kind == "announce" and body["manifest"]["version"] == 1]
     assert sorted(told) == ["actor-0", "actor-1"]
+    assert house.state.evaluation.round and house.state.evaluation.round.version == 1
 
 
 def test_a_group_of_another_age_is_never_served() -> None:

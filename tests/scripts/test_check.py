@@ -201,7 +201,7 @@ async def keeps_what_was_aborted(engine, reward, prompt, limits, request, filler
 
 
 async def asks_at_random(engine, reward, prompt, limits, request, filler=0):
-    return await single_turn(engine, reward, prompt, replace(limits, offset=random.randrange(99)), request, filler)
+    return await single_turn(engine, reward, prompt, replace(limits, offset=random.randrange(1 << 30)), request, filler)
 
 
 class StaysOld:
