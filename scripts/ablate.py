@@ -58,7 +58,7 @@ class Ablation:
     """One call of the script: a study and its folder."""
 
     def __init__(self, args: argparse.Namespace, argv: list[str]):
-        self.args, self.study = args, study.load(args.study, check=not args.results)
+        self.args, self.study = args, study.load(args.study)
         self.folder = Folder(args.out or Path("runs") / "ablation" / self.study.name)
         self.command = shlex.join(["python", "-m", "scripts.ablate", *argv])
         self.tuning = self.study.tuning_runs()
