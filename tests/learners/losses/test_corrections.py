@@ -255,6 +255,7 @@ def test_a_corrected_loss_has_the_marks_of_its_loss():
         (dg, {"weight_high": 0.9}, "must enclose 1"),
         (dg, {"weight": "word"}, "weight must be one of"),
         (dg, {"where": "nowhere"}, "where must be one of"),
+        (dg, {"where": None}, "where must be one of"),
     ],
 )
 def test_senseless_knobs_are_refused(loss, knobs, told):

@@ -36,6 +36,12 @@ def test_a_cold_gate_is_an_indicator_and_its_limit():
     np.testing.assert_allclose(cold, hard, atol=1e-12)
 
 
+def test_a_cold_gate_drops_what_carries_no_delight():
+    batch = batch_of()
+    batch.advantages = torch.zeros_like(batch.advantages)
+    assert not value_and_gradient(partial(dg, gate_temperature=0.0), batch, 1.0)[2]["gate"].any()
+
+
 def test_a_hot_gate_is_half_of_reinforce():
     batch = batch_of()
     _, gradient, _ = value_and_gradient(partial(dg, gate_temperature=1e9), batch, 1.0)

@@ -30,6 +30,11 @@ def detached(batch, denominator):
     return total(batch.current.detach() * batch.advantages, batch, denominator), {}
 
 
+def of_something_else(batch, denominator):
+    weight = torch.ones(2, dtype=batch.current.dtype, requires_grad=True)
+    return total(weight * batch.advantages, batch, denominator), {}
+
+
 def constant(batch, denominator):
     return (batch.current * 0.0).sum(), {}
 
@@ -62,6 +67,7 @@ def raising(batch, denominator):
     ("loss", "words"),
     [
         (detached, "gives no gradient to batch.current"),
+        (of_something_else, "gives no gradient to batch.current"),
         (constant, "gives no gradient to batch.current"),
         (without_a_number, "is nan on a batch"),
         (steep, "has the gradient"),
