@@ -1,7 +1,8 @@
 """Verifiers in processes of their own: a verifier that hangs or crashes costs its sample, not the actor.
 
 A worker is `python -m actors.reward_pool`, started at the first call that needs it. It speaks lines of JSON over its
-pipes: in comes `{verifier, arguments, knobs}`; out comes one line when the verifier is imported and one with its score.
+pipes: in comes `{verifier, arguments, knobs}`; out comes one line when the verifier is imported and one with its score
+and the seconds that it took. Those count against its limit: this process may have been busy when the answer came.
 Each worker runs one call at a time. A call that overruns its time, or is cancelled, kills the worker and its children
 (its process group, with SIGKILL: nothing can ignore that); the next call starts a new worker. Workers end with the
 actor, however it ends: at the end of their input, and on Linux by the kernel's parent-death signal, which also reaches
@@ -30,6 +31,8 @@ from actors.reward_times import RewardTimes
 START_SECONDS = 60.0
 """Seconds that a worker has to start and import the verifier, not counted as the verifier's own. Overrunning this is an
 error, not a timeout that would earn the answer 0."""
+_LAST_LOOK_SECONDS = 0.05
+"""Seconds to read an answer that may have come while this process was busy."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -151,7 +154,6 @@ class _Worker:
         """Returns the score, or the scores, and the seconds that they took."""
         try:
             reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}", RewardError)
-            begin = time.monotonic()
             if "error" not in reply:
                 reply = await self._reply(self._read(), timeout, verifier, RewardTimeout)
         except BaseException as error:
@@ -160,7 +162,9 @@ class _Worker:
             raise
         if "error" in reply:  # the verifier's own failure: its worker is well and stays
             raise RewardError(f"{verifier} raised {reply['error']}")
-        return reply["score"], time.monotonic() - begin
+        if reply["seconds"] > timeout:
+            raise _too_late(RewardTimeout, verifier, timeout)
+        return reply["score"], reply["seconds"]
 
     async def kill(self) -> None:
         process, self._process = self._process, None
@@ -173,12 +177,16 @@ class _Worker:
     async def _reply(
         self, reading: Coroutine[Any, Any, bytes], seconds: float, what: str, late: type[RewardError]
     ) -> dict[str, Any]:
+        task = asyncio.ensure_future(reading)
         try:
-            line = await asyncio.wait_for(reading, seconds)
-        except TimeoutError:
-            raise late(f"{what} took more than {seconds:g} s") from None
+            done, _ = await asyncio.wait([task], timeout=seconds)
+            if not (done or (await asyncio.wait([task], timeout=_LAST_LOOK_SECONDS))[0]):
+                raise _too_late(late, what, seconds)
+            line = task.result()
         except ConnectionError:
             line = b""
+        finally:
+            task.cancel()
         if not line:
             raise WorkerDied(f"{what}: its worker process died")
         return json.loads(line)
@@ -201,6 +209,10 @@ class _Worker:
             return b""
         assert self._process.stdout is not None
         return await self._process.stdout.readline()
+
+
+def _too_late(late: type[RewardError], what: str, seconds: float) -> RewardError:
+    return late(f"{what} took more than {seconds:g} s")
 
 
 class _Here:
@@ -235,8 +247,15 @@ def main() -> None:
 
 def _answer(request: dict[str, Any], replies: TextIO) -> None:
     reply: dict[str, Any]
+    begin = 0.0
+
+    def imported() -> None:
+        nonlocal begin
+        print("{}", file=replies, flush=True)
+        begin = time.monotonic()
+
     try:
-        reply = {"score": _score(request, lambda: print("{}", file=replies, flush=True))}
+        reply = {"score": _score(request, imported), "seconds": time.monotonic() - begin}
     except Exception as error:  # MemoryError among them
         reply = {"error": f"{type(error).__name__}: {error}"[:1000]}
     print(json.dumps(reply), file=replies, flush=True)

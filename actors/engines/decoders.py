@@ -27,6 +27,8 @@ from actors.engines.slot_cache import ATTENTION, SlotCache
 from areal_like.model_folder import ROUTED
 from areal_like.routers import routers_of
 
+ONE_THREAD = 1 << 15
+"""Numbers up to which torch computes a function of each in one thread (its grain size)."""
 LLAMA_LIKE = {"llama", "mistral", "qwen2", "qwen3"}
 """`config.model_type` of the models that `FusedDecoder` knows."""
 
@@ -203,10 +205,22 @@ def _fuse(layer: Any, dtype: torch.dtype, device: torch.device, batch_invariant:
         out=multiplied([attention.o_proj]),
         gate_up=multiplied([mlp.gate_proj, mlp.up_proj]),
         down=multiplied([mlp.down_proj]),
-        activation=mlp.act_fn,
+        activation=_by_rows(mlp.act_fn) if batch_invariant else mlp.act_fn,
         norms=(layer.input_layernorm, layer.post_attention_layernorm),
         head_norms=(attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None,
     )
+
+
+def _by_rows(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same function of [n, m], a few rows at a time: torch cuts what is larger among its threads, within a row too,
+    and computes the numbers at a cut in another way."""
+
+    def by_rows(x: torch.Tensor) -> torch.Tensor:
+        if x.numel() <= ONE_THREAD:
+            return function(x)
+        return torch.cat([function(rows) for rows in x.split(max(1, ONE_THREAD // x.shape[-1]))])
+
+    return by_rows
 
 
 def _normed(norm: Any, x: torch.Tensor) -> torch.Tensor:

@@ -29,13 +29,11 @@ def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | N
     # In place: so large a tensor is new memory each time, and the system's pages cost more than the arithmetic.
     likeliest = None if draws is not None and not (temperatures == 0).any() else logits.argmax(dim=-1, keepdim=True)
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
-    if draws is None:
-        tokens, total = likeliest, weights.sum(dim=-1, keepdim=True).double()
-    else:
-        tokens, total = _drawn(weights, torch.from_numpy(draws).to(logits.device)[:, None])
-        if likeliest is not None:
-            tokens = torch.where(greedy[:, None], likeliest, tokens)
-    assert tokens is not None
+    if draws is None:  # drawn all the same: a greedy row's sum must not depend on whether others sample
+        draws = np.zeros(len(logits))
+    tokens, total = _drawn(weights, torch.from_numpy(draws).to(logits.device)[:, None])
+    if likeliest is not None:
+        tokens = torch.where(greedy[:, None], likeliest, tokens)
     logprobs = (weights.gather(-1, tokens) / total).log().float().flatten().cpu().numpy()
     refuse_nan(logprobs)
     return tokens.flatten().cpu().numpy(), logprobs

@@ -195,7 +195,8 @@ class TorchEngine:
         step but the last what the completion has so far.
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (NaN
-        logits, closed engine); whatever goes wrong in a decode step is raised in every caller.
+        logits, closed engine), and what `heard` raises; whatever else goes wrong in a decode step is raised in every
+        caller.
         """
         if self._closed:
             raise RuntimeError("the engine is closed")
@@ -376,9 +377,8 @@ class TorchEngine:
         self._concurrency.step()
         for slot, finish in table.append(tokens, logprobs):
             self._answer(table.requests[slot], finish)
-        for request in table.requests:
-            if request.heard:
-                request.heard(self._so_far(request))
+        for request in [request for request in table.requests if request.heard]:
+            self._tell(request)
         end = perf_counter()
         self._totals["busy_seconds"] += end - start
         self.step_costs.busy += end - start
@@ -533,6 +533,16 @@ class TorchEngine:
             completion = whole(request, finish)
         if not request.future.done():
             request.future.set_result(completion)
+
+    def _tell(self, request: Request) -> None:
+        """What it has so far. An error of the listener ends this request alone."""
+        assert request.heard
+        try:
+            request.heard(self._so_far(request))
+        except Exception as error:
+            if not request.future.done():
+                request.future.set_exception(error)
+            self._end(request, "abort")
 
     def _take_out(self, request: Request, finish: Finish) -> Completion:
         """Free its slot; what it has got."""

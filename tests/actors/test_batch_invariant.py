@@ -6,6 +6,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from actors.engines import decoders, ragged_attention
 from actors.engines.products import product
@@ -19,15 +20,18 @@ PROMPTS = [each for each in prompts_of(1, 7, 33, 20, 2, 7, 50, 12) for _ in rang
 LENGTHS = [1 + 11 * place % 60 for place in range(len(PROMPTS))]
 
 
-def completions(model: torch.nn.Module, slots: int, late: bool = False, **knobs: object) -> list[Completion]:
-    """Of all prompts, `slots` at a time. `late`: they come at different steps."""
+def completions(
+    model: torch.nn.Module, slots: int, late: bool = False, greedy: int = 0, **knobs: object
+) -> list[Completion]:
+    """Of all prompts, `slots` at a time. `late`: they come at different steps. The first `greedy` are not sampled."""
 
     async def main() -> list[Completion]:
         engine = TorchEngine(copy.deepcopy(model), slots=slots, **knobs)
 
         async def one(place: int) -> Completion:
             await steps(late * 13 * place % 97)
-            return await engine.generate(PROMPTS[place], Limits(LENGTHS[place], key=place))
+            limits = Limits(LENGTHS[place], key=place, temperature=float(place >= greedy))
+            return await engine.generate(PROMPTS[place], limits)
 
         found = await asyncio.gather(*map(one, range(len(PROMPTS))))
         await engine.close()
@@ -59,6 +63,29 @@ def test_a_sample_does_not_depend_on_what_else_runs(kind: str, dtype: str) -> No
     for slots, late in [(len(PROMPTS), False), (len(PROMPTS), True), (2, False), (3, True), (7, True)]:
         others = completions(model, slots, late, batch_invariant=True, compute_dtype=dtype)
         assert differing(alone, others) == 0, f"{slots} slots"
+
+
+def test_a_greedy_sample_does_not_depend_on_sampled_ones() -> None:
+    needs("float32")
+    model, knobs = new_model("qwen2"), {"greedy": 4, "batch_invariant": True}
+    assert differing(completions(model, 1, **knobs), completions(model, len(PROMPTS), **knobs)) == 0
+
+
+def test_nor_where_threads_share_a_row() -> None:
+    """So many numbers that torch cuts them among its threads, in the middle of rows: of an activation, of logits."""
+    needs("float32")
+    torch.manual_seed(shifted(0))
+    config = Qwen2Config(
+        hidden_size=64, intermediate_size=4864, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=9001, max_position_embeddings=256,
+    )  # fmt: skip
+    model, before = Qwen2ForCausalLM(config), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        alone = completions(model, 1, batch_invariant=True)
+        assert differing(alone, completions(model, len(PROMPTS), batch_invariant=True)) == 0
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_without_it_it_does() -> None:

@@ -73,6 +73,30 @@ def test_a_call_that_overruns_is_killed_and_the_next_one_gets_a_new_worker(hang)
     in_pool(test, timeout=1.5)
 
 
+@pytest.mark.parametrize(("seconds", "is_right"), [(0.2, True), (1.0, False)])
+def test_an_answer_counts_by_the_verifiers_own_time_though_the_actor_was_busy(seconds: float, is_right: bool):
+    """Busy until after the limit of .6 s, and until after the answer."""
+
+    async def test(pool):
+        await pool.score(f"{__name__}:after", 0.0)  # imports it
+        call = asyncio.create_task(pool.score(f"{__name__}:after", seconds))
+        await asyncio.sleep(0.1)
+        time.sleep(1.5)  # as a prefill does
+        if is_right:
+            assert await call == 1.0
+        else:
+            with pytest.raises(RewardTimeout, match=r"after took more than 0.6 s"):
+                await call
+        assert pool.timeouts == (not is_right) and pool.stats()["sum:rewards/kills"] == 0
+
+    in_pool(test, timeout=0.6)
+
+
+def after(seconds: float) -> float:
+    time.sleep(seconds)
+    return 1.0
+
+
 def test_a_groups_reward_that_overruns_is_an_error_and_earns_no_answer_0():
     async def test(pool):
         with pytest.raises(RewardTimeout):

@@ -365,6 +365,22 @@ def test_a_preempted_sequence_that_is_aborted_hands_back_all_it_had():
     asyncio.run(main())
 
 
+def test_a_listener_that_fails_ends_its_own_request_alone():
+    def broken(tokens):
+        raise KeyError("the caller's own")
+
+    async def main():
+        engine = TorchEngine(new_model("qwen2"))
+        limits, (prompt,) = Limits(6, temperature=0.0), prompts_of(9)
+        calls = engine.generate(prompt, limits, "a", broken), engine.generate(prompt, limits, "b")
+        failed, whole = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(failed, KeyError) and len(whole.tokens) == 6
+        assert engine.stats()["running"] == 0
+        await engine.close()
+
+    asyncio.run(main())
+
+
 def test_others_are_heard_between_the_forwards_of_a_long_prefill(monkeypatch):
     """An actor that sends no heartbeat for that long would be declared dead. A sequence that leaves in between harms no
     other."""

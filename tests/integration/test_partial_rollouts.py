@@ -15,7 +15,7 @@ from scripts.running import Running
 from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, wait_for_step
 
-SYNC = ["mode=sync", "run.steps=4", "run.target_reward=null", "eval.prompts=0", "checkpoint.every=0"]
+SYNC = ["mode=sync", "run.steps=3", "run.target_reward=null", "eval.prompts=0", "checkpoint.every=0"]
 STILL = ["engine.batch_invariant=true", "learner.lr=1e-9"]
 """Samples that go on after a prefill have other last bits, which the optimizer would enlarge: some steps later, tokens
 would differ."""
