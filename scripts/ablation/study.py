@@ -40,6 +40,7 @@ import yaml
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.layers import find, read
+from areal_like.ranges import RANGES, range_of
 from areal_like.registry import nearest
 
 from ..preflight import preflight
@@ -297,6 +298,10 @@ def _known(section: dict[str, Any], known: tuple[str, ...], prefix: str) -> None
 def _seeds(seeds: Any, key: str) -> tuple[int, ...]:
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
         raise ConfigError(f"{key}: expected a list of whole numbers, got {seeds!r}")
+    allowed = range_of(RANGES["run.seed"])
+    for seed in seeds:
+        if allowed and (problem := allowed.misfit(seed)):
+            raise ConfigError(f"{key}: {seed} {problem}")
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"{key}: a seed appears twice")
     return tuple(seeds)

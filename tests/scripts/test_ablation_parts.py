@@ -104,6 +104,7 @@ def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -
         ({"grid": {"loss.clipp": [0.1]}, "set": {"loss": "ppo"}, "tune": ABSENT}, "loss.clipp=0.1.*clipp"),
         ({"grid": {"mode": {"a": {"scheduler.max_staleness": "x"}}}}, "tune: 'loss' is no factor"),
         ({"seeds": [1, 1]}, "a seed appears twice"),
+        ({"seeds": [0, -1]}, "seeds: -1 must be at least 0"),
         ({"seeds": None}, "seeds: expected a list"),
         ({"measure": {"reward": {"sumary": "x"}}}, "measure.reward: expected one of summary"),
         ({"measure": {"x": {"metric": "loss", "take": "median"}}}, "take is mean"),
