@@ -1,6 +1,7 @@
 """The worker with events in a fixed order: a workflow that ends on command, a client that records."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from functools import partial
 
@@ -268,8 +269,11 @@ class OddError(Exception):
         return str(self)
 
 
-def test_half_a_surrogate_pair_in_an_errors_text_costs_no_group_and_long_texts_are_cut() -> None:
+def test_half_a_surrogate_pair_in_an_errors_text_costs_no_group_and_long_texts_are_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A verifier that quotes `json.loads` of an answer has them. The buffer's messages can't carry one."""
+    caplog.set_level(logging.CRITICAL)  # nor can those of pytest-xdist, with the captured log
 
     async def scenario(*outcomes: Exception | Sample) -> Client:
         play = Play()
