@@ -62,6 +62,7 @@ class Ablation:
         self.folder = Folder(args.out or Path("runs") / "ablation" / self.study.name)
         self.command = shlex.join(["python", "-m", "scripts.ablate", *argv])
         self.tuning = self.study.tuning_runs()
+        self.reports = bool(args.only == "report" or args.results)  # and makes no run
 
     def run(self) -> int:
         """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError, ConfigError where the
@@ -137,17 +138,18 @@ class Ablation:
         stage, runs = self.stage()
         if not runs:
             say(f"all runs of the {stage} stage are finished")
-            return self.report()
+            return None if self.args.dry_run else self.report()
         after = [str(self.args.study.resolve()), "--out", str(self.folder.path)]
         goes_on = stage == TUNE and self.args.only is None
         after += ["--only", MAIN, "--slurm"] if goes_on else ["--only", "report"]
         after += ["--parallel", str(self.args.parallel)] if self.args.parallel else []
-        jobs = slurm.write(stage, runs, self.folder, self.study.slurm, self.args.parallel, after)
+        jobs = slurm.make(stage, runs, self.folder, self.study.slurm, self.args.parallel, after)
         if self.args.dry_run:
-            print(jobs.describe())
-        else:
-            ids = jobs.submit()
-            say(f"{len(runs)} {stage} runs are submitted as job {ids[0]}; job {ids[1]} continues after them")
+            return print(jobs.describe())
+        for run in runs:
+            self.folder.prepare(run)
+        ids = jobs.submit()
+        say(f"{len(runs)} {stage} runs are submitted as job {ids[0]}; job {ids[1]} continues after them")
 
     def describe(self) -> None:
         """List the runs, and which are finished."""
@@ -156,8 +158,9 @@ class Ablation:
             runs += self.main_runs()
         except ValueError:
             say(f"then {len(list(self.study.points())) * len(self.study.seeds)} main runs with the tuned values")
+        left = "missing" if self.reports else "to run"
         for run in runs:
-            print(f"{'finished' if self.folder.is_finished(run) else 'to run':<9} {run.stage:<5} {run.title}")
+            print(f"{'finished' if self.folder.is_finished(run) else left:<9} {run.stage:<5} {run.title}")
 
 
 def say(text: str) -> None:
@@ -169,14 +172,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
         ablation = Ablation(args, argv)
-        if args.only == "report" or args.results:
-            if not args.results:
-                ablation.ask_all()
-            ablation.report()
-        elif args.slurm:
+        if args.slurm and not ablation.reports:
             ablation.submit()
         elif args.dry_run:
             ablation.describe()
+        elif ablation.reports:
+            if not args.results:
+                ablation.ask_all()
+            ablation.report()
         else:
             with ablation.folder.locked():
                 return 1 if ablation.run() else 0

@@ -29,6 +29,7 @@ from areal_like.placement import Devices
 from areal_like.places import COMMANDS, python_path
 from areal_like.process import TERM_SECONDS, end_with_starter
 
+from ..earlier_runs import lock
 from .devices import DevicePool
 from .study import Run
 
@@ -59,11 +60,14 @@ class Folder:
         return (self.run(run) / "summary.json").is_file()
 
     def prepare(self, run: Run) -> None:
-        """Write the run's config, and remove a folder that cannot be resumed."""
+        """Write the run's config, and remove a folder that cannot be resumed. The folder of a run that is going on
+        stays: a second start of it is refused, and says why."""
         folder = self.run(run)
         unusable = not (folder / "config.yaml").is_file() or run.config.buffer.journal == "off"
         if folder.is_dir() and unusable and not self.is_finished(run):
-            shutil.rmtree(folder)
+            with contextlib.suppress(ConfigError):
+                lock(folder).close()  # closed first: NFS does not remove the folder of an open file
+                shutil.rmtree(folder)
         for path in (self.config(run), self.log(run)):
             path.parent.mkdir(parents=True, exist_ok=True)
         config, more = run.config, {"run.dir": str(folder.parent), "run.name": run.name, "run.seed": run.seed}

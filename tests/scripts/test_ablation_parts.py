@@ -16,12 +16,13 @@ from areal_like.layers import CONFIGS
 from areal_like.registry import build
 from scripts import ablate
 from scripts import eval as evaluation
-from scripts.ablation import final, overall, results, study
+from scripts.ablation import final, overall, results, slurm, study
 from scripts.ablation.measures import Outcome, read_curve, read_measure
 from scripts.ablation.pictures import plots
 from scripts.ablation.points import Result, gather, read
 from scripts.ablation.runs import Folder
 from scripts.ablation.study import Run, Study
+from scripts.earlier_runs import lock
 from scripts.plotting.plot import Plot
 from scripts.train import Interrupted
 from tests.folders import write_folder
@@ -94,6 +95,69 @@ def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -
     (folder.run(run) / "config.yaml").touch()
     folder.prepare(run)
     assert folder.run(run).exists()
+
+
+def test_the_folder_of_a_run_that_is_going_on_stays(tmp_path: Path) -> None:
+    """Also without a journal, where an unfinished folder is of no use otherwise."""
+    run = load(tmp_path, set={"run.steps": 7, "buffer.journal": "off"}).tuning_runs()[0]
+    folder = Folder(tmp_path / "out")
+    folder.run(run).mkdir(parents=True)
+    (folder.run(run) / "config.yaml").touch()
+    with lock(folder.run(run)):
+        folder.prepare(run)
+        assert (folder.run(run) / "config.yaml").exists()
+    folder.prepare(run)
+    assert not folder.run(run).exists()
+
+
+# Through Slurm
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The arguments of each sbatch, which submits nothing."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(slurm, "sbatch", lambda arguments, environment=None: calls.append(arguments) or "1")
+    return calls
+
+
+def call(folder: Path, *arguments: str) -> int:
+    return ablate.main([str(folder / "study.yaml"), "--out", str(folder / "out"), *arguments])
+
+
+def finish(folder: Path) -> None:
+    """As a run that leaves a model."""
+    (folder / "checkpoints" / "final").mkdir(parents=True)
+    (folder / "checkpoints" / "final" / "config.json").write_text("{}")
+    (folder / "summary.json").write_text('{"steps": 7, "evaluations": []}')
+
+
+def test_tasks_that_wait_keep_their_list(tmp_path: Path, submitted: list[list[str]]) -> None:
+    """A task looks up its runs when it starts, by their places in the list."""
+    load(tmp_path, tune=ABSENT)
+    assert call(tmp_path, "--slurm") == 0
+    _, first, tasks = submitted[0]
+    before = Path(first).read_text()
+    assert len(before.splitlines()) == int(tasks) == 8
+    for line in before.splitlines()[:3]:
+        finish(Path(line.split("\t")[1]))
+    assert call(tmp_path, "--slurm", "--dry-run") == 0
+    assert call(tmp_path, "--slurm") == 0
+    _, second, tasks = submitted[2]
+    assert Path(first).read_text() == before
+    assert Path(second).read_text().splitlines() == before.splitlines()[3:] and tasks == "5"
+
+
+@pytest.mark.parametrize("arguments", [["--slurm"], [], ["--only", "report"], ["--slurm", "--only", "tune"]])
+def test_a_dry_run_writes_nothing(tmp_path: Path, submitted: list[list[str]], arguments: list[str]) -> None:
+    found = load(tmp_path, set={"run.steps": 7, "buffer.journal": "off"})
+    unfinished = Folder(tmp_path / "out").run(found.tuning_runs()[0])
+    unfinished.mkdir(parents=True)
+    (unfinished / "config.yaml").touch()
+    finish(Folder(tmp_path / "out").run(found.tuning_runs()[1]))
+    before = sorted(tmp_path.rglob("*"))
+    assert call(tmp_path, *arguments, "--dry-run") == 0
+    assert sorted(tmp_path.rglob("*")) == before and not submitted
 
 
 @pytest.mark.parametrize(
