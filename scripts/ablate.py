@@ -70,6 +70,8 @@ class Ablation:
         signals, failed, parallel = Signals(), list[Run](), self.args.parallel or 1
         stages = [[run.config for run in self.tuning], self.study.main_configs()]
         width = Width(parallel, pool_for(parallel, stages))
+        if self.args.only == MAIN:
+            self.ask(self.tuning, signals.check)  # who made these runs may have asked nothing
         for stage in (TUNE, MAIN):
             if self.args.only in (None, stage):
                 runs = self.tuning if stage == TUNE else self.main_runs()
@@ -93,17 +95,21 @@ class Ablation:
     def ask(self, runs: Sequence[Run], check: Callable[[], None]) -> None:
         """Ask final models that a measure `final` wants to know, and that were not asked yet. One that can't be asked
         has no number."""
+        missing = self.not_asked(runs)
+        for number, (run, prompts) in enumerate(missing, 1):
+            check()
+            say(f"[{number}/{len(missing)}] {run.title}: its final model is asked {prompts} held-out prompts")
+            try:
+                final.ask(self.folder.run(run), run.config, prompts)
+            except Exception as error:
+                say(f"{run.title}: its final model can't be asked: {error}")
+
+    def not_asked(self, runs: Sequence[Run]) -> list[tuple[Run, int]]:
+        """Runs whose final models are still to be asked, each with the number of prompts."""
         wanted = {measure.key for measure in self.study.measures.values() if measure.source == "final"}
-        for prompts in sorted(wanted):
-            missing = [run for run in runs if final.kept(self.folder.run(run), prompts) is None]
-            missing = [run for run in missing if final.can_be_asked(self.folder.run(run))]
-            for number, run in enumerate(missing, 1):
-                check()
-                say(f"[{number}/{len(missing)}] {run.title}: its final model is asked {prompts} held-out prompts")
-                try:
-                    final.ask(self.folder.run(run), run.config, prompts)
-                except Exception as error:
-                    say(f"{run.title}: its final model can't be asked: {error}")
+        found = [(run, prompts) for prompts in sorted(wanted) for run in runs]
+        found = [(run, prompts) for run, prompts in found if final.kept(self.folder.run(run), prompts) is None]
+        return [(run, prompts) for run, prompts in found if final.can_be_asked(self.folder.run(run))]
 
     def ask_all(self) -> None:
         """As `ask`, for all runs that are finished so far. Raises Interrupted."""
@@ -126,15 +132,20 @@ class Ablation:
         say(f"results.csv, results.md and plots are in {self.folder.path}")
 
     def stage(self) -> tuple[str, list[Run]]:
-        """The next stage, and its unfinished runs."""
+        """The next stage, and its unfinished runs. Asks the tuning's final models first, since the choices may rest on
+        them, and the jobs that made these runs ask nothing. Raises Interrupted, ValueError."""
         if self.args.only != MAIN:
             unfinished = [run for run in self.tuning if not self.folder.is_finished(run)]
             if unfinished or self.args.only == TUNE:
                 return TUNE, unfinished
+        if not self.args.dry_run:
+            self.ask(self.tuning, Signals().check)
+        elif self.study.tune and self.study.tune.by.source == "final" and (count := len(self.not_asked(self.tuning))):
+            raise ValueError(f"the main runs depend on {count} final models of the tuning: a dry run asks none")
         return MAIN, [run for run in self.main_runs() if not self.folder.is_finished(run)]
 
     def submit(self) -> None:
-        """Raises OSError, ValueError."""
+        """Raises Interrupted, OSError, ValueError."""
         stage, runs = self.stage()
         if not runs:
             say(f"all runs of the {stage} stage are finished")

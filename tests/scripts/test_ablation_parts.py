@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from areal_like import config as configs
-from areal_like.config import ConfigError
+from areal_like.config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.layers import CONFIGS
 from areal_like.registry import build
@@ -158,6 +158,31 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, submitted: list[list[str]], ar
     before = sorted(tmp_path.rglob("*"))
     assert call(tmp_path, *arguments, "--dry-run") == 0
     assert sorted(tmp_path.rglob("*")) == before and not submitted
+
+
+@pytest.mark.parametrize("more", [[], ["--only", "main"]])
+def test_final_models_of_the_tuning_are_asked_before_the_main_runs(
+    tmp_path: Path,
+    submitted: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+) -> None:
+    """The job behind the tuning's array is the first one that can."""
+    found = load(tmp_path, measure={"final": {"final": 7}})
+    for run in found.tuning_runs():
+        finish(Folder(tmp_path / "out").run(run))
+
+    def ask(folder: Path, config: Config, prompts: int) -> None:
+        (folder / f"final-{prompts}.json").write_text(json.dumps({"reward": config.learner["lr"]}))
+
+    monkeypatch.setattr(final, "ask", ask)
+    assert call(tmp_path, "--slurm", "--dry-run", *more) == 2
+    assert "4 final models of the tuning: a dry run asks none" in capsys.readouterr().err
+    assert call(tmp_path, "--slurm", *more) == 0
+    lines = Path(submitted[0][1]).read_text().splitlines()
+    assert [configs.load([line.split("\t")[0]]).learner["lr"] for line in lines] == [0.01] * 8
+    assert call(tmp_path, "--slurm", "--dry-run", *more) == 0
 
 
 @pytest.mark.parametrize(
