@@ -140,13 +140,22 @@ def _check_bound(earlier: Config, config: Config, folder: Path) -> None:
 
 
 def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
-    """Without a journal it is unknown which prompts were trained. Raises ConfigError."""
+    """Without a journal it is unknown which prompts were trained, unless none were: a job of Slurm begins with a folder
+    that was made when it was submitted. Raises ConfigError."""
+    if earlier.buffer.journal == "off" and not _has_trained(folder):
+        return
     for key, each in (("had", earlier), ("would have", config)):
         if each.buffer.journal == "off":
             raise ConfigError(
                 f"resume: {folder} {key} no journal (buffer.journal=off): prompts would be trained twice. Start a new "
                 "run; model=folder model.path=... begins with weights that were saved"
             )
+
+
+def _has_trained(folder: Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    stepped = metrics.is_file() and metrics.stat().st_size > 0
+    return stepped or (folder / SUMMARY).exists() or checkpoints.latest(folder) is not None
 
 
 def _check_work_left(config: Config, folder: Path) -> None:

@@ -20,7 +20,7 @@ from buffer.journal import Journal
 from buffer.main import other_settings
 from scripts import earlier_runs
 from scripts.earlier_runs import changes, fit_to_replay, holds_progress, lock, reopen_run_folder
-from scripts.train import load, parse, prepare, submit
+from scripts.train import load, parse, prepare, submission_of, submit
 
 
 @pytest.fixture
@@ -80,8 +80,35 @@ def made(tmp_path: Path, *overrides: str) -> Path:
 )
 def test_what_a_resume_may_not_change(tmp_path: Path, before: str, now: str, told: str) -> None:
     folder = made(tmp_path, before)
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match=told):
         reopen_run_folder(configs.load(["configs/quickstart.yaml", now]), folder)
+
+
+def test_a_job_without_a_journal_starts_unless_it_has_trained(tmp_path: Path, monkeypatch) -> None:
+    """The job resumes the folder that its submission has made. Queued again after a train step, it can't go on."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    argv = ["configs/quickstart.yaml", "launcher=slurm", "buffer.journal=off", f"run.dir={tmp_path}", "run.name=a"]
+    prepared = prepare(parse(argv), argv)
+    assert prepared
+    folder, config, held = prepared
+    submission = submission_of(config, folder)
+    submit(SimpleNamespace(submit=lambda: "17"), folder, held)
+
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    argv = submission.command[-2:]
+    (folder / "metrics.jsonl").touch()  # ended before its first step
+    for _ in range(2):
+        prepared = prepare(parse(argv), argv)
+        assert prepared and prepared[0] == folder
+        prepared[2].close()
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigError, match=r"had no journal .*: prompts would be trained twice. Start a new run"):
+        prepare(parse(argv), argv)
+    (folder / "metrics.jsonl").unlink()
+    checkpoints.write(folder, 1, lambda _: None, {"seconds": 9.0, "evaluations": []}, 1)
+    with pytest.raises(ConfigError, match="had no journal"):
+        prepare(parse(argv), argv)
 
 
 def test_nothing_of_a_finished_run_changes_before_its_successor_has_made_a_step(tmp_path: Path) -> None:
