@@ -37,6 +37,8 @@ STUDY = {
     "measure": {"reward": {"summary": "reward_after"}},
 }
 ABSENT = "absent"
+SUPERVISED = {"config": "base", "grid": {"learner.lr": [0.001, 0.002]}, "tune": ABSENT}
+SUPERVISED["set"] = {"loss": "sft", "task": "reverse", "model": "tiny", "groups_per_batch": 8, "run.steps": 4}
 OTHER_SAMPLES = {"mode": "sync", "sizing": "sagc", "sizing.group_size": 8, "sizing.keep": "prompts"}
 
 
@@ -202,6 +204,9 @@ def test_final_models_of_the_tuning_are_asked_before_the_main_runs(
             {"set": OTHER_SAMPLES, "grid": {"loss": ["ppo"]}, "tune": ABSENT},
             "sizing.keep=prompts.*measure steps",
         ),
+        (SUPERVISED, "measure.reward: supervised runs have no rewards: measure {summary: loss_after"),
+        (SUPERVISED | {"measure": {"x": {"samples_to": 0.9}}}, "measure.x: supervised runs"),
+        (SUPERVISED | {"measure": {"x": {"summary": "loss_after"}}, "curve": {"y": "eval/reward"}}, "curve.y: superv"),
         ({"names": {"los": "loss"}}, "names: 'los' is no factor of the grid"),
         ({"grid": {"loss": "ppo"}}, "grid.loss: expected a list"),
         ({"tune": STUDY["tune"] | {"by": "speed"}}, "tune.by: 'speed' is not measured"),
@@ -359,6 +364,27 @@ def test_curves_by_steps_samples_and_seconds(outcome: Outcome) -> None:
     assert outcome.curve(read_curve({"x": "steps"})) == ([0.0, 2.0, 4.0], [0.1, 0.6, 0.5])
     assert outcome.curve(read_curve({}))[0] == [0.0, 256.0, 512.0]
     assert outcome.curve(read_curve({"y": "x", "x": "seconds"})) == ([0.0, 4.0, 6.0], [4.0, 1.0, 2.5])
+
+
+def test_a_supervised_study_draws_its_held_out_losses(tmp_path: Path) -> None:
+    found = load(tmp_path, **SUPERVISED, measure={"loss": {"summary": "loss_after", "better": "lower"}})
+    folder, evaluations = Folder(tmp_path / "out"), [{"version": v, "seconds": v, "loss": 2.0 - v} for v in (0, 1)]
+    for run in found.main_runs({}):
+        folder.run(run).mkdir(parents=True)
+        summary = {"steps": 1, "loss_after": 1.0, "evaluations": evaluations}
+        (folder.run(run) / "summary.json").write_text(json.dumps(summary))
+    made = gather(found, found.main_runs({}), folder)
+    assert [result.numbers for result in made] == [{"loss": 1.0}] * 4
+    assert made[0].outcome and made[0].outcome.curve(found.curve) == ([0.0, 8.0], [2.0, 1.0]), "a sample for each group"
+    assert plots(found, made)["curves.png"].y == "held-out loss, in nats"
+    assert found.curve.x == "samples" and load(tmp_path).curve.y == "eval/reward"
+
+
+@pytest.mark.parametrize("spec", [{"steps_to": 0.5}, {"at_steps": 2}])
+def test_a_supervised_run_beside_others_has_no_number_of_rewards(outcome: Outcome, spec: dict) -> None:
+    outcome.summary["evaluations"] = [{"version": 0, "seconds": 0.1, "loss": 2.0}]
+    assert outcome.measure(read_measure("m", spec)) is None
+    assert outcome.curve(read_curve({})) == ([], [])
 
 
 # Tuning and what is written
