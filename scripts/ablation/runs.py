@@ -98,6 +98,7 @@ class Going:
         self.run, self.devices, self.began, self.step = run, devices, time.monotonic(), 0
         self._rows = MetricsFollower(folder.run(run) / "metrics.jsonl")
         with folder.log(run).open("ab") as log:
+            self.said = log.tell()  # by earlier attempts, in bytes
             self.process = subprocess.Popen(
                 folder.command(run),
                 env=os.environ | {"PYTHONPATH": python_path()} | more,
@@ -157,7 +158,7 @@ def _run_all(
                 pool.give_back(one.devices)
                 if one.process.returncode:
                     failed.append(one.run)
-                progress.ended(one, last_words(folder.log(one.run)) if one.process.returncode else "")
+                progress.ended(one, last_words(folder.log(one.run), one.said) if one.process.returncode else "")
             progress.tell(going)
             time.sleep(POLL_SECONDS)
     finally:
@@ -165,9 +166,10 @@ def _run_all(
     return failed
 
 
-def last_words(log: Path) -> str:
-    """The error that a run reported at its end, and the path of its log."""
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+def last_words(log: Path, begin: int) -> str:
+    """The error that a run reported at its end, and the path of its log, which is read from byte `begin` on: before are
+    the words of earlier attempts."""
+    lines = log.read_bytes()[begin:].decode(errors="replace").splitlines() if log.is_file() else []
     told = [line for line in lines if line.startswith("error: ")] or lines[-1:] or ["it printed nothing"]
     return f"{told[-1].removeprefix('error: ')} (its log: {log})"
 

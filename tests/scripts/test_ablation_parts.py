@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from scripts.ablation import final, overall, results, slurm, study
 from scripts.ablation.measures import Outcome, read_curve, read_measure
 from scripts.ablation.pictures import plots
 from scripts.ablation.points import Result, gather, read
-from scripts.ablation.runs import Folder
+from scripts.ablation.runs import Folder, Width, run_all
 from scripts.ablation.study import Run, Study
 from scripts.earlier_runs import lock
 from scripts.plotting.plot import Plot
@@ -110,6 +111,25 @@ def test_the_folder_of_a_run_that_is_going_on_stays(tmp_path: Path) -> None:
         assert (folder.run(run) / "config.yaml").exists()
     folder.prepare(run)
     assert not folder.run(run).exists()
+
+
+class Dies(Folder):
+    """Its runs say this and fail."""
+
+    said = ""
+
+    def command(self, run: Run) -> list[str]:
+        return [sys.executable, "-c", f"import sys; print({self.said!r}); sys.exit(1)"]
+
+
+def test_a_failed_run_is_told_by_the_words_of_its_last_attempt(tmp_path: Path) -> None:
+    run, folder, told = load(tmp_path).tuning_runs()[0], Dies(tmp_path / "out"), list[str]()
+    for folder.said, words in (
+        ("error: no space left\nended", "FAILED: no space left (its log: "),
+        ("resuming\nended by SIGTERM", "FAILED: ended by SIGTERM (its log: "),
+    ):
+        assert run_all([run], folder, Width(1), lambda: None, told.append) == [run]
+        assert words in told[-1]
 
 
 # Through Slurm
