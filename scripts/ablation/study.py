@@ -31,7 +31,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from areal_like.config import Config, ConfigError
 from areal_like.layers import find, read
 from areal_like.ranges import RANGES, range_of
 from areal_like.registry import nearest
+from areal_like.supervision import is_supervised
 
 from ..preflight import preflight
 from .measures import Curve, Measure, read_curve, read_measure
@@ -227,9 +228,23 @@ def load(path: Path, *, check: bool = True) -> Study:
         note=str(content.get("note", "")),
     )
     _refuse_lost_values(study)
-    if check:
-        study.check()
-    return study
+    if not check:
+        return study
+    study.check()
+    supervised = all(map(is_supervised, study.main_configs()))
+    return _without_rewards(study, content.get("curve", {})) if supervised else study
+
+
+def _without_rewards(study: Study, curve: dict[str, Any]) -> Study:
+    """A study of supervised runs alone, whose curve is of losses. Raises ConfigError for what only other runs have."""
+    asked = [f"measure.{measure.name}" for measure in study.measures.values() if measure.of_rewards]
+    asked += ["curve.y"] if curve.get("y") == "eval/reward" else []
+    if asked:
+        raise ConfigError(
+            f"{asked[0]}: supervised runs have no rewards: measure {{summary: loss_after, better: lower}}; "
+            "their curve is eval/loss, the default"
+        )
+    return replace(study, curve=read_curve({"y": "eval/loss"} | curve))
 
 
 def _refuse_lost_values(study: Study) -> None:
