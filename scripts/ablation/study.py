@@ -232,7 +232,7 @@ def load(path: Path, *, check: bool = True) -> Study:
         return study
     study.check()
     supervised = all(map(is_supervised, study.main_configs()))
-    return _without_rewards(study, content.get("curve", {})) if supervised else study
+    return _without_rewards(study, _section(content, "curve")) if supervised else study
 
 
 def _without_rewards(study: Study, curve: dict[str, Any]) -> Study:
