@@ -36,7 +36,7 @@ from areal_like.conflicts import (
 )
 from areal_like.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.eval_sets import check_sets
-from areal_like.layers import COMMAND_LINE, Layers, Tree, Value, read, shown
+from areal_like.layers import Layers, Tree, Value, read, shown
 from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.other_names import instead_of
 from areal_like.places import CONFIGS
@@ -65,13 +65,14 @@ IMPLIED_BY_ONE_PROCESS = {
 # What callers use
 
 
-def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
+def load(argv: Sequence[str], inherited: Config | None = None, origins: Mapping[str, str] | None = None) -> Config:
     """The config of `[file, key=value, ...]`, checked and resolved. `inherited`: the config of an earlier run. Its
-    values replace defaults that depend on model and machine, but not defaults of learning. Raises ConfigError."""
+    values replace defaults that depend on model and machine, but not defaults of learning. `origins`: key → where its
+    override came from, for errors (default: the command line). Raises ConfigError."""
     if not argv:
         raise ConfigError("no config file given; try configs/quickstart.yaml")
     layers = Layers()
-    layers.add_command_line(argv)
+    layers.add_command_line(argv, origins)
     try:
         _settle_mode(layers)
         _imply_bound(layers)
@@ -268,7 +269,7 @@ def _imply_bound(layers: Layers) -> None:
 
 def _imply_one_process(layers: Layers) -> None:
     """In one process a person may pause the roles for any time, and an error should show at once: so no time-outs and
-    no helper processes. The command line overrides this."""
+    no helper processes. An override of the user's wins."""
     launcher = layers.tree.get("launcher")
     name = launcher.get("name") if isinstance(launcher, dict) else None
     if not isinstance(name, str) or "ONE_PROCESS" not in marks("launcher", name):
@@ -276,7 +277,7 @@ def _imply_one_process(layers: Layers) -> None:
     for path, value in IMPLIED_BY_ONE_PROCESS.items():
         section, _, key = path.partition(".")
         values = layers.tree.get(section)
-        if isinstance(values, dict) and layers.origin(path) != COMMAND_LINE:
+        if isinstance(values, dict) and not layers.is_overridden(path):
             values[key] = value
 
 
