@@ -158,6 +158,7 @@ def replace(config: Config, key: str, value: object) -> Config:
 
 def _checked(tree: Tree) -> Config:
     _refuse_unknown_keys(tree)
+    _refuse_yes_and_no(tree)
     return _read_only(_consistent(_typed(tree)))
 
 
@@ -344,6 +345,12 @@ def _refuse_unknown(values: Tree, shape: type, prefix: str, tree: Tree) -> None:
         if key not in known:
             hint = instead_of(path, value) or _elsewhere(str(key), tree) or nearest(str(key), known)
             raise ConfigError(f"unknown key {path!r}.{hint or ' There are ' + ', '.join(known)}", path)
+
+
+def _refuse_yes_and_no(tree: Tree) -> None:
+    for key, allowed in (("resume", "auto, a run folder"), ("replay", "a run folder")):
+        if isinstance(tree.get(key), bool):
+            raise ConfigError(f"{key}: expected {allowed}, or null for a run without it; got yes or no", key)
 
 
 def _elsewhere(key: str, tree: Tree) -> str:

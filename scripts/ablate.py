@@ -120,7 +120,7 @@ class Ablation:
             say(f"the main runs depend on the tuning: {error}")
         if choices or not self.study.tune:
             main = self._results(self.main_runs(choices))
-        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self.folder.make()
         print(results.write(self.study, self.folder.path, [*tuning, *main], choices, self.command))
         say(f"results.csv, results.md and plots are in {self.folder.path}")
 
@@ -138,6 +138,7 @@ class Ablation:
         if not runs:
             say(f"all runs of the {stage} stage are finished")
             return self.report()
+        self.folder.make()
         after = [str(self.args.study.resolve()), "--out", str(self.folder.path)]
         goes_on = stage == TUNE and self.args.only is None
         after += ["--only", MAIN, "--slurm"] if goes_on else ["--only", "report"]

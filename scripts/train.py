@@ -55,6 +55,8 @@ from .streams import lasting_output
 
 SHOWN = ("run.trackers", "run.project")
 """Settings of how a run is watched; its name leaves them out."""
+UNWRITABLE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+"""Why a run folder can't be made where `run.dir` is no folder to write in."""
 NAMED = 60
 """Most characters of a run's name that describe overrides."""
 
@@ -111,6 +113,11 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
                 ) from None
             attempt += 1
             folder = parent / f"{name}-{attempt}"
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            why = f"cannot be written ({error.strerror}); name another folder"
+            raise ConfigError(f"run.dir={config.run.dir}: {why}", "run.dir") from None
     return folder, configs.replace(config, "run.name", folder.name)
 
 

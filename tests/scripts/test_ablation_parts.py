@@ -133,6 +133,17 @@ def test_a_wrong_study_is_refused_before_anything_starts(tmp_path: Path, change:
         load(tmp_path, **change)
 
 
+def test_a_folder_that_cannot_be_written_is_refused_with_its_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"/file cannot be written \(File exists\); name another folder with --out"):
+        Folder(tmp_path / "file").make()
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ConfigError, match=r"written \(it is read-only"), Folder(tmp_path).locked():
+        pass
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_study_loads_and_tunes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A study that measures only seconds has nothing to tune: no learning rate changes them."""

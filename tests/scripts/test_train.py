@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -108,6 +109,19 @@ def test_an_explicit_name_is_not_used_twice(tmp_path: Path) -> None:
     make_run_folder(config, "quickstart")
     with pytest.raises(ConfigError, match=r"run\.name=mine: .*mine exists"):
         make_run_folder(config, "quickstart")
+
+
+def test_a_run_dir_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"^run.dir=\S+/file: cannot be written \(Not a directory\); name another"):
+        make_run_folder(configs.load([QUICKSTART, f"run.dir={tmp_path / 'file'}"]), "a")
+
+    def full(*args: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(OSError, match="No space left"):
+        make_run_folder(configs.load([QUICKSTART, f"run.dir={tmp_path}"]), "a")
 
 
 def test_the_record_is_enough_to_run_again(tmp_path: Path) -> None:
