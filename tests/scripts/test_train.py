@@ -97,6 +97,21 @@ def test_options_may_stand_anywhere(place: int, capsys: pytest.CaptureFixture[st
     assert "actor-2" not in table
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--steps", "5", QUICKSTART], "unrecognized arguments: --steps. Write run.steps=5."),
+        ([QUICKSTART, "--learner.lr=1e-3"], "Write learner.lr=1e-3."),
+        ([QUICKSTART, "--num-train-epochs=3"], "Here that is run.steps; there are no epochs."),
+        ([QUICKSTART, "--loss", "dg"], "A setting is key=value, such as run.steps=5."),
+    ],
+)
+def test_a_setting_written_as_an_option_is_answered(argv: list[str], told: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(argv)
+    assert told in capsys.readouterr().err
+
+
 def test_run_folders_do_not_collide(tmp_path: Path) -> None:
     config = configs.load([QUICKSTART, f"run.dir={tmp_path}"])
     made = [make_run_folder(config, "quickstart") for _ in range(3)]
