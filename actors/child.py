@@ -19,7 +19,8 @@ from typing import IO
 log = logging.getLogger(__name__)
 _LIBC = ctypes.CDLL(None)  # loaded before any fork
 _PR_SET_PDEATHSIG = 1
-_GUARD = ["sh", "-c", "read _; kill -KILL 0"]
+GUARD = ["sh", "-c", "read _; kill -KILL 0"]
+"""Kills its process group when its input ends."""
 _KILL_SECONDS = 10.0
 
 
@@ -55,7 +56,7 @@ class Child:
             process_group=0,
             preexec_fn=_die_with_parent,
         )
-        self._guard = subprocess.Popen(_GUARD, stdin=subprocess.PIPE, process_group=self.pid)
+        self._guard = subprocess.Popen(GUARD, stdin=subprocess.PIPE, process_group=self.pid)
 
     @property
     def pid(self) -> int:

@@ -6,7 +6,9 @@ and the seconds that it took. Those count against its limit: this process may ha
 Each worker runs one call at a time. A call that overruns its time, or is cancelled, kills the worker and its children
 (its process group, with SIGKILL: nothing can ignore that); the next call starts a new worker. Workers end with the
 actor, however it ends: at the end of their input, and on Linux by the kernel's parent-death signal, which also reaches
-a worker that hangs in a verifier. Times are kept in this process only: a restarted actor starts from zero.
+a worker that hangs in a verifier. What a verifier has started would outlive it: a guard (`actors.child`) leads the
+worker's process group and then kills all of it. Times are kept in this process only: a restarted actor starts from
+zero.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import math
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -26,6 +29,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pkgutil import resolve_name
 from typing import Any, TextIO
 
+from actors.child import GUARD
 from actors.reward_times import RewardTimes
 
 START_SECONDS = 60.0
@@ -146,6 +150,7 @@ class _Worker:
     """One process, started when it is called and not running. Every failure of `call` kills it."""
 
     def __init__(self, memory_limit: int | None) -> None:
+        self._guard: subprocess.Popen[bytes] | None = None
         self._process: Process | None = None
         self._memory_limit = memory_limit
         self.kills = 0
@@ -167,12 +172,14 @@ class _Worker:
         return reply["score"], reply["seconds"]
 
     async def kill(self) -> None:
-        process, self._process = self._process, None
+        guard, process, self._guard, self._process = self._guard, self._process, None, None
+        if guard is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(guard.pid, signal.SIGKILL)  # the number is its own until it is waited for
         if process is not None:
-            if process.returncode is None:  # else it is reaped, and its number may be another's
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+        if guard is not None:
+            guard.communicate()
 
     async def _reply(
         self, reading: Coroutine[Any, Any, bytes], seconds: float, what: str, late: type[RewardError]
@@ -196,8 +203,10 @@ class _Worker:
         if self._process is None:
             paths = os.pathsep.join(path for path in sys.path if path)
             command = [sys.executable, "-m", __name__, *([str(self._memory_limit)] if self._memory_limit else [])]
+            self._guard = subprocess.Popen(GUARD, stdin=PIPE, process_group=0)
+            environment, group = {**os.environ, "PYTHONPATH": paths}, self._guard.pid
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
+                *command, stdin=PIPE, stdout=PIPE, env=environment, process_group=group
             )
         assert self._process.stdin is not None
         self._process.stdin.write(request)

@@ -38,7 +38,7 @@ RESAMPLES = 2
 up."""
 CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeError: "environment crashed"}
 """Errors that cost a sample, and not yet its group → the reason in the ledger."""
-REASON_CHARACTERS = 200
+REASON_CHARACTERS, DETAIL_CHARACTERS = 200, 1000
 CRASHES_IN_A_ROW = 3
 """After this many samples in a row crash, the run's console says why: their groups may take long."""
 MOST_SAID = 1 << 16
@@ -263,10 +263,10 @@ class Worker:
             raise
         except RewardError as error:
             self._log_failure(f"group {lease.group_id}")
-            samples, reason, detail = [], "group reward crashed", str(error)
+            samples, reason, detail = [], "group reward crashed", _told(str(error), DETAIL_CHARACTERS)
         except Exception as error:  # a bad prompt costs its group, not the run; the ledger has the reason
             self._log_failure(f"group {lease.group_id}")
-            samples, reason, detail = [], "failed", repr(error)
+            samples, reason, detail = [], "failed", _told(repr(error), DETAIL_CHARACTERS)
         if len(samples) < lease.need:
             if group.handed_back:  # not a failure of its own: `hand_back` reports it
                 await asyncio.Event().wait()
@@ -277,7 +277,7 @@ class Worker:
         except Exception as error:  # a workflow of the user's has made samples that don't fit together
             self._log_failure(f"group {lease.group_id}")
             said = self._said(group, self._partial_samples(group))
-            self.client.failed(lease.group_id, "failed", repr(error), said)
+            self.client.failed(lease.group_id, "failed", _told(repr(error), DETAIL_CHARACTERS), said)
 
     async def _compared(self, prompt: Prompt, samples: list[Sample], recorders: Iterable[Recorder]) -> list[Sample]:
         """Samples with their group's rewards. Meanwhile the lease makes no tokens, but it is at work. Raises
@@ -334,7 +334,7 @@ class Worker:
                     if run.cancelled():  # by itself: who cancels a group does not come here
                         reason, detail = "failed", "the sample was cancelled"
                     elif error := run.exception():
-                        reason, detail = _reason(error), repr(error)
+                        reason, detail = _reason(error), _told(repr(error), DETAIL_CHARACTERS)
                     elif run.result() is not None:
                         good[runs[run]] = run.result()
                 if len(good) + len(pending) < lease.need:
@@ -376,10 +376,10 @@ class Worker:
                 self._crashes = 0
                 return sample
             except tuple(CRASHES) as error:
-                self._crashes, self._crash = self._crashes + 1, f"{_reason(error)}: {error}"[:REASON_CHARACTERS]
+                self._crashes, self._crash = self._crashes + 1, _told(f"{_reason(error)}: {error}", REASON_CHARACTERS)
                 if attempt == RESAMPLES or group.handed_back:
                     raise
-                group.redrawn.append((f"{_reason(error)}: {error}"[:REASON_CHARACTERS], record))
+                group.redrawn.append((self._crash, record))
                 attempt, record = attempt + 1, PartialSample()
                 self.resampled += isinstance(error, RewardError)
                 log.warning("group %d: sample %d is drawn again: %s", group.lease.group_id, index, error)
@@ -389,7 +389,7 @@ class Worker:
         """Why no recent sample has ended; "": nothing is wrong, or only a few crashed."""
         if self._crashes < CRASHES_IN_A_ROW:
             return ""
-        return "no sample ends: " + "".join(each if each.isprintable() else " " for each in self._crash)
+        return f"no sample ends: {self._crash}"
 
     async def _try_sample(
         self, group: _Running, prompt: Prompt, index: int, attempt: int, record: PartialSample
@@ -474,6 +474,12 @@ def _check_rewards(sample: Sample) -> None:
             raise RewardError(
                 f"the workflow gave the reward {reward:g}: it must be a finite number that float32 can hold"
             )
+
+
+def _told(text: str, most: int) -> str:
+    """The first `most` characters of an error's text, for the buffer, with a space for each that cannot be printed. No
+    message can carry half a surrogate pair, which models write now and then."""
+    return "".join(each if each.isprintable() else " " for each in text[:most])
 
 
 def _reason(error: BaseException) -> str:

@@ -137,6 +137,21 @@ def refuse_odd_training(config: Config) -> None:
         key = "learner.critic_lr"
         raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
     _refuse_odd_shaping(config, known)
+    _refuse_lone_samples(config, known)
+
+
+def _refuse_lone_samples(config: Config, learner: Mapping[str, object]) -> None:
+    """Groups of one sample, of which some advantages learn nothing."""
+    advantage, sizing, key = config.advantage["name"], settled("sizing", config.sizing), "sizing.group_size"
+    learns_else = learner.get("teacher") is not None or "supervised" in marks("loss", config.loss["name"])
+    if "teacher" not in learner or learns_else or sizing["name"] != "fixed":  # `learner=timed` learns nothing anyway
+        return
+    if sizing["group_size"] == 1 and "compares_samples" in marks("advantage", advantage):
+        raise ConfigError(
+            f"{key}=1: advantage={advantage} compares the samples of one prompt, so all advantages would be 0: "
+            "take larger groups, or advantage=batch",
+            key,
+        )
 
 
 def _refuse_odd_correction(config: Config, stream: bool) -> None:

@@ -19,6 +19,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 
+def compares_samples(advantage: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark an advantage function that compares the samples of a prompt with one another: a single one gets 0."""
+    advantage.compares_samples = True  # type: ignore[attr-defined]
+    return advantage
+
+
+@compares_samples
 def group(
     rewards: np.ndarray,
     groups: np.ndarray,
@@ -53,6 +60,7 @@ def degrees_of_freedom(std: bool | str) -> int:
     return int(std == "sample")
 
 
+@compares_samples
 def rloo(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """REINFORCE leave-one-out (arXiv 2402.14740): reward − mean of the OTHERS in its group, float64 [n].
 
@@ -63,6 +71,7 @@ def rloo(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return group(rewards, groups) * counts / np.maximum(counts - 1, 1)
 
 
+@compares_samples
 def maxrl(rewards: np.ndarray, groups: np.ndarray, *, eps: Annotated[float, "[0, inf)"] = 1e-6) -> np.ndarray:
     """Maximum likelihood RL (arXiv 2602.02710): (reward − mean of its group) / (that mean + `eps`), float64 [n].
 

@@ -1,11 +1,11 @@
 """A record of all published weights: the learner refuses samples that claim to come from other weights.
 
 Each group carries, for every version that made one of its tokens, the digest of the weights that its actor held. The
-buffer compares these digests when a group is pushed. Before it computes a gradient, the learner compares them again
-with its own record, `RUN/published.log`. This has a line "VERSION DIGEST" per publication, written before the version
-is announced and never changed. So a resume still knows the versions that were published after the last checkpoint. A
-version has two lines if its second publication had other bits. A replay trains on another run's batches, and uses that
-run's record.
+buffer compares these digests when a group is pushed. Before it computes a gradient, each rank of the learner compares
+those of its share of the batch again, with the learner's own record, `RUN/published.log`. This has a line "VERSION
+DIGEST" per publication, written before the version is announced and never changed. So a resume still knows the versions
+that were published after the last checkpoint. A version has two lines if its second publication had other bits. A
+replay trains on another run's batches, and uses that run's record.
 """
 
 from __future__ import annotations
@@ -24,20 +24,60 @@ class AttestationError(Untrainable):
     """A batch made by weights that the learner did not publish."""
 
 
-class Attestation:
-    """The record of `run`. With `recorded`, the folder of a replayed run, batches are compared with that run's record.
-    Raises FileNotFoundError if it has none."""
+class Record:
+    """The record of `run`, to compare with. With `recorded`, the folder of a replayed run, that run's record. Where a
+    digest is not known yet, it reads on: the learner's first rank writes, and all ranks compare."""
 
     def __init__(self, run: Path, recorded: Path | None = None):
         self._known: dict[int, set[str]] = defaultdict(set)
+        self._compared, self._read = (recorded or run) / FILE, 0
+
+    def fault(self, batch: Batch) -> str:
+        """Names a version that was made by weights with another digest, and the first group of the batch with tokens of
+        it; empty if there is none. Raises FileNotFoundError if there is no record."""
+        for group in batch.groups:
+            for version, digest in ((v, d) for v, text in group.digests.items() for d in text.split(OR)):
+                if not self._knows(version, digest):
+                    return (
+                        f"group {group.id} of {group.actor or 'an actor before the resume'}: its tokens of version "
+                        f"{version} were made by weights with the digest {digest[:40]}, which this learner has not "
+                        "published"
+                    )
+        return ""
+
+    def check(self, batch: Batch) -> None:
+        """Raises AttestationError if the batch has a `fault`."""
+        if fault := self.fault(batch):
+            raise AttestationError(f"batch {batch.index}, {fault}; the batch is not trained")
+
+    def _knows(self, version: int, digest: str) -> bool:
+        if digest not in self._known.get(version, ()):
+            self._read_on()
+        return digest in self._known.get(version, ())
+
+    def _read_on(self) -> None:
+        with self._compared.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read()
+        whole = lines[: lines.rfind(b"\n") + 1]  # the last one may be half written
+        self._read += len(whole)
+        for line in whole.decode().splitlines():
+            version, _, digest = line.partition(" ")
+            self._known[int(version)].add(digest)
+
+
+class Attestation(Record):
+    """The record as the learner's first rank keeps it: the one process that writes it. Raises FileNotFoundError if the
+    replayed run has none."""
+
+    def __init__(self, run: Path, recorded: Path | None = None):
+        super().__init__(run, recorded)
         self._path, self._recorded = run / FILE, recorded
         self._path.touch()
         text = self._path.read_text()
         if text and not text.endswith("\n"):
             self._path.write_text(text[: text.rfind("\n") + 1])  # a crash tore the line: that version was not announced
-        for line in (recorded / FILE if recorded else self._path).read_text().splitlines():
-            version, _, digest = line.partition(" ")
-            self._known[int(version)].add(digest)
+        self._read_on()
 
     def add(self, version: int, digest: str) -> None:
         """Record weights that are about to be published. Any thread may call this."""
@@ -47,14 +87,3 @@ class Attestation:
             file.write(f"{version} {digest}\n")
         if self._recorded is None:
             self._known[version].add(digest)
-
-    def check(self, batch: Batch) -> None:
-        """Raises AttestationError, which names the version and the first group of the batch with tokens of it."""
-        for group in batch.groups:
-            for version, digest in ((v, d) for v, text in group.digests.items() for d in text.split(OR)):
-                if digest not in self._known.get(version, ()):
-                    made = f"group {group.id} of {group.actor or 'an actor before the resume'}"
-                    raise AttestationError(
-                        f"batch {batch.index}, {made}: its tokens of version {version} were made by weights with the "
-                        f"digest {digest[:40]}, which this learner has not published; the batch is not trained"
-                    )

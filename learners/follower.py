@@ -33,6 +33,7 @@ from areal_like.run_folder import RENDEZVOUS
 from areal_like.supervision import is_supervised
 from areal_like.types import Batch
 from areal_like.weights.state import State
+from learners.attestation import Record
 from learners.build import build_trainer
 from learners.collectives import Ranks, is_lost_rank, is_timed_out, join, who_waits
 from learners.demonstrated import Demonstrated
@@ -84,6 +85,7 @@ class LeadingTrainer:
     def __init__(self, trainer: TorchLearner):
         self._trainer, self.vocab_size = trainer, trainer.vocab_size
         self.numbers = trainer.numbers  # of its own share of the batch
+        self.staleness = trainer.staleness
 
     def train(self, batch: Batch) -> dict[str, Any]:
         with self._all("train", [batch.index, batch.redo]):
@@ -140,9 +142,12 @@ class OtherRanks:
             return [Report.of(each) for each in self._side_channel.gathered(report.plain())]
 
 
-def follow(trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher) -> None:
+def follow(
+    trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher, published: Record
+) -> None:
     """Execute rank 0's commands until this process ends. It asks for its share of the next batch before it trains this
-    one."""
+    one, and trains none that was made by weights that are not among those `published`."""
+    trainer.distrust = published.fault  # rank 0's loop compares rank 0's share
     asked, rank = [-1, 0], trainer.ranks.rank
     while True:
         what, about = trainer.ranks.broadcast(None)
@@ -185,9 +190,10 @@ def main(role: Role) -> None:
     coding, endpoint = Coding.of(role.config.weights), role.endpoint(f"weights-{rank}")
     publisher = Publisher(endpoint, coding, lambda _: None, role.keys, OtherRanks(trainer.ranks))
     client = client_of(role, rank)
+    replay = Path(role.config.replay) if role.config.replay else None
     try:
         with naming_lost_ranks():
-            follow(trainer, client, publisher)
+            follow(trainer, client, publisher, Record(role.run, replay))
     finally:
         publisher.close()
         client.close()

@@ -65,7 +65,7 @@ from learners.step import Step
 from learners.streaming import check_stream, combined, is_start_of
 from learners.teacher import Teacher
 from learners.truncation import one_token_further, without_cut_answers
-from learners.untrainable import or_untrainable
+from learners.untrainable import or_untrainable, unknown_tokens
 
 Advantage = Callable[..., np.ndarray]
 """An advantage function whose knobs are bound; `learners.advantages` has the two forms."""
@@ -107,6 +107,8 @@ class TorchLearner:
     """
 
     needs_model = True
+    distrust: Callable[[Batch], str] | None = None
+    """Says why a batch must not be trained (empty: nothing speaks against it), where nobody has asked that before."""
     _steps: Sequence[Step] = ()  # of the last batch: one or, with `stream`, several
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
@@ -285,9 +287,16 @@ class TorchLearner:
         """What the last step computed per token of one of its groups (`Step.numbers`)."""
         return next((step.numbers(group_id) for step in self._steps if step.has(group_id)), [])
 
+    def staleness(self) -> list[int]:
+        """`Batch.staleness` of the last batch, with the shares of all ranks."""
+        return [each for step in self._steps for each in step.batch.staleness()]
+
     def _or_untrainable(self, batch: Batch) -> AbstractContextManager[None]:
         self._moved = False
-        return or_untrainable(batch, self.vocab_size, self.ranks, self._forget, lambda: self._moved)
+        return or_untrainable(batch, self._fault_of, self.ranks, self._forget, lambda: self._moved)
+
+    def _fault_of(self, batch: Batch) -> str:
+        return unknown_tokens(batch, self.vocab_size) or (self.distrust(batch) if self.distrust else "")
 
     def _forget(self) -> None:
         self._taken, self._waiting = [], []

@@ -223,7 +223,7 @@ class TrainLoop:
     def _count_staleness(self, batch: Batch) -> None:
         """Count the staleness of the trained batch. The buffer can't: it serves a batch ahead, and restarts at a
         resume."""
-        found = batch.staleness()
+        found = getattr(self.trainer, "staleness", batch.staleness)()  # the trainer knows other ranks' shares, too
         self.progress.samples += len(found)
         self.progress.staleness += sum(found)
 

@@ -44,13 +44,14 @@ def is_of_the_data(error: BaseException) -> bool:
 
 @contextmanager
 def or_untrainable(
-    batch: Batch, vocab_size: int, ranks: Any, forget: Callable[[], None], moved: Callable[[], bool]
+    batch: Batch, fault_of: Callable[[Batch], str], ranks: Any, forget: Callable[[], None], moved: Callable[[], bool]
 ) -> Iterator[None]:
-    """Turn a fault of the batch's data into Untrainable, on all `ranks` alike. `forget` discards the begun step;
-    `moved` says whether the weights have changed. An error on one rank in the middle of a step passes unchanged, since
-    others may wait for that rank."""
+    """Turn a fault of the batch's data into Untrainable, on all `ranks` alike. `fault_of` describes one that can be
+    seen before the step (empty: none); each rank looks at its own share. `forget` discards the begun step; `moved` says
+    whether the weights have changed. An error on one rank in the middle of a step passes unchanged, since others may
+    wait for that rank."""
     try:
-        if fault := next(filter(None, ranks.gathered(unknown_tokens(batch, vocab_size))), ""):
+        if fault := next(filter(None, ranks.gathered(fault_of(batch))), ""):
             raise Untrainable(f"batch {batch.index} can't be trained: {fault}")
         yield
     except Exception as error:

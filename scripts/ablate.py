@@ -62,6 +62,7 @@ class Ablation:
         self.folder = Folder(args.out or Path("runs") / "ablation" / self.study.name)
         self.command = shlex.join(["python", "-m", "scripts.ablate", *argv])
         self.tuning = self.study.tuning_runs()
+        self.reports = bool(args.only == "report" or args.results)  # and makes no run
 
     def run(self) -> int:
         """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError, ConfigError where the
@@ -69,6 +70,8 @@ class Ablation:
         signals, failed, parallel = Signals(), list[Run](), self.args.parallel or 1
         stages = [[run.config for run in self.tuning], self.study.main_configs()]
         width = Width(parallel, pool_for(parallel, stages))
+        if self.args.only == MAIN:
+            self.ask(self.tuning, signals.check)  # who made these runs may have asked nothing
         for stage in (TUNE, MAIN):
             if self.args.only in (None, stage):
                 runs = self.tuning if stage == TUNE else self.main_runs()
@@ -92,17 +95,21 @@ class Ablation:
     def ask(self, runs: Sequence[Run], check: Callable[[], None]) -> None:
         """Ask final models that a measure `final` wants to know, and that were not asked yet. One that can't be asked
         has no number."""
+        missing = self.not_asked(runs)
+        for number, (run, prompts) in enumerate(missing, 1):
+            check()
+            say(f"[{number}/{len(missing)}] {run.title}: its final model is asked {prompts} held-out prompts")
+            try:
+                final.ask(self.folder.run(run), run.config, prompts)
+            except Exception as error:
+                say(f"{run.title}: its final model can't be asked: {error}")
+
+    def not_asked(self, runs: Sequence[Run]) -> list[tuple[Run, int]]:
+        """Runs whose final models are still to be asked, each with the number of prompts."""
         wanted = {measure.key for measure in self.study.measures.values() if measure.source == "final"}
-        for prompts in sorted(wanted):
-            missing = [run for run in runs if final.kept(self.folder.run(run), prompts) is None]
-            missing = [run for run in missing if final.can_be_asked(self.folder.run(run))]
-            for number, run in enumerate(missing, 1):
-                check()
-                say(f"[{number}/{len(missing)}] {run.title}: its final model is asked {prompts} held-out prompts")
-                try:
-                    final.ask(self.folder.run(run), run.config, prompts)
-                except Exception as error:
-                    say(f"{run.title}: its final model can't be asked: {error}")
+        found = [(run, prompts) for prompts in sorted(wanted) for run in runs]
+        found = [(run, prompts) for run, prompts in found if final.kept(self.folder.run(run), prompts) is None]
+        return [(run, prompts) for run, prompts in found if final.can_be_asked(self.folder.run(run))]
 
     def ask_all(self) -> None:
         """As `ask`, for all runs that are finished so far. Raises Interrupted."""
@@ -125,30 +132,36 @@ class Ablation:
         say(f"results.csv, results.md and plots are in {self.folder.path}")
 
     def stage(self) -> tuple[str, list[Run]]:
-        """The next stage, and its unfinished runs."""
+        """The next stage, and its unfinished runs. Asks the tuning's final models first, since the choices may rest on
+        them, and the jobs that made these runs ask nothing. Raises Interrupted, ValueError."""
         if self.args.only != MAIN:
             unfinished = [run for run in self.tuning if not self.folder.is_finished(run)]
             if unfinished or self.args.only == TUNE:
                 return TUNE, unfinished
+        if not self.args.dry_run:
+            self.ask(self.tuning, Signals().check)
+        elif self.study.tune and self.study.tune.by.source == "final" and (count := len(self.not_asked(self.tuning))):
+            raise ValueError(f"the main runs depend on {count} final models of the tuning: a dry run asks none")
         return MAIN, [run for run in self.main_runs() if not self.folder.is_finished(run)]
 
     def submit(self) -> None:
-        """Raises OSError, ValueError."""
+        """Raises Interrupted, OSError, ValueError."""
         stage, runs = self.stage()
         if not runs:
             say(f"all runs of the {stage} stage are finished")
-            return self.report()
-        self.folder.make()
+            return None if self.args.dry_run else self.report()
         after = [str(self.args.study.resolve()), "--out", str(self.folder.path)]
         goes_on = stage == TUNE and self.args.only is None
         after += ["--only", MAIN, "--slurm"] if goes_on else ["--only", "report"]
         after += ["--parallel", str(self.args.parallel)] if self.args.parallel else []
-        jobs = slurm.write(stage, runs, self.folder, self.study.slurm, self.args.parallel, after)
+        jobs = slurm.make(stage, runs, self.folder, self.study.slurm, self.args.parallel, after)
         if self.args.dry_run:
-            print(jobs.describe())
-        else:
-            ids = jobs.submit()
-            say(f"{len(runs)} {stage} runs are submitted as job {ids[0]}; job {ids[1]} continues after them")
+            return print(jobs.describe())
+        self.folder.make()
+        for run in runs:
+            self.folder.prepare(run)
+        ids = jobs.submit()
+        say(f"{len(runs)} {stage} runs are submitted as job {ids[0]}; job {ids[1]} continues after them")
 
     def describe(self) -> None:
         """List the runs, and which are finished."""
@@ -157,8 +170,9 @@ class Ablation:
             runs += self.main_runs()
         except ValueError:
             say(f"then {len(list(self.study.points())) * len(self.study.seeds)} main runs with the tuned values")
+        left = "missing" if self.reports else "to run"
         for run in runs:
-            print(f"{'finished' if self.folder.is_finished(run) else 'to run':<9} {run.stage:<5} {run.title}")
+            print(f"{'finished' if self.folder.is_finished(run) else left:<9} {run.stage:<5} {run.title}")
 
 
 def say(text: str) -> None:
@@ -170,14 +184,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
         ablation = Ablation(args, argv)
-        if args.only == "report" or args.results:
-            if not args.results:
-                ablation.ask_all()
-            ablation.report()
-        elif args.slurm:
+        if args.slurm and not ablation.reports:
             ablation.submit()
         elif args.dry_run:
             ablation.describe()
+        elif ablation.reports:
+            if not args.results:
+                ablation.ask_all()
+            ablation.report()
         else:
             with ablation.folder.locked():
                 return 1 if ablation.run() else 0

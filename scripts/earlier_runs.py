@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import glob
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -65,8 +65,10 @@ def find_run_to_resume(config: Config, stem: str) -> Path | None:
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"resume={config.resume}: no run folder (config.yaml is missing)")
         return folder
-    pattern = glob.escape(config.run.name) if config.run.name else f"{glob.escape(stem)}-*"
-    found = [path.parent for path in Path(config.run.dir).glob(f"{pattern}/config.yaml")]
+    # As `scripts.train` names runs: quickstart, quickstart-mode=sync-lr=1e-3; but quickstart-long is another config.
+    name = config.run.name and re.escape(config.run.name)
+    named = re.compile(name or rf"{re.escape(stem)}(-\w+=.*)?-\d{{8}}-\d{{6}}(-\d+)?")
+    found = [path.parent for path in Path(config.run.dir).glob("*/config.yaml") if named.fullmatch(path.parent.name)]
     unfinished = [folder for folder in found if not (folder / "summary.json").exists()]
     return max(unfinished, key=lambda folder: (folder / "config.yaml").stat().st_mtime, default=None)
 
@@ -140,13 +142,22 @@ def _check_bound(earlier: Config, config: Config, folder: Path) -> None:
 
 
 def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
-    """Without a journal it is unknown which prompts were trained. Raises ConfigError."""
+    """Without a journal it is unknown which prompts were trained, unless none were: a job of Slurm begins with a folder
+    that was made when it was submitted. Raises ConfigError."""
+    if earlier.buffer.journal == "off" and not _has_trained(folder):
+        return
     for key, each in (("had", earlier), ("would have", config)):
         if each.buffer.journal == "off":
             raise ConfigError(
                 f"resume: {folder} {key} no journal (buffer.journal=off): prompts would be trained twice. Start a new "
                 "run; model=folder model.path=... begins with weights that were saved"
             )
+
+
+def _has_trained(folder: Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    stepped = metrics.is_file() and metrics.stat().st_size > 0
+    return stepped or (folder / SUMMARY).exists() or checkpoints.latest(folder) is not None
 
 
 def _check_work_left(config: Config, folder: Path) -> None:

@@ -224,7 +224,8 @@ def main() -> int:
         console.print(f"length of trained responses, against all that were rolled out: {shorter:+.1%}", highlight=False)
     if isinstance(first.event, Snapshot):
         step = checkpoints.latest(args.run)
-        console.print(f"lengths and rewards since step {step[0] if step else '?'} only; buffer.keep_journal keeps all")
+        since = f"samples, lengths and rewards since step {step[0] if step else '?'} only"
+        console.print(f"{since}; buffer.keep_journal keeps all")
     if args.plot:
         plot(accounts, books.offers, args.plot)
     return 0

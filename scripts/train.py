@@ -93,9 +93,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def told_apart(stem: str, overrides: Sequence[str]) -> str:
-    """A run's name: its config and what the command line sets, e.g. `quickstart-mode=sync-lr=1e-3`."""
+    """A run's name: its config and what the command line sets, e.g. `quickstart-mode=sync-lr=1e-3`. Keys have no dash,
+    so that the config's name ends where the first one begins (`find_run_to_resume`)."""
     pairs = [pair.partition("=") for pair in overrides]
-    words = [f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs if key not in (*NEVER_TOLD, *SHOWN)]
+    words = [
+        f"{key.rpartition('.')[2].replace('-', '_')}={value}"
+        for key, _, value in pairs
+        if key not in (*NEVER_TOLD, *SHOWN)
+    ]
     plain = "-".join(re.sub(r"[^\w.=+,-]+", "_", word) for word in words)
     return f"{stem}-{plain[:NAMED].rstrip('-_.')}" if words else stem
 

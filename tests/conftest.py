@@ -47,6 +47,7 @@ SLOW = {
     "learners/test_late_ranks.py": "waits",
     "learners/test_learner.py": "trains",
     "learners/test_learner_losses.py": "trains",
+    "learners/test_lied_to.py": "starts processes",
     "learners/test_loading.py": "starts processes",
     "learners/test_mismatch.py": "trains",
     "learners/test_published_parts.py": "starts processes",

@@ -6,12 +6,13 @@ anything. `placement(roles)` describes where they will run. `ACROSS_HOSTS`: sock
 `ONE_PROCESS`: all roles are in the starter's process. The starter watches the launcher's `running`: a `Children`, or
 threads (`areal_like.launch.inline`).
 
-`poll` is called many times a second and never waits, not even for a restart's delay; `end` waits for a fixed time.
+`poll` is called many times a second and never waits, not even for a restart's delay; `end` waits for a fixed time. It
+raises nothing for a process that does not end, so that the launcher cleans up in any case.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import signal
 import subprocess
 import time
@@ -25,9 +26,12 @@ from areal_like.launch.restarts import CommonFault, Limits, Restarts
 from areal_like.process import EXIT_USER_ERROR, TERM_SECONDS
 from areal_like.run_folder import has_stepped
 
+log = logging.getLogger(__name__)
 GRACE_SECONDS = 10
 """Seconds for a checkpoint after SIGTERM, where nodes may be taken away. Slurm kills KillWait (30 s by default) later.
 """
+KILL_SECONDS = 10.0
+"""Seconds that all processes have to end after SIGKILL. One on a node that does not answer never reports its end."""
 
 
 class Process(Protocol):
@@ -162,16 +166,23 @@ class Children:
             raise RunFailed(words + few * (len(self._actors) > 1), may_resume(self.run, code))
 
     def end(self) -> None:
-        """End every process: first `end_signal`; after a moment SIGKILL for those that still run."""
-        processes = [process for _, process in self._processes.values()]
-        for process in processes:
-            process.end(self._end_signal)
-        deadline = time.monotonic() + self._end_seconds
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        for process in processes:
-            process.end(signal.SIGKILL)  # also processes that a role left in its group
-            process.wait()
+        """End every process: first `end_signal`; after a moment SIGKILL for those that still run. A warning names those
+        of which even then no end is known."""
+        self._end_all(self._end_signal, self._end_seconds)
+        left = self._end_all(signal.SIGKILL, KILL_SECONDS)  # also processes that a role left in its group
+        if left:
+            log.warning("%s: killed, and no end is known after %g s; it may still run", ", ".join(left), KILL_SECONDS)
         self._processes.clear()
         self._due.clear()
+
+    def _end_all(self, number: signal.Signals, seconds: float) -> list[str]:
+        """Send a signal to every process. Returns the names of those that have not ended after `seconds`."""
+        for _, process in self._processes.values():
+            process.end(number)
+        deadline, left = time.monotonic() + seconds, list[str]()
+        for role, process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                left.append(self._name(role))
+        return left

@@ -252,7 +252,7 @@ def _logs(folder: Path, names: list[str]) -> Iterator[None]:
     terminal.setFormatter(logging.Formatter("%(threadName)s: %(message)s"))
     handlers: list[logging.Handler] = [terminal]
     for name in names:
-        file = logging.FileHandler(folder / f"{name}.log")
+        file = logging.FileHandler(folder / f"{name}.log", errors="backslashreplace")  # as on standard error
         file.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
         file.addFilter(_Of(name, names))
         handlers.append(file)

@@ -19,8 +19,9 @@ from areal_like.run_folder import has_stepped, room_wanted
 
 TAIL_BYTES, TAIL_LINES = 1 << 14, 5
 """Bytes at the end of a role's log to search for its error, and lines of it to show."""
-_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""Signals that come from outside: a death by them says nothing about the actor."""
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM}
+"""Signals that come from outside: a death by them says nothing about the actor. SIGALRM ends one that was told to end
+and was too busy for it (`areal_like.process.end_within`)."""
 
 
 def nothing() -> None:

@@ -9,6 +9,8 @@
                                                     of the learner's own weights. With `engine.inject_mismatch` actors
                                                     have others, and evaluations during the run are of those
 
+Runs of a supervised loss have no rewards: measure `{summary: loss_after, better: lower}`; their curve is `eval/loss`.
+
 For its plot a measure, and the curve, may have `label` (of the axis, with the unit) and `title` (the finding).
 
 With `better: lower` tuning prefers low values (the default of `*_to`). A run that never reaches a target, or has no
@@ -26,6 +28,7 @@ from typing import Any
 
 from areal_like.config import Config, ConfigError
 from areal_like.metrics import MetricsFollower
+from areal_like.supervision import is_supervised
 
 from . import final
 
@@ -36,6 +39,8 @@ TAKES: dict[str, Callable[[list[float]], float]] = {
     "last": lambda values: values[-1],
 }
 AXES = ("steps", "samples", "seconds")
+HELDOUT = {"eval/reward": "held-out reward", "eval/loss": "held-out loss, in nats"}
+"""Keys of curves that mean the evaluations → their labels."""
 SOURCES = ("summary", "metric", "final", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}" for axis in AXES))
 
 
@@ -51,10 +56,16 @@ class Measure:
     label: str = ""
     title: str = ""
 
+    @property
+    def of_rewards(self) -> bool:
+        """Is it of rewards during a run?"""
+        known = {("summary", "reward_before"), ("summary", "reward_after"), ("metric", "eval/reward")}
+        return self.source.startswith("at_") or self.source.endswith("_to") or (self.source, self.key) in known
+
 
 @dataclass(frozen=True)
 class Curve:
-    """`y` is a key of metrics.jsonl; `eval/reward` means the evaluations. `x` is one of `AXES`."""
+    """`y` is a key of metrics.jsonl; those of `HELDOUT` mean the evaluations. `x` is one of `AXES`."""
 
     y: str
     x: str
@@ -88,7 +99,7 @@ def read_curve(spec: Any) -> Curve:
             f"curve: expected y (a key of metrics.jsonl), x ({' | '.join(AXES)}), label and title; got {spec!r}"
         )
     y = str(spec.get("y", "eval/reward"))
-    label = str(spec.get("label", "held-out reward" if y == "eval/reward" else y))
+    label = str(spec.get("label", HELDOUT.get(y, y)))
     return Curve(y, spec.get("x", "samples"), label, str(spec.get("title", "")))
 
 
@@ -118,15 +129,16 @@ class Outcome:
             axis = measure.source.removeprefix("at_")
             _, rewards = self.curve(Curve("eval/reward", axis), until=measure.key)
             return rewards[-1] if rewards else None
-        reached = (result for result in self.summary["evaluations"] if result["reward"] >= measure.key)
+        reached = (result for result in self.summary["evaluations"] if result.get("reward", -math.inf) >= measure.key)
         first = next(reached, None)
         return None if first is None else self._place(measure.source.removesuffix("_to"), self._of_evaluation(first))
 
     def curve(self, curve: Curve, until: float = math.inf) -> tuple[list[float], list[float]]:
         """(x, y) in the order of x, up to there. An evaluation counts at the step that made its weights."""
         points: Iterable[tuple[dict[str, Any], float | None]]
-        if curve.y == "eval/reward":
-            points = ((self._of_evaluation(result), result["reward"]) for result in self.summary["evaluations"])
+        if curve.y in HELDOUT:
+            key, evaluations = curve.y.removeprefix("eval/"), self.summary["evaluations"]
+            points = ((self._of_evaluation(result), result.get(key)) for result in evaluations)
         else:
             points = ((row, _finite(row.get(curve.y))) for row in self.rows)
         known = sorted((self._place(curve.x, place), y) for place, y in points if y is not None)
@@ -141,8 +153,10 @@ class Outcome:
         """A row's position on an axis: train steps, samples trained by then, or seconds since the first lease."""
         if axis == "seconds":
             return float(row["seconds"])
-        per_step = self.config.groups_per_batch * self.config.sizing["group_size"] if axis == "samples" else 1
-        return float(row["step"] * per_step)
+        if axis == "steps":
+            return float(row["step"])
+        size = 1 if is_supervised(self.config) else self.config.sizing["group_size"]
+        return float(row["step"] * self.config.groups_per_batch * size)
 
 
 def _finite(value: Any) -> float | None:

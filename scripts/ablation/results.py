@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..intervals import Estimate, bootstrap, markdown_table
+from ..intervals import FEWEST_FOR_INTERVALS, Estimate, bootstrap, markdown_table
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot
 from . import overall, pictures
@@ -83,11 +83,19 @@ def of_file(study: Study, path: Path) -> tuple[dict[str, str], dict[str, Plot]]:
 
 def tables(study: Study, main: Sequence[Result], choices: Sequence[Choice]) -> dict[str, str]:
     """Title → table."""
-    found = {f"Means over {len(study.seeds)} seeds with 95 % bootstrap intervals": _table(study, main)}
+    found = {_heading(len(study.seeds)): _table(study, main)}
     found |= overall.tables(study, main)
     if choices:
         found["Tuning"] = _tuning_table(study, choices)
     return found
+
+
+def _heading(seeds: int) -> str:
+    if seeds == 1:
+        return "Numbers of one seed"
+    is_enough = seeds >= FEWEST_FOR_INTERVALS
+    spread = "95 % bootstrap intervals" if is_enough else "their range (95 % intervals need five or more)"
+    return f"Means over {seeds} seeds with {spread}"
 
 
 def _write_csv(study: Study, path: Path, results: Sequence[Result]) -> None:

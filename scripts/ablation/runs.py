@@ -29,6 +29,7 @@ from areal_like.placement import Devices
 from areal_like.places import COMMANDS, python_path
 from areal_like.process import TERM_SECONDS, end_with_starter
 
+from ..earlier_runs import lock
 from .devices import DevicePool
 from .study import Run
 
@@ -59,11 +60,14 @@ class Folder:
         return (self.run(run) / "summary.json").is_file()
 
     def prepare(self, run: Run) -> None:
-        """Write the run's config, and remove a folder that cannot be resumed."""
+        """Write the run's config, and remove a folder that cannot be resumed. The folder of a run that is going on
+        stays: a second start of it is refused, and says why."""
         folder = self.run(run)
         unusable = not (folder / "config.yaml").is_file() or run.config.buffer.journal == "off"
         if folder.is_dir() and unusable and not self.is_finished(run):
-            shutil.rmtree(folder)
+            with contextlib.suppress(ConfigError):
+                lock(folder).close()  # closed first: NFS does not remove the folder of an open file
+                shutil.rmtree(folder)
         for path in (self.config(run), self.log(run)):
             path.parent.mkdir(parents=True, exist_ok=True)
         config, more = run.config, {"run.dir": str(folder.parent), "run.name": run.name, "run.seed": run.seed}
@@ -104,6 +108,7 @@ class Going:
         self.run, self.devices, self.began, self.step = run, devices, time.monotonic(), 0
         self._rows = MetricsFollower(folder.run(run) / "metrics.jsonl")
         with folder.log(run).open("ab") as log:
+            self.said = log.tell()  # by earlier attempts, in bytes
             self.process = subprocess.Popen(
                 folder.command(run),
                 env=os.environ | {"PYTHONPATH": python_path()} | more,
@@ -163,7 +168,7 @@ def _run_all(
                 pool.give_back(one.devices)
                 if one.process.returncode:
                     failed.append(one.run)
-                progress.ended(one, last_words(folder.log(one.run)) if one.process.returncode else "")
+                progress.ended(one, last_words(folder.log(one.run), one.said) if one.process.returncode else "")
             progress.tell(going)
             time.sleep(POLL_SECONDS)
     finally:
@@ -171,9 +176,10 @@ def _run_all(
     return failed
 
 
-def last_words(log: Path) -> str:
-    """The error that a run reported at its end, and the path of its log."""
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+def last_words(log: Path, begin: int) -> str:
+    """The error that a run reported at its end, and the path of its log, which is read from byte `begin` on: before are
+    the words of earlier attempts."""
+    lines = log.read_bytes()[begin:].decode(errors="replace").splitlines() if log.is_file() else []
     told = [line for line in lines if line.startswith("error: ")] or lines[-1:] or ["it printed nothing"]
     return f"{told[-1].removeprefix('error: ')} (its log: {log})"
 

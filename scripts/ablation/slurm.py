@@ -1,15 +1,19 @@
-"""An ablation as Slurm array jobs: writes the files, and submits them. Each stage is an array and a job that follows
+"""An ablation as Slurm array jobs: makes the files, and submits them. Each stage is an array and a job that follows
 it.
 
     tune.sbatch (array) → tune-then.sbatch: picks, and submits → main.sbatch (array) → main-then.sbatch: the results
 
-All files are in `slurm/` of the ablation's folder, which all nodes must see. You can edit the `#SBATCH` lines;
+All files are in `slurm/` of the ablation's folder, which all nodes must see; the study's `slurm` sets `#SBATCH` lines;
 `%A_%a.log` are the jobs' own logs. A run that Slurm ends early (time limit, preemption) is queued again and resumes
 from its last checkpoint. The number of tasks in an array is limited, so a task may make several runs of the list.
+
+Slurm keeps a copy of a script that it is given, but tasks find their runs by line in the list when they start. So each
+list is named by its content, and a later submission leaves it alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import sys
@@ -36,15 +40,20 @@ PYTHONPATH={path} exec {command}
 
 @dataclass(frozen=True)
 class Jobs:
-    """The two files of a stage: `array`, submitted with `arguments`, and `then`, which runs after it, however it
-    ends."""
+    """The two jobs of a stage: `array`, submitted with `arguments`, and `then`, which runs after it, however it ends.
+    `files`: what they and their list hold; nothing is written before `submit`."""
 
     array: Path
     then: Path
     arguments: list[str]
+    files: dict[Path, str]
 
     def submit(self) -> list[str]:
         """Returns the ids of the two jobs. Raises OSError where sbatch is missing or refuses."""
+        for path, text in self.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_file() or path.read_text() != text:  # a list that tasks may be reading is never cut short
+                path.write_text(text)
         environment = {"PYTHONPATH": python_path(), "COMMANDS": COMMANDS, "PYTHON": sys.executable}
         first = sbatch([str(self.array), *self.arguments], environment)
         return [first, sbatch([f"--dependency=afterany:{first}", str(self.then)])]
@@ -53,32 +62,32 @@ class Jobs:
         """What `submit` would do, with the files that it would submit."""
         first = f"sbatch --parsable {shlex.join([str(self.array), *self.arguments])}"
         second = f"sbatch --parsable --dependency=afterany:JOB {shlex.quote(str(self.then))}"
-        return "\n".join([f"$ {first}", self.array.read_text(), f"$ {second}", self.then.read_text()])
+        return "\n".join([f"$ {first}", self.files[self.array], f"$ {second}", self.files[self.then]])
 
 
-def write(
+def make(
     stage: str, runs: Sequence[Run], folder: Folder, options: Mapping[str, Any], parallel: int | None, after: list[str]
 ) -> Jobs:
-    """Write the files of a stage. `parallel` bounds the tasks at once; `after`: arguments of `scripts.ablate` for the
+    """The jobs of a stage. `parallel` bounds the tasks at once; `after`: arguments of `scripts.ablate` for the
     next stage."""
     here = folder.path / "slurm"
-    here.mkdir(parents=True, exist_ok=True)
-    for run in runs:
-        folder.prepare(run)
     tasks, limit = min(len(runs), LARGEST_ARRAY), f"%{parallel}" if parallel else ""
-    listed = here / f"{stage}.runs"
-    listed.write_text("".join(f"{folder.config(run)}\t{folder.run(run)}\n" for run in runs))
+    lines = "".join(f"{folder.config(run)}\t{folder.run(run)}\n" for run in runs)
+    listed = here / f"{stage}-{hashlib.sha256(lines.encode()).hexdigest()[:8]}.runs"
     name = f"{folder.path.name}-{stage}"
     array = {"job-name": name, "array": f"0-{tasks - 1}{limit}", "output": here / "%A_%a.log"} | dict(options)
     then = {"job-name": f"{name}-then", "output": here / "%j.log"}
     then |= {key: options[key] for key in ("partition", "account", "qos") if key in options}
-    jobs = Jobs(here / f"{stage}.sbatch", here / f"{stage}-then.sbatch", [str(listed), str(tasks)])
-    jobs.array.write_text(_with_lines(SCRIPT.read_text(), array))
     command = shlex.join([sys.executable, "-m", f"{COMMANDS}.ablate", *after])
-    lines = "\n".join(["#!/bin/bash", *_lines(then)])
     place, path = shlex.quote(os.getcwd()), shlex.quote(python_path())
-    jobs.then.write_text(THEN.format(lines=lines, folder=place, path=path, command=command))
-    return jobs
+    head = "\n".join(["#!/bin/bash", *_lines(then)])
+    first, second = here / f"{stage}.sbatch", here / f"{stage}-then.sbatch"
+    files = {
+        listed: lines,
+        first: _with_lines(SCRIPT.read_text(), array),
+        second: THEN.format(lines=head, folder=place, path=path, command=command),
+    }
+    return Jobs(first, second, [str(listed), str(tasks)], files)
 
 
 def _lines(options: Mapping[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ import yaml
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.layers import find, read, shown
+from areal_like.ranges import RANGES, range_of
 from areal_like.registry import nearest
+from areal_like.supervision import is_supervised
 
 from ..preflight import preflight
 from .measures import Curve, Measure, read_curve, read_measure
@@ -230,9 +232,23 @@ def load(path: Path, *, check: bool = True) -> Study:
         note=str(content.get("note", "")),
     )
     _refuse_lost_values(study)
-    if check:
-        study.check()
-    return study
+    if not check:
+        return study
+    study.check()
+    supervised = all(map(is_supervised, study.main_configs()))
+    return _without_rewards(study, _section(content, "curve")) if supervised else study
+
+
+def _without_rewards(study: Study, curve: dict[str, Any]) -> Study:
+    """A study of supervised runs alone, whose curve is of losses. Raises ConfigError for what only other runs have."""
+    asked = [f"measure.{measure.name}" for measure in study.measures.values() if measure.of_rewards]
+    asked += ["curve.y"] if curve.get("y") == "eval/reward" else []
+    if asked:
+        raise ConfigError(
+            f"{asked[0]}: supervised runs have no rewards: measure {{summary: loss_after, better: lower}}; "
+            "their curve is eval/loss, the default"
+        )
+    return replace(study, curve=read_curve({"y": "eval/loss"} | curve))
 
 
 def _refuse_lost_values(study: Study) -> None:
@@ -301,6 +317,10 @@ def _known(section: dict[str, Any], known: tuple[str, ...], prefix: str) -> None
 def _seeds(seeds: Any, key: str) -> tuple[int, ...]:
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
         raise ConfigError(f"{key}: expected a list of whole numbers, got {seeds!r}")
+    allowed = range_of(RANGES["run.seed"])
+    for seed in seeds:
+        if allowed and (problem := allowed.misfit(seed)):
+            raise ConfigError(f"{key}: {seed} {problem}")
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"{key}: a seed appears twice")
     return tuple(seeds)

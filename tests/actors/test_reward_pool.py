@@ -283,6 +283,48 @@ def test_workers_die_with_a_killed_actor_even_when_stuck():
     assert not any(alive(pid) for pid in pids)
 
 
+SLEEPS = "sleep 3600 & echo $! > {}/pid; wait"
+
+
+def ends(pid: int) -> bool:
+    deadline = time.monotonic() + 60
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def started_in(folder: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not ((folder / "pid").exists() and (folder / "pid").read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return int((folder / "pid").read_text())
+
+
+def test_what_a_verifier_has_started_dies_with_a_killed_actor(tmp_path):
+    """Linux kills the worker, which does not reach the program that it waits for."""
+    code = (
+        "import asyncio\nfrom actors.reward_pool import RewardPool\n"
+        f"asyncio.run(RewardPool(timeout=3600).score('os:system', {SLEEPS.format(tmp_path)!r}))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as actor:
+        program = started_in(tmp_path)
+        assert alive(program)
+        actor.kill()
+    assert ends(program)
+
+
+def test_what_a_verifier_has_started_dies_with_a_worker_that_crashes(tmp_path):
+    async def test(pool):
+        call = asyncio.create_task(pool.score("os:system", SLEEPS.format(tmp_path)))
+        program = await asyncio.to_thread(started_in, tmp_path)
+        os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+        with pytest.raises(RewardError, match="its worker process died"):
+            await call
+        assert await asyncio.to_thread(ends, program)
+
+    in_pool(test, timeout=600)
+
+
 class Pooled(Copy):
     def verification(self, prompt, tokens):
         return "operator:truediv", (int(tokens[0]), len(prompt.tokens))

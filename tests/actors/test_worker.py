@@ -1,6 +1,7 @@
 """The worker with events in a fixed order: a workflow that ends on command, a client that records."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from functools import partial
 
@@ -9,11 +10,12 @@ import pytest
 
 from actors.engines.step_costs import StepCosts
 from actors.reward_pool import RewardError
-from actors.worker import RESAMPLES, Heldout, Rollout, Worker
+from actors.worker import DETAIL_CHARACTERS, RESAMPLES, Heldout, Rollout, Worker
 from areal_like import messages
 from areal_like.partials import check_partial, decode_partial
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
+from areal_like.wire import encode
 
 
 class Client:
@@ -258,6 +260,36 @@ def test_what_a_reward_crashed_on_is_told_with_its_group_drawn_again_or_failed()
     play = asyncio.run(scenario(crashes=3))
     assert play.client.failures == [(1, "reward crashed", "RewardError('boom')")]
     assert [carried_of(said) for said in play.client.said] == [{0: [3]}], "the last try"
+
+
+class OddError(Exception):
+    """As some libraries make: its repr is its bare text."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def test_half_a_surrogate_pair_in_an_errors_text_costs_no_group_and_long_texts_are_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A verifier that quotes `json.loads` of an answer has them. The buffer's messages can't carry one."""
+    caplog.set_level(logging.CRITICAL)  # nor can those of pytest-xdist, with the captured log
+
+    async def scenario(*outcomes: Exception | Sample) -> Client:
+        play = Play()
+        await play.lease(launch=1, need=1)
+        for outcome in outcomes:
+            await play.end("1/0", outcome)
+        return play.client
+
+    client = asyncio.run(scenario(RewardError("no tool \ud83d" + "x" * 9999), sample(1.0)))
+    ((group_id, cut, redrawn, _),) = client.left
+    assert len(client.groups) == 1 and redrawn[0].startswith("reward crashed: no tool  xxx")
+    encode(messages.LeftOut(group_id, cut, redrawn))
+    client = asyncio.run(scenario(OddError("bad \ud83d" + "x" * 9999)))
+    ((group_id, reason, detail),) = client.failures
+    assert detail.startswith("bad  xxx") and len(detail) == DETAIL_CHARACTERS
+    encode(messages.Failed(group_id, reason, detail))
 
 
 @pytest.mark.parametrize(("result", "reason"), [(None, "rejected"), (RuntimeError("boom"), "failed")])

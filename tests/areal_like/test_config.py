@@ -339,6 +339,7 @@ STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        (["sizing.group_size=1"], "sizing.group_size=1: advantage=group compares the samples of one prompt"),
         (["advantage={name: gae}"], "advantage=gae needs a critic: set learner.critic_lr above 0"),
         (["loss=dg", "learner.num_minibatch_epochs=2"], "learner.num_minibatch_epochs: loss=dg"),
         (["learner.ranks=2", "learner.stream=true", "learner.num_minibatches=1"], "learner.ranks: "),

@@ -18,7 +18,7 @@ from areal_like import config as configs
 from areal_like.launch import forks, restarts
 from areal_like.launch.children import Children
 from areal_like.launch.local import LocalLauncher
-from areal_like.launch.outcome import RunFailed
+from areal_like.launch.outcome import RunFailed, is_from_outside
 from areal_like.launch.plan import RoleSpec, describe, plan
 from areal_like.launch.restarts import Limits
 from areal_like.launch.slurm import SlurmLauncher
@@ -276,14 +276,14 @@ def test_what_a_dead_actor_started_dies_with_it(launcher: LocalLauncher) -> None
     until("the child's end", lambda: not alive(child))
 
 
-def test_the_end_comes_even_if_the_exception_is_swallowed(run_folder: Path) -> None:
+def test_the_end_comes_even_if_the_exception_is_swallowed_and_counts_as_one_from_outside(run_folder: Path) -> None:
     (run_folder / "parts" / "actor_0").write_text("swallow")
     command = [sys.executable, "-m", MODULE, "--name", "actor_0", "--run", str(run_folder)]
     command += ["--sockets", str(run_folder)]
     process = subprocess.Popen(command, cwd=REPOSITORY)
     until("the start", (run_folder / "rendezvous" / "actor_0.json").exists)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == -signal.SIGALRM
+    assert process.wait(60) == -signal.SIGALRM and is_from_outside(-signal.SIGALRM)
 
 
 def test_a_role_whose_starter_is_gone_ends_at_once(run_folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from areal_like.launch import ray_cluster
+from areal_like.launch import children, ray_cluster
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
@@ -112,3 +114,42 @@ def test_a_host_ends_when_its_starter_does_though_nobody_tells_it(tmp_path: Path
     finally:
         host.kill()
         role.kill()  # this one has not asked to end with its starter
+
+
+class Silent:
+    """A role's process on a node that does not answer."""
+
+    pid, remark = 0, ""
+
+    def poll(self) -> int | None:
+        return None
+
+    def wait(self, timeout: float = 5.0, /) -> None:
+        raise subprocess.TimeoutExpired(["a role's process"], timeout)
+
+    def send_signal(self, number: signal.Signals) -> None: ...
+
+    def end(self, number: signal.Signals) -> None: ...
+
+
+class Ended(Silent):
+    def wait(self, timeout: float = 5.0, /) -> None: ...
+
+
+def test_a_node_that_does_not_answer_is_named_and_the_rest_is_cleared_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(children, "KILL_SECONDS", 0.1)
+    launcher = RayLauncher(tmp_path, Limits(1))
+    launcher.running = children.Children(
+        tmp_path, Limits(1), lambda role, name: Silent() if name == "learner" else Ended(), on_nodes=True
+    )
+    launcher.running.start([RoleSpec("learner", "", 1, True), RoleSpec("actor-0", "", 1, False)])
+    launcher._held = held = socket.create_server(("127.0.0.1", 0))
+    with caplog.at_level(logging.WARNING):
+        launcher.stop()
+    assert held.fileno() == -1, "the hosts that can be reached end by it"
+    assert [record.getMessage() for record in caplog.records] == [
+        "learner: killed, and no end is known after 0.1 s; it may still run"
+    ]
+    assert launcher.running.none_left

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from areal_like.types import Batch, Group
-from learners.attestation import FILE, Attestation, AttestationError
+from learners.attestation import FILE, Attestation, AttestationError, Record
 
 
 def batch(*digests: dict[int, str], actor: str = "actor-1") -> Batch:
@@ -38,6 +38,18 @@ def test_what_was_published_is_known_after_a_resume(tmp_path: Path) -> None:
     again.add(2, "other")
     assert (tmp_path / FILE).read_text() == "0 d0\n1 d1\n2 other\n"
     Attestation(tmp_path).check(batch({1: "d1", 2: "other"}))
+
+
+def test_other_ranks_know_what_the_first_one_publishes(tmp_path: Path) -> None:
+    first, other = Attestation(tmp_path), Record(tmp_path)
+    first.add(0, "d0")
+    assert other.fault(batch({0: "d0"})) == ""
+    first.add(1, "d1")
+    (tmp_path / FILE).write_text("0 d0\n1 d1\n2 d")  # it is about to write "d2"
+    assert other.fault(batch({0: "d0", 1: "d1"})) == ""
+    assert other.fault(batch({0: "d0"}, {2: "d"})).startswith("group 41 of actor-1: its tokens of version 2 were made")
+    (tmp_path / FILE).write_text("0 d0\n1 d1\n2 d2\n")
+    assert other.fault(batch({2: "d2"})) == ""
 
 
 def test_a_version_that_was_published_twice_may_be_named_both_ways_in_a_batch(tmp_path: Path) -> None:

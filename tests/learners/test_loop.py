@@ -164,6 +164,12 @@ def test_the_end_names_the_last_checkpoint_from_before_them(tmp_path: Path) -> N
         loop(tmp_path / "none", [NAN] * 10, "run.steps=99").run()
 
 
+def test_a_trainer_with_a_share_of_the_batch_tells_the_staleness_of_all_of_it(tmp_path: Path) -> None:
+    made = loop(tmp_path, [])
+    made.trainer.staleness = lambda: [1, 3]  # type: ignore[attr-defined]
+    assert made.run()["staleness_mean"] == 2.0 and made.progress.samples == 2 * 4
+
+
 def test_a_run_that_goes_on_keeps_the_round_behind_its_last_step_and_knows_none_before_its_first(
     tmp_path: Path,
 ) -> None:

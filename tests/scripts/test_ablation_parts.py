@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,18 +11,19 @@ import pytest
 import yaml
 
 from areal_like import config as configs
-from areal_like.config import ConfigError
+from areal_like.config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.layers import CONFIGS
 from areal_like.registry import build
 from scripts import ablate
 from scripts import eval as evaluation
-from scripts.ablation import final, overall, results, study
+from scripts.ablation import final, overall, results, slurm, study
 from scripts.ablation.measures import Outcome, read_curve, read_measure
 from scripts.ablation.pictures import plots
 from scripts.ablation.points import Result, gather, read
-from scripts.ablation.runs import Folder
+from scripts.ablation.runs import Folder, Width, run_all
 from scripts.ablation.study import Run, Study
+from scripts.earlier_runs import lock
 from scripts.plotting.plot import Plot
 from scripts.train import Interrupted
 from tests.folders import write_folder
@@ -36,6 +38,8 @@ STUDY = {
     "measure": {"reward": {"summary": "reward_after"}},
 }
 ABSENT = "absent"
+SUPERVISED = {"config": "base", "grid": {"learner.lr": [0.001, 0.002]}, "tune": ABSENT}
+SUPERVISED["set"] = {"loss": "sft", "task": "reverse", "model": "tiny", "groups_per_batch": 8, "run.steps": 4}
 OTHER_SAMPLES = {"mode": "sync", "sizing": "sagc", "sizing.group_size": 8, "sizing.keep": "prompts"}
 
 
@@ -96,6 +100,113 @@ def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -
     assert folder.run(run).exists()
 
 
+def test_the_folder_of_a_run_that_is_going_on_stays(tmp_path: Path) -> None:
+    """Also without a journal, where an unfinished folder is of no use otherwise."""
+    run = load(tmp_path, set={"run.steps": 7, "buffer.journal": "off"}).tuning_runs()[0]
+    folder = Folder(tmp_path / "out")
+    folder.run(run).mkdir(parents=True)
+    (folder.run(run) / "config.yaml").touch()
+    with lock(folder.run(run)):
+        folder.prepare(run)
+        assert (folder.run(run) / "config.yaml").exists()
+    folder.prepare(run)
+    assert not folder.run(run).exists()
+
+
+class Dies(Folder):
+    """Its runs say this and fail."""
+
+    said = ""
+
+    def command(self, run: Run) -> list[str]:
+        return [sys.executable, "-c", f"import sys; print({self.said!r}); sys.exit(1)"]
+
+
+def test_a_failed_run_is_told_by_the_words_of_its_last_attempt(tmp_path: Path) -> None:
+    run, folder, told = load(tmp_path).tuning_runs()[0], Dies(tmp_path / "out"), list[str]()
+    for folder.said, words in (
+        ("error: no space left\nended", "FAILED: no space left (its log: "),
+        ("resuming\nended by SIGTERM", "FAILED: ended by SIGTERM (its log: "),
+    ):
+        assert run_all([run], folder, Width(1), lambda: None, told.append) == [run]
+        assert words in told[-1]
+
+
+# Through Slurm
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The arguments of each sbatch, which submits nothing."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(slurm, "sbatch", lambda arguments, environment=None: calls.append(arguments) or "1")
+    return calls
+
+
+def call(folder: Path, *arguments: str) -> int:
+    return ablate.main([str(folder / "study.yaml"), "--out", str(folder / "out"), *arguments])
+
+
+def finish(folder: Path) -> None:
+    """As a run that leaves a model."""
+    (folder / "checkpoints" / "final").mkdir(parents=True)
+    (folder / "checkpoints" / "final" / "config.json").write_text("{}")
+    (folder / "summary.json").write_text('{"steps": 7, "evaluations": []}')
+
+
+def test_tasks_that_wait_keep_their_list(tmp_path: Path, submitted: list[list[str]]) -> None:
+    """A task looks up its runs when it starts, by their places in the list."""
+    load(tmp_path, tune=ABSENT)
+    assert call(tmp_path, "--slurm") == 0
+    _, first, tasks = submitted[0]
+    before = Path(first).read_text()
+    assert len(before.splitlines()) == int(tasks) == 8
+    for line in before.splitlines()[:3]:
+        finish(Path(line.split("\t")[1]))
+    assert call(tmp_path, "--slurm", "--dry-run") == 0
+    assert call(tmp_path, "--slurm") == 0
+    _, second, tasks = submitted[2]
+    assert Path(first).read_text() == before
+    assert Path(second).read_text().splitlines() == before.splitlines()[3:] and tasks == "5"
+
+
+@pytest.mark.parametrize("arguments", [["--slurm"], [], ["--only", "report"], ["--slurm", "--only", "tune"]])
+def test_a_dry_run_writes_nothing(tmp_path: Path, submitted: list[list[str]], arguments: list[str]) -> None:
+    found = load(tmp_path, set={"run.steps": 7, "buffer.journal": "off"})
+    unfinished = Folder(tmp_path / "out").run(found.tuning_runs()[0])
+    unfinished.mkdir(parents=True)
+    (unfinished / "config.yaml").touch()
+    finish(Folder(tmp_path / "out").run(found.tuning_runs()[1]))
+    before = sorted(tmp_path.rglob("*"))
+    assert call(tmp_path, *arguments, "--dry-run") == 0
+    assert sorted(tmp_path.rglob("*")) == before and not submitted
+
+
+@pytest.mark.parametrize("more", [[], ["--only", "main"]])
+def test_final_models_of_the_tuning_are_asked_before_the_main_runs(
+    tmp_path: Path,
+    submitted: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+) -> None:
+    """The job behind the tuning's array is the first one that can."""
+    found = load(tmp_path, measure={"final": {"final": 7}})
+    for run in found.tuning_runs():
+        finish(Folder(tmp_path / "out").run(run))
+
+    def ask(folder: Path, config: Config, prompts: int) -> None:
+        (folder / f"final-{prompts}.json").write_text(json.dumps({"reward": config.learner["lr"]}))
+
+    monkeypatch.setattr(final, "ask", ask)
+    assert call(tmp_path, "--slurm", "--dry-run", *more) == 2
+    assert "4 final models of the tuning: a dry run asks none" in capsys.readouterr().err
+    assert call(tmp_path, "--slurm", *more) == 0
+    lines = Path(submitted[0][1]).read_text().splitlines()
+    assert [configs.load([line.split("\t")[0]]).learner["lr"] for line in lines] == [0.01] * 8
+    assert call(tmp_path, "--slurm", "--dry-run", *more) == 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -104,6 +215,7 @@ def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -
         ({"grid": {"loss.clipp": [0.1]}, "set": {"loss": "ppo"}, "tune": ABSENT}, "loss.clipp=0.1.*clipp"),
         ({"grid": {"mode": {"a": {"scheduler.max_staleness": "x"}}}}, "tune: 'loss' is no factor"),
         ({"seeds": [1, 1]}, "a seed appears twice"),
+        ({"seeds": [0, -1]}, "seeds: -1 must be at least 0"),
         ({"seeds": None}, "seeds: expected a list"),
         ({"measure": {"reward": {"sumary": "x"}}}, "measure.reward: expected one of summary"),
         ({"measure": {"x": {"metric": "loss", "take": "median"}}}, "take is mean"),
@@ -116,6 +228,9 @@ def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -
         ({"set": {"run.stepz": 3}}, r"unknown key 'run.stepz'.*\[from set in .*study.yaml\]"),
         ({"grid": {"run.stepz": [3, 4]}, "tune": ABSENT}, r"'run.stepz'.*\[from grid in .*study.yaml\]"),
         ({"tune": STUDY["tune"] | {"grid": {"learner.lrr": [1]}}}, r"'lrr'.*\[from tune.grid in .*study.yaml\]"),
+        (SUPERVISED, "measure.reward: supervised runs have no rewards: measure {summary: loss_after"),
+        (SUPERVISED | {"measure": {"x": {"samples_to": 0.9}}}, "measure.x: supervised runs"),
+        (SUPERVISED | {"measure": {"x": {"summary": "loss_after"}}, "curve": {"y": "eval/reward"}}, "curve.y: superv"),
         ({"names": {"los": "loss"}}, "names: 'los' is no factor of the grid"),
         ({"grid": {"loss": "ppo"}}, "grid.loss: expected a list"),
         ({"tune": STUDY["tune"] | {"by": "speed"}}, "tune.by: 'speed' is not measured"),
@@ -284,6 +399,27 @@ def test_curves_by_steps_samples_and_seconds(outcome: Outcome) -> None:
     assert outcome.curve(read_curve({"x": "steps"})) == ([0.0, 2.0, 4.0], [0.1, 0.6, 0.5])
     assert outcome.curve(read_curve({}))[0] == [0.0, 256.0, 512.0]
     assert outcome.curve(read_curve({"y": "x", "x": "seconds"})) == ([0.0, 4.0, 6.0], [4.0, 1.0, 2.5])
+
+
+def test_a_supervised_study_draws_its_held_out_losses(tmp_path: Path) -> None:
+    found = load(tmp_path, **SUPERVISED, measure={"loss": {"summary": "loss_after", "better": "lower"}})
+    folder, evaluations = Folder(tmp_path / "out"), [{"version": v, "seconds": v, "loss": 2.0 - v} for v in (0, 1)]
+    for run in found.main_runs({}):
+        folder.run(run).mkdir(parents=True)
+        summary = {"steps": 1, "loss_after": 1.0, "evaluations": evaluations}
+        (folder.run(run) / "summary.json").write_text(json.dumps(summary))
+    made = gather(found, found.main_runs({}), folder)
+    assert [result.numbers for result in made] == [{"loss": 1.0}] * 4
+    assert made[0].outcome and made[0].outcome.curve(found.curve) == ([0.0, 8.0], [2.0, 1.0]), "a sample for each group"
+    assert plots(found, made)["curves.png"].y == "held-out loss, in nats"
+    assert found.curve.x == "samples" and load(tmp_path).curve.y == "eval/reward"
+
+
+@pytest.mark.parametrize("spec", [{"steps_to": 0.5}, {"at_steps": 2}])
+def test_a_supervised_run_beside_others_has_no_number_of_rewards(outcome: Outcome, spec: dict) -> None:
+    outcome.summary["evaluations"] = [{"version": 0, "seconds": 0.1, "loss": 2.0}]
+    assert outcome.measure(read_measure("m", spec)) is None
+    assert outcome.curve(read_curve({})) == ([], [])
 
 
 # Tuning and what is written

@@ -19,8 +19,8 @@ from buffer.events import Admit, Begin, Branch, Finish
 from buffer.journal import Journal
 from buffer.main import other_settings
 from scripts import earlier_runs
-from scripts.earlier_runs import changes, fit_to_replay, holds_progress, lock, reopen_run_folder
-from scripts.train import load, parse, prepare, submit
+from scripts.earlier_runs import changes, find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
+from scripts.train import load, parse, prepare, submission_of, submit, told_apart
 
 
 @pytest.fixture
@@ -80,8 +80,35 @@ def made(tmp_path: Path, *overrides: str) -> Path:
 )
 def test_what_a_resume_may_not_change(tmp_path: Path, before: str, now: str, told: str) -> None:
     folder = made(tmp_path, before)
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match=told):
         reopen_run_folder(configs.load(["configs/quickstart.yaml", now]), folder)
+
+
+def test_a_job_without_a_journal_starts_unless_it_has_trained(tmp_path: Path, monkeypatch) -> None:
+    """The job resumes the folder that its submission has made. Queued again after a train step, it can't go on."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    argv = ["configs/quickstart.yaml", "launcher=slurm", "buffer.journal=off", f"run.dir={tmp_path}", "run.name=a"]
+    prepared = prepare(parse(argv), argv)
+    assert prepared
+    folder, config, held = prepared
+    submission = submission_of(config, folder)
+    submit(SimpleNamespace(submit=lambda: "17"), folder, held)
+
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    argv = submission.command[-2:]
+    (folder / "metrics.jsonl").touch()  # ended before its first step
+    for _ in range(2):
+        prepared = prepare(parse(argv), argv)
+        assert prepared and prepared[0] == folder
+        prepared[2].close()
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigError, match=r"had no journal .*: prompts would be trained twice. Start a new run"):
+        prepare(parse(argv), argv)
+    (folder / "metrics.jsonl").unlink()
+    checkpoints.write(folder, 1, lambda _: None, {"seconds": 9.0, "evaluations": []}, 1)
+    with pytest.raises(ConfigError, match="had no journal"):
+        prepare(parse(argv), argv)
 
 
 def test_nothing_of_a_finished_run_changes_before_its_successor_has_made_a_step(tmp_path: Path) -> None:
@@ -250,6 +277,29 @@ def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tm
     with pytest.raises(ConfigError, match=r"after step 4: learner.lr=1e-4 \(was 0.002\)\), so no single config"):
         fit_to_replay(same)
     assert fit_to_replay(configs.replace(same, "learner.lr", 3e-3)).run.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of"),
+    [
+        ("copy4-20260102-030405", "copy4"),
+        ("copy4-20260102-030405-2", "copy4"),  # two began in one second
+        (f"{told_apart('copy4', ['mode=sync', 'loss.clip-x=[1, 2]'])}-20260102-030405", "copy4"),
+        (f"{told_apart('copy4', ['launcher.options.cpus-per-task=2'])}-20260102-030405", "copy4"),
+        ("copy4-long-20260102-030405", "copy4-long"),
+        ("copy4-long-lr=1e-3-20260102-030405", "copy4-long"),
+        ("copy4-20260102", ""),
+    ],
+)
+@pytest.mark.parametrize("stem", ["copy4", "copy4-long"])
+def test_runs_of_a_config_are_not_those_of_one_that_begins_alike(
+    tmp_path: Path, name: str, is_of: str, stem: str
+) -> None:
+    config = configs.load(["copy4", f"run.dir={tmp_path}", "resume=auto"])
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.yaml").touch()
+    assert find_run_to_resume(config, stem) == (tmp_path / name if stem == is_of else None)
+    assert find_run_to_resume(configs.replace(config, "run.name", name), stem) == tmp_path / name
 
 
 def test_who_resumes_nothing_is_told_that_a_new_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -194,6 +194,7 @@ def test_a_host_that_is_not_of_this_machine_is_refused() -> None:
         ([], "quickstart"),
         (["run.dir=/tmp/x", "resume=auto"], "quickstart"),
         (["mode=sync", "learner.lr=1e-3"], "quickstart-mode=sync-lr=1e-3"),
+        (["engine.server.mem-fraction-static=0.4"], "quickstart-mem_fraction_static=0.4"),
         (["task.path=a b/../c.jsonl"], "quickstart-path=a_b_.._c.jsonl"),
         (["loss=dg"] * 30, "quickstart-" + ("loss=dg-" * 30)[:60].rstrip("-")),
     ],

@@ -299,7 +299,8 @@ def test_an_ablation_of_two_configs_and_two_seeds_becomes_one_table(cluster: Clu
     assert submitted, said
     array, then = submitted.groups()
     first = f"{array}_0"
-    _, folder = ((out / "slurm" / "main.runs").read_text().splitlines()[0]).split("\t")
+    (listed,) = out.glob("slurm/main-*.runs")
+    _, folder = listed.read_text().splitlines()[0].split("\t")
     begun = lambda: (Path(folder) / "metrics.jsonl").exists()  # noqa: E731
     cluster.until("the first run's start", begun)
     with contextlib.suppress(AssertionError):  # it fails where the job has been requeued meanwhile
