@@ -36,7 +36,7 @@ from areal_like.conflicts import (
 )
 from areal_like.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.eval_sets import check_sets
-from areal_like.layers import COMMAND_LINE, Layers, Tree, Value, read, shown
+from areal_like.layers import Layers, Tree, Value, read, shown
 from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.other_names import instead_of
 from areal_like.places import CONFIGS
@@ -65,13 +65,14 @@ IMPLIED_BY_ONE_PROCESS = {
 # What callers use
 
 
-def load(argv: Sequence[str], inherited: Config | None = None) -> Config:
+def load(argv: Sequence[str], inherited: Config | None = None, origins: Mapping[str, str] | None = None) -> Config:
     """The config of `[file, key=value, ...]`, checked and resolved. `inherited`: the config of an earlier run. Its
-    values replace defaults that depend on model and machine, but not defaults of learning. Raises ConfigError."""
+    values replace defaults that depend on model and machine, but not defaults of learning. `origins`: key → where its
+    override came from, for errors (default: the command line). Raises ConfigError."""
     if not argv:
         raise ConfigError("no config file given; try configs/quickstart.yaml")
     layers = Layers()
-    layers.add_command_line(argv)
+    layers.add_command_line(argv, origins)
     try:
         _settle_mode(layers)
         _imply_bound(layers)
@@ -157,6 +158,7 @@ def replace(config: Config, key: str, value: object) -> Config:
 
 def _checked(tree: Tree) -> Config:
     _refuse_unknown_keys(tree)
+    _refuse_yes_and_no(tree)
     return _read_only(_consistent(_typed(tree)))
 
 
@@ -268,7 +270,7 @@ def _imply_bound(layers: Layers) -> None:
 
 def _imply_one_process(layers: Layers) -> None:
     """In one process a person may pause the roles for any time, and an error should show at once: so no time-outs and
-    no helper processes. The command line overrides this."""
+    no helper processes. An override of the user's wins."""
     launcher = layers.tree.get("launcher")
     name = launcher.get("name") if isinstance(launcher, dict) else None
     if not isinstance(name, str) or "ONE_PROCESS" not in marks("launcher", name):
@@ -276,7 +278,7 @@ def _imply_one_process(layers: Layers) -> None:
     for path, value in IMPLIED_BY_ONE_PROCESS.items():
         section, _, key = path.partition(".")
         values = layers.tree.get(section)
-        if isinstance(values, dict) and layers.origin(path) != COMMAND_LINE:
+        if isinstance(values, dict) and not layers.is_overridden(path):
             values[key] = value
 
 
@@ -343,6 +345,12 @@ def _refuse_unknown(values: Tree, shape: type, prefix: str, tree: Tree) -> None:
         if key not in known:
             hint = instead_of(path, value) or _elsewhere(str(key), tree) or nearest(str(key), known)
             raise ConfigError(f"unknown key {path!r}.{hint or ' There are ' + ', '.join(known)}", path)
+
+
+def _refuse_yes_and_no(tree: Tree) -> None:
+    for key, allowed in (("resume", "auto, a run folder"), ("replay", "a run folder")):
+        if isinstance(tree.get(key), bool):
+            raise ConfigError(f"{key}: expected {allowed}, or null for a run without it; got yes or no", key)
 
 
 def _elsewhere(key: str, tree: Tree) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -38,7 +38,8 @@ MACHINE = "gpu"
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 """What yaml can say, as plain containers."""
 Tree = dict[str, Value]
-Items = list[tuple[str, Value]]
+Items = list[tuple[str, Value, str]]
+"""Dotted keys, values, and where each came from."""
 
 
 class Layers:
@@ -49,15 +50,19 @@ class Layers:
         self._origins: dict[str, str] = {}
         self._open: list[Path] = []
         """Files being merged, outermost first: a file that extends itself is refused."""
+        self._overriders = {COMMAND_LINE}
 
-    def add_command_line(self, argv: Sequence[str]) -> None:
-        """Merge `[file, key=value, ...]`. Raises ConfigError."""
+    def add_command_line(self, argv: Sequence[str], origins: Mapping[str, str] | None = None) -> None:
+        """Merge `[file, key=value, ...]`. `origins`: where overrides came from, by key; the others from the command
+        line. Raises ConfigError."""
+        origins = origins or {}
+        self._overriders |= set(origins.values())
         if "=" in argv[0]:
             raise ConfigError(f"{argv[0]!r} is an override where the config file should be; give the file first")
         main = find(argv[0], Path.cwd(), COMMAND_LINE)
         overrides = [parse_override(text) for text in argv[1:]]
         self.add_file(main)
-        self._add(overrides, main.parent, COMMAND_LINE)
+        self._add([(key, value, origins.get(key, COMMAND_LINE)) for key, value in overrides], main.parent)
 
     def add_file(self, path: Path) -> None:
         if path in self._open:
@@ -67,7 +72,7 @@ class Layers:
         content = read(path)
         for name in _names(content.pop("extends", []), path):
             self.add_file(find(name, path.parent, f"extends in {shown(path)}"))
-        self._add([(str(key), value) for key, value in content.items()], path.parent, shown(path))
+        self._add([(str(key), value, shown(path)) for key, value in content.items()], path.parent)
         self._open.pop()
 
     def origin(self, key: str) -> str | None:
@@ -76,25 +81,29 @@ class Layers:
             key = key.rpartition(".")[0]
         return self._origins.get(key)
 
+    def is_overridden(self, key: str) -> bool:
+        """Whether an override has set the value at a dotted path."""
+        return self.origin(key) in self._overriders
+
     def note(self, keys: Iterable[str], origin: str) -> None:
         """Record the origin of values that were filled in after the layers."""
         self._origins |= dict.fromkeys(keys, origin)
 
-    def _add(self, items: Items, folder: Path, origin: str) -> None:
-        """Merge dotted keys and values of one place: the choices first, then the values."""
-        items = [_known_as(key, value, origin) for key, value in items]
+    def _add(self, items: Items, folder: Path) -> None:
+        """Merge dotted keys and values of one layer: the choices first, then the values."""
+        items = [(_known_as(key, origin), value, origin) for key, value, origin in items]
         items.sort(key=lambda item: item[0] != MACHINE)
         values: Items = []
-        for key, value in items:
+        for key, value, origin in items:
             if key not in COMPONENTS and value is None:  # no choice
-                values.append((key, value))
+                values.append((key, value, origin))
             elif not isinstance(value, dict) and (key in COMPONENTS or _group(key, folder)):
                 self._choose(key, str(value), folder, origin)
             elif _names_component(key):
                 self._merge(self.tree, _nested(key, value), origin)
             else:
-                values.append((key, value))
-        for key, value in values:
+                values.append((key, value, origin))
+        for key, value, origin in values:
             self._refuse_below_a_value(key, origin)
             self._merge(self.tree, _nested(key, value), origin)
 
@@ -149,12 +158,12 @@ def _names_component(key: str) -> bool:
     return key.endswith(".name") and key.partition(".")[0] in COMPONENTS
 
 
-def _known_as(key: str, value: Value, origin: str) -> tuple[str, Value]:
+def _known_as(key: str, origin: str) -> str:
     """Our own name for a key of other systems, said once to the user."""
     if key not in ALIASES:
-        return key, value
+        return key
     print(f"note: {key} is called {ALIASES[key]} here [from {origin}]", file=sys.stderr)
-    return ALIASES[key], value
+    return ALIASES[key]
 
 
 def _nested(key: str, value: Value) -> Tree:

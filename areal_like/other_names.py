@@ -6,6 +6,7 @@ Words of TRL, verl, AReaL, prime-rl, OpenRLHF and slime. A key is looked up by i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 _BATCH = "groups_per_batch (prompts) and sizing.group_size (answers per prompt); their product is the batch"
@@ -224,6 +225,7 @@ KEYS = {
     "val_files": "task.heldout_path, of task=jsonl",
     # the run
     "ckpt.interval": "checkpoint.every",
+    "eval_every": "eval.every",
     "eval_steps": "eval.every",
     "epochs": _STEPS,
     "experiment_name": _NAME,
@@ -244,6 +246,7 @@ KEYS = {
     "report_to": _TRACKERS,
     "resume_from_checkpoint": "resume=auto, or resume with a run folder",
     "rollout.name": "engine=torch or engine=sglang",
+    "checkpoint_every": "checkpoint.every",
     "save_freq": "checkpoint.every",
     "save_interval": "checkpoint.every",
     "save_steps": "checkpoint.every",
@@ -315,8 +318,19 @@ def instead_of(key: str, value: object = None) -> str:
 
 def instead_of_component(kind: str, name: str) -> str:
     """The same for a component's name."""
+    if kind == "model" and "/" in name:
+        return f" Write model=folder model.path={name}."
     found = COMPONENTS.get(kind, {}).get(name.lower().replace("-", "_"))
     return f" Write {found}." if found else ""
+
+
+def instead_of_option(option: str, value: str) -> str:
+    """The same for a setting that is written as an option: ` Write run.steps=5.` for `--steps 5`."""
+    key = option.lstrip("-").replace("-", "_")
+    found = ALIASES.get(key) or KEYS.get(key, key)
+    if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", found):
+        return f" Write {found}={value}."
+    return instead_of(key) or " A setting is key=value, such as run.steps=5."
 
 
 def _paths(key: str, value: object) -> Iterator[str]:

@@ -291,9 +291,7 @@ def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str,
         path = f"{prefix}.{knob}"
         if knob not in found.knobs:
             if not found.takes_any:
-                hint = instead_of(path, value) or nearest(knob, found.knobs)
-                known = f"Its knobs: {_list(found.knobs)}"
-                raise ConfigError(f"{path}: {name!r} has no knob {knob!r}.{hint} {known}", path)
+                raise ConfigError(f"{path}: {_no_knob(found, path, name, value)}", path)
         elif problem := misfit(value, found.knobs[knob].annotation):
             raise ConfigError(f"{path}: {problem}", path)
         elif knob in COMPONENTS:
@@ -302,6 +300,15 @@ def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str,
     if missing:
         path = f"{prefix}.{missing[0]}"
         raise ConfigError(f"{path}: {name!r} needs it and has no default; set it with {path}=VALUE", path)
+
+
+def _no_knob(found: Signature, path: str, name: str, value: object) -> str:
+    """What is wrong with a knob that the component hasn't, and what to do."""
+    knob, is_own = path.rpartition(".")[2], ":" in name
+    if is_own and knob in found.optional:
+        return f"{knob!r} of {name} is not keyword-only: write `*, {found.optional[knob]}`"
+    elsewhere = "" if is_own else instead_of(path, value)  # a user's own component has the user's own words
+    return f"{name!r} has no knob {knob!r}.{elsewhere or nearest(knob, found.knobs)} Its knobs: {_list(found.knobs)}"
 
 
 def _check_inner(path: str, kind: str, spec: object) -> None:

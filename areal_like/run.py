@@ -78,7 +78,7 @@ def train(config: str | Path, overrides: Mapping[str, object] | None = None, *, 
     if resumed == "auto":
         raise configs.ConfigError("resume=auto: name the run folder to resume", "resume")
     arguments = [str(config), *(f"{key}={as_yaml(value)}" for key, value in wanted.items())]
-    run = configs.load(arguments).run
+    run = configs.load(arguments, origins=dict.fromkeys(wanted, "the overrides")).run
     command = [sys.executable, "-m", f"{COMMANDS}.train", *arguments, "--plain"]
     code, last = _follow(command, quiet)
     if code:

@@ -14,7 +14,7 @@ import inspect
 import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -38,6 +38,8 @@ class Signature:
     takes_any: bool
     """True where `**` accepts knobs that cannot be read from the source."""
     marks: frozenset[str] = frozenset()
+    optional: dict[str, str] = field(default_factory=dict)
+    """Parameters that have a default but are not keyword-only, so no knobs: name → `name=default`."""
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -66,7 +68,7 @@ def signature(module: str, attribute: str) -> Signature:
     inherited: dict[str, Knob] = {}
     for base in reversed(bases):
         inherited |= base.knobs
-    return Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks)
+    return Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks, own.optional)
 
 
 def docstring(module: str, attribute: str) -> str:
@@ -116,7 +118,10 @@ def _of_function(function: _Function) -> Signature:
     }
     called = [node.func if isinstance(node, ast.Call) else node for node in function.decorator_list]
     names = frozenset(node.id for node in called if isinstance(node, ast.Name))
-    return Signature(found, takes_any=arguments.kwarg is not None, marks=names)
+    usual = [*arguments.posonlyargs, *arguments.args][-len(arguments.defaults) :] if arguments.defaults else []
+    pairs = zip(usual, arguments.defaults, strict=True)
+    optional = {each.arg: f"{each.arg}={ast.unparse(default)}" for each, default in pairs}
+    return Signature(found, arguments.kwarg is not None, names, optional)
 
 
 NUMBERS = {"math.inf": math.inf, "-math.inf": -math.inf}

@@ -127,7 +127,7 @@ class Ablation:
             say(f"the main runs depend on the tuning: {error}")
         if choices or not self.study.tune:
             main = self._results(self.main_runs(choices))
-        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self.folder.make()
         print(results.write(self.study, self.folder.path, [*tuning, *main], choices, self.command))
         say(f"results.csv, results.md and plots are in {self.folder.path}")
 
@@ -157,6 +157,7 @@ class Ablation:
         jobs = slurm.make(stage, runs, self.folder, self.study.slurm, self.args.parallel, after)
         if self.args.dry_run:
             return print(jobs.describe())
+        self.folder.make()
         for run in runs:
             self.folder.prepare(run)
         ids = jobs.submit()

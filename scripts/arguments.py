@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import os
 import re
 import sys
 from importlib.util import find_spec
@@ -46,6 +47,9 @@ def new_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}; make it first")
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; name a file")
+    written = path if path.exists() else path.parent
+    if not os.access(written, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {written} is read-only for you; name another file")
     return path
 
 

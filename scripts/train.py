@@ -32,6 +32,7 @@ from areal_like.defaults import describe_learning, describe_machine
 from areal_like.errors import UserError
 from areal_like.link import BusError
 from areal_like.machine import cores, has_gpu
+from areal_like.other_names import instead_of_option
 from areal_like.placement import needs_of
 from areal_like.places import COMMANDS, INSTALLED, REPOSITORY
 from areal_like.process import EXIT_PAUSED
@@ -55,6 +56,8 @@ from .streams import lasting_output
 
 SHOWN = ("run.trackers", "run.project")
 """Settings of how a run is watched; its name leaves them out."""
+UNWRITABLE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+"""Why a run folder can't be made where `run.dir` is no folder to write in."""
 NAMED = 60
 """Most characters of a run's name that describe overrides."""
 
@@ -75,7 +78,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--devices", type=int, metavar="N", help="with --dry-run: as if there were N GPUs")
     parser.add_argument("--device-memory", type=memory_in, metavar="80GB", help="with --dry-run: the memory of each")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
-    args = parser.parse_intermixed_args(argv)
+    args, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        option, equals, value = unknown[0].partition("=")
+        value = value if equals else "".join(argv[argv.index(option) + 1 :][:1])
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}.{instead_of_option(option, value)}")
     if args.all and not args.print_config:
         parser.error("--all goes with --print-config")
     if not args.dry_run and (args.devices is not None or args.device_memory):
@@ -116,6 +123,11 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
                 ) from None
             attempt += 1
             folder = parent / f"{name}-{attempt}"
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            why = f"cannot be written ({error.strerror}); name another folder"
+            raise ConfigError(f"run.dir={config.run.dir}: {why}", "run.dir") from None
     return folder, configs.replace(config, "run.name", folder.name)
 
 

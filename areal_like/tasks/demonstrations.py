@@ -54,8 +54,8 @@ class Demonstrations(TextTask):
             opening, rest = _parted(place, fields, prompt_key, completion_key, self._chat)
             return Row(place, opening, json.dumps(rest))
 
-        heldout = read_rows(heldout_path, row_of) if heldout_path else None
-        self._rows = split_rows(seed, read_rows(path, row_of), heldout, heldout_fraction)
+        heldout = read_rows("task.heldout_path", heldout_path, row_of) if heldout_path else None
+        self._rows = split_rows(seed, read_rows("task.path", path, row_of), heldout, heldout_fraction)
 
     def size(self, split: str) -> int:
         if split not in self._rows:

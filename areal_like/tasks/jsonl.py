@@ -87,8 +87,8 @@ class Jsonl(TextTask):
         def row_of(place: str, fields: dict[str, object]) -> Row:
             return _row(place, fields, prompt_key, answer_key, self._chat)
 
-        heldout = read_rows(heldout_path, row_of) if heldout_path else None
-        self._rows = split_rows(seed, read_rows(path, row_of), heldout, heldout_fraction)
+        heldout = read_rows("task.heldout_path", heldout_path, row_of) if heldout_path else None
+        self._rows = split_rows(seed, read_rows("task.path", path, row_of), heldout, heldout_fraction)
 
     def size(self, split: str) -> int:
         if split not in self._rows:
@@ -125,11 +125,11 @@ class Jsonl(TextTask):
         return float(resolve_name(verifier)(*arguments, **knobs))
 
 
-def read_rows(path: str, row_of: Callable[[str, dict[str, object]], Row]) -> list[Row]:
-    """The rows of a file, without empty lines; `row_of(place, fields)` makes one. Raises FileNotFoundError,
-    ValueError."""
+def read_rows(key: str, path: str, row_of: Callable[[str, dict[str, object]], Row]) -> list[Row]:
+    """The rows of the file that `key` of the config names, without empty lines; `row_of(place, fields)` makes one.
+    Raises FileNotFoundError, ValueError."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"task: no file {path!r}")
+        raise FileNotFoundError(f"{key}: no file {path!r}")
     rows = []
     with open(path, encoding="utf-8-sig") as file:
         try:
@@ -154,7 +154,9 @@ def _undecodable(path: str) -> str:
 
 def _fields(place: str, line: str) -> dict[str, object]:
     try:
-        fields = json.loads(line)
+        fields = json.loads(line.rstrip("\r\n"))
+    except json.JSONDecodeError as error:  # which counts lines from this one
+        raise ValueError(f"{place}: not JSON: {error.msg}, at column {error.colno}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not JSON: {error}") from None
     if not isinstance(fields, dict):

@@ -78,10 +78,20 @@ class Folder:
     def command(self, run: Run) -> list[str]:
         return [sys.executable, "-m", f"{COMMANDS}.train", str(self.config(run)), "--plain"]
 
+    def make(self) -> None:
+        """Raises ConfigError for a folder that cannot be written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            why = "" if os.access(self.path, os.W_OK) else "it is read-only for you"
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            raise ConfigError(f"{self.path} cannot be written ({why}); name another folder with --out")
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Reserve the folder. Raises ConfigError if another ablation uses it."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Reserve the folder. Raises ConfigError if another ablation uses it, or it cannot be written."""
+        self.make()
         with (self.path / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

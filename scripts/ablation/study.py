@@ -39,7 +39,7 @@ import yaml
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
-from areal_like.layers import find, read
+from areal_like.layers import find, read, shown
 from areal_like.ranges import RANGES, range_of
 from areal_like.registry import nearest
 from areal_like.supervision import is_supervised
@@ -103,6 +103,7 @@ class Study:
     """A checked ablation. `grid`: factor → label → overrides, in the order of the file."""
 
     name: str
+    file: str
     base: str
     common: Overrides
     grid: dict[str, dict[str, Overrides]]
@@ -168,23 +169,25 @@ class Study:
         return [Run(stage, labels, tuned, seed, functools.partial(self._config, labels, tuned)) for seed in seeds]
 
     def _config(self, labels: Labels, tuned: Labels) -> Config:
-        overrides = dict(self.common)
+        sections: dict[str, Overrides] = {"set": dict(self.common), "grid": {}, "tune.grid": {}}
         for factor, label in labels.items():
-            overrides |= self.grid[factor][label]
+            sections["grid"] |= self.grid[factor][label]
         for factor, label in tuned.items():
-            overrides |= self.tune.grid[factor][label] if self.tune else {}
+            sections["tune.grid"] |= self.tune.grid[factor][label] if self.tune else {}
+        overrides = {key: value for section in sections.values() for key, value in section.items()}
+        origins = {key: f"{name} in {self.file}" for name, section in sections.items() for key in section}
         arguments = (self.base, *(f"{key}={_text(value)}" for key, value in overrides.items()))
         try:
-            return _loaded(arguments)
+            return _loaded(arguments, tuple(origins.items()))
         except (ValueError, OSError) as error:
             place = ", ".join(f"{factor}={label}" for factor, label in (labels | tuned).items())
             raise ConfigError(f"{place}: {error}") from None
 
 
 @functools.cache
-def _loaded(arguments: tuple[str, ...]) -> Config:
+def _loaded(arguments: tuple[str, ...], origins: tuple[tuple[str, str], ...]) -> Config:
     """A config that passes all checks before a run. Raises ValueError, OSError."""
-    config = configs.load(arguments)
+    config = configs.load(arguments, origins=dict(origins))
     preflight(config)
     return config
 
@@ -216,6 +219,7 @@ def load(path: Path, *, check: bool = True) -> Study:
         raise ConfigError(f"{path}: an ablation needs a grid with a factor and something to measure")
     study = Study(
         name=path.stem,
+        file=shown(path),
         base=str(find(str(content.get("config", "base")), path.parent, f"config in {path}")),
         common=_section(content, "set"),
         grid=grid,

@@ -203,6 +203,8 @@ def test_a_circle_of_configs_is_refused(stand_ins: Path) -> None:
         ("task=jsonl", ["task.path has no value", "task.path=VALUE", "jsonl.yaml"]),
         ("sampling.top_p=0.9", ["sampling.top_p is not supported", "logprobs", "command line"]),
         ("sampling.top_k=5", ["sampling.top_k is not supported"]),
+        ("resume=yes", ["resume: expected auto, a run folder, or null", "got yes or no", "command line"]),
+        ("replay=no", ["replay: expected a run folder, or null"]),
         ("run.seed=${oops}", ["run.seed", "'oops' not found"]),
         ("run.name=[1", ["'run.name=[1'", "not valid yaml"]),
         ("nonsense", ["'nonsense' is no override", "key=value"]),

@@ -73,6 +73,7 @@ def refusal(*overrides: str) -> str:
         ("engine.gpu_memory_utilization=0.8", "engine.server"),
         ("algorithm=grpo", "loss=grpo"),
         ("epochs=3", "run.steps; there are no epochs"),
+        ("learner.checkpoint_every=2", "checkpoint.every."),
         ("report_to=wandb", "run.trackers=[tensorboard, wandb]"),
     ],
 )
@@ -97,6 +98,7 @@ def test_a_key_is_not_answered_with_itself() -> None:
         ("loss=reinforce++", "advantage=reinforce_pp"),
         ("loss.name=a3po", "loss=a3po, a preset"),
         ("mode=fully_async", "mode=async"),
+        ("model=/path/to/model", "Write model=folder model.path=/path/to/model."),
         ("mode=one-step-off", "scheduler.max_staleness=1"),
     ],
 )

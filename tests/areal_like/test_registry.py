@@ -34,6 +34,9 @@ from typing import Literal, Optional
 def loss(batch, denominator, *, clip: float = 0.2, cap: "float | None" = None, kind: Literal["mask", "clamp"] = "mask"):
     pass
 
+def positional(batch, denominator, cap=1):
+    pass
+
 class Base:
     def __init__(self, seed, *, digits: int = 4, path: str, sizes: list[int] = [1, 2], size: Optional[int] = 2 * 3):
         pass
@@ -141,6 +144,17 @@ def test_an_unknown_knob_is_refused_with_the_nearest_and_all() -> None:
     assert message == (
         "loss.clipp: 'own_parts:loss' has no knob 'clipp'. Did you mean 'clip'? Its knobs: clip, cap, kind, correction"
     )
+
+
+def test_a_component_of_the_users_gets_no_words_of_other_systems() -> None:
+    assert "Here that is" in refusal("loss", name="ppo", beta=0.1)
+    assert "Here that is" not in refusal("loss", name="own_parts:loss", beta=0.1)
+
+
+def test_a_parameter_that_is_not_keyword_only_is_told_from_one_that_is_not_there() -> None:
+    message = "loss.cap: 'cap' of own_parts:positional is not keyword-only: write `*, cap=1`"
+    assert refusal("loss", name="own_parts:positional", cap=2) == message
+    assert "has no knob 'batch'" in refusal("loss", name="own_parts:positional", batch=2)
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,9 @@ def test_final_models_of_the_tuning_are_asked_before_the_main_runs(
             {"set": OTHER_SAMPLES, "grid": {"loss": ["ppo"]}, "tune": ABSENT},
             "sizing.keep=prompts.*measure steps",
         ),
+        ({"set": {"run.stepz": 3}}, r"unknown key 'run.stepz'.*\[from set in .*study.yaml\]"),
+        ({"grid": {"run.stepz": [3, 4]}, "tune": ABSENT}, r"'run.stepz'.*\[from grid in .*study.yaml\]"),
+        ({"tune": STUDY["tune"] | {"grid": {"learner.lrr": [1]}}}, r"'lrr'.*\[from tune.grid in .*study.yaml\]"),
         (SUPERVISED, "measure.reward: supervised runs have no rewards: measure {summary: loss_after"),
         (SUPERVISED | {"measure": {"x": {"samples_to": 0.9}}}, "measure.x: supervised runs"),
         (SUPERVISED | {"measure": {"x": {"summary": "loss_after"}}, "curve": {"y": "eval/reward"}}, "curve.y: superv"),
@@ -243,6 +246,17 @@ def test_final_models_of_the_tuning_are_asked_before_the_main_runs(
 def test_a_wrong_study_is_refused_before_anything_starts(tmp_path: Path, change: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, **change)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_its_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"/file cannot be written \(File exists\); name another folder with --out"):
+        Folder(tmp_path / "file").make()
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ConfigError, match=r"written \(it is read-only"), Folder(tmp_path).locked():
+        pass
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

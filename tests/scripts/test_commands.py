@@ -136,6 +136,23 @@ def test_a_picture_that_can_not_be_drawn_is_refused_before_the_work(
         arguments.picture(str(tmp_path / name))
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.touch()
+    parser = arguments.command("some", "Some command.")
+    parser.add_argument("--json", type=arguments.new_file)
+    for file, read_only in ((new, tmp_path), (old, old)):
+        monkeypatch.setattr(os, "access", lambda path, mode, at=read_only: path != at)
+        with pytest.raises(SystemExit, match="2"):
+            parser.parse_args(["--json", str(file)])
+        said = capsys.readouterr().err
+        assert f"{file} cannot be written: {read_only} is read-only for you; name another file" in said
+    monkeypatch.setattr(os, "access", lambda path, mode: path == old)
+    assert parser.parse_args(["--json", str(old)]).json == old, "the file itself is what is written"
+
+
 @pytest.mark.parametrize("command", ["timeline", "ledger", "audit", "status", "stop", "join", "score"])
 def test_a_folder_that_is_not_there_is_exit_code_2(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch

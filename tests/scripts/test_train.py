@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -96,6 +97,21 @@ def test_options_may_stand_anywhere(place: int, capsys: pytest.CaptureFixture[st
     assert "actor-2" not in table
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--steps", "5", QUICKSTART], "unrecognized arguments: --steps. Write run.steps=5."),
+        ([QUICKSTART, "--learner.lr=1e-3"], "Write learner.lr=1e-3."),
+        ([QUICKSTART, "--num-train-epochs=3"], "Here that is run.steps; there are no epochs."),
+        ([QUICKSTART, "--loss", "dg"], "A setting is key=value, such as run.steps=5."),
+    ],
+)
+def test_a_setting_written_as_an_option_is_answered(argv: list[str], told: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(argv)
+    assert told in capsys.readouterr().err
+
+
 def test_run_folders_do_not_collide(tmp_path: Path) -> None:
     config = configs.load([QUICKSTART, f"run.dir={tmp_path}"])
     made = [make_run_folder(config, "quickstart") for _ in range(3)]
@@ -108,6 +124,19 @@ def test_an_explicit_name_is_not_used_twice(tmp_path: Path) -> None:
     make_run_folder(config, "quickstart")
     with pytest.raises(ConfigError, match=r"run\.name=mine: .*mine exists"):
         make_run_folder(config, "quickstart")
+
+
+def test_a_run_dir_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"^run.dir=\S+/file: cannot be written \(Not a directory\); name another"):
+        make_run_folder(configs.load([QUICKSTART, f"run.dir={tmp_path / 'file'}"]), "a")
+
+    def full(*args: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(OSError, match="No space left"):
+        make_run_folder(configs.load([QUICKSTART, f"run.dir={tmp_path}"]), "a")
 
 
 def test_the_record_is_enough_to_run_again(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_exact_match_ignores_surrounding_space_only():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt": "a", ', "not JSON"),
+        ('{"prompt": "a", ', "not JSON: [^:]*, at column 17$"),
         pytest.param("[" * 100_000, "not JSON", id="too deep"),
         ('["a", "b"]', "want a JSON object, got list"),
         ('{"prompt": "a", "solution": "b"}', "no 'answer'; the keys are prompt, solution"),
@@ -214,7 +214,7 @@ def test_a_bad_line_is_named(make, line, message):
 
 
 def test_missing_files_and_empty_splits_are_named(make, tmp_path, tokenizer):
-    with pytest.raises(FileNotFoundError, match=r"no file .*absent\.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"^task\.path: no file .*absent\.jsonl"):
         Jsonl(0, path=str(tmp_path / "absent.jsonl"), tokenizer=tokenizer)
     with pytest.raises(FileNotFoundError, match=r"no tokenizer in .*absent"):
         Jsonl(0, path="x", tokenizer=str(tmp_path / "absent"))
