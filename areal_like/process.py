@@ -225,6 +225,8 @@ def _fail(error: Exception) -> NoReturn:
 
 def _words(error: Exception) -> str:
     """The message alone where it explains the error; else the error's type, too."""
+    if type(error).__name__ == "BdbQuit":  # it has no text; bdb is not imported for this
+        return "the debugger has ended (only with launcher=inline does a role have a terminal for one)"
     explained = isinstance(error, BusError | ValueError) or (isinstance(error, OSError) and error.errno)
     return str(error) if explained and str(error) else f"{type(error).__name__}: {error}"
 

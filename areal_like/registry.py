@@ -217,6 +217,10 @@ def build(kind: str, spec: Mapping[str, object], *args: object) -> Any:
         raise
     except ValueError as error:
         raise ConfigError(str(error), kind) from error
+    except TypeError as error:
+        if error.__traceback__ and error.__traceback__.tb_next:  # not of the call, but in the component
+            raise
+        raise ConfigError(f"{kind}={spec['name']} is no {kind} ({error}): see docs/extending.md", kind) from error
 
 
 def bind(kind: str, spec: Mapping[str, object]) -> functools.partial[Any]:

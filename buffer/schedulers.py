@@ -188,8 +188,8 @@ class SyncScheduler(Scheduler):
         self.weighs = _weighs(cut_responses, oversample_responses)
         if max_staleness < 0 or max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
             raise ValueError(
-                f"scheduler.max_staleness={max_staleness}: the sync scheduler is strictly on-policy (0), unless groups "
-                "that oversample_prompts > 1 cuts continue from older tokens; for stale data use mode=async"
+                f"scheduler.max_staleness={max_staleness}: mode=sync allows 0 only. A larger bound needs "
+                "scheduler.oversample_prompts above 1, whose cut groups continue later; for stale data use mode=async"
             )
         self.max_staleness = max_staleness
         self.groups = 0

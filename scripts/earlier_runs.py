@@ -79,7 +79,10 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
     for key in MUST_AGREE:
         if _value(earlier, key) != _value(config, key):
             before, now = (configs.select(each, key) for each in (earlier, config))
-            raise ConfigError(f"resume: {key} was {before} in {folder} and is {now} now; start a new run to change it")
+            raise ConfigError(
+                f"resume: {key} was {before} in {folder} and is {now} now; repeat the setting of then, or start a new "
+                "run to change it"
+            )
     _check_learner(earlier, config, folder)
     _check_bound(earlier, config, folder)
     _check_journal(earlier, config, folder)

@@ -6,6 +6,7 @@ learns nothing from its rewards.
 
 from __future__ import annotations
 
+from bdb import BdbQuit
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ def try_loss(loss: LossFunction, name: str) -> None:
     batch = _batch(loss)
     try:
         returned = loss(with_plan(loss, batch), float(TOKENS))
+    except BdbQuit:
+        raise
     except Exception as error:
         raise BadLoss(f"loss {name} fails on a batch of two tokens: {type(error).__name__}: {error}") from error
     if not isinstance(returned, tuple) or len(returned) != 2:

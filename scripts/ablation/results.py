@@ -67,7 +67,8 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     for title, table in tables(study, main, choices).items():
         text += f"\n## {title}\n\n{table}"
     for name in _silent(study, main):
-        text += f"\nNo finished run has a number for {name!r}.\n"
+        measure = study.measures[name]
+        text += f"\nNo finished run has a number for {name!r} ({measure.source}: {measure.key}).\n"
     (folder / "results.md").write_text(text)
     for name, plot in pictures.plots(study, main).items():
         keep(plot, folder / name)

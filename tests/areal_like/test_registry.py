@@ -262,17 +262,23 @@ def test_building_and_binding() -> None:
 def test_a_value_that_the_component_refuses_is_the_users_error_and_no_other_is() -> None:
     """Processes that end with a UserError are not restarted."""
 
-    def component(*, error: type[Exception]) -> None:
+    def component(*ours: object, error: type[Exception]) -> None:
         raise error("what it says")
 
+    def of_another_kind(*, error: type[Exception]) -> None: ...
+
     sys.modules["refusing"] = refusing = ModuleType("refusing")
-    refusing.component = component  # type: ignore[attr-defined]
+    refusing.component, refusing.other = component, of_another_kind  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("areal_like.registry.check", lambda kind, spec: None)
         with pytest.raises(UserError, match=r"^what it says$"):
             build("engine", {"name": "refusing:component", "error": ValueError})
         with pytest.raises(TimeoutError):
             build("engine", {"name": "refusing:component", "error": TimeoutError})
+        with pytest.raises(TypeError, match=r"^what it says$"):
+            build("task", {"name": "refusing:component", "error": TypeError}, 0)
+        with pytest.raises(ConfigError, match=r"task=refusing:other is no task \(.*takes 0 positional arguments"):
+            build("task", {"name": "refusing:other", "error": TypeError}, 0)
     del sys.modules["refusing"]
     assert issubclass(ConfigError, UserError) and issubclass(KeysError, UserError)
     assert issubclass(WrongKeysError, UserError) and not issubclass(BusError, UserError)

@@ -466,7 +466,7 @@ def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Pa
         ("ppo", "sync", "0.01", "1", "4.0"),
     ]
     assert rows[-1]["reward"] == "" and len(rows) == 8
-    assert "7 of 8 runs are finished" in text and "No finished run has a number for 'misspelt'" in text
+    assert "7 of 8 runs are finished" in text and "a number for 'misspelt' (summary: rewrad)" in text
     table = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| dg ")]
     assert table[0][1:5] == ["dg", "sync", "0.001", "4.00 [2.00, 6.00]"] and table[1][4] == "3.00 (1 of 2)"
     names = {path.name for path in folder.path.iterdir() if path.suffix in (".png", ".json")}

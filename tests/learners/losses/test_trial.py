@@ -1,10 +1,13 @@
 """Trying a loss before a run: every shipped loss passes, and one that can't be trained with is refused by name."""
 
+from bdb import BdbQuit
+
 import pytest
 import torch
 import yaml
 
 from areal_like.layers import CONFIGS
+from areal_like.process import explain
 from areal_like.registry import COMPONENTS, bind
 from learners.losses.clipped import ppo
 from learners.losses.contract import total
@@ -61,6 +64,17 @@ def observing_a_mean(batch, denominator):
 
 def raising(batch, denominator):
     return batch.advantage, {}
+
+
+def test_a_debugger_that_is_quit_says_so() -> None:
+    """In a process of its own it quits at once, as there is no terminal."""
+
+    def stops(batch, denominator):
+        raise BdbQuit
+
+    with pytest.raises(BdbQuit) as found:
+        try_loss(stops, "mine:loss")
+    assert "launcher=inline" in explain(found.value)[0]
 
 
 @pytest.mark.parametrize(
