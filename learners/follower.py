@@ -143,11 +143,11 @@ class OtherRanks:
 
 
 def follow(
-    trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher, published: Record
+    trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher, published: Record | None
 ) -> None:
     """Execute rank 0's commands until this process ends. It asks for its share of the next batch before it trains this
-    one, and trains none that was made by weights that are not among those `published`."""
-    trainer.distrust = published.fault  # rank 0's loop compares rank 0's share
+    one, and trains none that was made by weights that are not among those `published` (None: no weights made them)."""
+    trainer.distrust = published.fault if published else None  # rank 0's loop compares rank 0's share
     asked, rank = [-1, 0], trainer.ranks.rank
     while True:
         what, about = trainer.ranks.broadcast(None)
@@ -191,9 +191,10 @@ def main(role: Role) -> None:
     publisher = Publisher(endpoint, coding, lambda _: None, role.keys, OtherRanks(trainer.ranks))
     client = client_of(role, rank)
     replay = Path(role.config.replay) if role.config.replay else None
+    published = None if is_supervised(role.config) else Record(role.run, replay)
     try:
         with naming_lost_ranks():
-            follow(trainer, client, publisher, Record(role.run, replay))
+            follow(trainer, client, publisher, published)
     finally:
         publisher.close()
         client.close()

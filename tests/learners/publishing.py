@@ -184,7 +184,7 @@ def main() -> None:
         return
     coding, others = Coding(**CODINGS[ranks]), OtherRanks(trainer.ranks)
     publisher = Publisher(f"ipc://{folder}/w{rank}", coding, lambda _: None, others=others)
-    follow(trainer, Shares(rank, ranks), publisher)  # type: ignore[arg-type]
+    follow(trainer, Shares(rank, ranks), publisher, None)  # type: ignore[arg-type]
 
 
 def publish_on(ranks: int, folder: Path, seconds: float = 240.0) -> dict[str, Any]:
