@@ -128,8 +128,9 @@ class Fleet:
             how, _, metric = key.partition(":")
             if how == "sum":
                 found[metric] = total
-            elif how == "part" and (whole := sums[f"whole:{metric}"]):  # unknown until an actor has told
-                found[metric] = total / whole
+            elif how == "part":
+                whole = sums[f"whole:{metric}"]
+                found[metric] = total / whole if whole else 0.0
             elif how in OVER_PRESENT and key in here:
                 found[metric] = OVER_PRESENT[how](here[key])
         return found

@@ -77,13 +77,9 @@ def render(found: dict[str, Any], steps: int) -> Group:
         newest = report["evaluations"][-1]
         facts.add_row("held-out", f"{newest['reward']:.3f} (version {newest['version']})")
     if row:
-        idle = f"learner {row['train/idle_share']:.0%}, actors {_share(row.get('rollout/idle_share'))}"
+        idle = f"learner {row['train/idle_share']:.0%}, actors {row.get('rollout/idle_share', 0.0):.0%}"
         facts.add_row("last step", f"reward {row.get('reward/mean', float('nan')):.3f}, idle: {idle}")
     return Group(facts, "", _actors(report))
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
 
 
 def _actors(report: dict[str, Any]) -> Table:

@@ -47,7 +47,7 @@ def measure(overrides: list[str], folder: Path) -> dict[str, float]:
     steps, seconds = len(rows) - WARMUP_STEPS, rows[-1]["seconds"] - rows[WARMUP_STEPS - 1]["seconds"]
     return {
         "samples_per_second": 128 * steps / seconds,
-        "actor_idle": summary["actor_idle_share"] or float("nan"),  # a run may be too short to know
+        "actor_idle": summary["actor_idle_share"],
         "learner_idle": summary["learner_idle_share"],
         "staleness_max": summary["staleness_max"],
         "staleness_mean": summary["staleness_mean"],

@@ -117,7 +117,7 @@ def measure(mode: str, ratio: float, seed: int, folder: Path, steps: int = STEPS
     trained = Books().read(list(scan(folder / name / "journal")))[TRAINED]
     return {
         "seconds": rows[-1]["seconds"],
-        "actor_idle": summary["actor_idle_share"] or float("nan"),  # a run may be too short to know
+        "actor_idle": summary["actor_idle_share"],
         "learner_idle": summary["learner_idle_share"],
         "round_idle": float(np.mean([row["barrier/round_idle_share"] for row in rows])),
         "group_idle": float(np.mean([row["barrier/group_idle_share"] for row in rows])),

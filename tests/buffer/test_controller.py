@@ -334,8 +334,8 @@ def test_numbers_of_actors_are_combined_as_their_keys_say_and_replace_none_of_th
         house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats | {"mean:a/one": 3.0} if value > 2 else stats})
     told = levels(house.state, 0.0)
     assert {key: value for key, value in told.items() if key not in own} == {
-        "a/sum": 8.0, "a/now": 8.0, "a/mean": 4.0, "a/max": 6.0, "a/share": 0.4, "a/one": 3.0
-    }, "a share of nothing is not known"  # fmt: skip
+        "a/sum": 8.0, "a/now": 8.0, "a/mean": 4.0, "a/max": 6.0, "a/share": 0.4, "a/none": 0.0, "a/one": 3.0
+    }  # fmt: skip
     assert (told["buffer/bytes"], told["rollout/actors"]) == (own["buffer/bytes"], own["rollout/actors"])
 
 
