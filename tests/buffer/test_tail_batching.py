@@ -228,7 +228,7 @@ def test_a_group_that_was_recalled_wins_no_place_in_the_next_round() -> None:
 
 
 def test_cut_samples_go_on_only_where_the_bound_lets_them() -> None:
-    with pytest.raises(ValueError, match="strictly on-policy"):
+    with pytest.raises(ValueError, match="mode=sync allows 0 only"):
         SyncScheduler(Fixed(), max_staleness=2)
     SyncScheduler(Fixed(), max_staleness=2, oversample_prompts=1.25)
 
