@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
 MAX_GROUPS_PER_PUSH = 64
 LOOK_SECONDS = 0.5
-"""Seconds between checks whether the connection was made again."""
+"""Seconds between checks whether the connection was made again, or whether the buffer is still there."""
 TELL_SECONDS = 10.0
 M = TypeVar("M", bound=Message)
 
@@ -350,13 +350,13 @@ class SupervisorClient:
             if isinstance(received.message, messages.Report):
                 report = received.message.report
 
-    def report(self, timeout: float) -> dict[str, Any] | None:
-        """Ask for a report and wait for it; None after `timeout` seconds. Raises BusError if the buffer refused
-        something."""
+    def report(self, timeout: float, *, is_there: Callable[[], bool] = lambda: True) -> dict[str, Any] | None:
+        """Ask for a report and wait for it; None after `timeout` seconds, or once the buffer is not there any more.
+        Raises BusError if the buffer refused something."""
         self.ask()
         deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            received = self.dealer.receive(timeout=left)
+        while (left := deadline - time.monotonic()) > 0 and is_there():
+            received = self.dealer.receive(timeout=min(left, LOOK_SECONDS))
             message = received and received.message
             if isinstance(message, messages.Report):
                 return message.report

@@ -69,8 +69,11 @@ class Running:
             return None
 
     def report(self) -> dict[str, Any]:
-        """The buffer's status. Raises NotRunning if it does not answer."""
-        report = self.client.report(PATIENCE)
+        """The buffer's status. Raises NotRunning if it does not answer, or if another one has taken its place: a killed
+        run leaves its rendezvous behind, and a resume replaces it."""
+        report = self.client.report(PATIENCE, is_there=lambda: self.rendezvous() == self.offered)
+        if report is None and self.rendezvous() != self.offered:
+            raise NotRunning(f"{self.folder}: its buffer has ended meanwhile; ask again")
         if report is None:
             raise NotRunning(
                 f"{self.folder}: the buffer has not answered for {PATIENCE:.0f} s: it was killed, or its host is down "

@@ -99,9 +99,19 @@ class Here:
         self._run, self.arguments, self.check = run, arguments, nothing
         self._forks: forks.Forks | None = None
 
-    def spawn(self, role: RoleSpec, name: str) -> Group | forks.Forked:
+    def spawn(self, role: RoleSpec, name: str, *first: str) -> Group | forks.Forked:
+        """Start a role with the arguments `first` before all others."""
         log = self._run / "logs" / f"{name}.log"
-        arguments = ["--name", name, "--run", str(self._run.resolve()), *self.arguments, "--starter", str(os.getpid())]
+        arguments = [
+            *first,
+            "--name",
+            name,
+            "--run",
+            str(self._run.resolve()),
+            *self.arguments,
+            "--starter",
+            str(os.getpid()),
+        ]
         shared = forks.VARIABLE in os.environ and not role.gpus  # CUDA forbids forks
         if forks.AVAILABLE and (role.imports_torch or shared):
             self._forks = self._forks or forks.Forks(self._run)

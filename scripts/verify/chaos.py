@@ -64,24 +64,23 @@ class Fault:
     steps: int
 
 
+def started(command: list[str], output: Path) -> subprocess.Popen[bytes]:
+    """A process of this command, whose output is appended to a file."""
+    with output.open("ab") as said:
+        return subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+
+
 class Victim:
     """A run that is started, killed and resumed by `command`, a scripts.train with `resume=auto`."""
 
     def __init__(self, command: list[str], folder: Path):
         self.command, self.folder = command, folder
         self.output = folder.with_name(f"{folder.name}.out")
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
     def start(self, *overrides: str) -> None:
-        with self.output.open("a") as output:
-            self.process = subprocess.Popen(
-                [*self.command, *overrides],
-                cwd=REPOSITORY,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        self.process = started([*self.command, *overrides], self.output)
         self.starts += 1
 
     @property

@@ -7,7 +7,7 @@ mended, or not, by the kernel's own TCP. (tc's netem does that too, where the ke
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import dataclasses
 import fcntl
 import heapq
 import os
@@ -15,24 +15,23 @@ import random
 import select
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from areal_like.launch.children import Children
-from areal_like.launch.local import Group, spawn
+from areal_like.launch.forks import Forked
+from areal_like.launch.local import Group, Here
 from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
+from tests.faults.on_host import enter
 
 HERE = "here"
 """The host on which the test itself is."""
 MTU = 1500
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-_CLONE_NEWNET = 0x40000000
 
 
 def missing() -> str:
@@ -86,9 +85,7 @@ class Network:
 
     def _open(self, name: str, address: str) -> None:
         if name != HERE:
-            with open(f"/run/netns/{self.namespaces[name]}") as space:
-                if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), _CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "setns")
+            enter(self.namespaces[name])
         port = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(port, _TUNSETIFF, struct.pack("16sH", self._device.encode(), _IFF_TUN | _IFF_NO_PI))
         self._port_of[bytes(map(int, address.split(".")))] = (name, port)
@@ -141,6 +138,7 @@ class HostsLauncher:
 
     def __init__(self, run: Path, limits: Limits, *, namespaces: dict[str, str], ready_timeout: float = 120.0):
         self.ready_timeout, self.namespaces = ready_timeout, namespaces
+        self._here = Here(run)
         self.running = Children(run, limits, self._spawn)
 
     def submission(self, roles: list[RoleSpec]) -> None:
@@ -150,13 +148,13 @@ class HostsLauncher:
         return ""
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
+        self._here.check = check
         self.running.start(roles)
 
     def stop(self) -> None:
         self.running.end()
+        self._here.close()
 
-    def _spawn(self, role: RoleSpec, name: str) -> Group:
-        run = self.running.run.resolve()
-        command: list[Any] = ["ip", "netns", "exec", self.namespaces[name], sys.executable, "-m", role.module]
-        command += ["--name", name, "--run", run, "--starter", os.getpid()]
-        return spawn([str(word) for word in command], role.threads, run / "logs" / f"{name}.log")
+    def _spawn(self, role: RoleSpec, name: str) -> Group | Forked:
+        there = dataclasses.replace(role, module="tests.faults.on_host")
+        return self._here.spawn(there, name, role.module, self.namespaces[name])

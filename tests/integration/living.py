@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from scripts.verify.chaos import commands
-from tests.integration.runs import REPOSITORY
+from tests.forked import Command
 
 PATIENCE = 60.0
 """Seconds until an event that is awaited counts as missed; it comes within one or two."""
@@ -29,16 +28,9 @@ class Run:
     def __init__(self, place: Path, *overrides: str, wrapper: tuple[str, ...] = ()):
         self.folder, self.temporary = place / "run", place / "tmp"
         self.temporary.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={place}", "run.name=run"]
+        words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}", "run.name=run", *overrides]
         self.output = place / "output"
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                [*wrapper, *command, *overrides],
-                cwd=REPOSITORY,
-                env=os.environ | {"TMPDIR": str(self.temporary)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        self.process = Command(words, self.output, wrapper, TMPDIR=str(self.temporary))
 
     def text(self) -> str:
         return self.output.read_text()

@@ -1,11 +1,11 @@
 """Runs for tests, and the files that they leave."""
 
+import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from scripts.train import inline
+from tests.forked import Command
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -18,10 +18,17 @@ def train(folder: Path, name: str, *overrides: str, config: str = "configs/quick
 
 def train_in_processes(folder: Path, name: str, *overrides: str, config: str = "configs/quickstart.yaml") -> Path:
     """Run `scripts.train` to its end, each role a process; returns the run folder."""
-    command = [sys.executable, "-m", "scripts.train", config, f"run.dir={folder}", f"run.name={name}", *overrides]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["scripts.train", config, f"run.dir={folder}", f"run.name={name}", *overrides]
+    process = Command(words, unused(folder, name))
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
     return folder / name
+
+
+def unused(folder: Path, name: str) -> Path:
+    """A new file for what a command says."""
+    paths = (folder / f"{name}-{number}.said" for number in itertools.count())
+    return next(path for path in paths if not path.exists())
 
 
 def rows(run: Path) -> list[dict]:

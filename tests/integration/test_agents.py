@@ -40,13 +40,13 @@ def test_programs_are_agents_and_their_crashes_are_in_the_ledger(tmp_path: Path)
     program = tmp_path / "agent.py"
     program.write_text(CRASHES)
     run = train(
-        tmp_path, "run", f"workflow.agent=[{sys.executable},-S,{program}]", "run.steps=4", "groups_per_batch=4",
-        "sizing.group_size=2", "run.target_reward=null", "eval.every=0", "eval.prompts=2", "actors.count=1",
+        tmp_path, "run", f"workflow.agent=[{sys.executable},-S,{program}]", "run.steps=2", "groups_per_batch=4",
+        "sizing.group_size=2", "run.target_reward=null", "eval.every=0", "eval.prompts=0", "actors.count=1",
         config="configs/agent.yaml",
     )  # fmt: skip
     ledger = summary(run)["ledger"]
     left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
-    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"] and ledger["trained"] == 16
+    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"] and ledger["trained"] == 8
     assert "failed" not in ledger["dropped"], ledger
     last = rows(run)[-1]
     assert last["agents/crashes"] > 0

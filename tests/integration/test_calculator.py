@@ -14,11 +14,11 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.timeout(900)
 def test_calls_are_learned(tmp_path: Path) -> None:
-    """By 80 steps calls are right and answers begin to be right. Without credit for calls the reward stays near 0."""
-    options = ["run.seed=1", "task.digits=1", "run.steps=80", "learner.lr=4e-3", "eval.every=0", "eval.prompts=16"]
+    """By 45 steps calls are right and answers begin to be right. Without credit for calls the reward stays near 0."""
+    options = ["run.seed=1", "task.digits=1", "run.steps=45", "learner.lr=8e-3", "eval.every=0", "eval.prompts=16"]
     options += ["actors.count=1"]
     run = train(tmp_path, "run", *options, config="configs/calculator.yaml")
     rewards = np.array([row["reward/mean"] for row in rows(run)])
     # The last 20 steps gave .46 to .54 over 3 seeds and 2 kernel settings: the bound leaves room for other CPUs.
-    assert rewards[:20].mean() < 0.1 and rewards[-20:].mean() > 0.35
+    assert rewards[:10].mean() < 0.1 and rewards[-10:].mean() > 0.35
     assert summary(run)["reward_before"] == 0.0  # the rate of success: no credit for characters in it

@@ -65,6 +65,8 @@ def test_a_profile_of_the_starter_has_one_of_each_role_beside_it(tmp_path: Path)
         "run.name=run",
         *ALONE,
         "launcher=inline",
+        "engine=timed",
+        "learner=timed",
         "run.steps=2",
     ]
     subprocess.run([*command, *options], cwd=REPOSITORY, check=True, capture_output=True, timeout=240)

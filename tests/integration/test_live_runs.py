@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -26,7 +25,8 @@ from scripts import join, running, status, stop
 from scripts.audit import audit
 from scripts.running import Running
 from scripts.verify import elastic
-from tests.integration.runs import REPOSITORY, rows, summary
+from tests.forked import Command
+from tests.integration.runs import rows, summary, unused
 
 pytestmark = pytest.mark.integration
 
@@ -39,14 +39,12 @@ class Live:
 
     def __init__(self, place: Path, *overrides: str):
         self.folder = place / "run"
-        self.command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={place}"]
+        self.command = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}"]
         self.command += ["run.name=run", *SMALL, "checkpoint.every=100000", "buffer.keep_journal=true", *overrides]
         self.start()
 
     def start(self, *overrides: str) -> None:
-        self.process = subprocess.Popen(
-            [*self.command, *overrides], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        self.process = Command([*self.command, *overrides], unused(self.folder.parent, "run"))
 
     def steps(self) -> int:
         path = self.folder / "metrics.jsonl"
@@ -67,6 +65,11 @@ class Live:
     def end(self) -> tuple[int, str]:
         said, _ = self.process.communicate(timeout=60)
         return self.process.returncode, said
+
+
+def joined(run: Path, *options: str) -> Command:
+    """A running `scripts.join`."""
+    return Command(["scripts.join", str(run), *options], unused(run.parent, "guests"))
 
 
 @pytest.fixture
@@ -179,9 +182,7 @@ def test_a_run_on_tcp_makes_keys_and_nobody_without_them_fills_its_memory(
         assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
         assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
         actors_only = keys.add_client(live.folder / "keys", "far").rename(tmp_path / "far")
-        guests = subprocess.Popen(
-            [sys.executable, "-m", "scripts.join", str(live.folder), "--keys", str(actors_only)], cwd=REPOSITORY
-        )
+        guests = joined(live.folder, "--keys", str(actors_only))
         view = running.Running(live.folder)
         live.until("the guest", lambda: any(name.startswith("guest") for name in view.report()["actors"]))
         view.close()
@@ -249,8 +250,7 @@ def test_prometheus_can_scrape_a_run_until_it_ends(live: Live, capsys: pytest.Ca
 
 def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
     live.until_steps(1)
-    command = [sys.executable, "-m", "scripts.join", str(live.folder), "--actors", "2"]
-    first = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    first = joined(live.folder, "--actors", "2")
     seen = Running(live.folder)
     stats = lambda: [actor["stats"] for actor in seen.report()["actors"].values()]  # noqa: E731
     working = lambda count: sum(each.get("sum:rollout/sampled_tokens", 0) > 0 for each in stats()) >= count  # noqa: E731
@@ -264,7 +264,7 @@ def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
     log = (live.folder / "logs" / "buffer.log").read_text()
     assert log.count("leaves;") == 2 and "no sign of life" not in log
     assert "say hello" not in log, "who has left does not come again"
-    second = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    second = joined(live.folder, "--actors", "2")
     live.until("others' work", lambda: working(4))
     seen.client.stop(drain=True)
     seen.close()
@@ -290,8 +290,7 @@ def test_guests_of_a_run_that_was_killed_say_so_or_wait_until_it_goes_on(
     said = capsys.readouterr().err
     assert "its buffer is not running" in said and f"resume={live.folder}" in said
     assert not any((live.folder / "logs").glob("guest-*"))
-    command = [sys.executable, "-m", "scripts.join", str(live.folder), "--stay"]
-    guests = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    guests = joined(live.folder, "--stay")
     live.start("resume=auto")
     live.until("the guest", lambda: any((live.folder / "logs").glob("guest-*")))
     assert stop.main([str(live.folder), "--drain"]) == 0

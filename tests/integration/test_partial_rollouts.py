@@ -15,18 +15,18 @@ from scripts.running import Running
 from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, wait_for_step
 
-SYNC = ["mode=sync", "run.steps=3", "run.target_reward=null", "eval.prompts=0", "checkpoint.every=0"]
+SYNC = ["mode=sync", "run.steps=2", "run.target_reward=null", "eval.prompts=0", "checkpoint.every=0"]
 STILL = ["engine.batch_invariant=true", "learner.lr=1e-9"]
 """Samples that go on after a prefill have other last bits, which the optimizer would enlarge: some steps later, tokens
 would differ."""
-LONG = ["task.length_trace={median: 250, sigma: 0.3, max: 400}", "groups_per_batch=8"]
+LONG = ["task.length_trace={median: 250, sigma: 0.3, max: 400}", "groups_per_batch=4"]
 
 
 def broken_off(folder: Path, *overrides: str) -> Path:
     """A run in which one actor is told to end in the middle of a round."""
     process = start(folder, "broken", *overrides)
     run = folder / "broken"
-    wait_for_step(run, 2, process)
+    wait_for_step(run, 1, process)
     wait_for_work(run, "actor-1")
     os.kill(pid_of(run, "actor-1"), signal.SIGTERM)
     output, _ = process.communicate(timeout=120)

@@ -4,8 +4,6 @@ rank. Actors, relays and late joiners follow what both publish."""
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,12 +18,13 @@ from areal_like.models import state_of
 from scripts.audit import audit
 from scripts.eval import model_folder
 from scripts.running import Running
-from tests.integration.runs import REPOSITORY, rows, summary, train
+from tests.forked import Command
+from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step
 
 FEW = ["run.target_reward=null", "eval.every=0", "eval.prompts=4"]
 FEW += ["groups_per_batch=5", "sizing.group_size=4", "learner.max_tokens=128"]
-RUN = [*FEW, "run.steps=30", "learner.publish_dtype=float32", "actors.count=1", "checkpoint.every=3"]
+RUN = [*FEW, "run.steps=14", "learner.publish_dtype=float32", "actors.count=1", "checkpoint.every=3"]
 
 
 @pytest.mark.integration
@@ -45,16 +44,16 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
 
     output, _ = (resumed := start(tmp_path, "two", *RUN, "learner.ranks=2", "resume=auto")).communicate(timeout=120)
     assert resumed.returncode == 0, output
-    assert [row["step"] for row in rows(run)] == list(range(1, 31))
-    trained = [group_id for batch in trained_ids(run)[:30] for group_id in batch]
-    assert sorted(trained) == list(range(5 * 30)), "a prompt was skipped, or trained twice"
+    assert [row["step"] for row in rows(run)] == list(range(1, 15))
+    trained = [group_id for batch in trained_ids(run)[:14] for group_id in batch]
+    assert sorted(trained) == list(range(5 * 14)), "a prompt was skipped, or trained twice"
 
     digests = [line.split() for line in (run / "published.log").read_text().splitlines()]
     assert len({version for version, _ in digests}) == len(digests), "versions came out bit for bit as before the crash"
     saved = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "final")
     assert state_of(saved, "float32").digest() == summary(run)["weights_digest"] == digests[-1][1]
     _, last = checkpoints.latest(run) or pytest.fail("it has no checkpoint")
-    assert last.name == "step-00000030" and len(list(last.glob("learner-*.pt"))) == 2
+    assert last.name == "step-00000014" and len(list(last.glob("learner-*.pt"))) == 2
     files = [folder / "model.safetensors" for folder in (model_folder(last), run / "checkpoints" / "final")]
     assert files[0].read_bytes() == files[1].read_bytes(), "both ranks' files make the model"
 
@@ -62,7 +61,7 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
     for alone, together in zip(rows(one), rows(run), strict=True):
         for key in ("loss", "grad_norm", "entropy", "reward/mean", "tokens", "staleness/mean"):
             np.testing.assert_allclose(together[key], alone[key], rtol=1e-3, atol=1e-5, err_msg=key)
-    assert summary(one)["steps"] == 30
+    assert summary(one)["steps"] == 14
     ours, theirs = (load_file(each / "checkpoints" / "final" / "model.safetensors") for each in (run, one))
     assert ours.keys() == theirs.keys()
     for name, weights in ours.items():
@@ -80,8 +79,7 @@ def test_an_actor_follows_two_ranks_and_one_that_joins_late_follows_it(tmp_path:
     guest = running = None
     try:
         wait_for_step(run, 2, process)
-        command = [sys.executable, "-m", "scripts.join", str(run)]
-        guest = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        guest = Command(["scripts.join", str(run)], tmp_path / "guest.said")
         running = Running(run)
         deadline, stats = time.monotonic() + 200, list[dict]()
         follows = {"sum:rollout/deltas": 2, "sum:rollout/sampled_tokens": 1}

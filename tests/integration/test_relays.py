@@ -30,6 +30,7 @@ from areal_like.messages import Chunk, Fetch, Gone, Manifest, Plan
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.state import State, TensorSpec
 from buffer.relays import Relays
+from tests.forked import Command
 from tests.integration.runs import REPOSITORY, rows, summary
 from tests.integration.test_weights import RecordingEngine, Source, moved
 
@@ -290,10 +291,10 @@ def until(event: Callable[[], Any], what: str) -> Any:
 def test_a_run_with_relays_goes_on_when_one_is_killed(tmp_path: Path) -> None:
     """Four actors in a chain, of which the first is killed; the learner serves one at a time."""
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=run"]
+    command = ["scripts.train", "configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=run"]
     command += ["weights.fanout=1", "actors.count=4", "groups_per_batch=2", "sizing.group_size=4", "run.steps=40"]
     command += ["run.target_reward=null", "eval.prompts=8", "eval.every=0"]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = Command(command, tmp_path / "run.said")
     try:
         metrics = run / "metrics.jsonl"
         until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 5, "train steps")

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import pytest
 from areal_like import checkpoints
 from buffer.events import Serve
 from buffer.journal import scan
-from tests.integration.runs import REPOSITORY, rows, summary, train
+from tests.forked import Command
+from tests.integration.runs import rows, summary, train, unused
 
 TIMED = [
     "engine=timed",
@@ -26,13 +26,13 @@ TIMED = [
 ]
 
 
-def start(folder: Path, name: str, *overrides: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={folder}"]
-    command += [f"run.name={name}", "run.target_reward=null", "buffer.keep_journal=true", *overrides]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(folder: Path, name: str, *overrides: str) -> Command:
+    words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={folder}", f"run.name={name}"]
+    words += ["run.target_reward=null", "buffer.keep_journal=true", *overrides]
+    return Command(words, unused(folder, name))
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+def wait_for_step(run: Path, step: int, process: Command) -> None:
     deadline = time.monotonic() + 200  # a busy machine may take a minute to start torch in several processes
     while time.monotonic() < deadline:
         path = run / "metrics.jsonl"
@@ -94,11 +94,11 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
 def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
     """Synchronous, and no sum depends on which sequences share a decode step. So every loss is that of a run without a
     crash and with another number of actors, to the last bit."""
-    overrides = ["mode=sync", "engine.batch_invariant=true", "groups_per_batch=4", "run.steps=16"]
-    overrides += ["eval.prompts=8", "eval.every=0", "checkpoint.every=4"]
+    overrides = ["mode=sync", "engine.batch_invariant=true", "groups_per_batch=4", "run.steps=9"]
+    overrides += ["eval.prompts=4", "eval.every=0", "checkpoint.every=2"]
     undisturbed = train(tmp_path, "undisturbed", "run.target_reward=null", "actors.count=1", *overrides)
     process = start(tmp_path, "killed", *overrides)
-    wait_for_step(tmp_path / "killed", 6, process)
+    wait_for_step(tmp_path / "killed", 3, process)
     os.kill(pid_of(tmp_path / "killed", "learner"), signal.SIGKILL)
     process.wait(timeout=30)
     output, _ = (resumed := start(tmp_path, "killed", *overrides, "resume=auto")).communicate(timeout=120)

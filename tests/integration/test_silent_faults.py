@@ -1,13 +1,12 @@
 """Runs that learn nothing warn first, and then end with the reason."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from learners.main import NotFinite
-from tests.integration.runs import REPOSITORY, train
+from tests.forked import Command
+from tests.integration.runs import train
 
 pytestmark = pytest.mark.integration
 
@@ -16,20 +15,13 @@ SMALL = ["run.target_reward=null", "eval.prompts=0", "groups_per_batch=4"]
 
 
 def test_a_verifier_that_always_hangs_ends_the_run_with_its_name_and_limit(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.train",
-        "configs/quickstart.yaml",
-        "--plain",
-        f"run.dir={tmp_path}",
-        *SMALL,
-    ]
-    command += ["task=tests.integration.silent:Hanging", "rewards.timeout=1", "run.steps=1000"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 1, done.stdout + done.stderr
-    words = "answers earned 0: the verifier of task tests.integration.silent:Hanging overran rewards.timeout (1 s)"
-    assert words in done.stdout + done.stderr
+    words = ["scripts.train", "configs/quickstart.yaml", "--plain", f"run.dir={tmp_path}", *SMALL]
+    words += ["task=tests.integration.silent:Hanging", "rewards.timeout=1", "run.steps=1000"]
+    process = Command(words, tmp_path / "said")
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 1, said
+    reason = "answers earned 0: the verifier of task tests.integration.silent:Hanging overran rewards.timeout (1 s)"
+    assert reason in said
 
 
 def test_a_loss_that_is_nan_at_every_step_ends_the_run_with_the_last_good_checkpoint(tmp_path: Path) -> None:
