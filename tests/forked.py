@@ -9,7 +9,7 @@ from pathlib import Path
 
 from areal_like.launch import forks
 from areal_like.launch.forks import Forked, Forks
-from areal_like.launch.local import Group, spawn
+from areal_like.launch.group import Group, spawn
 from areal_like.launch.outcome import nothing
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.launch.children import Children
-from areal_like.launch.local import Group, spawn
+from areal_like.launch.group import Group, spawn
 from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
