@@ -237,7 +237,9 @@ def test_a_node_that_lacks_the_project_ends_the_run_with_a_word(start: Callable[
         pytest.raises(RunFailed, match=r"its host can't start \(ModuleNotFoundError: No module n"),
     ):
         launcher._begin(CORE[:1], nothing)
-        while not launcher.running.poll():
+        deadline = time.monotonic() + 120.0
+        while time.monotonic() < deadline:
+            launcher.running.poll()
             time.sleep(0.1)
 
 
