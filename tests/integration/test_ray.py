@@ -164,14 +164,15 @@ def test_a_learner_of_two_ranks_trains_over_two_nodes(start: Callable[..., Run])
     assert logs == {"buffer", "learner", "learner-1", "actor-0"}
 
 
-def test_actors_whose_process_or_node_dies_are_started_elsewhere_and_nothing_is_lost(
+def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_resume_has_lost_nothing(
     cluster: Any, start: Callable[..., Run]
 ) -> None:
-    """Over three nodes, of which one dies. Each process has GPUs of its own, as many as planned, also in a later life;
-    those that Ray was told of."""
+    """An actor's process dies, a node of three, and the learner. Each process has GPUs of its own, as many as planned,
+    also in a later life; those that Ray was told of. (Resumed by the inline launcher: only the end of such a run is
+    Ray's.)"""
     cluster.add_node(num_cpus=CPUS, num_gpus=GPUS)
-    knobs = ["actors.count=3", "run.steps=100000", "actors.max_restarts=5", "buffer.keep_journal=true"]
-    run = start(*TIMED, *knobs, "placement={learner: 0, actors: [1-6]}")
+    knobs = [*TIMED, "actors.count=3", "actors.max_restarts=5", "buffer.keep_journal=true", "checkpoint.every=2"]
+    run = start(*knobs, "run.steps=100000", "placement={learner: 0, actors: [1-6]}")
     run.until("its first steps", lambda: run.steps() > 5)
     assert run.gpus() == {"buffer": 0, "learner": 1, "actor-0": 2, "actor-1": 2, "actor-2": 2}
     run.roles()["actor-1"].kill()
@@ -186,27 +187,19 @@ def test_actors_whose_process_or_node_dies_are_started_elsewhere_and_nothing_is_
     assert sorted(run.gpus().values()) == [0, 1, 2, 2, 2], run.gpus()
     done = run.steps()
     run.until("more steps", lambda: run.steps() > done + 8)
-    subprocess.run([sys.executable, "-m", "scripts.stop", str(run.folder), "--drain"], cwd=REPOSITORY, check=True)
-    found = run.finish()
-    assert found["restarts"] >= 1 + len(lost) and found["staleness_max"] <= 1
-    ledger = found["ledger"]
-    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
-    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
-    assert not any(audit(run.folder).findings.values())
-
-
-def test_a_learner_that_dies_ends_the_run_and_a_resume_goes_on(start: Callable[..., Run]) -> None:
-    """(Resumed by the inline launcher, as only the end of such a run is Ray's.)"""
-    knobs = [*TIMED, "run.steps=12", "checkpoint.every=2", "resume=auto"]
-    run = start(*knobs)
-    run.until("a checkpoint", lambda: run.steps() > 4)
     run.roles()["learner"].kill()
     said = run.said()
     assert "learner was killed by SIGKILL" in said and run.process.returncode == 1 and not run.roles()
     assert f"resume={run.folder}" in said
     assert len([node for node in ray.nodes() if node["Alive"]]) == NODES, "it has taken the cluster along"
-    train(run.folder.parent, "run", *knobs)
-    assert summary(run.folder)["steps"] == 12
+    steps = run.steps() + 4
+    train(run.folder.parent, "run", *knobs, f"run.steps={steps}", "placement=auto", f"resume={run.folder}")
+    found = summary(run.folder)
+    assert found["steps"] == steps and found["staleness_max"] <= 1
+    ledger = found["ledger"]
+    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
+    assert not any(audit(run.folder).findings.values())
 
 
 @contextlib.contextmanager
