@@ -184,7 +184,7 @@ def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_re
     cluster.remove_node(doomed, allow_graceful=False)
     again = {name: 3 if name == "actor-1" else 2 for name in lost}
     run.until("those of the dead node", lambda: run.roles().keys() >= {f"{n}.{life}" for n, life in again.items()})
-    assert sorted(run.gpus().values()) == [0, 1, 2, 2, 2], run.gpus()
+    run.until("GPUs for all", lambda: sorted(run.gpus().values()) == [0, 1, 2, 2, 2])
     done = run.steps()
     run.until("more steps", lambda: run.steps() > done + 8)
     run.roles()["learner"].kill()
