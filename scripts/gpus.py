@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
-from areal_like.launch.forks import ORDER
+from areal_like.launch.group import ORDER
 from areal_like.machine import has_gpu
 from areal_like.placement import KEY, needs_of, place
 from areal_like.registry import resolve

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, stdtrit
 
 RESAMPLES = 10_000
 CURVE_POINTS = 100
@@ -79,6 +78,8 @@ def _interval(values: np.ndarray, level: float, seed: int) -> np.ndarray:
     count = len(values)
     if count < 2:
         return np.full((2, values.shape[1]), np.nan)
+    from scipy.special import ndtr, stdtrit
+
     tail = float(ndtr(math.sqrt(count / (count - 1)) * stdtrit(count - 1, (1 - level) / 2)))
     return np.quantile(_drawn(count, seed) @ values / count, [tail, 1 - tail], axis=0)
 

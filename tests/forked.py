@@ -14,7 +14,7 @@ from unittest import mock
 
 from areal_like.launch import forks
 from areal_like.launch.forks import Forked, Forks
-from areal_like.launch.local import Group, spawn
+from areal_like.launch.group import Group, spawn
 from areal_like.launch.outcome import nothing
 
 

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import IO
 
 from areal_like.launch.fork_server import MOST_BYTES, Request
+from areal_like.launch.group import environment
 from areal_like.launch.sockets import PREFIXES, SocketFolder, sweep
-from areal_like.placement import VISIBLE, Devices, visible
-from areal_like.places import REPOSITORY, python_path
+from areal_like.placement import Devices
+from areal_like.places import REPOSITORY
 from areal_like.process import EXIT_FORKS_GONE
 
 VARIABLE = "AREAL_FORK_SERVER"
@@ -43,8 +44,6 @@ CLOSE_SECONDS = 2.0
 """A server ends at once when asked to, unless it is importing."""
 LISTEN_SECONDS = 10.0
 """Runs need not wait for the server of `listening`: it accepts connections before its imports."""
-ORDER = "CUDA_DEVICE_ORDER"
-"""What device numbers mean. CUDA's own default is the fastest first."""
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
@@ -53,7 +52,7 @@ class ForksGone(RuntimeError):
 
 
 class Forked:
-    """A role's process, a child of the fork server, with the methods that a launcher needs; as `launch.local.Group`."""
+    """A role's process, a child of the fork server, with the methods that a launcher needs; as `launch.group.Group`."""
 
     def __init__(self, pid: int, forks: Forks):
         self.pid, self._forks = pid, forks
@@ -213,19 +212,6 @@ def _is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"  # a zombie counts as dead: its new parent may never wait for it
-
-
-def environment(threads: int, devices: Devices | None = None) -> dict[str, str]:
-    """The environment of a role's process. It sees `devices` only (None: those of the starter), numbered as nvidia-smi
-    does. Its OpenMP threads sleep while they wait, unless the user's environment says otherwise: where roles share
-    cores, spinning threads take the processor from the threads that they wait for. Raises ConfigError."""
-    own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    own["PYTHONPATH"] = python_path()
-    usual = {"OMP_WAIT_POLICY": "PASSIVE"}
-    if devices is not None:
-        own[VISIBLE] = visible(devices, os.environ.get(VISIBLE))
-        usual[ORDER] = "PCI_BUS_ID"
-    return usual | os.environ | own
 
 
 def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:

@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from areal_like.launch import forks
 from areal_like.launch.children import Children
-from areal_like.launch.forks import environment
+from areal_like.launch.group import Group, spawn
 from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits
 from areal_like.launch.sockets import SocketFolder, sweep
-from areal_like.placement import Devices
-
-
-class Group(subprocess.Popen[bytes]):
-    """A role's process, which leads a process group."""
-
-    remark = ""
-
-    def end(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
-
-
-def spawn(command: list[str], threads: int, log: Path, devices: Devices | None = None) -> Group:
-    """Start a role's command; its output is appended to `log`."""
-    with log.open("ab") as output, _blocked(signal.SIGUSR1):
-        return Group(
-            command,
-            # Keep the working folder: the user's paths and modules are relative to where the run was started.
-            cwd=Path.cwd(),
-            env=environment(threads, devices),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # Ctrl-C in the terminal reaches only the starter, which ends the others
-        )
-
-
-@contextlib.contextmanager
-def _blocked(number: signal.Signals) -> Iterator[None]:
-    """Block the signal in a process started here, until that process is ready for it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class LocalLauncher:

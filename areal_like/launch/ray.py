@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -24,9 +23,9 @@ from typing import TYPE_CHECKING, Annotated
 from areal_like.bus import own_address
 from areal_like.launch import ray_cluster
 from areal_like.launch.children import GRACE_SECONDS, Children
-from areal_like.launch.local import Group, spawn
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
+from areal_like.launch.ray_host import Host
 from areal_like.launch.restarts import Limits
 from areal_like.places import REPOSITORY, python_path
 from areal_like.process import EXIT_NODE_FAILED
@@ -38,57 +37,10 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_ASKING = 1.0
 """Seconds between checks whether a host that Ray moves has arrived."""
-SECONDS_OF_WAITING = 0.2
-"""Seconds to wait for places between checks for signals."""
+SECONDS_OF_WAITING = 1
+"""Seconds to wait for places between checks for signals. Ray takes the whole ones alone: with 0.2 it does not wait."""
 CALLS_AT_ONCE = 4
 """Threads of a host: one waits for the end of its role, while others send signals."""
-
-HOLD_SECONDS = 30.0
-"""Seconds for a host to reach the starter."""
-_KEEPALIVE = {  # a machine that has vanished is noticed after three minutes
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 20,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 6,
-}
-
-
-def _end_with(starter: socket.socket) -> None:
-    """End this process when the connection breaks; Linux then ends the role (`end_with_starter`)."""
-    with contextlib.suppress(OSError):
-        starter.recv(1)
-    os._exit(1)
-
-
-class Host:
-    """Runs in a process of Ray, in the place of one role. The role ends whenever this process ends.
-
-    Ray ends this process when the starter is gone, but not if Ray's head is gone, too. So each host also holds a silent
-    connection to the starter, and ends when that breaks."""
-
-    def __init__(self) -> None:
-        self._process: Group | None = None
-
-    def begin(self, arguments: list[str], threads: int, log: str, starter: tuple[str, int]) -> None:
-        """Start the role with these arguments for Python. `starter` is the address to hold on to. Raises OSError."""
-        held = socket.create_connection(starter, HOLD_SECONDS)
-        held.settimeout(None)
-        for option, value in _KEEPALIVE.items():
-            held.setsockopt(*option, value)
-        threading.Thread(target=_end_with, args=(held,), daemon=True).start()
-        command = [sys.executable, *arguments, "--starter", str(os.getpid())]
-        self._process = spawn(command, threads, Path(f"{log}.{socket.gethostname()}.log"))
-
-    def wait(self) -> int:
-        """Wait for the end of the role; returns its exit code."""
-        assert self._process
-        return self._process.wait()
-
-    def signal(self, number: int, whole_group: bool) -> None:
-        """Send a signal to the role, or to its whole group."""
-        if self._process:
-            send = self._process.end if whole_group else self._process.send_signal
-            send(signal.Signals(number))
 
 
 class RayLauncher:
@@ -153,7 +105,11 @@ class RayLauncher:
         if find_spec("ray") is None:
             raise RunFailed("launcher=ray needs Ray: pip install -e '.[ray]'")
         self._connect(roles, check)
+        self._begin(roles, check)
+
+    def _begin(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
         self._reserve(roles, check)
+        self._start_hosts(roles)
         # The starter never accepts the hosts' connections: the kernel keeps them, and breaks them however this process
         # ends.
         self._held = socket.create_server((own_address(), 0), backlog=socket.SOMAXCONN)
@@ -161,6 +117,7 @@ class RayLauncher:
 
     def _connect(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster started here
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else it starts a process per CPU, for nothing
         address = None if self.address == ray_cluster.LOCAL else ray_cluster.answering(self.address, check)
         where: dict[str, object] = {"address": address}
         if address is None:
@@ -180,10 +137,9 @@ class RayLauncher:
                 raise RunFailed(f"launcher.address={self.address}: Ray does not start: {error}") from error
 
     def _reserve(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
-        """Get the places, and start a host in each. Calls `check` while it waits."""
+        """Get the places. Calls `check` while it waits."""
         import ray
         from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         deadline = time.monotonic() + self.ready_timeout
         for strategy, places in self.groups(roles):
@@ -199,6 +155,13 @@ class RayLauncher:
                     f"the cluster has {_in_words(ray.cluster_resources())}, free: "
                     f"{_in_words(ray.available_resources())}"
                 )
+
+    def _start_hosts(self, roles: list[RoleSpec]) -> None:
+        """One in each place."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        for group, (_, places) in zip(self._groups, self.groups(roles), strict=True):
             for number, (name, place) in enumerate(places):
                 where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
                 options: dict[str, object] = {"num_cpus": place["CPU"], "num_gpus": place.get("GPU", 0.0)}

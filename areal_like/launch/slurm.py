@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from areal_like.launch.children import GRACE_SECONDS, Children
-from areal_like.launch.local import Group, spawn
+from areal_like.launch.group import Group, spawn
 from areal_like.launch.outcome import RunStopped, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits

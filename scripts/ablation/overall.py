@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from ..aggregates import improvement, iqm, pairwise
 from ..intervals import Estimate, markdown_table
 from ..pairing import p_value
 from .measures import Measure
@@ -40,6 +39,8 @@ def _numbers(study: Study, main: Sequence[Result], measure: str) -> Numbers:
 
 
 def _means(study: Study, found: dict[str, Numbers]) -> str:
+    from ..aggregates import iqm  # imports scipy.stats: half a second that only those who ask for it pay
+
     factor = next(iter(study.grid))
     none = Estimate(float("nan"), float("nan"), float("nan"), 0, 0)
     rows = []
@@ -52,6 +53,8 @@ def _means(study: Study, found: dict[str, Numbers]) -> str:
 
 def _pairs(numbers: Numbers, measure: Measure) -> str:
     """Of the points that all have, and the seeds that are in all of these."""
+    from ..aggregates import improvement, pairwise
+
     shared = [point for point in next(iter(numbers.values())) if all(point in points for points in numbers.values())]
     means = {
         label: {seed: fmean(points[at][seed] for at in shared) for seed in _seeds([points[at] for at in shared])}

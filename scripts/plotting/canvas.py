@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from .plot import Plot
 
@@ -121,6 +120,8 @@ def name_panel(axis: Any, title: str, colour: str | None = None) -> None:
 def spread(wanted: Sequence[float], gap: float, low: float = -math.inf, high: float = math.inf) -> list[float]:
     """Places as near to the wanted ones (least squares) as a distance of `gap` allows, in the same order; within
     [low, high] if they fit."""
+    from scipy.optimize import isotonic_regression
+
     if not len(wanted):
         return []
     order = np.argsort(wanted, kind="stable")

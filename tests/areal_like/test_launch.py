@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from areal_like import config as configs
-from areal_like.launch import forks, restarts
+from areal_like.launch import forks, group, restarts
 from areal_like.launch.children import Children
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.outcome import RunFailed, is_from_outside
@@ -56,7 +56,7 @@ def test_a_users_folders_reach_every_process(tmp_path: Path, monkeypatch: pytest
     folders = python_path().split(os.pathsep)
     assert folders[:2] == [str(REPOSITORY), str(tmp_path)] and {str(own), "/elsewhere"} <= set(folders)
     assert len(set(folders)) == len(folders) and not [each for each in folders if each.startswith(f"{sys.prefix}/")]
-    assert forks.environment(1)["PYTHONPATH"] == python_path()
+    assert group.environment(1)["PYTHONPATH"] == python_path()
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     submission = SlurmLauncher(tmp_path, Limits(0)).submission(plan(configs.load([f"{REPOSITORY}/configs/copy4.yaml"])))
     assert submission and submission.environment["PYTHONPATH"] == python_path()
@@ -118,10 +118,10 @@ def test_the_learner_may_have_threads_of_its_own() -> None:
 
 def test_threads_that_wait_sleep_unless_the_person_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    made = forks.environment(2)
+    made = group.environment(2)
     assert (made["OMP_NUM_THREADS"], made["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert forks.environment(2)["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert group.environment(2)["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from areal_like import config as configs
-from areal_like.launch import forks
+from areal_like.launch import forks, group
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import describe, plan
 from areal_like.launch.ray import RayLauncher
@@ -198,7 +198,7 @@ def test_each_process_sees_its_own_devices_only(tmp_path: Path, monkeypatch: pyt
 def test_without_a_placement_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    made = forks.environment(1)
+    made = group.environment(1)
     assert made["CUDA_VISIBLE_DEVICES"] == "5" and "CUDA_DEVICE_ORDER" not in made
 
 

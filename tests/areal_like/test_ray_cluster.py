@@ -93,7 +93,7 @@ def test_the_placement_names_every_resource() -> None:
 
 HOST = """
 import sys, time
-from areal_like.launch.ray import Host
+from areal_like.launch.ray_host import Host
 Host().begin(["-c", "import time; time.sleep(600)"], 1, sys.argv[1], ("127.0.0.1", int(sys.argv[2])))
 print("begun", flush=True)
 time.sleep(600)

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from areal_like.launch.children import Children
 from areal_like.launch.forks import Forked
-from areal_like.launch.local import Group, Here
+from areal_like.launch.group import Group
+from areal_like.launch.local import Here
 from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import Limits

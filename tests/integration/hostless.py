@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from areal_like.launch.ray import Host, RayLauncher
+from areal_like.launch.ray import RayLauncher
+from areal_like.launch.ray_host import Host
 
 
 class BrokenHost(Host):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal_like import checkpoints
+from areal_like.process import EXIT_PAUSED
 from buffer.events import Serve
 from buffer.journal import scan
 from tests.forked import Command
@@ -92,8 +93,9 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.integration
 def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
-    """Synchronous, and no sum depends on which sequences share a decode step. So every loss is that of a run without a
-    crash and with another number of actors, to the last bit."""
+    """Its learner is killed, and the run is told to pause (SIGUSR1). Synchronous, and no sum depends on which sequences
+    share a decode step. So every loss is that of a run without these and with another number of actors, to the last
+    bit."""
     overrides = ["mode=sync", "engine.batch_invariant=true", "groups_per_batch=4", "run.steps=9"]
     overrides += ["eval.prompts=4", "eval.every=0", "checkpoint.every=2"]
     undisturbed = train(tmp_path, "undisturbed", "run.target_reward=null", "actors.count=1", *overrides)
@@ -101,8 +103,13 @@ def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path:
     wait_for_step(tmp_path / "killed", 3, process)
     os.kill(pid_of(tmp_path / "killed", "learner"), signal.SIGKILL)
     process.wait(timeout=30)
+    paused = start(tmp_path, "killed", *overrides, "resume=auto")
+    wait_for_step(tmp_path / "killed", 6, paused)
+    paused.send_signal(signal.SIGUSR1)
+    assert paused.wait(timeout=60) == EXIT_PAUSED, paused.communicate()[0]
     output, _ = (resumed := start(tmp_path, "killed", *overrides, "resume=auto")).communicate(timeout=120)
     assert resumed.returncode == 0, output
+    assert summary(tmp_path / "killed")["weights_digest"] == summary(undisturbed)["weights_digest"]
     for ours, theirs in zip(rows(tmp_path / "killed"), rows(undisturbed), strict=True):
         assert ours["reward/mean"] == theirs["reward/mean"], f"step {ours['step']}: other tokens"
         assert ours["loss"] == theirs["loss"], f"step {ours['step']}"
