@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ("delta --millions 1 --repeats 1", "ratio_1pct"),
         ("transfers --millions 1 --repeats 1", "delta_over_memcpy"),
-        ("buffer --rounds 1 --seconds 0.1", "trajectories_per_second"),
+        ("buffer --rounds 1 --seconds 0.3", "trajectories_per_second"),
         ("connections --actors 20", "batch_wait_ms"),
         ("many_actors --actors 4 --groups 600 --steps 3", "groups_per_second"),
         ("trajectory --steps 2 --lr 1e-4", "lr0.0001_all_ratio"),
