@@ -7,8 +7,8 @@ its own plots.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import combinations
 from statistics import fmean
 from typing import NamedTuple
@@ -29,16 +29,12 @@ TRIMMED = 0.25
 def iqm(scores: Scores, *, level: float = 0.95) -> Estimate:
     """The mean of the middle half of all runs. Less moved by one collapsed seed than the mean, and more certain than
     the median. Raises ValueError without a number."""
-    return _estimate(scores, lambda runs: trim_mean(runs, TRIMMED, axis=-1), level)
+    return _estimates(scores, lambda runs: [trim_mean(runs, TRIMMED, axis=-1)], level)[0]
 
 
 def profile(scores: Scores, thresholds: Sequence[float], *, level: float = 0.95) -> list[Estimate]:
     """The share of all runs above each threshold (performance profile)."""
-
-    def above(runs: np.ndarray, at: float) -> np.ndarray:
-        return (runs > at).mean(-1)
-
-    return [_estimate(scores, partial(above, at=at), level) for at in thresholds]
+    return _estimates(scores, lambda runs: [(runs > at).mean(-1) for at in thresholds], level)
 
 
 def improvement(scores: Scores, others: Scores, *, level: float = 0.95) -> Estimate:
@@ -47,12 +43,11 @@ def improvement(scores: Scores, others: Scores, *, level: float = 0.95) -> Estim
     shared = [name for name in scores if name in others and len(scores[name]) and len(others[name])]
     if not shared:
         raise ValueError("two methods without a condition in common")
-    draws = np.random.default_rng(0)
     whole, again = [], []
-    for name in shared:
+    shares = _shares(tuple((len(scores[name]), len(others[name])) for name in shared))
+    for name, (rows, columns) in zip(shared, shares, strict=True):
         a, b = (np.asarray(each[name], np.float64) for each in (scores, others))
         wins = np.sign(a[:, None] - b) / 2 + 0.5
-        rows, columns = (draws.multinomial(len(x), np.full(len(x), 1 / len(x)), RESAMPLES) / len(x) for x in (a, b))
         whole.append(float(wins.mean()))
         again.append(((rows @ wins) * columns).sum(1))
     low, high = _quantiles(np.mean(again, 0), level)
@@ -60,14 +55,34 @@ def improvement(scores: Scores, others: Scores, *, level: float = 0.95) -> Estim
     return Estimate(fmean(whole), low, high, count, count)
 
 
-def _estimate(scores: Scores, statistic: Callable[[np.ndarray], np.ndarray], level: float) -> Estimate:
+@functools.lru_cache(maxsize=2)
+def _shares(counts: tuple[tuple[int, int], ...]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each condition, with so many seeds of either method: the share that each seed has of a resample,
+    [resamples, seeds]."""
+    draws, found = np.random.default_rng(0), []
+    for each in counts:
+        rows, columns = (draws.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count for count in each)
+        found.append((rows, columns))
+    return found
+
+
+def _estimates(scores: Scores, statistics: Callable[[np.ndarray], list[np.ndarray]], level: float) -> list[Estimate]:
+    """Of several statistics of the same runs, resampled once for all."""
     known = [np.asarray(values, np.float64) for values in scores.values() if len(values)]
     if not known:
         raise ValueError("no number to take a mean of")
-    every, draws = np.concatenate(known), np.random.default_rng(0)
-    again = [values[draws.integers(len(values), size=(RESAMPLES, len(values)))] for values in known]
-    low, high = _quantiles(statistic(np.concatenate(again, 1)), level)
-    return Estimate(float(statistic(every)), low, high, len(every), len(every))
+    every = np.concatenate(known)
+    whole, again = statistics(every), statistics(every[_places(tuple(map(len, known)))])
+    found = [(float(mean), *_quantiles(values, level)) for mean, values in zip(whole, again, strict=True)]
+    return [Estimate(*each, len(every), len(every)) for each in found]
+
+
+@functools.lru_cache(maxsize=2)
+def _places(counts: tuple[int, ...]) -> np.ndarray:
+    """Draws from conditions with so many seeds each, [resamples, all seeds]: places among the seeds of all, in turn."""
+    draws, firsts = np.random.default_rng(0), np.cumsum((0, *counts[:-1]))
+    drawn = [draws.integers(count, size=(RESAMPLES, count)) for count in counts]
+    return np.concatenate([first + each for first, each in zip(firsts, drawn, strict=True)], 1)
 
 
 def _quantiles(values: np.ndarray, level: float) -> tuple[float, float]:

@@ -106,6 +106,37 @@ def test_a_module_that_is_missing_says_so_in_the_roles_log(server: Forks, tmp_pa
     assert "No module named" in (tmp_path / "logs" / "forks.log").read_text() + (tmp_path / "role.log").read_text()
 
 
+ENDING = """
+    import atexit, sys, threading, time
+    class Kept:
+        def __del__(self):
+            print("taken apart", flush=True)
+    kept = Kept()
+    atexit.register(print, "handler", end=" ")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread", end=" "))).start()
+    END
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("pass", 0, "thread handler"),
+        ("sys.exit(259)", 3, "thread handler"),
+        ("sys.exit('no more')", 1, "no more"),
+        ("1 / 0", 1, "ZeroDivisionError"),
+    ],
+)
+def test_a_fork_ends_with_its_threads_and_handlers_and_is_not_taken_apart(
+    probe: str, server: Forks, tmp_path: Path, end: str, code: int, said: str
+) -> None:
+    (tmp_path / "an_end.py").write_text(textwrap.dedent(ENDING).replace("END", end))
+    role = server.start("an_end", [], 1, tmp_path / "role.log", nothing)
+    assert role.wait(60) == code
+    log = (tmp_path / "role.log").read_text()
+    assert said in log and log.rstrip().endswith("thread handler") and "taken apart" not in log
+
+
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     configs.save(configs.load(["configs/quickstart.yaml"]), tmp_path / "config.yaml")

@@ -21,6 +21,8 @@ OWN_TEST = ROOT / "docs" / "extending.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {OWN_TEST})]
 SMALL = ["run.steps=3", "eval.prompts=4", "groups_per_batch=4", "sizing.group_size=4", "actors.count=1"]
 """What makes a run short; what the command sets itself stays."""
+SMALLER = {"eval": ["--max-tokens", "8"], "score": ["--loss", "decoupled_ppo", "--loss", "dg"]}
+"""The same for other commands than `train`; tests/integration/test_score.py scores all losses."""
 ELSEWHERE = {
     "bash scripts/quickstart.sh": "tests/integration/test_documented_commands.py",
     "bash scripts/quickstart_pretrained.sh": "tests/integration/test_documented_commands.py",
@@ -143,7 +145,7 @@ def scaled(words: list[str], folder: Path) -> list[str]:
     verb, arguments = (words[1], words[2:]) if module == "areal-like" else (module, words[3:])
     start = ["scripts.cli", verb.replace("-", "_")]
     if verb != "train":
-        return [*start, *arguments, *(["--max-tokens", "8"] if verb == "eval" else [])]
+        return [*start, *arguments, *SMALLER.get(verb, ())]
     keys = {word.partition("=")[0] for word in arguments}
     small = [word for word in SMALL if word.partition("=")[0] not in keys - {"run.steps"}]
     if "--devices" in arguments:  # it sizes a run and starts none

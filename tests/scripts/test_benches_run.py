@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("trajectory --steps 2 --lr 1e-4", "lr0.0001_all_ratio"),
         ("soak --trajectories 8000 --journal off", "rss_growth"),
         ("steps --slots 4 --repeats 1 --longest 40", "stream_over_lockstep_4"),
-        ("engine --repeats 1 --threads 1 --model {model}", "engine_bfloat16_tokens_per_second"),
+        ("engine --repeats 1 --threads 1 --answers 4 8 --model {model}", "engine_bfloat16_tokens_per_second"),
     ],
 )
 def test_a_bench_runs(bench: str, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """`scripts.check`: shipped components keep their contracts, and each broken one is found."""
 
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,19 @@ import areal_like as al
 from actors.tools import Tools
 from actors.workflows import single_turn
 from areal_like.registry import COMPONENTS, ConfigError
-from areal_like.tasks.copying import Copy
 from areal_like.types import Outcome
 from buffer.schedulers import AsyncScheduler
 from buffer.sizing import Sizing
 from learners.losses.contract import LossBatch, masked_sum, ratio, total
 from scripts import check
+from tests.scripts.broken_tasks import (
+    Hashed,
+    Lottery,
+    SameRows,
+    looks_at_the_clock,
+    not_a_number,
+    pays_for_nothing,
+)
 
 NEEDS: dict[tuple[str, str], Mapping[str, object]] = {
     ("task", "mixture"): {"tasks": {"short": {"name": "copy", "digits": 2}, "long": {"name": "copy", "digits": 3}}},
@@ -155,36 +161,6 @@ class Overbooked(AsyncScheduler):
         return super().admit(view._replace(room=9))
 
 
-class Hashed(Copy):
-    def prompt(self, split, row):
-        return replace(super().prompt(split, row), answer=hash(f"{split} {row}"))
-
-    async def reward(self, prompt, tokens):
-        return 0.0
-
-
-class SameRows(Copy):
-    def prompt(self, split, row):
-        return super().prompt("train", row)
-
-
-class Lottery(Copy):
-    async def reward(self, prompt, tokens):
-        return random.random()
-
-
-def not_a_number(answer: str, response: str) -> float:
-    return float("nan") if not response else 1.0
-
-
-def pays_for_nothing(answer: str, response: str) -> float:
-    return 1.0
-
-
-def looks_at_the_clock(answer: str, response: str) -> float:
-    return time.perf_counter()
-
-
 class Moody(Tools):
     async def step(self, action):
         return Outcome(str(random.random()), 0.0, False)
@@ -265,7 +241,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("component", "kind", "claim"), BROKEN, ids=lambda each: getattr(each, "__name__", None))
 def test_a_broken_component_is_found_out(component: Any, kind: str, claim: str) -> None:
-    name = f"{__name__}:{component.__name__}"
+    name = f"{component.__module__}:{component.__name__}"
     assert check.kind_of(name) == kind
     broken = [each.claim for each in check.results(kind, {"name": name}) if each.problem]
     assert any(claim in each for each in broken), broken

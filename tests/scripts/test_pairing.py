@@ -5,9 +5,10 @@ from math import comb
 
 import numpy as np
 import pytest
+from scipy.stats import permutation_test
 
 from scripts.output import console
-from scripts.pairing import MCNEMAR, PERMUTATION, compared, meaning_of_p, p_value, paired, pairs_of
+from scripts.pairing import MCNEMAR, PERMUTATION, RESAMPLES, compared, meaning_of_p, p_value, paired, pairs_of
 
 
 def test_right_and_wrong_answers_get_mcnemars_exact_test() -> None:
@@ -36,6 +37,18 @@ def test_other_numbers_get_the_share_of_flipped_signs_that_are_as_extreme() -> N
     assert found.p == pytest.approx(np.mean(np.array(means) >= abs(changes.mean()) - 1e-12)), "all 64 flips, exactly"
     assert found.test == PERMUTATION and (found.better, found.worse) == (4, 1)
     assert found.low <= found.difference <= found.high
+
+
+@pytest.mark.parametrize("prompts", [5, 13, 14, 700])
+def test_p_is_scipys_also_where_flips_are_drawn(prompts: int) -> None:
+    """Up to 13 prompts all flips are tried."""
+    draw = np.random.default_rng(prompts)
+    for moved in (0.0, 1.5 / prompts**0.5):
+        changes = draw.normal(moved, size=prompts)
+        wanted = permutation_test(
+            (changes,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, batch=500, random_state=0
+        )
+        assert paired(np.zeros(prompts).tolist(), changes.tolist()).p == wanted.pvalue
 
 
 def test_of_zeros_and_ones_both_tests_say_the_same() -> None:

@@ -185,7 +185,7 @@ def test_the_recommended_config_is_simulated_to_what_was_planned(tmp_path: Path)
     lengths, planned, said = tmp_path / "lengths.yaml", tmp_path / "planned.yaml", tmp_path / "plan.json"
     lengths.write_text("answers: {median: 200, sigma: 0.6, noise: 0.3, most: 2000, prompt: 20}\n")
     hardware = ["--hardware", "H100", "--costs", str(lengths)]
-    words = ["quickstart", "groups_per_batch=4", "--gpus", "4", *hardware, "--staleness", "8", "--best", "2"]
+    words = ["quickstart", "groups_per_batch=4", "--gpus", "4", *hardware, "--staleness", "8", "--best", "1"]
     words += ["--weight-intervals", "1", "--out", str(planned), "--json", str(said)]
     assert main(words) == 0
     best, config = json.loads(said.read_text())[0], configs.load([str(planned), "run.steps=150", "eval.prompts=0"])

@@ -54,8 +54,7 @@ def type_in(browser: Chromium, label: str, words: str) -> None:
     browser.value(f"{box}.value = {words!r}; {box}.dispatchEvent(new Event('input'))")
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [400, 2000])
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (2000, True)], ids=["narrow and light", "wide and dark"])
 def test_the_page_is_whole_at_any_width_and_says_nothing(
     browser: Chromium, usual: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
