@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -160,10 +161,16 @@ class Ending:
 
     def _end(self) -> None:
         if self._code is not None:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
+            flush_files()
             os._exit(self._code)
+
+
+def flush_files() -> None:
+    """Write what files still hold that were opened since the fork, and not closed, as Python does at its end."""
+    opened = [each for each in gc.get_objects() if issubclass(type(each), io.TextIOWrapper | io.BufferedWriter)]
+    for stream in (sys.stdout, sys.stderr, *opened):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
 
 
 def listener_at(path: str) -> socket.socket:

@@ -111,7 +111,8 @@ ENDING = """
     class Kept:
         def __del__(self):
             print("taken apart", flush=True)
-    kept = Kept()
+    kept, unclosed = Kept(), open(__file__ + ".txt", "w")
+    unclosed.write("whole")
     atexit.register(print, "handler", end=" ")
     threading.Thread(target=lambda: (time.sleep(0.2), print("thread", end=" "))).start()
     END
@@ -135,6 +136,7 @@ def test_a_fork_ends_with_its_threads_and_handlers_and_is_not_taken_apart(
     assert role.wait(60) == code
     log = (tmp_path / "role.log").read_text()
     assert said in log and log.rstrip().endswith("thread handler") and "taken apart" not in log
+    assert (tmp_path / "an_end.py.txt").read_text() == "whole"
 
 
 @pytest.fixture
