@@ -120,6 +120,13 @@ def _place_in_line(item: pytest.Item) -> int:
     return next((number for number, folder in enumerate(LONG) if item.nodeid.startswith(folder)), len(LONG))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show why tests were run again: otherwise only their names are."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"run again: {report.nodeid}", "-")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def fork_server(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fork the runs that tests start from one process that has imported torch, as an ablation does."""
