@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-LIE = "f" * 32
+LIE, LIES = "f" * 32, 3
 
 
 def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
@@ -15,16 +15,18 @@ def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
 
 
 async def lying(engine, reward, prompt, limits, request, filler=0):
-    """A workflow, which the actors call. One gives a wrong digest for the first version from 2 on it uses."""
+    """A workflow, which the actors call. One gives a wrong digest for the first version from 2 on it uses, in some
+    groups: if it lied in all, each batch with one of them would be set aside, and no other version would ever come."""
     from actors.workflows import single_turn
     from areal_like.client import ActorClient
 
-    push, lied = ActorClient.push, set()
+    push, lied, groups = ActorClient.push, set(), iter(range(LIES))
 
     def push_a_lie(self, group) -> None:
         if self.name == "actor-1":
             lied.update([version for version in group.digests if version >= 2 and not lied][:1])
-            group.digests.update({version: LIE for version in lied & group.digests.keys()})
+            if lied & group.digests.keys() and next(groups, None) is not None:
+                group.digests.update({version: LIE for version in lied & group.digests.keys()})
         push(self, group)
 
     if not os.environ.get("LYING"):
