@@ -48,7 +48,7 @@ def test_an_actor_that_stands_still_longer_than_the_time_out(tmp_path: Path, cap
 
 def test_bad_pushes_hangs_full_disks_and_cuts_in_one_run(tmp_path: Path, capsys, monkeypatch) -> None:
     """At b40a5d9 the first bad push was acknowledged, and the run was lost for good."""
-    monkeypatch.setattr(chaos, "DISK_SECONDS", 1.0)  # each record meets it, and each checkpoint: 10 a second
+    monkeypatch.setattr(chaos, "DISK_SECONDS", 1.0)  # each record meets it, and each checkpoint
     faults = ["--kills", "0", "--hangs", "1", "--full-disks", "2", "--cuts", "2", "--bad-pushes", "5"]
     assert wreak(tmp_path, *faults, "--stop-seconds", "2", "--spread", "0.5") == 0, capsys.readouterr().out
     assert "accepted" not in capsys.readouterr().out
