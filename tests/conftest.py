@@ -79,6 +79,7 @@ LONG = (
     "tests/learners/",
 )
 """Where files take long, the longest first; those that mostly wait (Slurm, Ray, faults) beside those that compute."""
+WARM = ["tests.warm"]
 MANY_TESTS = 10
 """Of fewer, each run starts its own fork server: waiting for a common one would take as long."""
 
@@ -97,7 +98,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput") and _starts_runs(config):
         shared = contextlib.ExitStack()
-        shared.enter_context(forks.listening())
+        shared.enter_context(forks.listening(WARM))
         config.add_cleanup(shared.close)
 
 
@@ -133,5 +134,5 @@ def fork_server(request: pytest.FixtureRequest) -> Iterator[None]:
     if len(request.session.items) < MANY_TESTS or not _starts_runs(request.config):
         yield
         return
-    with forks.listening():
+    with forks.listening(WARM):
         yield

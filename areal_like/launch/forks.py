@@ -228,16 +228,16 @@ def _start(*arguments: str, output: IO[bytes] | int, keep: tuple[int, ...] = ())
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[None]:
-    """Let all runs that this process starts, in a row or in parallel, share the imports of one fork server. Does
-    nothing if there is one already."""
+def listening(more: Sequence[str] = ()) -> Iterator[None]:
+    """Let all runs that this process starts, in a row or in parallel, share the imports of one fork server: LIBRARIES,
+    and `more` modules. Does nothing if there is one already."""
     if not AVAILABLE or VARIABLE in os.environ:
         yield
         return
     sweep()
     folder = SocketFolder(PREFIXES[1])
     path = os.environ[VARIABLE] = str(folder.path / "socket")
-    server = _start("--listen", path, "--imports", ",".join(LIBRARIES), output=subprocess.DEVNULL)
+    server = _start("--listen", path, "--imports", ",".join([*LIBRARIES, *more]), output=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + LISTEN_SECONDS
         while not Path(path).exists() and server.poll() is None and time.monotonic() < deadline:

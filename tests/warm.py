@@ -1,0 +1,33 @@
+"""What the tests' common fork server imports beside libraries: the project itself, and what it makes only once.
+
+The server of a study must not: whoever edits code meanwhile would get runs of the old code.
+"""
+
+import importlib
+import sys
+
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+from areal_like import config
+from areal_like.places import CONFIGS
+
+RUN = ("actors.main", "buffer.main", "learners.main", "scripts.train", "scripts.cli")
+"""Run as `__main__`: only what they import stays."""
+PARTS = (
+    "actors.engines.torch_engine",
+    "areal_like.launch.local",
+    "areal_like.tasks.arithmetic",
+    "areal_like.tasks.copying",
+    "areal_like.trackers.board",
+    "learners.build",
+    "learners.learner",
+    "scripts.simulation.run",
+    "scripts.watch",
+)
+
+for name in (*RUN, *PARTS):
+    importlib.import_module(name)
+for name in RUN:
+    del sys.modules[name]
+config.load([str(CONFIGS / "base.yaml")])
+get_checkpoint_conversion_mapping("qwen2")
