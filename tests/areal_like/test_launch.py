@@ -84,7 +84,6 @@ def launcher(
     request: pytest.FixtureRequest, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LocalLauncher]:
     """Roles forked from a warm process, or each started by itself: both must behave alike."""
-    monkeypatch.delenv(forks.VARIABLE, raising=False)
     monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
     monkeypatch.setattr(forks, "AVAILABLE", forks.AVAILABLE and request.param == "forked")
     launcher = LocalLauncher(run_folder, Limits(2))

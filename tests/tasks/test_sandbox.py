@@ -54,12 +54,12 @@ def test_a_program_that_ends_early_or_is_none_has_no_answers(code, isolation):
 @pytest.mark.parametrize("loop", ["while True: pass", "import time\ntime.sleep(3600)", "return (10**9)**(10**9)"])
 def test_an_endless_program_is_killed(loop, isolation):
     with pytest.raises(OutOfTime):
-        answer(loop, isolation, seconds=2.0)
+        answer(loop, isolation, seconds=0.8)
 
 
 def test_a_program_that_ignores_signals_is_killed():
     with pytest.raises(OutOfTime):
-        answer("import signal\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", seconds=2.0)
+        answer("import signal\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", seconds=0.8)
 
 
 @BOTH
@@ -84,7 +84,7 @@ def test_no_process_is_started(isolation):
     assert answer(body, isolation) == ["refused"]
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
     with pytest.raises(OutOfTime):
-        answer(bomb, isolation, seconds=2.0)
+        answer(bomb, isolation, seconds=0.8)
     assert answer("import _thread\n_thread.start_new_thread(print, ())\nreturn 1") is None
 
 
