@@ -18,7 +18,7 @@ import zmq
 from areal_like import keys, model_folder
 from areal_like.adapter_folder import read_adapter
 from areal_like.bus import NODE, own_address
-from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
+from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of, select
 from areal_like.defaults import ruinous_rate, spent_schedule
 from areal_like.errors import UserError
 from areal_like.heldout import sets_of
@@ -39,7 +39,7 @@ LEAST_BYTES = 13
 ON_DEVICES = ("learner", "engine")
 POSITIONS = "the model's max_position_embeddings"
 ROWS = 256
-"""Prompts of each split to check if a task can't tell which are long."""
+"""Most prompts of each split to check if a task can't tell which are long; of held-out ones those that are asked."""
 TELL_SECONDS = 5.0
 ANSWER_SECONDS = 2.0
 _FITTING: set[str] = set()
@@ -300,9 +300,10 @@ def check_ends(task: Task, config: Config) -> None:
 def check_lengths(task: Task, config: Config, model: dict[str, Any] | None) -> None:
     """Every prompt can be made and, with its longest response, fits the model; of a task without `rows_beyond`, the
     first `ROWS` of each split. Raises ConfigError for the first prompt that doesn't fit, with the number of others."""
+    most = config.sampling.max_tokens
     bounds = {"engine.kv_tokens": config.engine.get("kv_tokens"), POSITIONS: positions_of(config, model)}
     known = {name: bound for name, bound in bounds.items() if bound is not None}
-    asked = repr((config.task, config.run.seed, config.sampling.max_tokens, known))
+    asked = repr((config.task, config.run.seed, most, asked_prompts(config), known))
     if isinstance(task, GeneratedPrompts) and asked in _FITTING:
         return
     for split in ("train", "heldout"):
@@ -313,7 +314,7 @@ def check_lengths(task: Task, config: Config, model: dict[str, Any] | None) -> N
             except ValueError as error:
                 problems.append(str(error))
                 continue
-            found = [too_long(prompt, split, config, *bound) for bound in known.items()]
+            found = [too_long(prompt, split, most, *bound) for bound in known.items()]
             place = task.place(split, row) if hasattr(task, "place") else f"row {row} of {split}"
             problems += [f"{place}: {problem}" for problem in found if problem]
         if problems:
@@ -362,13 +363,19 @@ def positions_of(config: Config, model: dict[str, Any] | None) -> int | None:
 def rows_to_check(task: Task, split: str, config: Config, bound: int | None) -> Sequence[int]:
     """The rows of a split that may be too long."""
     if not hasattr(task, "rows_beyond"):
-        return range(min(task.size(split), ROWS))
+        return range(min(task.size(split), ROWS, asked_prompts(config) if split == "heldout" else ROWS))
     try:
         first = task.prompt(split, 0)
     except ValueError:
         return range(task.size(split))
     room = sys.maxsize if bound is None else bound - (config.sampling.max_tokens or first.max_tokens)
     return range(task.size(split)) if first.filler else sorted({0, *task.rows_beyond(split, room)})
+
+
+def asked_prompts(config: Config) -> int:
+    """The most prompts that a held-out set of the run has, as far as the config says."""
+    sets = select(config, "eval.sets").values()
+    return max(config.eval.prompts, *(spec.get("prompts") or 0 for spec in sets), 0)
 
 
 def with_progress(rows: Sequence[int], split: str) -> Iterator[int]:
@@ -381,10 +388,10 @@ def with_progress(rows: Sequence[int], split: str) -> Iterator[int]:
             print(f"checking the lengths of prompts: {done + 1} of {len(rows)} ({split})", file=sys.stderr)
 
 
-def too_long(prompt: Prompt, split: str, config: Config, name: str, bound: int) -> str:
-    """Describes why a prompt is too long for a bound; empty if it is not."""
+def too_long(prompt: Prompt, split: str, most: int | None, name: str, bound: int) -> str:
+    """Describes why a prompt is too long for a bound; empty if it is not. `most`: of `sampling.max_tokens`."""
     filler = max(prompt.filler, default=0) if split == "train" else 0
-    response = (config.sampling.max_tokens or prompt.max_tokens) + filler
+    response = (most or prompt.max_tokens) + filler
     if (needed := len(prompt.tokens) + response) <= bound:
         return ""
     return (

@@ -22,7 +22,9 @@ PARTS = (
     "learners.build",
     "learners.learner",
     "scripts.simulation.run",
+    "scripts.tracking",
     "scripts.watch",
+    "tabulate",
 )
 
 for name in (*RUN, *PARTS):

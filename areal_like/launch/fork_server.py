@@ -31,6 +31,7 @@ import signal
 import socket
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from typing import TypedDict
 
@@ -94,6 +95,7 @@ class Server:
         for name in request["imports"]:
             with contextlib.suppress(ImportError):  # the role will report it in its own log
                 importlib.import_module(name)
+        leave_finalizers()
         gc.freeze()  # present objects never become garbage: collections in roles don't touch, and so copy, them
         server = os.getpid()
         pid = os.fork()
@@ -108,6 +110,13 @@ class Server:
             os._exit(0)
         self._starter.close()
         return lambda: become(request, server)
+
+
+def leave_finalizers() -> None:
+    """What libraries made when they were imported is shared: no role takes it apart at its own end. Torch alone has
+    hundreds of such objects."""
+    for each in list(getattr(weakref.finalize, "_registry", ())):
+        each.atexit = False
 
 
 def end_with(parent: int) -> None:

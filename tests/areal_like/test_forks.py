@@ -139,6 +139,18 @@ def test_a_fork_ends_with_its_threads_and_handlers_and_is_not_taken_apart(
     assert (tmp_path / "an_end.py.txt").read_text() == "whole"
 
 
+def test_a_fork_ends_without_finalizers_of_what_all_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = "import weakref\nclass Kept: pass\nkept = Kept()\nweakref.finalize(kept, print, __name__, 'is gone')\n"
+    (tmp_path / "a_library.py").write_text(made)
+    (tmp_path / "a_role.py").write_text(f"import a_library\n{made}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(forks, "LIBRARIES", ("a_library",))
+    server = Forks(tmp_path)
+    assert server.start("a_role", [], 1, tmp_path / "role.log", nothing).wait(60) == 0
+    server.close()
+    assert (tmp_path / "role.log").read_text() == "__main__ is gone\n"
+
+
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     configs.save(configs.load(["configs/quickstart.yaml"]), tmp_path / "config.yaml")

@@ -442,3 +442,14 @@ def test_trackers_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("scripts.preflight.find_spec", lambda name: None)
     with pytest.raises(configs.ConfigError, match=r"trackers: wandb is not installed: pip install .areal_like"):
         check("wandb")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "heldout"),
+    [(["eval.prompts=5"], 5), (["eval.prompts=0"], 0), (["eval.prompts=5", "eval.sets={more: {prompts: 9}}"], 9)],
+)
+def test_of_held_out_prompts_those_are_checked_that_are_asked(overrides: list[str], heldout: int) -> None:
+    config = configs.load([QUICKSTART, *overrides])
+    task = build("task", config.task, 0)
+    rows = {split: preflight.rows_to_check(task, split, config, None) for split in ("train", "heldout")}
+    assert rows == {"train": range(preflight.ROWS), "heldout": range(heldout)}
