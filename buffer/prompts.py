@@ -10,6 +10,7 @@ recorded before. New rows come in the order of the first epoch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -114,7 +115,13 @@ class PromptCursor:
     def _order_of(self, number: int, epoch: int) -> np.ndarray:
         known, order = self._orders.get(number, (-1, self._turns[1]))
         if known != epoch:
-            key = [self.seed, epoch, *([number] if number else [])]
-            order = np.random.default_rng(key).permutation(self.shares[number].size)
+            key = (self.seed, epoch, *([number] if number else []))
+            order = _permutation(key, self.shares[number].size)
             self._orders[number] = epoch, order
         return order
+
+
+@functools.lru_cache(maxsize=1)
+def _permutation(key: tuple[int, ...], size: int) -> np.ndarray:
+    """The order of a share's rows. The newest is kept: a planner simulates hundreds of runs with the same prompts."""
+    return np.random.default_rng(key).permutation(size)
