@@ -113,12 +113,10 @@ class PromptCursor:
         return self._turns[1]
 
     def _order_of(self, number: int, epoch: int) -> np.ndarray:
-        known, order = self._orders.get(number, (-1, self._turns[1]))
-        if known != epoch:
+        if number not in self._orders or self._orders[number][0] != epoch:
             key = (self.seed, epoch, *([number] if number else []))
-            order = _permutation(key, self.shares[number].size)
-            self._orders[number] = epoch, order
-        return order
+            self._orders[number] = epoch, _permutation(key, self.shares[number].size)
+        return self._orders[number][1]
 
 
 @functools.lru_cache(maxsize=1)
