@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ import zmq
 from areal_like import keys, model_folder
 from areal_like.adapter_folder import read_adapter
 from areal_like.bus import NODE, own_address
-from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of, select
+from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
 from areal_like.defaults import ruinous_rate, spent_schedule
 from areal_like.errors import UserError
-from areal_like.heldout import sets_of
+from areal_like.heldout import HeldoutSet, sets_of
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
 from areal_like.registry import COMPONENTS, as_spec, build, check, check_function, knobs, marks
@@ -31,6 +31,7 @@ from areal_like.tasks.text import load_tokenizer
 from areal_like.types import Prompt
 from buffer.schedulers import Scheduler
 from buffer.sizing import check_sizes
+from learners.served import PROMPTS
 
 from .gpus import Gpus, gpus_here, sharing
 
@@ -76,7 +77,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     elif config.buffer.transport == "tcp" and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
         check_host(config.buffer.host)
     task = build("task", config.task, config.run.seed)
-    sets_of(config, task)
+    sets = sets_of(config, task)
     check_teacher(config, task)
     check_batch(config, sizing.group_size)
     if is_supervised(config):
@@ -84,7 +85,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     else:
         check_texts(task, config)
         check_ends(task, config)
-        check_lengths(task, config, model)
+        check_lengths(task, asked_prompts(task, sets), config, model)
     if model is not None:
         check_model(config.model["path"], model, task.vocab_size)
     return "; ".join(filter(None, notes(task, config, scheduler)))
@@ -297,18 +298,19 @@ def check_ends(task: Task, config: Config) -> None:
             raise ConfigError(f"{key}: answers of task={name} have a fixed length, so each of them is cut", key)
 
 
-def check_lengths(task: Task, config: Config, model: dict[str, Any] | None) -> None:
+def check_lengths(task: Task, heldout: int, config: Config, model: dict[str, Any] | None) -> None:
     """Every prompt can be made and, with its longest response, fits the model; of a task without `rows_beyond`, the
-    first `ROWS` of each split. Raises ConfigError for the first prompt that doesn't fit, with the number of others."""
+    first `ROWS` of each split, and of those that are held out no more than the first `heldout`. Raises ConfigError for
+    the first prompt that doesn't fit, with the number of others."""
     most = config.sampling.max_tokens
     bounds = {"engine.kv_tokens": config.engine.get("kv_tokens"), POSITIONS: positions_of(config, model)}
     known = {name: bound for name, bound in bounds.items() if bound is not None}
-    asked = repr((config.task, config.run.seed, most, asked_prompts(config), known))
+    asked = repr((config.task, config.run.seed, most, heldout, known))
     if isinstance(task, GeneratedPrompts) and asked in _FITTING:
         return
     for split in ("train", "heldout"):
-        problems = []
-        for row in with_progress(rows_to_check(task, split, config, min(known.values(), default=None)), split):
+        problems, bound = [], min(known.values(), default=None)
+        for row in with_progress(rows_to_check(task, split, heldout, config, bound), split):
             try:
                 prompt = task.prompt(split, row)
             except ValueError as error:
@@ -360,10 +362,10 @@ def positions_of(config: Config, model: dict[str, Any] | None) -> int | None:
     return known.get("max_position_embeddings")
 
 
-def rows_to_check(task: Task, split: str, config: Config, bound: int | None) -> Sequence[int]:
+def rows_to_check(task: Task, split: str, heldout: int, config: Config, bound: int | None) -> Sequence[int]:
     """The rows of a split that may be too long."""
     if not hasattr(task, "rows_beyond"):
-        return range(min(task.size(split), ROWS, asked_prompts(config) if split == "heldout" else ROWS))
+        return range(min(task.size(split), ROWS, heldout if split == "heldout" else ROWS))
     try:
         first = task.prompt(split, 0)
     except ValueError:
@@ -372,10 +374,9 @@ def rows_to_check(task: Task, split: str, config: Config, bound: int | None) -> 
     return range(task.size(split)) if first.filler else sorted({0, *task.rows_beyond(split, room)})
 
 
-def asked_prompts(config: Config) -> int:
-    """The most prompts that a held-out set of the run has, as far as the config says."""
-    sets = select(config, "eval.sets").values()
-    return max(config.eval.prompts, *(spec.get("prompts") or 0 for spec in sets), 0)
+def asked_prompts(task: Task, sets: Iterable[HeldoutSet]) -> int:
+    """How many of a task's held-out prompts, from the first, a run asks at most: in its sets, and in probes."""
+    return max([PROMPTS, *(len(each.rows) for each in sets if each.task is task)])
 
 
 def with_progress(rows: Sequence[int], split: str) -> Iterator[int]:

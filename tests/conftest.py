@@ -80,6 +80,7 @@ LONG = (
 )
 """Where files take long, the longest first; those that mostly wait (Slurm, Ray, faults) beside those that compute."""
 WARM = ["tests.warm"]
+"""What the common fork server imports, too."""
 MANY_TESTS = 10
 """Of fewer, each run starts its own fork server: waiting for a common one would take as long."""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from areal_like import config as configs
+from areal_like.heldout import sets_of
 from areal_like.registry import build
 from scripts import gpus, preflight
 from scripts.gpus import Gpus
@@ -446,10 +447,12 @@ def test_trackers_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("overrides", "heldout"),
-    [(["eval.prompts=5"], 5), (["eval.prompts=0"], 0), (["eval.prompts=5", "eval.sets={more: {prompts: 9}}"], 9)],
+    [(["eval.prompts=5"], 5), (["eval.prompts=0"], 4), (["eval.prompts=5", "eval.sets={more: {prompts: 9}}"], 9)],
 )
 def test_of_held_out_prompts_those_are_checked_that_are_asked(overrides: list[str], heldout: int) -> None:
+    """By evaluations, and a few by probes."""
     config = configs.load([QUICKSTART, *overrides])
     task = build("task", config.task, 0)
-    rows = {split: preflight.rows_to_check(task, split, config, None) for split in ("train", "heldout")}
+    asked = preflight.asked_prompts(task, sets_of(config, task))
+    rows = {split: preflight.rows_to_check(task, split, asked, config, None) for split in ("train", "heldout")}
     assert rows == {"train": range(preflight.ROWS), "heldout": range(heldout)}
