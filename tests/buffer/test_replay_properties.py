@@ -36,7 +36,7 @@ from buffer.store import LEASED, UNFINISHED, Entry, Stage, Store
 from tests.buffer.paper import Paper
 
 ACTORS = ("a", "b", "c")
-HISTORIES = int(os.environ.get("HISTORIES", "1200"))
+HISTORIES = int(os.environ.get("HISTORIES", "800"))
 PICK = st.integers(0, 999)
 
 

@@ -66,7 +66,7 @@ def test_candidates_name_their_settings() -> None:
 
 def planner_of(*words: str) -> Planner:
     def load(overrides: Sequence[str]) -> configs.Config:
-        return configs.load([BASE, "run.steps=4", "groups_per_batch=4", *words, *overrides])
+        return configs.load([BASE, "run.steps=4", "groups_per_batch=4", "sizing.group_size=4", *words, *overrides])
 
     return Planner(load, costs.of_timed(load([])), 0.95)
 
@@ -185,8 +185,8 @@ def test_the_recommended_config_is_simulated_to_what_was_planned(tmp_path: Path)
     lengths, planned, said = tmp_path / "lengths.yaml", tmp_path / "planned.yaml", tmp_path / "plan.json"
     lengths.write_text("answers: {median: 200, sigma: 0.6, noise: 0.3, most: 2000, prompt: 20}\n")
     hardware = ["--hardware", "H100", "--costs", str(lengths)]
-    words = ["quickstart", "groups_per_batch=4", "--gpus", "4", *hardware, "--staleness", "8", "--best", "1"]
-    words += ["--weight-intervals", "1", "--out", str(planned), "--json", str(said)]
+    words = ["quickstart", "groups_per_batch=4", "sizing.group_size=4", "--gpus", "4", *hardware]
+    words += ["--staleness", "8", "--best", "1", "--weight-intervals", "1", "--out", str(planned), "--json", str(said)]
     assert main(words) == 0
     best, config = json.loads(said.read_text())[0], configs.load([str(planned), "run.steps=150", "eval.prompts=0"])
     assert config.learner.ranks == best["learner_gpus"]

@@ -189,7 +189,7 @@ def test_a_slow_run_is_not_stuck() -> None:
     rare = costs.Answers(200, 0, 0, right=0.98)  # one group of 25 or so stays
     outcome = simulate("run.steps=2", "filter.name=zero_variance", "sizing.group_size=2", answers=rare)
     assert outcome.report["steps"] == 2 and closes(outcome)
-    tools = costs.Answers(200, 0, 0, most=4000, turns=costs.Turns(4, 4, tool=2e3, sigma=1.0))
+    tools = costs.Answers(200, 0, 0, most=1000, turns=costs.Turns(4, 4, tool=2e3, sigma=1.0))
     assert simulate("run.steps=1", answers=tools).report["steps"] == 1
 
 

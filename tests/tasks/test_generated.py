@@ -55,7 +55,7 @@ def test_splits_share_no_prompt_and_rows_repeat_exactly(build, seed):
 )
 def test_every_possible_prompt_lies_in_exactly_one_split(build, possible):
     task = build(3000)
-    train, heldout = (set(contents(task, split, 3000)) for split in SPLITS)
+    train, heldout = (set(contents(task, split, rows)) for split, rows in zip(SPLITS, (3000, 600), strict=True))
     assert not train & heldout
     assert len(train | heldout) == possible
     assert 0.03 < len(heldout) / possible < 0.25
