@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .ablation import final, results, slurm, study
 from .ablation.devices import pool_for
+from .ablation.measures import Outcome
 from .ablation.points import Result, gather, read
 from .ablation.results import Choice
 from .ablation.runs import Folder, Width, run_all
@@ -31,7 +32,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         __doc__,
         "The yaml is explained in scripts/ablation/study.py and measures.py; examples are in configs/ablation.",
     )
-    parser.add_argument("study", type=Path, help="a yaml file, e.g. configs/ablation/staleness.yaml")
+    parser.add_argument("study", help="a yaml file, or the name of one in configs/ablation: staleness")
     parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")
     parser.add_argument("--parallel", type=_positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
     parser.add_argument(
@@ -58,10 +59,12 @@ class Ablation:
     """One call of the script: a study and its folder."""
 
     def __init__(self, args: argparse.Namespace, argv: list[str]):
-        self.args, self.study = args, study.load(args.study)
+        self.args, self.file = args, study.named(args.study)
+        self.study = study.load(self.file)
         self.folder = Folder(args.out or Path("runs") / "ablation" / self.study.name)
         self.command = shlex.join(["python", "-m", "scripts.ablate", *argv])
         self.tuning = self.study.tuning_runs()
+        self._unknown = set[str]()
         self.reports = bool(args.only == "report" or args.results)  # and makes no run
 
     def run(self) -> int:
@@ -75,10 +78,18 @@ class Ablation:
         for stage in (TUNE, MAIN):
             if self.args.only in (None, stage):
                 runs = self.tuning if stage == TUNE else self.main_runs()
-                failed += run_all(runs, self.folder, width, signals.check, say)
+                failed += run_all(runs, self.folder, width, signals.check, say, self.look_for_measures)
                 self.ask(runs, signals.check)
         self.report()
         return len(failed)
+
+    def look_for_measures(self, run: Run) -> None:
+        """Say once of each measure that a finished run has no such key: whoever misspelt one hears of it early."""
+        outcome = Outcome(self.folder.run(run), run.config)
+        for name, problem in outcome.unknown(self.study.measures.values(), self.study.curve).items():
+            if name not in self._unknown:
+                self._unknown.add(name)
+                say(f"note: {problem}")
 
     def choices(self) -> list[Choice]:
         """The tuned values, from the finished runs. Raises ValueError if they are not complete."""
@@ -150,7 +161,7 @@ class Ablation:
         if not runs:
             say(f"all runs of the {stage} stage are finished")
             return None if self.args.dry_run else self.report()
-        after = [str(self.args.study.resolve()), "--out", str(self.folder.path)]
+        after = [str(self.file.resolve()), "--out", str(self.folder.path)]
         goes_on = stage == TUNE and self.args.only is None
         after += ["--only", MAIN, "--slurm"] if goes_on else ["--only", "report"]
         after += ["--parallel", str(self.args.parallel)] if self.args.parallel else []

@@ -30,7 +30,7 @@ from areal_like.tasks.generated import GeneratedPrompts
 from areal_like.tasks.text import load_tokenizer
 from areal_like.types import Prompt
 from buffer.schedulers import Scheduler
-from buffer.sizing import check_sizes
+from buffer.sizing import Sizing, check_sizes
 from learners.served import PROMPTS
 
 from .gpus import Gpus, gpus_here, sharing
@@ -52,7 +52,9 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     ConfigError, ValueError, OSError."""
     build("launcher", config.launcher, Path(config.run.dir), limits(config))
     sizing = build("sizing", config.sizing)
+    _refuse_others("sizing", config.sizing, sizing, Sizing)
     scheduler = build("scheduler", config.scheduler, sizing)
+    _refuse_others("scheduler", config.scheduler, scheduler, Scheduler)
     check_sizes(sizing, config.groups_per_batch)
     if len(sizing.sizes) > 1 and config.policy["name"] != "in_order":
         raise ConfigError("sizing: a group size that changes from batch to batch needs policy=in_order", "sizing")
@@ -89,6 +91,12 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     if model is not None:
         check_model(config.model["path"], model, task.vocab_size)
     return "; ".join(filter(None, notes(task, config, scheduler)))
+
+
+def _refuse_others(kind: str, spec: Mapping[str, Any], made: object, base: type) -> None:
+    if not isinstance(made, base):
+        wanted = f"{base.__module__}.{base.__name__}"
+        raise ConfigError(f"{kind}={spec['name']} does not inherit from {wanted}: see docs/extending.md", kind)
 
 
 def check_trackers(config: Config) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 
 from areal_like.config import Config, ConfigError
 from areal_like.metrics import MetricsFollower
+from areal_like.registry import nearest
 from areal_like.supervision import is_supervised
 
 from . import final
@@ -132,6 +133,19 @@ class Outcome:
         reached = (result for result in self.summary["evaluations"] if result.get("reward", -math.inf) >= measure.key)
         first = next(reached, None)
         return None if first is None else self._place(measure.source.removesuffix("_to"), self._of_evaluation(first))
+
+    def unknown(self, measures: Iterable[Measure], curve: Curve) -> dict[str, str]:
+        """Name of what a study asks for → what to say of its key, which this run has nowhere. It may be misspelt."""
+        asked = [(f"measure.{each.name}", each.source, each.key) for each in measures]
+        asked += [] if curve.y in HELDOUT else [("curve.y", "metric", curve.y)]
+        in_rows = set[str]().union(*self.rows) if "metric" in {source for _, source, _ in asked} else set[str]()
+        files = {"summary": ("summary.json", set(self.summary)), "metric": ("metrics.jsonl", in_rows)}
+        found = [(name, key, *files[source]) for name, source, key in asked if source in files]
+        return {
+            name: f"{name}: {self.folder / file} has no {key!r}.{nearest(str(key), known)}"
+            for name, key, file, known in found
+            if key not in known
+        }
 
     def curve(self, curve: Curve, until: float = math.inf) -> tuple[list[float], list[float]]:
         """(x, y) in the order of x, up to there. An evaluation counts at the step that made its weights."""

@@ -135,9 +135,15 @@ class Width:
 
 
 def run_all(
-    runs: Sequence[Run], folder: Folder, width: Width, check: Callable[[], None], say: Callable[[str], None]
+    runs: Sequence[Run],
+    folder: Folder,
+    width: Width,
+    check: Callable[[], None],
+    say: Callable[[str], None],
+    finished: Callable[[Run], None] = lambda run: None,
 ) -> list[Run]:
-    """Make all runs that are not finished; returns those that failed. `check` raises to end everything.
+    """Make all runs that are not finished; returns those that failed. `check` raises to end everything, `finished` is
+    given each run that has ended well.
 
     When this returns or raises, no process that it started is left.
     """
@@ -145,11 +151,16 @@ def run_all(
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
     with forks.listening() if len(waiting) > 1 else contextlib.nullcontext():  # they import torch once
-        return _run_all(waiting, folder, width, check, say)
+        return _run_all(waiting, folder, width, check, say, finished)
 
 
 def _run_all(
-    waiting: list[Run], folder: Folder, width: Width, check: Callable[[], None], say: Callable[[str], None]
+    waiting: list[Run],
+    folder: Folder,
+    width: Width,
+    check: Callable[[], None],
+    say: Callable[[str], None],
+    finished: Callable[[Run], None],
 ) -> list[Run]:
     pool = width.devices or DevicePool(0)
     going: list[Going] = []
@@ -169,6 +180,8 @@ def _run_all(
                 if one.process.returncode:
                     failed.append(one.run)
                 progress.ended(one, last_words(folder.log(one.run), one.said) if one.process.returncode else "")
+                if not one.process.returncode:
+                    finished(one.run)
             progress.tell(going)
             time.sleep(POLL_SECONDS)
     finally:

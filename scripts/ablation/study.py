@@ -40,6 +40,7 @@ import yaml
 from areal_like import config as configs
 from areal_like.config import Config, ConfigError
 from areal_like.layers import find, read, shown
+from areal_like.places import CONFIGS
 from areal_like.ranges import RANGES, range_of
 from areal_like.registry import nearest
 from areal_like.supervision import is_supervised
@@ -206,6 +207,17 @@ def _text(value: Any) -> str:
 
 
 # Reading
+
+
+def named(name: str) -> Path:
+    """The file of a study: a path, or the name of one in `configs/ablation`. Raises ConfigError."""
+    if Path(name).is_file():
+        return Path(name)
+    shipped = {file.stem: file for file in sorted((CONFIGS / "ablation").glob("*.yaml"))}
+    if name not in shipped:
+        hint = nearest(Path(name).stem, shipped)
+        raise ConfigError(f"there is no study {name!r}.{hint} Give a yaml file, or one of {', '.join(shipped)}")
+    return shipped[name]
 
 
 def load(path: Path, *, check: bool = True) -> Study:

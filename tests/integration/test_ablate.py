@@ -106,10 +106,13 @@ def test_a_killed_ablation_leaves_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_a_run_that_fails_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
-    process = start(write(tmp_path, set=BREAKABLE, grid={"engine.broken": [True, False]}), "--out", tmp_path / "out")
+    measure = TIMED["measure"] | {"misspelt": {"summary": "step"}}
+    study = write(tmp_path, set=BREAKABLE, grid={"engine.broken": [True, False]}, measure=measure)
+    process = start(study, "--out", tmp_path / "out")
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "[1/2] broken=true, seed 0: FAILED: actor-0" in said and "1 of 2 runs are finished" in said
+    assert said.count("note: measure.misspelt: ") == 1 and "has no 'step'. Did you mean 'steps'?" in said
     assert [row["steps"] for row in rows(tmp_path / "out")] == ["", "3.0"]
 
 

@@ -248,6 +248,15 @@ def test_a_wrong_study_is_refused_before_anything_starts(tmp_path: Path, change:
         load(tmp_path, **change)
 
 
+def test_a_study_is_a_file_or_the_name_of_a_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert study.named("staleness") == CONFIGS / "ablation" / "staleness.yaml"
+    Path("staleness").touch()
+    assert study.named("staleness") == Path("staleness"), "a file of the user's own comes first"
+    with pytest.raises(ConfigError, match=r"no study 'ablation/stalenes.yaml'. Did you mean 'staleness'\? Give a yaml"):
+        study.named("ablation/stalenes.yaml")
+
+
 def test_a_folder_that_cannot_be_written_is_refused_with_its_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +301,25 @@ def outcome(tmp_path: Path) -> Outcome:
     rows = [{"step": i + 1, "seconds": 2.0 * i, "x": x} for i, x in enumerate((4.0, None, 1.0, 2.5))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return Outcome(tmp_path, configs.load(["copy4", "weight_sync_interval=2"]))
+
+
+def test_a_key_that_a_run_has_nowhere_is_told_of_with_one_that_is_near(outcome: Outcome) -> None:
+    specs = {"a": {"summary": "reward_aftr"}, "b": {"metric": "xx"}, "c": {"summary": "seconds_to_target"}}
+    specs |= {"d": {"metric": "x"}, "e": {"samples_to": 0.9}, "f": {"final": 7}}
+    found = outcome.unknown([read_measure(*each) for each in specs.items()], read_curve({"y": "y", "x": "steps"}))
+    assert list(found) == ["measure.a", "measure.b", "curve.y"]
+    assert found["measure.a"].endswith("/summary.json has no 'reward_aftr'. Did you mean 'reward_after'?")
+    assert found["measure.b"].endswith("/metrics.jsonl has no 'xx'. Did you mean 'x'?")
+    assert not outcome.unknown([], read_curve({}))
+
+
+def test_it_is_told_of_once_after_the_first_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = load(tmp_path, measure={"reward": {"summary": "stepz"}})
+    ablation = ablate.Ablation(ablate.parse([str(tmp_path / "study.yaml"), "--out", str(tmp_path / "out")]), [])
+    for run in found.tuning_runs()[:2]:
+        finish(Folder(tmp_path / "out").run(run))
+        ablation.look_for_measures(run)
+    assert capsys.readouterr().out.count("note: measure.reward: ") == 1
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ class Exits:
         (["model.num_attention_heads=4", "model.num_key_value_heads=3"], "the nearest is 2"),
         (["groups_per_batch=1000000000"], "groups_per_batch=1000000000 groups of sizing.group_size=8 can never fill"),
         (["sizing.group_size=10000000"], "at most 82595524 samples fit"),
+        (["sizing=threading:Event"], "sizing=threading:Event does not inherit from buffer.sizing.Sizing: see docs"),
+        (["scheduler=copy:copy"], "scheduler=copy:copy does not inherit from buffer.schedulers.Scheduler: see"),
         (["sizing=sagc", "groups_per_batch=6"], "sizing.candidates: groups of 32 can't make up a batch of 48"),
         (["workflow={name: agent, agent: 'nomod:fn'}"], "workflow.agent=nomod:fn: module 'nomod' cannot be found"),
         (["workflow={name: agent, agent: 'examples.agent_function:nothing'}"], "no function or class 'nothing'"),
