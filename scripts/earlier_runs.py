@@ -76,6 +76,8 @@ def find_run_to_resume(config: Config, stem: str) -> Path | None:
 def reopen_run_folder(config: Config, folder: Path) -> Config:
     """Check that the config fits what the folder holds. Raises ConfigError."""
     earlier = _earlier_config("resume", folder, (*MUST_AGREE, "scheduler", "learner", "buffer.journal"))
+    if config.run.name not in (None, folder.name, earlier.run.name):  # the last: a folder that was renamed
+        raise ConfigError(f"run.name={config.run.name}: {folder} is resumed under its own name; leave run.name out")
     for key in MUST_AGREE:
         if _value(earlier, key) != _value(config, key):
             before, now = (configs.select(each, key) for each in (earlier, config))

@@ -241,6 +241,21 @@ def test_what_a_resume_may_change_is_told(tmp_path: Path, now: str, told: str) -
     assert changes(reopened, folder) == [told]
 
 
+def test_a_resumed_run_keeps_its_name(tmp_path: Path) -> None:
+    """A folder may be renamed, by hand: that is its name then, and the one of its own config is no error."""
+    (tmp_path / "renamed").mkdir()
+    folder = made(tmp_path / "renamed", "run.name=first")
+    for name in ("first", "renamed", "null"):
+        assert (
+            reopen_run_folder(configs.load(["configs/quickstart.yaml", f"run.name={name}"]), folder).run.name
+            == "renamed"
+        )
+    with pytest.raises(
+        ConfigError, match=r"run.name=other: .*renamed is resumed under its own name; leave run.name out"
+    ):
+        reopen_run_folder(configs.load(["configs/quickstart.yaml", "run.name=other"]), folder)
+
+
 def test_a_whole_journal_stays_whole(tmp_path: Path) -> None:
     folder = made(tmp_path, "buffer.keep_journal=true")
     assert reopen_run_folder(configs.load(["configs/quickstart.yaml"]), folder).buffer.keep_journal
