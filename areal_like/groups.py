@@ -297,7 +297,7 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     samples = group.samples
     for number, sample in enumerate(samples):
         if not sample.response_length:
-            raise WireError(f"group {group.id}: sample {number} has an empty response, of which nothing can be trained")
+            raise WireError(f"group {group.id}: sample {number} has an empty response: there is nothing to train")
     rows = [(s.prompt_length, s.response_length, FINISHES.index(s.finish), len(s.runs), s.reward) for s in samples]
     turns = [len(s.turn_rewards) for s in samples]
     try:

@@ -17,7 +17,7 @@ from buffer.store import Entry
 
 log = logging.getLogger(__name__)
 WORDS = ("engine", "engine_note")
-"""The stats of an actor that are text; all others are numbers (`buffer.fleet.Actor.engine`)."""
+"""The stats of an actor that are text; all others are numbers (`buffer.actor.Actor.engine`)."""
 MOST_REDRAWN, MOST_CHARACTERS = 8, 256
 """Redraws of one sample; characters of a text among the stats."""
 

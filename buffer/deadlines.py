@@ -24,9 +24,10 @@ import math
 from collections import Counter, defaultdict
 
 from areal_like import messages
+from areal_like.types import Lease
 from buffer.actor import Actor
 from buffer.fleet import is_idle_for, may_be_hedged
-from buffer.leasing import lease_to_second
+from buffer.leasing import send_leases
 from buffer.run_state import RunState
 from buffer.store import Entry
 
@@ -86,7 +87,7 @@ class Deadlines:
             if idle:
                 actor = max(idle, key=lambda actor: actor.free_slots)
                 log.info("group %d makes no progress on %s: %s tries it too", entry.id, entry.actor, actor.name)
-                lease_to_second(state, entry, actor, now)
+                _hedge(state, entry, actor, now)
 
     def _revoke(self, actor: Actor, group_ids: list[int], now: float) -> None:
         state = self.state
@@ -104,7 +105,7 @@ class Deadlines:
             state.fleet.ready.touch(actor)
             entry = state.store.entries[group_id]
             entry.timeouts, entry.failed_on = entry.timeouts + 1, actor.name
-            if state.hedges.leave_to_other(entry, actor.name):
+            if state.runs_on_elsewhere(entry, actor):
                 continue
             if entry.timeouts >= MOST_PER_GROUP:
                 detail = f"on {entry.timeouts} leases, the last of {actor.name}"
@@ -150,3 +151,12 @@ class Deadlines:
             if actor := self.state.fleet.by_name.get(name):
                 self.state.gauges.lease_timeouts += rows
                 self._hold_against(actor, rows, now)
+
+
+def _hedge(state: RunState, entry: Entry, actor: Actor, now: float) -> None:
+    """Lease a group that already runs on another actor to `actor` as well."""
+    carried = [index for index, oldest in state.replay.usable(entry).items() if oldest >= entry.lease_version]
+    state.hedges.add(entry, actor.name)
+    actor.lease(entry.id, entry.launch, now)
+    lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
+    send_leases(state, actor, [(lease, entry.partial, sorted(carried))])

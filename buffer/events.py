@@ -50,6 +50,13 @@ class Lease(_Record):
     resumes: bool
 
 
+class TakeOver(_Record):
+    """The lease of the hedged group's other actor has ended: the group runs on `actor` alone."""
+
+    id: int
+    actor: str
+
+
 class Recall(_Record):
     """The actor is asked to hand the group back."""
 
@@ -173,8 +180,7 @@ class Replan(_Record):
 
 
 class Plan(_Record):
-    """Serve this batch again as before the crash. Recovery makes it from a `Serve` that the learner's checkpoint lacks.
-    Never written."""
+    """Serve this batch again as before the crash: what recovery makes of a `Serve` that is undone. Never written."""
 
     batch: int
     ids: list[int]
@@ -251,8 +257,8 @@ class Snapshot(_Record):
 
 
 Event = (
-    Admit | Lease | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | Readmit | Drop | Filter
-    | Open | Settle | Serve | Unserve | Finish | Replan | Plan | Begin | Branch | Advance | Snapshot
+    Admit | Lease | TakeOver | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | Readmit | Drop
+    | Filter | Open | Settle | Serve | Unserve | Finish | Replan | Plan | Begin | Branch | Advance | Snapshot
 )  # fmt: skip
 Recorder = Callable[[Event, Payload], Payload]
 """Records an event before it is applied. Returns the payload in the form to keep: see `Journal.append`."""

@@ -183,14 +183,13 @@ class Hedges:
         """Does this actor have a lease of the group, and does the group still run?"""
         return entry.stage in LEASED and (entry.actor == actor or actor in self.pairs.get(entry.id, ()))
 
-    def leave_to_other(self, entry: Entry, actor: str) -> bool:
-        """The lease of `actor` ends without a group. If a second actor has a lease too, the group runs on there."""
+    def other_of(self, entry: Entry, actor: str) -> str:
+        """End the hedge, as the lease of `actor` ends without a group. Returns the actor that goes on ("": none)."""
         pair = self.pairs.get(entry.id)
         if pair is None or actor not in pair or entry.stage not in LEASED:
-            return False
+            return ""
         del self.pairs[entry.id]
-        entry.leased_to(pair[1] if actor == pair[0] else pair[0])
-        return True
+        return pair[1] if actor == pair[0] else pair[0]
 
     def take_over(self, entries: Mapping[int, Entry], winner: str = "") -> list[tuple[str, int]]:
         """The leases to cancel, as (actor, group): both if the group has ended (`winner` has pushed it), the second

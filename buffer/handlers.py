@@ -172,7 +172,7 @@ class Handlers:
             state.fleet.odd.add(actor.name)
             entry.refused, entry.failed_on = entry.refused + 1, actor.name
             state.gauges.refused[getattr(faults[group_id], "column", "form")] += 1
-            if state.hedges.leave_to_other(entry, actor.name):
+            if state.runs_on_elsewhere(entry, actor):
                 continue
             if entry.refused < MOST_REFUSED:
                 state.replay.requeue(group_id)
@@ -233,7 +233,7 @@ class Handlers:
         if entry is None or actor is None or not self.state.hedges.holds(entry, actor.name):
             return
         actor.running.pop(message.id, None)
-        if self.state.hedges.leave_to_other(entry, actor.name):
+        if self.state.runs_on_elsewhere(entry, actor):
             return
         said = self._said(message, entry, payloads)
         self.state.replay.drop(message.id, message.reason[:LONGEST_REASON], message.detail, said)
@@ -255,7 +255,7 @@ class Handlers:
             for group_id in sorted(ids):
                 actor.running.pop(group_id, None)
                 entry = self.state.store.entries[group_id]
-                if self.state.hedges.leave_to_other(entry, actor.name):
+                if self.state.runs_on_elsewhere(entry, actor):
                     continue  # the other actor has begun without these samples
                 cut = group_id in left and entry.stage is Stage.RECALLED
                 if cut and self.state.scheduler.sizing.looks:

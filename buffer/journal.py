@@ -257,7 +257,7 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
         )
     if written_later(path, good, size):
         raise JournalError(
-            f"{where}, and records that were written later follow: no crash has torn it. To resume without them, keep "
+            f"{where}, and valid later records follow, so a crash is not the cause. To resume without them, keep "
             f"a copy and run: truncate -s {good} {path}"
         )
     log.warning("%s: its writer died; cutting off the last %d bytes, which are torn", path, size - good)

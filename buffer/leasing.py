@@ -36,7 +36,7 @@ def evaluate(state: RunState, now: float) -> None:
         leases = state.evaluation.leases(actor.name, actor.version, to_come, now)
         if leases:
             to_come -= 1
-            _send_leases(state, actor, [(lease, None, []) for lease in leases])
+            send_leases(state, actor, [(lease, None, []) for lease in leases])
 
 
 def admit(state: RunState, now: float) -> None:
@@ -64,7 +64,7 @@ def admit(state: RunState, now: float) -> None:
         actor.lease(granted[0].group_id, granted[0].launch, now)
         planned.setdefault(actor.name, []).append(granted)
     for name, all_granted in planned.items():
-        _send_leases(state, state.fleet.by_name[name], all_granted)
+        send_leases(state, state.fleet.by_name[name], all_granted)
 
 
 def _note_size(state: RunState, sequences: int) -> None:
@@ -87,15 +87,6 @@ def _to_start(state: RunState) -> float:
         facts = state.store.changes, *facts[1:]  # the view may have opened a batch
         state.to_start = facts, found
     return found
-
-
-def lease_to_second(state: RunState, entry: Entry, actor: Actor, now: float) -> None:
-    """Hedge: lease a group that already runs on another actor to `actor` as well."""
-    carried = [index for index, oldest in state.replay.usable(entry).items() if oldest >= entry.lease_version]
-    state.hedges.add(entry, actor.name)
-    actor.lease(entry.id, entry.launch, now)
-    lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
-    _send_leases(state, actor, [(lease, entry.partial, sorted(carried))])
 
 
 def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, now: float) -> Granted | None:
@@ -219,7 +210,7 @@ def _slots_wanted(state: RunState) -> int:
     return state.replay.bound.batches.first(state.learner.wanted.index + 1) if state.learner.wanted else 0
 
 
-def _send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> None:
+def send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> None:
     heads, payloads = [], []
     for lease, left, carried in all_granted:
         if left is None:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from areal_like import messages
 from areal_like.bus import Router
 from areal_like.experts import Routing
+from buffer import events
 from buffer.actor import Actor
 from buffer.checks import Failures
 from buffer.evaluation import Evaluation, Result
@@ -33,7 +34,7 @@ from buffer.replay import Leaving, Replay
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.sizing import check_sizes
-from buffer.store import LEASED, Stage, Store
+from buffer.store import LEASED, Entry, Stage, Store
 from buffer.verifiers import Verifiers
 
 log = logging.getLogger(__name__)
@@ -187,13 +188,20 @@ class RunState:
             if told:
                 self.router.send(actor.peer, messages.Cancel([group_id], hand_back=False))
 
+    def runs_on_elsewhere(self, entry: Entry, actor: Actor) -> bool:
+        """The lease of `actor` ends without a group. If a second actor has a lease too, the group runs on there."""
+        other = self.hedges.other_of(entry, actor.name)
+        if other and other != entry.actor:
+            self.replay.commit(events.TakeOver(entry.id, other))
+        return bool(other)
+
     def lose(self, actor: Actor, died: str = "") -> None:
         """An actor is gone: its leases go to other actors; the groups keep their slots. `died`: how, if by itself. One
         of its groups may be the cause, so a group present at `MOST_DEATHS` deaths is dropped."""
         for group_id in actor.running:
             entry = self.store.entries[group_id]
             entry.deaths += bool(died)
-            if self.hedges.leave_to_other(entry, actor.name):
+            if self.runs_on_elsewhere(entry, actor):
                 continue
             if entry.deaths < MOST_DEATHS:
                 self.replay.requeue(group_id)

@@ -31,12 +31,13 @@ import xxhash
 from buffer.events import Copy, Event, Padding, Written, decode, encode
 from buffer.payloads import Bytes, Extent, JournalError, Payload, Read, Stored, load
 
-FORMAT = 8
+FORMAT = 9
 """Version of the format: of the records (`buffer.events`) and of their layout in a file."""
 _NAME = b"areal-journal-"
 MAGIC = _NAME + b"%d\n" % FORMAT
-READABLE = [MAGIC, _NAME + b"7\n", _NAME + b"6\n"]
-"""First lines of readable files: format 7 lacks results for samplers, format 6 lacks tasks of mixtures."""
+READABLE = [MAGIC, _NAME + b"8\n", _NAME + b"7\n", _NAME + b"6\n"]
+"""First lines of readable files: format 8 lacks `TakeOver`, format 7 also results for samplers, format 6 also tasks of
+mixtures."""
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
 _MARK = b"\xd7JR\x04"
 _HEAD = struct.Struct("<4sIQQQ")

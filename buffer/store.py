@@ -21,8 +21,8 @@ longer get a slot is deferred: it joins a queue, first in, first out, from which
 RECALLED may have a slot; RUNNING, QUEUED, WAITING and SERVED have one; REDUNDANT and DEFERRED have none. A group that
 leaves untrained gives its slot back, and the next one takes the lowest that is free.
 
-Only `Store.apply` changes the store. `buffer.replay` decides and makes an event, the journal writes it, the store
-applies it. After a crash `buffer.recovery` applies the same events again.
+Only `Store.apply` changes the store (but for notes on leases, which no restart keeps). `buffer.replay` decides and
+makes an event, the journal writes it, the store applies it. After a crash `buffer.recovery` applies the same events.
 Conservation holds after every event: admitted = trained + filtered + dropped (by reason) + active.
 """
 
@@ -105,7 +105,7 @@ class Entry:
     task: str = ""  # of a mixture
     cut: tuple[int, ...] = ()  # tokens of samples that it did not wait for
 
-    # About its leases; set by `buffer.handlers`, `buffer.deadlines` and `buffer.fleet`; not kept over a restart.
+    # Notes on its leases, by `buffer.handlers`, `.deadlines`, `.run_state` and `.fleet`; not kept over a restart.
     holders: tuple[str, ...] = ()  # all actors that had a lease of it, the present one included
     refused: int = 0  # refused pushes
     timeouts: int = 0  # leases revoked because they made no progress
@@ -332,6 +332,9 @@ class Store:
         entry.leased_to(event.actor)
         entry.lease_version, entry.cut = event.version, ()
         self._move(entry, Stage.RUNNING)
+
+    def _takeover(self, event: events.TakeOver, *_: object) -> None:
+        self.entries[event.id].leased_to(event.actor)
 
     def _recall(self, event: events.Recall, *_: object) -> None:
         self._move(self.entries[event.id], Stage.RECALLED)

@@ -36,7 +36,7 @@ load models and write checkpoints at their own speed. A death breaks the connect
 GRACE_SECONDS = 5.0
 """Ranks may enter a collective, and so time out, this many seconds apart."""
 LOST_RANK_GRACE_SECONDS = 2.0
-"""A rank waits this many seconds between the loss of another and its own end: the launcher sees the lost one first."""
+"""After another rank has died, a rank waits this many seconds before it ends: the launcher sees the dead one first."""
 
 
 @dataclass

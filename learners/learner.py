@@ -108,7 +108,7 @@ class TorchLearner:
 
     needs_model = True
     distrust: Callable[[Batch], str] | None = None
-    """Says why a batch must not be trained (empty: nothing speaks against it), where nobody has asked that before."""
+    """Gives the reason not to train a batch, or "". Set where no earlier check was made."""
     _steps: Sequence[Step] = ()  # of the last batch: one or, with `stream`, several
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters

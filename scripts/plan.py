@@ -158,7 +158,7 @@ class Planning:
         return [*args.target.best_first(self.planner.again(best[: args.best])), *best[args.best :]]
 
     def _may_do(self, wanted: Sequence[Choice]) -> bool:
-        """Fewer GPUs than there are: does the model fit, and may the rate that is enough come out?"""
+        """Fewer GPUs than there are: does the model fit, and could they reach the target rate?"""
         target = self.args.target
         if max(each.learner for each in wanted) < self.cost.learner.least:
             return False

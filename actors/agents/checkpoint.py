@@ -156,8 +156,8 @@ class Checkpoint:
         name: str,
         told: Told | None = None,
     ) -> tuple[Completion, str]:
-        """What the model says, and its text, up to the first of the `stops`, soon after which it is ended. `told` hears
-        the text so far."""
+        """What the model says, and its text, up to the first of the `stops`; generation ends soon after that. `told`
+        hears the text so far."""
 
         def heard(tokens: np.ndarray) -> None:
             if told is not None or len(tokens) % LOOK_EVERY == 0:

@@ -127,7 +127,7 @@ def reply_of(
     behind: int = 0,
 ) -> Reply | None:
     """What an answer brings. Versions come from the server's spans; a server without spans is believed only if there
-    was one label (`only`) all the time, else the answer is worth nothing: None. `returned`: the experts that it must
+    was one label (`only`) all the time; otherwise its answer can't be used: None. `returned`: the experts that it must
     bring, of `behind` positions and the tokens but the last. Raises RuntimeError for an answer that does not add up,
     and for tokens made by weights that nobody here has given to the server."""
     meta = answer["meta_info"]

@@ -166,8 +166,8 @@ class Children:
             raise RunFailed(words + few * (len(self._actors) > 1), may_resume(self.run, code))
 
     def end(self) -> None:
-        """End every process: first `end_signal`; after a moment SIGKILL for those that still run. A warning names those
-        of which even then no end is known."""
+        """End every process: first `end_signal`; after a moment SIGKILL for those that still run. A warning names
+        processes that may still run."""
         self._end_all(self._end_signal, self._end_seconds)
         left = self._end_all(signal.SIGKILL, KILL_SECONDS)  # also processes that a role left in its group
         if left:

@@ -113,7 +113,7 @@ def _talk(answer: str) -> list[Mapping[str, object]]:
 
 
 def _bare(text: str) -> str:
-    """Without white space, of which templates have more or less."""
+    """Removes white space: templates differ in it."""
     return "".join(text.split())
 
 

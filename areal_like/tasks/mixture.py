@@ -169,8 +169,8 @@ def whole_ratios(ratios: Mapping[str, object]) -> dict[str, int]:
     shared = math.gcd(*counts.values())
     if (block := sum(counts.values()) // shared) > LONGEST_BLOCK:
         raise ConfigError(
-            f"task.ratios: {dict(ratios)} would hold after {block} prompts only; use rounder numbers (at most "
-            f"{LONGEST_BLOCK})",
+            f"task.ratios: {dict(ratios)} are exact only after every {block} prompts; use rounder numbers (at most "
+            f"{LONGEST_BLOCK} prompts)",
             "task.ratios",
         )
     return {name: count // shared for name, count in counts.items()}

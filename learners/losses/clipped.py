@@ -95,8 +95,8 @@ def decoupled_ppo(
     `proximal`: "recompute" by a forward pass at the start of the step, or "interpolate" (`interpolated`, A-3PO).
     """
     check_clip(clip, clip_high, dual_clip)
-    start = _centre(batch, proximal, "decoupled_ppo")
-    moved = ratio(batch.current, start, batch.mask)
+    centre = _centre(batch, proximal, "decoupled_ppo")
+    moved = ratio(batch.current, centre, batch.mask)
     objective, flat = clipped_surrogate(moved, batch.advantages, clip, clip_high, dual_clip)
     return total(objective, batch, denominator), {"ratio": moved.detach(), "clip_share": flat}
 
@@ -126,8 +126,8 @@ def gspo(
     its own. They differ only where the tokens of a sequence have different advantages.
     """
     check_clip(clip, clip_high, dual_clip)
-    start = batch.behaviour if proximal is None else _centre(batch, proximal, "gspo")
-    moved = log_ratio(batch.current, start, batch.mask)
+    centre = batch.behaviour if proximal is None else _centre(batch, proximal, "gspo")
+    moved = log_ratio(batch.current, centre, batch.mask)
     sequence_ratio = sequence_means(moved, batch).exp()
     advantages = torch.where(batch.mask, batch.advantages, 0.0)  # a masked token's would reach its sequence's gradient
     if average:

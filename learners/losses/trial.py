@@ -48,7 +48,7 @@ def _check_value(name: str, value: Any, current: Tensor) -> None:
     if gradient is None or not gradient.any():
         raise BadLoss(
             f"loss {name} gives no gradient to batch.current, the logprobs of the policy, on two tokens with the "
-            "advantages 1 and -1: nothing would be learned of the rewards (is something detached?)"
+            "advantages 1 and -1: the loss would ignore the rewards; look for a `.detach()`"
         )
     if not torch.isfinite(gradient).all():
         raise BadLoss(f"loss {name} has the gradient {gradient.tolist()} on a batch of two ordinary tokens")

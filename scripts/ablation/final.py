@@ -1,4 +1,4 @@
-"""Held-out reward of a run's final model, asked anew: of the learner's own weights, whatever actors sampled from."""
+"""Held-out reward of a run's final model, measured again with the learner's own weights, not with those of actors."""
 
 from __future__ import annotations
 

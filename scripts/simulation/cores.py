@@ -163,6 +163,6 @@ class Process:
             self._say(*each)
 
     def stop(self) -> None:
-        """The process has ended: nothing more comes of what is under way."""
+        """The process has ended; its unfinished work is discarded."""
         self._state = "stopped"
         self._calls, self._said = [], []

@@ -264,9 +264,10 @@ OF_BEFORE = """617265616c2d6a6f75726e616c2d380ad74a52040d00000009000000000000002
 """The third file of a journal of format 8, with two records."""
 
 
-def test_a_journal_of_this_format_from_an_earlier_start_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [b"8", b"9"])
+def test_a_journal_from_an_earlier_start_is_read(tmp_path: Path, number: bytes) -> None:
     """Runs are resumed with later versions of this program: other bytes need another number of the format."""
-    (tmp_path / "000003.wal").write_bytes(bytes.fromhex(OF_BEFORE))
+    (tmp_path / "000003.wal").write_bytes(bytes.fromhex(OF_BEFORE).replace(b"8", number, 1))
     assert loaded(scan(tmp_path)) == [Record(Drop(7, "stale"), b"a payload"), Record(Finish(2))]
 
 

@@ -253,7 +253,7 @@ class History:
     def after_a_crash(self) -> None:
         """The journal has the same groups in the same stages, except that no group runs."""
         replay = self.state.replay
-        self.journal.check(replay, replay.bound, hedged=True)
+        self.journal.check(replay, replay.bound)
         house = House(asynchronous(max_staleness=self.staleness), **self.rules)
         again: Replay = house.state.replay
         self.journal.restore(again, self.trained)
