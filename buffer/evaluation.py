@@ -61,7 +61,7 @@ class Answer(NamedTuple):
     length: int
 
 
-class Place(NamedTuple):
+class AnswerPlace(NamedTuple):
     """Where an answer belongs: its set, the prompt's place in the set, and which sample of the prompt it is."""
 
     of: Asked
@@ -132,11 +132,11 @@ class Evaluation:
                 self.start(self._final)
             self._final = None
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> AnswerPlace:
         """What a place stands for."""
         at = max(n for n, first in enumerate(self._firsts) if first <= number)
         of = self.sets[at]
-        return Place(of, *divmod(number - self._firsts[at], of.samples))
+        return AnswerPlace(of, *divmod(number - self._firsts[at], of.samples))
 
     def leases(self, actor: str, version: int, actors_to_come: int, now: float = 0.0) -> list[Lease]:
         """The actor's share of the round, in whole prompts. `actors_to_come`: actors without a share, including this

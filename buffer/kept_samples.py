@@ -44,7 +44,7 @@ class Awaited(NamedTuple):
     rare: bool
 
 
-class KeptSamples:
+class UntrainedSamples:
     """`folder`: of the run (None: keep nothing). `done`: train steps before this start. It keeps the first untrained
     group of each train step and reason. The first group of a reason in a run may use the room of later steps."""
 

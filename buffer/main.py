@@ -26,7 +26,7 @@ from buffer.events import record_nothing
 from buffer.gauges import Gauges
 from buffer.injection import AgedSlots, Ages
 from buffer.journal import Journal, JournalError, Recorded, check_payloads, reader, since_snapshot
-from buffer.kept_samples import KeptSamples
+from buffer.kept_samples import UntrainedSamples
 from buffer.outbox import Outbox
 from buffer.playback import Playback
 from buffer.prompts import PromptCursor, shares_of
@@ -150,7 +150,7 @@ def main(role: Role) -> None:
         log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, lost)
     state = build_state(config, task, router, Outbox(router, journal), replay, scheduler)
     state.learner.steps = state.gauges.since_step = steps
-    state.folder, state.samples = role.run, KeptSamples(role.run, config.run, steps)
+    state.folder, state.samples = role.run, UntrainedSamples(role.run, config.run, steps)
     go_on(scheduler, replay, state.gauges)
     controller = build_controller(config, state)
     role.offer("buffer", router.endpoint)

@@ -41,7 +41,7 @@ def shares_of(task: Task) -> list[Share]:
     return [Share(n, sum(sizes[:at]), size, mixture.ratios[n]) for at, (n, size) in enumerate(names)]  # type: ignore[attr-defined]
 
 
-class Place(NamedTuple):
+class PromptPlace(NamedTuple):
     """A prompt's place in the order: the id of its group, its row, and its task's name in a mixture (else "")."""
 
     group_id: int
@@ -73,7 +73,7 @@ class PromptCursor:
         self._turns: tuple[int, np.ndarray] = -1, np.empty(0, np.int64)
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by share: its epoch, and the order of its rows
 
-    def next(self) -> Place:
+    def next(self) -> PromptPlace:
         """The next prompt. Raises ValueError if the sampler chooses a prompt that does not exist."""
         group_id, self.position = self.position, self.position + 1
         if self._sampler is None or self._results is None:
@@ -83,18 +83,18 @@ class PromptCursor:
         known = self._results.known(share.name, share.size)
         chosen = self._sampler(known, np.random.default_rng([self.seed, group_id, 0, 2]))
         if chosen == NEW and known.new:
-            return Place(group_id, share.first + int(self._order_of(number, 0)[len(known.rows)]), share.name)
+            return PromptPlace(group_id, share.first + int(self._order_of(number, 0)[len(known.rows)]), share.name)
         if not 0 <= chosen < len(known.rows):
             there = f"{len(known.rows)} prompts were drawn before, and {known.new} never"
             raise ValueError(f"the sampler chose {chosen} for group {group_id}: {there}")
-        return Place(group_id, int(known.rows[chosen]), share.name)
+        return PromptPlace(group_id, int(known.rows[chosen]), share.name)
 
-    def at(self, group_id: int) -> Place:
+    def at(self, group_id: int) -> PromptPlace:
         """The prompt of a group in the order of the seed, without a sampler."""
         number, before = self._turn(group_id)
         share = self.shares[number]
         epoch, place = divmod(before, share.size)
-        return Place(group_id, share.first + int(self._order_of(number, epoch)[place]), share.name)
+        return PromptPlace(group_id, share.first + int(self._order_of(number, epoch)[place]), share.name)
 
     def _turn(self, group_id: int) -> tuple[int, int]:
         """Which share the prompt of a group belongs to, and how many prompts of that share come before it."""

@@ -26,7 +26,7 @@ from buffer.evaluation import Evaluation, Result
 from buffer.fleet import Fleet, Hedges
 from buffer.gauges import Gauges
 from buffer.injection import may_announce
-from buffer.kept_samples import KeptSamples
+from buffer.kept_samples import UntrainedSamples
 from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
 from buffer.relays import Relays
@@ -58,7 +58,7 @@ class Learner:
 
 
 @dataclass(slots=True)
-class Weights:
+class PublishedWeights:
     """`published`: manifest of the learner's newest weights. `manifest`: the one announced to actors, of `version` (-1:
     none yet). `digests`: of all recent versions."""
 
@@ -95,14 +95,14 @@ class RunState:
     last_batch: int | None = None  # the data ends with it (None: the end is not known)
     folder: Path | None = None  # of the run (None: write no files)
     learner: Learner = field(default_factory=Learner)
-    weights: Weights = field(default_factory=Weights)
+    weights: PublishedWeights = field(default_factory=PublishedWeights)
     fleet: Fleet = field(default_factory=Fleet)
     hedges: Hedges = field(default_factory=Hedges)
     relays: Relays = field(default_factory=Relays)
     shares: Shares = field(default_factory=Shares)  # batches sent and not trained yet
     verifiers: Verifiers = field(default_factory=Verifiers)
     gauges: Gauges = field(default_factory=Gauges)
-    samples: KeptSamples = field(default_factory=KeptSamples)
+    samples: UntrainedSamples = field(default_factory=UntrainedSamples)
     store: Store = field(init=False)
     failures: Failures = field(init=False)
     samples_per_batch: int = field(init=False)

@@ -7,13 +7,13 @@ Causality makes padded keys invisible to real queries, so no mask is needed; out
 all sequences have one length the block is a view of the row and nothing is copied. On a GPU in half precision (or
 autocast), a kernel for sequences of any lengths needs no padding at all (`learners.varlen`).
 
-Where prefixes are shared (`Layout.tree`), a sequence has two lengths: its queries are the tokens that it adds to the
+Where prefixes are shared (`RowLayout.tree`), a sequence has two lengths: its queries are the tokens that it adds to the
 row, its keys all tokens of its path, shared prefix included. A block then has a mask for its short queries over long
 keys. If a sequence adds more than half of its path, the whole path becomes queries, and repeated outputs are dropped:
 plain causal attention needs no mask in memory.
 
 A block copies the keys and values of its paths. Where all paths have more tokens than a micro-batch may
-(`Layout.lean`), such copies, masks and scores live for one block of one layer only, and the backward pass makes them
+(`RowLayout.lean`), such copies, masks and scores live for one block of one layer only, and the backward pass makes them
 again: memory follows the tokens in the row.
 
 `use_packed_attention(model)` sets this attention in a transformers model; its forward then takes
@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 
 from learners import varlen
-from learners.layout import Block, Layout
+from learners.layout import AttentionBlock, RowLayout
 
 NAME = "packed_causal"
 PLAIN_UP_TO = 1 << 15
@@ -53,7 +53,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     *,
-    layout: Layout,
+    layout: RowLayout,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, H, S, D], key and value [1, K, S, D] → [1, S, H, D].
@@ -73,7 +73,7 @@ def packed_attention(
 
 
 @torch.compiler.disable  # a graph would hold for one number of blocks only
-def _attend_blocks(inputs: tuple[Tensor, ...], layout: Layout, scaling: float | None, window: int | None) -> Tensor:
+def _attend_blocks(inputs: tuple[Tensor, ...], layout: RowLayout, scaling: float | None, window: int | None) -> Tensor:
     """[H, S, D] over [K, S, D] (twice) → [S, H, D]."""
     if layout.back is None:
         q, k, v = (x.unflatten(1, (-1, layout.equal)).transpose(0, 1) for x in inputs)
@@ -93,7 +93,9 @@ def _lean(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
 
 
-def _attend_block(inputs: tuple[Tensor, ...], block: Block, scaling: float | None, window: int | None) -> Tensor:
+def _attend_block(
+    inputs: tuple[Tensor, ...], block: AttentionBlock, scaling: float | None, window: int | None
+) -> Tensor:
     """[H, S, D] over [K, S, D] (twice) → [kept results, H, D]."""
     q = inputs[0].index_select(1, block.asking).unflatten(1, (-1, block.queries)).transpose(0, 1)
     k, v = (x.index_select(1, block.asked).unflatten(1, (-1, block.keys)).transpose(0, 1) for x in inputs[1:])

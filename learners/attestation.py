@@ -24,7 +24,7 @@ class AttestationError(Untrainable):
     """A batch made by weights that the learner did not publish."""
 
 
-class Record:
+class RunRecord:
     """The record of `run`, to compare with. With `recorded`, the folder of a replayed run, that run's record. Where a
     digest is not known yet, it reads on: the learner's first rank writes, and all ranks compare."""
 
@@ -66,7 +66,7 @@ class Record:
             self._known[int(version)].add(digest)
 
 
-class Attestation(Record):
+class Attestation(RunRecord):
     """The record as the learner's first rank keeps it: the one process that writes it. Raises FileNotFoundError if the
     replayed run has none."""
 

@@ -33,7 +33,7 @@ from areal_like.run_folder import RENDEZVOUS
 from areal_like.supervision import is_supervised
 from areal_like.types import Batch
 from areal_like.weights.state import State
-from learners.attestation import Record
+from learners.attestation import RunRecord
 from learners.build import build_trainer
 from learners.collectives import Ranks, is_lost_rank, is_timed_out, join, who_waits
 from learners.demonstrated import Demonstrated
@@ -143,7 +143,7 @@ class OtherRanks:
 
 
 def follow(
-    trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher, published: Record | None
+    trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher, published: RunRecord | None
 ) -> None:
     """Execute rank 0's commands until this process ends. It asks for its share of the next batch before it trains this
     one, and trains none that was made by weights that are not among those `published` (None: no weights made them)."""
@@ -191,7 +191,7 @@ def main(role: Role) -> None:
     publisher = Publisher(endpoint, coding, lambda _: None, role.keys, OtherRanks(trainer.ranks))
     client = client_of(role, rank)
     replay = Path(role.config.replay) if role.config.replay else None
-    published = None if is_supervised(role.config) else Record(role.run, replay)
+    published = None if is_supervised(role.config) else RunRecord(role.run, replay)
     try:
         with naming_lost_ranks():
             follow(trainer, client, publisher, published)

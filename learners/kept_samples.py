@@ -15,7 +15,7 @@ Numbers = Callable[[int], Sequence[Mapping[str, np.ndarray]]]
 """Id of a group of the batch that was trained last → for each sample, name → float [R]."""
 
 
-class KeptSamples:
+class TrainedSamples:
     """One group per train step (`chosen`). `folder` is the run's; `done`: train steps before a resume."""
 
     def __init__(self, folder: Path, run: Run, done: int):

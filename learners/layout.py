@@ -16,7 +16,7 @@ BLOCK = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class AttentionBlock:
     """Sequences attended to together, n of them: `asking` int64 [n · queries] and `asked` int64 [n · keys] are places
     in the row, 0 where padded. `depth` int64 [n, queries] is the last key that each query sees, or None for causal
     attention among as many queries as keys. `real` int64 are the entries of `asking` whose results are kept."""
@@ -41,7 +41,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """Positions of sequences in a row of `S` tokens.
 
     `ends` int32 [n + 1]: where the tokens that each adds begin and end, from 0 to S; `longest` of them. `blocks` is
@@ -54,7 +54,7 @@ class Layout:
     ends: Tensor
     longest: int
     equal: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[AttentionBlock, ...]
     back: Tensor | None
     paths: Tensor | None = None
     path_ends: Tensor | None = None
@@ -62,7 +62,7 @@ class Layout:
     lean: bool = False
 
     @classmethod
-    def of(cls, lengths: np.ndarray, device: torch.device) -> Layout:
+    def of(cls, lengths: np.ndarray, device: torch.device) -> RowLayout:
         """The layout of sequences of the given positive lengths (int [n]) that lie one after the other."""
         ends = _ends(lengths, device)
         if (lengths == lengths[0]).all():
@@ -74,7 +74,7 @@ class Layout:
     @classmethod
     def tree(
         cls, paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device, *, lean: bool = False
-    ) -> Layout:
+    ) -> RowLayout:
         """The layout of sequences that share prefixes: `paths`, per sequence int64 [length], are the places of its
         tokens, of which the last `added` (int64 [n]) are its own and lie one after the other (`learners.prefixes`)."""
         lengths = np.array([len(path) for path in paths])
@@ -88,7 +88,9 @@ def _ends(lengths: np.ndarray, device: torch.device) -> Tensor:
     return to_device(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), device)
 
 
-def _blocks(paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device) -> tuple[tuple[Block, ...], Tensor]:
+def _blocks(
+    paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device
+) -> tuple[tuple[AttentionBlock, ...], Tensor]:
     """Blocks of sequences with similar shapes, each with at most `BLOCK` times the row's keys; and the indices that put
     the blocks' results into the order of the row."""
     keys, most = np.array([len(path) for path in paths]), BLOCK * int(added.sum())
@@ -108,7 +110,7 @@ def _blocks(paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device
 
 def _block(
     paths: Sequence[np.ndarray], added: np.ndarray, whole: bool, device: torch.device
-) -> tuple[Block, np.ndarray]:
+) -> tuple[AttentionBlock, np.ndarray]:
     """One block, and the row's places of its kept results. `whole`: all tokens of a path ask, else those it adds."""
     keys = np.array([len(path) for path in paths])
     longest = int(keys.max())
@@ -127,7 +129,7 @@ def _block(
         seen = to_device(depth, device)
     flat, real = asking.reshape(-1), np.flatnonzero(kept)
     queries, keys_at, kept_at = (to_device(a, device) for a in (flat, asked.reshape(-1), real))
-    return Block(longest if whole else int(added.max()), longest, queries, keys_at, seen, kept_at), flat[real]
+    return AttentionBlock(longest if whole else int(added.max()), longest, queries, keys_at, seen, kept_at), flat[real]
 
 
 def _similar(lengths: np.ndarray, most: int) -> list[np.ndarray]:

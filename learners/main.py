@@ -37,7 +37,7 @@ from areal_like.types import Batch
 from learners.attestation import Attestation
 from learners.build import build_trainer
 from learners.demonstrated import Demonstrated, Score
-from learners.kept_samples import KeptSamples
+from learners.kept_samples import TrainedSamples
 from learners.publication import Alone, Coding, Others, Publisher
 from learners.served import Reference, sequences_of
 from learners.untrainable import Untrainable
@@ -118,7 +118,7 @@ class TrainLoop:
     def run(self) -> dict[str, Any]:
         """Returns the summary."""
         progress, before = self.progress, dataclasses.replace(self.progress)
-        self.samples = KeptSamples(self.run_folder, self.config.run, progress.steps)
+        self.samples = TrainedSamples(self.run_folder, self.config.run, progress.steps)
         self.client.hello(getattr(self.trainer, "vocab_size", None), getattr(self.trainer, "routing", None))
         if getattr(self.trainer, "streams", False) and not isinstance(self.client, Demonstrated):
             self.client.stream(self._take)

@@ -27,7 +27,7 @@ from torch import Tensor
 from areal_like.transfer import to_device
 from areal_like.types import Batch, Sample
 from learners.engine_experts import EngineExperts
-from learners.layout import Layout
+from learners.layout import RowLayout
 from learners.prefixes import Forest, cut, is_worth, paths
 
 
@@ -76,7 +76,7 @@ class MicroBatch:
 
     input_ids: Tensor
     position_ids: Tensor
-    layout: Layout
+    layout: RowLayout
     outputs: Tensor
     targets: Tensor
     trained: Tensor
@@ -89,7 +89,7 @@ def empty_microbatch(device: torch.device) -> MicroBatch:
     """One input token, none trained: for a rank that has fewer micro-batches than others."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
     none = token[0, :0]
-    return MicroBatch(token, token, Layout.of(np.ones(1, np.int64), device), none, none, none, none)
+    return MicroBatch(token, token, RowLayout.of(np.ones(1, np.int64), device), none, none, none, none)
 
 
 class Columns:
@@ -223,7 +223,7 @@ class Columns:
         else:
             first = np.cumsum(lengths) - lengths
             rows, depths = ranges(self._starts[sequences], lengths), ranges(np.zeros_like(lengths), lengths)
-            places, layout = np.arange(len(rows)), Layout.of(lengths, device)
+            places, layout = np.arange(len(rows)), RowLayout.of(lengths, device)
         arrays = (
             self._tokens[rows][None],
             depths[None],
@@ -238,13 +238,13 @@ class Columns:
 
     def _tree(
         self, sequences: np.ndarray, shared: np.ndarray, device: torch.device, lean: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Layout]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, RowLayout]:
         """Sequences in the forest's order as one row: which of the batch's tokens stand in it, where the path of each
         begins, each token's depth, all paths one after the other, and the layout."""
         lengths = self._lengths[sequences]
         added, found = lengths - shared, paths(lengths, shared)
         rows, depths = ranges(self._starts[sequences] + shared, added), ranges(shared, added)
-        layout = Layout.tree(found, added, device, lean=lean)
+        layout = RowLayout.tree(found, added, device, lean=lean)
         return rows, np.cumsum(lengths) - lengths, depths, np.concatenate(found), layout
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from areal_like.messages import Manifest
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.compiled import kernels_for
-from areal_like.weights.delta import Head, write
+from areal_like.weights.delta import DeltaHead, write
 from areal_like.weights.digest import text_of
 from areal_like.weights.history import History
 from areal_like.weights.layout import Block, Layout
@@ -291,7 +291,7 @@ class Publication:
             _count(counts, coded, block)
             counts["nanoseconds"] += int(1e9 * taken)
         total = lanes.total()
-        head = Head(self.history.version, version, self.history.digest, text_of(total, state.words.size))
+        head = DeltaHead(self.history.version, version, self.history.digest, text_of(total, state.words.size))
         message = write(head, layout, blocks)
         counts["delta_bytes"] = len(message)
         return total, message, counts

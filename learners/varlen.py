@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learners.layout import Layout
+from learners.layout import RowLayout
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -70,7 +70,9 @@ def takes(query: Tensor, dtype: torch.dtype | None) -> bool:
     return is_right(query.device, dtype, width)
 
 
-def attend(inputs: tuple[Tensor, Tensor, Tensor], layout: Layout, scaling: float | None, window: int | None) -> Tensor:
+def attend(
+    inputs: tuple[Tensor, Tensor, Tensor], layout: RowLayout, scaling: float | None, window: int | None
+) -> Tensor:
     """Causal attention: [H, S, D] over [K, S, D] (twice), all in half precision → [S, H, D]. Where prefixes are shared,
     keys and values are laid out path by path; the kernel aligns the last query of a sequence with its last key. The
     kernel's splits are turned off: a sequence's result must not depend on its neighbours."""

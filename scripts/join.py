@@ -19,7 +19,7 @@ from areal_like.config import Config, ConfigError
 from areal_like.launch.children import Children
 from areal_like.launch.local import Here
 from areal_like.launch.plan import RoleSpec, has_model
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.link import BusError
 from areal_like.placement import Devices, devices_of
 from areal_like.run_folder import RENDEZVOUS
@@ -73,7 +73,7 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     own = running.config.actors
     restarts = own.max_restarts if args.max_restarts is None else args.max_restarts
     here = Here(args.run, "--guest", *(["--keys", str(args.keys.resolve())] if args.keys else []))
-    actors, told = Children(args.run, Limits(restarts, own.restart_window), here.spawn, guests=True), 0
+    actors, told = Children(args.run, RestartLimits(restarts, own.restart_window), here.spawn, guests=True), 0
     try:
         running.report()
         actors.start(guests(args.actors, running.config, devices_of(args.devices, "--devices")))

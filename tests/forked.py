@@ -14,12 +14,14 @@ from unittest import mock
 
 from areal_like.launch import forks
 from areal_like.launch.forks import Forked, Forks
-from areal_like.launch.group import Group, spawn
+from areal_like.launch.group import ProcessGroup, spawn
 from areal_like.launch.outcome import nothing
 
 
 @contextlib.contextmanager
-def forked(module: str, arguments: Sequence[Sequence[str]], folder: Path) -> Iterator[list[Forked] | list[Group]]:
+def forked(
+    module: str, arguments: Sequence[Sequence[str]], folder: Path
+) -> Iterator[list[Forked] | list[ProcessGroup]]:
     """Run one process per list of arguments, each as `python -m module arguments`; all end with the context."""
     logs = [folder / "logs" / f"{number}.log" for number in range(len(arguments))]
     logs[0].parent.mkdir()

@@ -55,7 +55,7 @@ BROKEN = "the engine began this answer anew, and it is not what was streamed: as
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """An answer that is an error, as OpenAI writes them."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
@@ -94,7 +94,7 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ChatReply:
     """What the model said to a request, as it is served."""
 
     number: int
@@ -126,14 +126,16 @@ def parse(body: Any, terms: Terms) -> Chat:
 def fields_of(body: Any, known: Set[str], lacking: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """The fields of a body that say something. `lacking`: those for missing features. Raises Refused."""
     if not isinstance(body, dict):
-        raise Refused(400, "the body must be a JSON object")
+        raise RefusedRequest(400, "the body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
     if unknown := given.keys() - known - lacking.keys():
         name = sorted(unknown)[0]
-        raise Refused(400, f"unknown field {name!r}", param=name, code="unknown_parameter")
+        raise RefusedRequest(400, f"unknown field {name!r}", param=name, code="unknown_parameter")
     for name in given.keys() & lacking.keys():
         if given[name] not in lacking[name]:
-            raise Refused(400, f"{name}={given[name]!r} is not supported here", param=name, code="unsupported_value")
+            raise RefusedRequest(
+                400, f"{name}={given[name]!r} is not supported here", param=name, code="unsupported_value"
+            )
     return given
 
 
@@ -151,7 +153,7 @@ def hold_sampling(given: dict[str, Any], terms: Terms) -> int:
         if terms.temperature is None:
             why = "this engine samples from the whole distribution. Leave it out"
         message = f"{name}={given[name]!r} is refused: {why}"
-        raise Refused(400, message, param=name, code="unsupported_value")
+        raise RefusedRequest(400, message, param=name, code="unsupported_value")
     return len(wrong)
 
 
@@ -159,7 +161,7 @@ def temperature_of(given: Mapping[str, Any]) -> float:
     value = given.get("temperature", 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TEMPERATURE:
         want = f"temperature must be a number from 0 to {MOST_TEMPERATURE}"
-        raise Refused(400, f"{want}, got {value!r}", param="temperature")
+        raise RefusedRequest(400, f"{want}, got {value!r}", param="temperature")
     return float(value)
 
 
@@ -172,7 +174,7 @@ def _max_tokens(given: dict[str, Any]) -> int | None:
     found = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
     for value in found:
         if type(value) is not int or value < 1:
-            raise Refused(400, f"max_tokens must be an integer of at least 1, got {value!r}", param="max_tokens")
+            raise RefusedRequest(400, f"max_tokens must be an integer of at least 1, got {value!r}", param="max_tokens")
     return min(found, default=None)
 
 
@@ -180,14 +182,14 @@ def stop_texts(given: Mapping[str, Any]) -> tuple[str, ...]:
     stop = given.get("stop", [])
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise Refused(400, "stop must be a text or a list of texts, none of them empty", param="stop")
+        raise RefusedRequest(400, "stop must be a text or a list of texts, none of them empty", param="stop")
     return tuple(texts)
 
 
 def typed(given: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     value = given.get(name, default)
     if not isinstance(value, kind):
-        raise Refused(400, f"{name} must be of the type {kind.__name__}", param=name)
+        raise RefusedRequest(400, f"{name} must be of the type {kind.__name__}", param=name)
     return value
 
 
@@ -196,14 +198,14 @@ def typed(given: dict[str, Any], name: str, kind: type, default: Any) -> Any:
 
 def _messages(messages: Any) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
-        raise Refused(400, "messages must be a list with at least one message", param="messages")
+        raise RefusedRequest(400, "messages must be a list with at least one message", param="messages")
     return [_message(f"messages[{place}]", message) for place, message in enumerate(messages)]
 
 
 def _message(place: str, message: Any) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
-        raise Refused(400, f"{place}: want an object with a role of {', '.join(ROLES)}", param=place)
+        raise RefusedRequest(400, f"{place}: want an object with a role of {', '.join(ROLES)}", param=place)
     plain: dict[str, Any] = {"role": ROLES[role], "content": _text(place, message.get("content"))}
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [_call(place, call) for call in (calls if isinstance(calls, list) else [calls])]
@@ -220,7 +222,7 @@ def _text(place: str, content: Any) -> str:
     parts = content if isinstance(content, list) else [None]
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     if len(texts) != len(parts):
-        raise Refused(400, f"{place}: the content must be text, or parts of text", param=place)
+        raise RefusedRequest(400, f"{place}: the content must be text, or parts of text", param=place)
     return "".join(texts)
 
 
@@ -231,7 +233,7 @@ def _call(place: str, call: Any) -> dict[str, Any]:
         return {"id": str(call["id"]), "type": "function", "function": {"name": function["name"], "arguments": parsed}}
     except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
         wanted = "{id, type, function: {name, arguments}}"
-        raise Refused(400, f"{place}: a tool call is {wanted}", param=place) from None
+        raise RefusedRequest(400, f"{place}: a tool call is {wanted}", param=place) from None
 
 
 def spoken(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str]) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def spoken(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str])
 # Answers
 
 
-def completion(chat: Chat, reply: Reply) -> dict[str, Any]:
+def completion(chat: Chat, reply: ChatReply) -> dict[str, Any]:
     choice = {"index": 0, "message": _served(reply.message), "logprobs": None, "finish_reason": reply.finish}
     return _head("chat.completion", chat, str(reply.number)) | {
         "choices": [choice],
@@ -283,12 +285,12 @@ class Events:
         self.sent += new
         return self._chunk({"content": new})
 
-    def end(self, reply: Reply) -> str:
+    def end(self, reply: ChatReply) -> str:
         """All that has not been sent. Raises Refused where the answer is not how it began: the engine had to begin
         anew."""
         message = _served(reply.message)
         if not (message["content"] or "").startswith(self.sent):
-            raise Refused(500, BROKEN, code="stream_broken")
+            raise RefusedRequest(500, BROKEN, code="stream_broken")
         pieces = [self.more(message["content"] or "")]
         if calls := message.get("tool_calls"):
             pieces.append(self._chunk({"tool_calls": [call | {"index": place} for place, call in enumerate(calls)]}))
@@ -304,7 +306,7 @@ class Events:
         )
 
 
-def failed(refused: Refused) -> str:
+def failed(refused: RefusedRequest) -> str:
     """An error in the middle of a stream."""
     return _event(refused.body)
 
@@ -334,7 +336,7 @@ def _head(kind: str, chat: Chat, name: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{name}", "object": kind, "created": int(time.time()), "model": chat.model}
 
 
-def _usage(reply: Reply) -> dict[str, int]:
+def _usage(reply: ChatReply) -> dict[str, int]:
     return usage(reply.prompt_tokens, reply.completion_tokens)
 
 

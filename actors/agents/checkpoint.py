@@ -25,8 +25,8 @@ from aiohttp import web
 
 from actors.agents import chat as chats
 from actors.agents import completions
-from actors.agents.chat import Refused
-from actors.agents.completions import Asked, Continued
+from actors.agents.chat import RefusedRequest
+from actors.agents.completions import CompletionRequest, Continued
 from actors.agents.conversation import until
 from actors.agents.endpoint import Told, answered, body_of, listening
 from actors.engines.ranking import Ranked
@@ -77,23 +77,23 @@ class Checkpoint:
 
     async def _other(self, request: web.Request) -> web.StreamResponse:
         there = "/v1/completions, /v1/chat/completions and /v1/models"
-        raise Refused(404, f"there is no {request.method} {request.path}, only {there}")
+        raise RefusedRequest(404, f"there is no {request.method} {request.path}, only {there}")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         chat, number = chats.parse(await body_of(request), completions.SAMPLED), next(self._numbers)
         try:
             prompt = self._text.codec.opening(chat.messages, chat.tools)
         except ValueError as error:
-            raise Refused(400, str(error), param="messages") from None
+            raise RefusedRequest(400, str(error), param="messages") from None
         limits = self._limits(prompt, chat.max_tokens or self._longest, chat.temperature, chat.seed, number)
         decode, marks = self._text.codec.decode, completions.SAMPLED.call_marks
 
-        async def ask(told: Told | None) -> chats.Reply:
+        async def ask(told: Told | None) -> chats.ChatReply:
             heard = None if told is None else lambda text: told(chats.certain(text, chat, marks))
             completion, text = await self._generate(prompt, limits, chat.stop, decode, f"{number}", heard)
             message = chats.spoken(text, number, chat.tools, marks)
             finish = "tool_calls" if "tool_calls" in message else completion.finish
-            return chats.Reply(number, message, finish, len(prompt), len(completion.tokens))
+            return chats.ChatReply(number, message, finish, len(prompt), len(completion.tokens))
 
         return await answered(request, chat, ask)
 
@@ -106,7 +106,7 @@ class Checkpoint:
             said = await self._continued(asked, prompts, number)
         return web.json_response(completions.completion(asked, number, said, self._text.piece))
 
-    async def _continued(self, asked: Asked, prompts: list[np.ndarray], number: int) -> list[Continued]:
+    async def _continued(self, asked: CompletionRequest, prompts: list[np.ndarray], number: int) -> list[Continued]:
         """What the model says to all prompts at once."""
 
         async def one(place: int, prompt: np.ndarray) -> Continued:
@@ -124,7 +124,7 @@ class Checkpoint:
         ranks = await self._ranked(whole, asked.logprobs)
         return [replace(each, ranks=found) for each, found in zip(said, ranks, strict=True)]
 
-    async def _likeliest(self, asked: Asked, prompts: list[np.ndarray]) -> list[Continued]:
+    async def _likeliest(self, asked: CompletionRequest, prompts: list[np.ndarray]) -> list[Continued]:
         """How likely the prompts are, and the likeliest token after each if one is wanted, by one forward: what
         harnesses ask most."""
         found = []
@@ -141,9 +141,11 @@ class Checkpoint:
         try:
             return await self._engine.ranked(sequences, most)
         except ValueError as error:
-            raise Refused(400, str(error), param="prompt", code="context_length_exceeded") from None
+            raise RefusedRequest(400, str(error), param="prompt", code="context_length_exceeded") from None
 
-    def _written(self, asked: Asked, prompt: np.ndarray, tokens: np.ndarray, text: str, finish: str) -> Continued:
+    def _written(
+        self, asked: CompletionRequest, prompt: np.ndarray, tokens: np.ndarray, text: str, finish: str
+    ) -> Continued:
         before = self._text.codec.decode(prompt) if asked.echo else ""
         return Continued(prompt, tokens, before + text, finish)
 
@@ -171,9 +173,9 @@ class Checkpoint:
             watched = heard if stops or told is not None else None
             completion = await self._engine.generate(prompt, limits, name, watched)
         except ValueError as error:
-            raise Refused(400, str(error), param="prompt") from None
+            raise RefusedRequest(400, str(error), param="prompt") from None
         except RuntimeError as error:
-            raise Refused(500, f"the engine failed: {error}") from None
+            raise RefusedRequest(500, f"the engine failed: {error}") from None
         return until(decode, stops, completion)
 
     def _limits(
@@ -183,7 +185,7 @@ class Checkpoint:
         room = self._text.positions - len(prompt)
         if room < 1:
             why = f"{len(prompt)} tokens of prompt leave no room: the model has {self._text.positions} positions"
-            raise Refused(400, why, param="prompt", code="context_length_exceeded")
+            raise RefusedRequest(400, why, param="prompt", code="context_length_exceeded")
         key = stream_key(self._seed, 0, number, place) if seed is None else stream_key(self._seed, 1, seed, place)
         return Limits(min(longest, room), temperature, self._text.stop, key=key, trained=False)
 
@@ -194,7 +196,7 @@ class Checkpoint:
         try:
             return self._text.encode(prompt)
         except ValueError as error:
-            raise Refused(400, str(error), param="prompt") from None
+            raise RefusedRequest(400, str(error), param="prompt") from None
 
     def _behind(self, prompt: np.ndarray) -> Callable[[np.ndarray], str]:
         """The text of tokens that follow the prompt: some tokenizers leave out the space that a text begins with."""

@@ -17,7 +17,7 @@ from actors.agents.chat import (
     MODEL,
     NEUTRAL,
     WITHOUT_EFFECT,
-    Refused,
+    RefusedRequest,
     Terms,
     fields_of,
     hold_sampling,
@@ -45,7 +45,7 @@ SAMPLED = Terms(temperature=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CompletionRequest:
     """A request that can be answered. Each of `prompts` is a text, or token ids. `logprobs`: how many of the likeliest
     tokens are told beside each token (None: no logprobs)."""
 
@@ -71,20 +71,24 @@ class Continued:
     ranks: Ranked | None = None
 
 
-def parse(body: Any) -> Asked:
+def parse(body: Any) -> CompletionRequest:
     """Raises Refused."""
     given = fields_of(body, READ | NEUTRAL.keys() | WITHOUT_EFFECT, LACKING)
     hold_sampling(given, SAMPLED)
     echo, logprobs = typed(given, "echo", bool, False), given.get("logprobs")
     if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= MOST_LOGPROBS):
-        raise Refused(400, f"logprobs must be an integer from 0 to {MOST_LOGPROBS}, got {logprobs!r}", param="logprobs")
+        raise RefusedRequest(
+            400, f"logprobs must be an integer from 0 to {MOST_LOGPROBS}, got {logprobs!r}", param="logprobs"
+        )
     longest = given.get("max_tokens", DEFAULT_MAX_TOKENS)
     if type(longest) is not int or longest < (0 if echo else 1):
         least = "0" if echo else "1 (0 with echo)"
-        raise Refused(400, f"max_tokens must be an integer of at least {least}, got {longest!r}", param="max_tokens")
+        raise RefusedRequest(
+            400, f"max_tokens must be an integer of at least {least}, got {longest!r}", param="max_tokens"
+        )
     model, prompts = str(given.get("model", MODEL)), _prompts(given.get("prompt"))
     temperature, stop = temperature_of(given), stop_texts(given)
-    return Asked(model, prompts, longest, temperature, stop, echo, logprobs, seed_of(given))
+    return CompletionRequest(model, prompts, longest, temperature, stop, echo, logprobs, seed_of(given))
 
 
 def _prompts(prompt: Any) -> list[str | list[int]]:
@@ -95,11 +99,13 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
         is_ids = isinstance(each, list) and each and all(type(token) is int and 0 <= token < 1 << 31 for token in each)
         if not (is_ids or (isinstance(each, str) and each)):
             want = "prompt must be a text, token ids (from 0 on), or a list of these, none of them empty"
-            raise Refused(400, want, param="prompt")
+            raise RefusedRequest(400, want, param="prompt")
     return found
 
 
-def completion(asked: Asked, number: int, said: Sequence[Continued], piece: Callable[[int], str]) -> dict[str, Any]:
+def completion(
+    asked: CompletionRequest, number: int, said: Sequence[Continued], piece: Callable[[int], str]
+) -> dict[str, Any]:
     """`piece` is the text of one token."""
     choices = [_choice(asked, index, each, piece) for index, each in enumerate(said)]
     told = usage(sum(len(each.prompt) for each in said), sum(len(each.tokens) for each in said))
@@ -107,7 +113,7 @@ def completion(asked: Asked, number: int, said: Sequence[Continued], piece: Call
     return head | {"choices": choices, "usage": told}
 
 
-def _choice(asked: Asked, index: int, said: Continued, piece: Callable[[int], str]) -> dict[str, Any]:
+def _choice(asked: CompletionRequest, index: int, said: Continued, piece: Callable[[int], str]) -> dict[str, Any]:
     found = {"index": index, "text": said.text, "logprobs": None, "finish_reason": said.finish}
     if said.ranks is None:
         return found

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.agents.chat import Chat, Refused, Reply, Terms, certain, spoken
+from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, certain, spoken
 from actors.agents.counts import TOTALS
 from actors.resumption import streamed
 from actors.scene import most_characters
@@ -75,11 +75,11 @@ class Conversation:
         """The latest answered request."""
         return max(self.turns, key=lambda turn: turn.number, default=None)
 
-    async def ask(self, chat: Chat, heard: Callable[[str], None] | None = None) -> Reply:
+    async def ask(self, chat: Chat, heard: Callable[[str], None] | None = None) -> ChatReply:
         """Waits for the engine. Cancelling the caller frees its slot. `heard` is told the text so far, as much of it as
         is certain, while the engine makes it. Raises Refused."""
         if self._closed or self.over.is_set():
-            raise Refused(410, ENDED, code="session_ended")
+            raise RefusedRequest(410, ENDED, code="session_ended")
         self._asked += 1
         number, transcript = self._asked, self._begin(chat)
         before = transcript.tokens
@@ -91,7 +91,7 @@ class Conversation:
         self.full = False
         TOTALS["turns"] += 1
         finish = "tool_calls" if "tool_calls" in message else completion.finish
-        return Reply(number, message, finish, len(before), len(completion.tokens))
+        return ChatReply(number, message, finish, len(before), len(completion.tokens))
 
     def close(self) -> None:
         """Give no more answers; awaited ones are refused."""
@@ -110,7 +110,7 @@ class Conversation:
                 return Transcript(self._codec.opening(chat.messages, chat.tools), self._next_stretch())
             transcript = self._go_on(before, chat)
         except ValueError as error:
-            raise Refused(400, str(error), param="messages") from None
+            raise RefusedRequest(400, str(error), param="messages") from None
         if transcript.room < 1:
             raise self._no_room(f"the sample's response may have {self._limits.max_tokens} tokens in all")
         return transcript
@@ -138,9 +138,9 @@ class Conversation:
         self._branches += 1
         return replace(self._limits, offset=offset)
 
-    def _no_room(self, why: str) -> Refused:
+    def _no_room(self, why: str) -> RefusedRequest:
         self.full = True
-        return Refused(
+        return RefusedRequest(
             400,
             f"no room for an answer: this model's maximum context length is reached: {why}",
             param="messages",
@@ -160,20 +160,20 @@ class Conversation:
             completion = await work
         except asyncio.CancelledError:
             if self._closed and not _is_cancelled():
-                raise Refused(410, ENDED, code="session_ended") from None
+                raise RefusedRequest(410, ENDED, code="session_ended") from None
             raise
         except ValueError as error:
             raise self._no_room(str(error)) from None
         except Exception as error:
             self.failure = error
             self.over.set()
-            raise Refused(500, f"the engine failed: {error}") from None
+            raise RefusedRequest(500, f"the engine failed: {error}") from None
         finally:
             self._open.discard(work)
         if completion.finish == "abort":
             self.aborted = True
             self.over.set()
-            raise Refused(410, ENDED, code="session_ended")
+            raise RefusedRequest(410, ENDED, code="session_ended")
         return completion
 
 

@@ -25,13 +25,13 @@ except ModuleNotFoundError:
     raise ValueError("workflow=agent needs more: pip install 'areal_like[openai]'") from None
 
 from actors.agents import chat as bodies
-from actors.agents.chat import Refused
+from actors.agents.chat import RefusedRequest
 from actors.agents.conversation import ENDED, Conversation
 from actors.agents.counts import TOTALS
 
 Told = Callable[[str], None]
 """Hears the text so far of an answer that is being made."""
-Ask = Callable[[Told | None], Awaitable[bodies.Reply]]
+Ask = Callable[[Told | None], Awaitable[bodies.ChatReply]]
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
 REMEMBERED = 4096
@@ -80,8 +80,8 @@ class Endpoint:
         if key in self._conversations:
             return self._conversations[key]
         if key in self._ended:
-            raise Refused(410, ENDED, code="session_ended")
-        raise Refused(401, "this endpoint wants the key of a sample, as a bearer token", code="invalid_api_key")
+            raise RefusedRequest(410, ENDED, code="session_ended")
+        raise RefusedRequest(401, "this endpoint wants the key of a sample, as a bearer token", code="invalid_api_key")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         conversation = self._conversation(request)
@@ -89,7 +89,7 @@ class Endpoint:
             chat = bodies.parse(await body_of(request), conversation.terms)
             TOTALS["fields_ignored"] += chat.ignored
             return await answered(request, chat, partial(_asked, conversation, chat))
-        except Refused as refused:
+        except RefusedRequest as refused:
             conversation.refusal = str(refused)
             raise
 
@@ -102,13 +102,13 @@ class Endpoint:
         conversation.refusal = f"there is no {request.method} {request.path}, only /v1/chat/completions and /v1/models"
         if request.path.startswith("/v1/responses"):
             conversation.refusal += f". {RESPONSES}"
-        raise Refused(404, conversation.refusal, code="unknown_url")
+        raise RefusedRequest(404, conversation.refusal, code="unknown_url")
 
 
-async def _asked(conversation: Conversation, chat: bodies.Chat, heard: Told | None) -> bodies.Reply:
+async def _asked(conversation: Conversation, chat: bodies.Chat, heard: Told | None) -> bodies.ChatReply:
     try:
         return await conversation.ask(chat, heard)
-    except Refused as refused:
+    except RefusedRequest as refused:
         conversation.refusal = str(refused)
         raise
 
@@ -127,7 +127,7 @@ async def answered(request: web.Request, chat: bodies.Chat, ask: Ask) -> web.Str
             if piece := events.more(text):
                 await _write(request, response, piece)
         await _write(request, response, events.end(await asking))
-    except Refused as refused:
+    except RefusedRequest as refused:
         if not response.prepared:
             raise
         TOTALS["refused"] += 1
@@ -149,7 +149,7 @@ async def body_of(request: web.Request) -> object:
     try:
         return json.loads(await request.read())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
-        raise Refused(400, f"the body is not JSON: {error}") from None
+        raise RefusedRequest(400, f"the body is not JSON: {error}") from None
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -179,13 +179,13 @@ def _answered(handler: Handler) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
-        except Refused as error:
+        except RefusedRequest as error:
             refused = error
         except web.HTTPException as error:  # too large a body
-            refused = Refused(error.status, error.text or error.reason)
+            refused = RefusedRequest(error.status, error.text or error.reason)
         except Exception as error:
             log.exception("%s %s failed", request.method, request.path)
-            refused = Refused(500, f"the endpoint failed: {error!r}")
+            refused = RefusedRequest(500, f"the endpoint failed: {error!r}")
         TOTALS["refused"] += 1
         return web.json_response(refused.body, status=refused.status)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.engines.prefill_plan import Span
-from actors.engines.slot_table import Request
+from actors.engines.slot_table import SlotRequest
 from areal_like.routers import routers_of, routing_of
 
 
@@ -58,7 +58,7 @@ class ChosenExperts:
         """Copy those of the first `time` positions of one slot to another."""
         self._kept[target, :time] = self._kept[source, :time]
 
-    def collect(self, request: Request, length: int) -> None:
+    def collect(self, request: SlotRequest, length: int) -> None:
         """Give a request, which leaves its slot with `length` tokens, those that it does not have yet."""
         known = sum(map(len, request.experts))
         request.experts.append(self._kept[request.slot, known : length - 1].copy())

@@ -62,7 +62,7 @@ class DecodeCost:
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class TimedRequest:
     """A sequence to decode: `length` tokens after `prompt` tokens, asked for at `arrival`. `ended` is called with it
     and how it ended; `made` counts its tokens, `runs` says which versions made them. `first` and `last`: steps done
     when it joined, and when it will be complete."""
@@ -71,7 +71,7 @@ class Request:
     length: int
     stops: bool
     arrival: float
-    ended: Callable[[Request, Finish], None]
+    ended: Callable[[TimedRequest, Finish], None]
     prompt: int = 0
     made: int = 0
     runs: Runs = field(default_factory=list)
@@ -102,9 +102,9 @@ class DecodeClock:
         self.now = 0.0  # end of the last step or update
         self.steps = 0
         self.held = 0  # tokens in the cache
-        self.running: dict[Request, None] = {}
-        self.waiting: deque[Request] = deque()
-        self._ends: list[Request] = []  # those that run, the first to end first
+        self.running: dict[TimedRequest, None] = {}
+        self.waiting: deque[TimedRequest] = deque()
+        self._ends: list[TimedRequest] = []  # those that run, the first to end first
         self._lasts = array("q")  # their last steps
         self._past: list[tuple[int, int]] = []  # (last step, version) of earlier versions that made running sequences
         self._loads: deque[Load] = deque()
@@ -125,7 +125,7 @@ class DecodeClock:
             0.0,
         )
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: TimedRequest) -> None:
         """Ask for a sequence. Call `advance` once for all that are asked for at the same time."""
         self.waiting.append(request)
         self._boundary = None
@@ -140,7 +140,7 @@ class DecodeClock:
         self._loads.append(load)
         self._boundary = None
 
-    def abort(self, requests: Iterable[Request], now: float) -> None:
+    def abort(self, requests: Iterable[TimedRequest], now: float) -> None:
         """End sequences now, with the tokens of all complete steps."""
         self.advance(now)
         for request in requests:
@@ -170,7 +170,7 @@ class DecodeClock:
             self._boundary = self._next_boundary()[2]
         return min(self._boundary, self._applied[0][0]) if self._applied else self._boundary
 
-    def due_for(self, matters: Callable[[Request], bool]) -> float:
+    def due_for(self, matters: Callable[[TimedRequest], bool]) -> float:
         """When a sequence ends that `matters` (asked of one after the other, in the order in which they end), or an
         update has been applied, unless something is asked for before: call `advance` then. inf: never.
 
@@ -279,7 +279,7 @@ class DecodeClock:
                 break
             self._join(self.waiting.popleft())
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: TimedRequest) -> None:
         request.first = request.run_start = self.steps
         request.last = self.steps + request.length - request.made
         self.running[request] = None
@@ -310,7 +310,7 @@ class DecodeClock:
         self.totals["pauses"] += bool(self.running)
         self.totals["recompute_seconds"] += recompute
 
-    def _end_run(self, request: Request) -> None:
+    def _end_run(self, request: TimedRequest) -> None:
         """Note which versions made it since it joined."""
         runs, begin = request.runs, request.run_start
         for end, version in (*self._past, (self.steps, self.version)) if self._past else ((self.steps, self.version),):
@@ -319,7 +319,7 @@ class DecodeClock:
                 runs.append((version, end - begin + before))
                 begin = end
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: TimedRequest) -> None:
         """Out of the running ones; what it has made so far counts as its own."""
         self._end_run(request)
         made = self.steps - request.first
@@ -329,12 +329,12 @@ class DecodeClock:
         place = self._ends.index(request)
         del self._ends[place], self._lasts[place]
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: TimedRequest) -> None:
         self._leave(request)
         self.waiting.appendleft(request)
         self.totals["preemptions"] += 1
 
-    def _end(self, request: Request, finish: Finish) -> None:
+    def _end(self, request: TimedRequest, finish: Finish) -> None:
         if request in self.running:
             self._leave(request)
         else:
@@ -342,7 +342,7 @@ class DecodeClock:
         request.ended(request, finish)
 
 
-def _insert(ends: list[Request], lasts: array[int], request: Request, last: int) -> None:
+def _insert(ends: list[TimedRequest], lasts: array[int], request: TimedRequest, last: int) -> None:
     """Behind all that end no later."""
     place = bisect_right(lasts, last)
     ends.insert(place, request)

@@ -18,7 +18,7 @@ from areal_like.sampling import longer_key, longer_keys, stream_key, uniform, un
 _NORMAL = NormalDist()
 
 
-class Lengths:
+class AnswerLengths:
     """A prompt's median length is log-normal(`median`, `sigma`), a sample's length log-normal(its prompt's median,
     `noise`), in tokens. `trace`: lengths to draw from instead: a list, or a file (a JSON list, or numbers separated by
     white space or commas, such as a csv of one column with or without its name). A list of lists has those of several

@@ -22,7 +22,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class Plan:
+class PrefillPlan:
     """In this order: `copies` (source slot, target slot, positions from 0 on), `whole` (spans that start at 0), `rests`
     (spans of what comes behind a shared prompt), both the shortest first."""
 
@@ -41,9 +41,9 @@ class Plan:
         return sum(time for _, _, time in self.copies) + sum((len(s.slots) - 1) * s.stop for s in self.whole)
 
 
-def plan(table: SlotTable, slots: Iterable[int], sources: Iterable[int]) -> Plan:
+def plan(table: SlotTable, slots: Iterable[int], sources: Iterable[int]) -> PrefillPlan:
     """How to fill the KV cache of `slots` for all but their last token; that of `sources` may be copied from."""
-    found = Plan()
+    found = PrefillPlan()
     held = {_prompt(table, slot): slot for slot in sources}
     sharers: dict[bytes, list[int]] = {}
     for slot in slots:

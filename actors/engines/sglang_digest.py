@@ -41,7 +41,7 @@ class LoaderRefused(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class StoredCopy:
     """One place of a box. `factor` (int64): of its lanes in the sum that compares copies."""
 
     box: Box
@@ -49,7 +49,7 @@ class Copy:
     factor: int
 
 
-class Tally:
+class DigestTally:
     """Lanes of the weights in `boxes` (name → boxes), and of all processes of `group` (on the CPU; None: one). Raises
     LoaderUnable for a way to store tensors that it can't follow, LoaderRefused where there is no place for a tensor,
     LoaderError where there is none for a part of one."""
@@ -59,7 +59,7 @@ class Tally:
         keys = [[box.key for box in boxes[spec.name]] for spec in specs]
         everywhere = gathered(keys, group)
         rank = 0 if group is None else torch.distributed.get_rank(group)
-        self.copies: dict[str, list[Copy]] = {}
+        self.copies: dict[str, list[StoredCopy]] = {}
         self._first: dict[str, int] = {}
         self._ragged: dict[str, TensorSpec] = {}
         first = 0
@@ -67,7 +67,9 @@ class Tally:
             held = [(key, (at, i)) for at, keys in enumerate(everywhere) for i, key in enumerate(keys[index])]
             self._check(spec, held)
             factors = _factors(index, held)
-            self.copies[spec.name] = [Copy(box, *factors[box.key][rank, i]) for i, box in enumerate(boxes[spec.name])]
+            self.copies[spec.name] = [
+                StoredCopy(box, *factors[box.key][rank, i]) for i, box in enumerate(boxes[spec.name])
+            ]
             self._first[spec.name] = first
             first += spec.space // ALIGN
         self._words = first
@@ -104,7 +106,7 @@ class Tally:
         """The weights have changed otherwise: the next digest needs a sweep."""
         self._sums = None
 
-    def note(self, sign: int, spec: TensorSpec, copy: Copy, piece: Box, words: Tensor | None = None) -> None:
+    def note(self, sign: int, spec: TensorSpec, copy: StoredCopy, piece: Box, words: Tensor | None = None) -> None:
         """Add (1) or subtract (-1) what a piece of a copy holds now; of `words` only, int64 [n] of the tensor."""
         if self._sums is None or spec.name in self._ragged:
             return
@@ -210,7 +212,7 @@ def _signed(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _sums_of(copy: Copy, words: Tensor, positions: Tensor) -> Tensor:
+def _sums_of(copy: StoredCopy, words: Tensor, positions: Tensor) -> Tensor:
     lanes = lanes_of(words, positions)
     return torch.cat([lanes * int(copy.is_owner), lanes * copy.factor])
 

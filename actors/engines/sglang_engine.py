@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 
 from actors.engines import sglang_flags, sglang_weights
 from actors.engines.concurrency import AdaptiveSemaphore
-from actors.engines.sglang_fleet import Fleet
+from actors.engines.sglang_fleet import SglangFleet
 from actors.engines.sglang_names import stored_names
 from actors.engines.sglang_replies import (
     Pieces,
@@ -45,8 +45,8 @@ from actors.engines.sglang_replies import (
     score_request,
     scored,
 )
-from actors.engines.sglang_server import Server, ServerGone, ServerRefused
-from actors.engines.sglang_shared import Held
+from actors.engines.sglang_server import ServerGone, ServerRefused, SglangServer
+from actors.engines.sglang_shared import SharedCopy
 from areal_like.interfaces import Heard
 from areal_like.models import state_of
 from areal_like.routers import routers_of, routing_of
@@ -67,7 +67,7 @@ class _Call:
     heard: Heard | None = None
     work: asyncio.Task | None = None
     rid: str = ""
-    server: Server | None = None
+    server: SglangServer | None = None
     aborted: bool = False
     replies: list[Reply] = field(default_factory=list)
 
@@ -139,17 +139,17 @@ class SglangEngine:
         self._mode, self._flush = pause_mode, kv_policy == "flush"
         self._returned = _returned(model) if return_experts else None
         state = state_of(model)
-        self._held = Held(state, stored_names(model, state.specs))
+        self._held = SharedCopy(state, stored_names(model, state.specs))
         timing: dict[str, Any] = {"start_timeout": start_timeout, "max_restarts": max_restarts}
         if url:
-            self._fleet = Fleet([Server("SGLang", url=url, patience=frozen_after)], **timing)
+            self._fleet = SglangFleet([SglangServer("SGLang", url=url, patience=frozen_after)], **timing)
         else:
             folder.mkdir(parents=True, exist_ok=True)
             more = dict(server or {}) | ({"enable-return-routed-experts": True} if return_experts else {})
             wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, more)
             self.dtype = wanted.computed_in
             commands, environment = sglang_flags.commands(model, folder, wanted, replicas)
-            self._fleet = Fleet.started_in(folder, commands, environment, patience=frozen_after, **timing)
+            self._fleet = SglangFleet.started_in(folder, commands, environment, patience=frozen_after, **timing)
         self._servers = self._fleet.servers
         self._labels = f"areal-{uuid.uuid4().hex[:12]}"  # another engine that has joined the same server gives others
         self._label, self._version = f"{self._labels}-0", 0
@@ -210,7 +210,7 @@ class SglangEngine:
         found = await asyncio.gather(*(self._scored(server, sequences) for server in ready))
         return [each for each in found if each is not None]
 
-    async def _scored(self, server: Server, sequences: list[np.ndarray]) -> Scored | None:
+    async def _scored(self, server: SglangServer, sequences: list[np.ndarray]) -> Scored | None:
         label = server.label
         asked = [score_request(uuid.uuid4().hex, tokens) for tokens in sequences]
         try:
@@ -288,7 +288,7 @@ class SglangEngine:
         answer = pieces.cut()
         return None if answer is None else reply_of(answer, self._versions, label)
 
-    async def _pick(self) -> Server:
+    async def _pick(self) -> SglangServer:
         while True:
             ready = [server for server in self._servers if server.ready.is_set()]
             if ready:
@@ -328,7 +328,7 @@ class SglangEngine:
             errand.add_done_callback(self._errands.discard)
 
     @staticmethod
-    async def _abort(server: Server, rid: str) -> None:
+    async def _abort(server: SglangServer, rid: str) -> None:
         """Abort at the servers, after the callers were answered: a hanging server would lose their tokens."""
         with suppress(ServerGone, ServerRefused):
             await server.open.wait()
@@ -350,9 +350,9 @@ class SglangEngine:
             self._totals["updates"] += 1
             self._totals["apply_seconds"] += monotonic() - begin
 
-    async def _give(self, server: Server, patch: np.ndarray | None, base: str, mode: Any = None) -> None:
+    async def _give(self, server: SglangServer, patch: np.ndarray | None, base: str, mode: Any = None) -> None:
         """Give weights to one server. A server that refuses them is taken out of service, and restarted."""
-        weights = sglang_weights.Weights(self._held, self._label, patch, base)
+        weights = sglang_weights.WantedWeights(self._held, self._label, patch, base)
         mode, running = mode or self._mode, server.load > 0
         flush = self._flush and mode != "in_place"
         try:
@@ -384,7 +384,7 @@ class SglangEngine:
             await asyncio.sleep(_BALANCE_SECONDS)
             self._places.note(await self._fleet.count())
 
-    async def _equip(self, server: Server) -> None:
+    async def _equip(self, server: SglangServer) -> None:
         """Give a server that has just been started, or joined, its weights; then it may be used. Raises ServerGone,
         ServerRefused."""
         async with self._updating:
@@ -439,7 +439,7 @@ def _pieces(label: str, heard: Heard | None, before: np.ndarray) -> Pieces | Non
     return None if heard is None else Pieces(label, lambda tokens: heard(np.concatenate([before, tokens])))
 
 
-async def _answer(server: Server, asked: dict[str, Any], pieces: Pieces | None) -> Mapping[str, Any]:
+async def _answer(server: SglangServer, asked: dict[str, Any], pieces: Pieces | None) -> Mapping[str, Any]:
     """Raises ServerGone, ServerRefused, RuntimeError."""
     if pieces is None:
         answer = await server.post("/generate", asked, math.inf)

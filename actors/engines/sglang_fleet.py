@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines import sglang_flags
-from actors.engines.sglang_server import Server, ServerGone, ServerRefused
+from actors.engines.sglang_server import ServerGone, ServerRefused, SglangServer
 
 log = logging.getLogger(__name__)
 NOTE_CHARACTERS = 200
@@ -21,13 +21,13 @@ _RETRACTED = "sglang:num_retracted_requests_total"
 a weight update, too, and nothing tells which is which.)"""
 
 
-class Fleet:
+class SglangFleet:
     """`counters`: a folder per server of ours for what it counts. `preemptions`: of all servers, as far as they were
     counted."""
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Sequence[SglangServer],
         *,
         start_timeout: float,
         max_restarts: int,
@@ -36,9 +36,9 @@ class Fleet:
         self.servers = servers
         self.restarts = self.preemptions = 0
         self._start_timeout, self._max_restarts = start_timeout, max_restarts
-        self._counters, self._counted = dict(zip(servers, counters, strict=False)), Counter[Server]()
-        self._failures, self._proven = Counter[Server](), set[Server]()
-        self._notes: dict[Server, str] = {}
+        self._counters, self._counted = dict(zip(servers, counters, strict=False)), Counter[SglangServer]()
+        self._failures, self._proven = Counter[SglangServer](), set[SglangServer]()
+        self._notes: dict[SglangServer, str] = {}
 
     @classmethod
     def started_in(
@@ -49,14 +49,16 @@ class Fleet:
         *,
         patience: float,
         **timing: Any,
-    ) -> Fleet:
+    ) -> SglangFleet:
         """Servers of ours, one with each of `commands` as its arguments; their logs and counters are in `folder`."""
         counters = [folder.resolve() / f"counters-{i}" for i in range(len(commands))]
         servers = []
         for i, (arguments, counter) in enumerate(zip(commands, counters, strict=True)):
             own = environment | {"PROMETHEUS_MULTIPROC_DIR": str(counter)}
             log = folder / f"server-{i}.log"
-            servers.append(Server(f"SGLang {i}", arguments=arguments, environment=own, log=log, patience=patience))
+            servers.append(
+                SglangServer(f"SGLang {i}", arguments=arguments, environment=own, log=log, patience=patience)
+            )
         return cls(servers, counters=counters, **timing)
 
     @property
@@ -78,7 +80,7 @@ class Fleet:
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
-    async def watch(self, equip: Callable[[Server], Awaitable[None]]) -> None:
+    async def watch(self, equip: Callable[[SglangServer], Awaitable[None]]) -> None:
         """Keep the servers running until cancelled. `equip` gives weights to one, and lets it be used. Raises
         RuntimeError for a server that can't be kept, or UserError where it could never be used."""
         keepers = [asyncio.ensure_future(self._keep(server, equip)) for server in self.servers]
@@ -89,7 +91,7 @@ class Fleet:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
 
-    async def _keep(self, server: Server, equip: Callable[[Server], Awaitable[None]]) -> None:
+    async def _keep(self, server: SglangServer, equip: Callable[[SglangServer], Awaitable[None]]) -> None:
         while True:
             problem = await self._bring_up(server, equip)
             if not problem:
@@ -105,7 +107,7 @@ class Fleet:
                 raise RuntimeError(f"{server.name} {problem} ({self._failures[server]} times){server.last_words()}")
             self.restarts += 1
 
-    async def _bring_up(self, server: Server, equip: Callable[[Server], Awaitable[None]]) -> str:
+    async def _bring_up(self, server: SglangServer, equip: Callable[[SglangServer], Awaitable[None]]) -> str:
         """Start a server and give it its weights; returns what went wrong, if anything did."""
         self._counted[server] = 0
         if folder := self._counters.get(server):
@@ -131,7 +133,7 @@ class Fleet:
         self.preemptions += found
         return found
 
-    async def _count(self, server: Server) -> int:
+    async def _count(self, server: SglangServer) -> int:
         try:
             async with asyncio.timeout(_COUNT_SECONDS):
                 total = retracted(await server.text("/metrics"))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from actors.engines.sglang_boxes import Box, boxes_of, under_stored_names
-from actors.engines.sglang_digest import Copy, LoaderError, LoaderRefused, Tally, gathered, summed
+from actors.engines.sglang_digest import DigestTally, LoaderError, LoaderRefused, StoredCopy, gathered, summed
 from actors.engines.sglang_patch import SLICE, Change, Patch, read
 from areal_like.weights.state import ALIGN, TensorSpec
 
@@ -45,8 +45,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 class ParameterMap:
     """Where each of our tensors lies in `model`, and the digest of what is there. With a `group`, in all of its
-    processes alike. Raises as `boxes_of` and `Tally` do, and LoaderRefused for a model that computes weights of its own
-    from these."""
+    processes alike. Raises as `boxes_of` and `DigestTally` do, and LoaderRefused for a model that computes weights
+    of its own from these."""
 
     def __init__(self, model: torch.nn.Module, patch: Patch, group: Any = None):
         specs = patch.specs
@@ -59,7 +59,7 @@ class ParameterMap:
         problems = [each for each in gathered(problem and f"{type(problem).__name__}: {problem}", group) if each]
         if problems:  # none may wait for one that has given up
             raise problem or LoaderError(problems[0])
-        self.tally = Tally(specs, boxes, group)
+        self.tally = DigestTally(specs, boxes, group)
 
     @torch.no_grad()
     def apply(self, change: Change) -> None:
@@ -76,7 +76,7 @@ class ParameterMap:
                 places = torch.from_numpy(change.places[first : first + PLACES])
                 self._scatter(spec, copy, places, values[first : first + PLACES])
 
-    def _scatter(self, spec: TensorSpec, copy: Copy, places: Tensor, values: Tensor) -> None:
+    def _scatter(self, spec: TensorSpec, copy: StoredCopy, places: Tensor, values: Tensor) -> None:
         """Write values [n] at flat places int64 [n] of the whole tensor, as far as this copy has them."""
         target = copy.box.target
         places = places.to(target.device)

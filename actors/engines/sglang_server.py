@@ -20,7 +20,7 @@ from typing import Any
 
 try:
     import aiohttp
-except ModuleNotFoundError:  # the base install: `Server` says what to do
+except ModuleNotFoundError:  # the base install: `SglangServer` says what to do
     aiohttp = None  # type: ignore[assignment]
 
 from actors.child import Child, free_port
@@ -44,7 +44,7 @@ class ServerRefused(RuntimeError):
     """The server refused, or failed; the text says why."""
 
 
-class Server:
+class SglangServer:
     """Of our own if there is `arguments`, those of `sglang.launch_server` but host and port, and a file for its `log`;
     else at `url`. `environment` is added to this process's own.
 

@@ -38,7 +38,7 @@ class SharedBytes:
         self._descriptor = -1
 
 
-class Held:
+class SharedCopy:
     """A copy of the weights that servers should hold: the subscriber overwrites its own with the next ones. `digest`:
     "" while they are not known. `stored`: see `sglang_names`."""
 

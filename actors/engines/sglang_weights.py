@@ -4,7 +4,7 @@
 
 The label, which the server records with every token from then on, is set only after the server has compared the digest
 of its weights. A server that can't compare (it stores weights in a way that `sglang_loader` can't follow) gets all
-weights each time, by the model's own loader; `Outcome.checked` is then False. A server of ours reads weights from
+weights each time, by the model's own loader; `LoadOutcome.checked` is then False. A server of ours reads weights from
 shared memory (`sglang_shared`); one that was joined, and may run elsewhere, gets them in messages, of which each of its
 ranks has a slice. Any other failure raises ServerGone or ServerRefused, and the server stays paused: it must not
 continue with unknown weights.
@@ -26,8 +26,8 @@ import torch
 
 from actors.engines import sglang_patch
 from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, SWEPT, LoaderRefused
-from actors.engines.sglang_server import Server, ServerRefused
-from actors.engines.sglang_shared import Held, SharedBytes
+from actors.engines.sglang_server import ServerRefused, SglangServer
+from actors.engines.sglang_shared import SharedBytes, SharedCopy
 from areal_like.errors import UserError
 from areal_like.weights.state import State, TensorSpec
 
@@ -43,7 +43,7 @@ SLOWEST_BYTES_PER_SECOND = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadOutcome:
     """`whole`: all weights were sent. `checked`: the server has compared the digest. `swept`: it has computed it from
     all weights, and did not just follow the changes."""
 
@@ -55,11 +55,11 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WantedWeights:
     """What a server is to hold: `patch` (uint8, see `sglang_patch`) leads there from the weights with digest `base`;
     None: all weights must be sent."""
 
-    held: Held
+    held: SharedCopy
     label: str
     patch: np.ndarray | None
     base: str
@@ -69,7 +69,7 @@ class _Message:
     """A patch as a server takes it. A server of ours, on this host, is told where it lies; to any other it goes once,
     however many ranks that has."""
 
-    def __init__(self, server: Server, patch: np.ndarray):
+    def __init__(self, server: SglangServer, patch: np.ndarray):
         self._shared = SharedBytes.of(patch) if server.is_ours and patch.nbytes > INLINE_BYTES else None
         sent = sglang_patch.pointer(self._shared.path) if self._shared else patch
         if server.is_ours or server.ranks == 1:
@@ -86,7 +86,7 @@ class _Message:
 
 
 @contextlib.asynccontextmanager
-async def _message(server: Server, patch: np.ndarray) -> AsyncIterator[list[str]]:
+async def _message(server: SglangServer, patch: np.ndarray) -> AsyncIterator[list[str]]:
     message = await asyncio.to_thread(_Message, server, patch)
     try:
         yield message.payload
@@ -100,7 +100,7 @@ def serialised(tensors: list[tuple[str, torch.Tensor]], ranks: int) -> list[str]
     return [base64.b64encode(pickle.dumps(tensors, protocol=4)).decode()] * ranks
 
 
-async def give(server: Server, weights: Weights, mode: PauseMode, flush: bool) -> Outcome:
+async def give(server: SglangServer, weights: WantedWeights, mode: PauseMode, flush: bool) -> LoadOutcome:
     """Bring a server to these weights. Raises ServerGone, ServerRefused: then it is paused, its weights unknown."""
     patch = weights.patch if server.digest and server.digest == weights.base else None
     async with contextlib.AsyncExitStack() as stack:
@@ -119,11 +119,11 @@ async def give(server: Server, weights: Weights, mode: PauseMode, flush: bool) -
     await server.post("/continue_generation", {})
     server.pulse.beat()
     server.open.set()
-    return Outcome(*outcome, time.monotonic() - begin)
+    return LoadOutcome(*outcome, time.monotonic() - begin)
 
 
 async def _patched_or_given_all(
-    server: Server, held: Held, message: list[str] | None, patch: np.ndarray | None
+    server: SglangServer, held: SharedCopy, message: list[str] | None, patch: np.ndarray | None
 ) -> tuple[bool, bool, bool, int]:
     """All weights were sent; their digest was compared; it was computed from all weights; bytes."""
     if message is not None and patch is not None:
@@ -134,7 +134,7 @@ async def _patched_or_given_all(
     return True, checked, checked, held.state.nbytes
 
 
-async def _begin(server: Server) -> None:
+async def _begin(server: SglangServer) -> None:
     try:
         await server.post("/begin_weight_update", {})
     except ServerRefused:  # one that was left open by an actor that died
@@ -147,7 +147,7 @@ def _seconds(state: State) -> float:
     return state.nbytes / SLOWEST_BYTES_PER_SECOND
 
 
-async def _patch(server: Server, message: list[str], state: State, digest: str) -> bool:
+async def _patch(server: SglangServer, message: list[str], state: State, digest: str) -> bool:
     """Returns whether the digest was computed from all weights. Raises ServerRefused unless the server has confirmed
     the digest of its weights, which must equal that of `state` then; UserError where no server ever could."""
     body = {"serialized_named_tensors": message, "load_format": LOAD_FORMAT, "flush_cache": False}
@@ -162,7 +162,7 @@ async def _patch(server: Server, message: list[str], state: State, digest: str) 
     return str(said).endswith(SWEPT)
 
 
-async def _give_all(server: Server, held: Held) -> bool:
+async def _give_all(server: SglangServer, held: SharedCopy) -> bool:
     """From shared memory; returns whether the digest was compared. Raises ServerRefused."""
     told = held.path, held.state, held.digest, held.stored
     async with _message(server, sglang_patch.whole_at(*told, own_loader=False)) as message:
@@ -178,7 +178,7 @@ async def _give_all(server: Server, held: Held) -> bool:
     return False
 
 
-async def _send_all(server: Server, held: Held) -> bool:
+async def _send_all(server: SglangServer, held: SharedCopy) -> bool:
     """To a server that may run elsewhere, by the model's own loader; as `_give_all`."""
     for bucket in buckets(held.state):
         patch = await asyncio.to_thread(sglang_patch.whole, bucket, held.stored)
@@ -195,7 +195,7 @@ async def _send_all(server: Server, held: Held) -> bool:
     return True
 
 
-async def holds(server: Server, held: Held) -> bool:
+async def holds(server: SglangServer, held: SharedCopy) -> bool:
     """Whether a server that is not serving yet has these weights."""
     await _begin(server)
     with contextlib.suppress(ServerRefused):

@@ -20,7 +20,7 @@ NO_TOKEN = -1
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class SlotRequest:
     """One caller's sequence. `slot` is None while it waits for one; `runs` holds the runs of past versions; `joined` is
     its place in the order of getting a slot; `prefilled`: how many updates there had been when its prompt was computed.
     One that was preempted goes on behind its tokens so far: they are part of its `prompt` then, and stand, with their
@@ -45,7 +45,7 @@ class SlotTable:
 
     def __init__(self, slots: int):
         self.slots = slots
-        self.requests: list[Request] = []
+        self.requests: list[SlotRequest] = []
         self.tokens = np.zeros((slots, 0), np.int64)
         self.logprobs = np.zeros((slots, 0), np.float32)
         self.lengths = np.zeros(slots, np.int64)
@@ -60,7 +60,7 @@ class SlotTable:
     def __len__(self) -> int:
         return len(self.requests)
 
-    def add(self, request: Request) -> int:
+    def add(self, request: SlotRequest) -> int:
         """Give the request the next slot."""
         slot, prompt, limits = len(self.requests), request.prompt, request.limits
         length, end = len(prompt), len(prompt) + limits.max_tokens
@@ -117,7 +117,7 @@ class SlotTable:
         for request in self.requests:
             self._end_run(request, version)
 
-    def _end_run(self, request: Request, version: int) -> None:
+    def _end_run(self, request: SlotRequest, version: int) -> None:
         count = int(self.lengths[request.slot] - self._run_starts[request.slot])
         if count:
             known = request.runs.pop()[1] if request.runs and request.runs[-1][0] == version else 0
@@ -155,7 +155,7 @@ class SlotTable:
         return moved
 
 
-def whole(request: Request, finish: Finish) -> Completion:
+def whole(request: SlotRequest, finish: Finish) -> Completion:
     """All that a request has got, over every stay in a slot."""
     tokens, logprobs = ([part[i] for part in request.before] for i in (0, 1))
     none, experts = np.zeros(0), joined_experts(request.experts)

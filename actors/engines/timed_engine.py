@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from actors.engines.decode_clock import DecodeClock, DecodeCost, Load, Request
-from actors.engines.lengths import Lengths, digest_of
+from actors.engines.decode_clock import DecodeClock, DecodeCost, Load, TimedRequest
+from actors.engines.lengths import AnswerLengths, digest_of
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.update import Update
@@ -34,7 +34,7 @@ class TimedEngine:
 
     `base`, `per_sequence`, `per_token`: seconds of a decode step, of each sequence in it, and of each token that these
     hold; `prefill`: of a prompt's token. `kv_tokens`: the cache holds at most so many tokens (None: any number).
-    `median`, `sigma`, `noise`, `seed`, `trace`: lengths of answers (`Lengths`); `limits.max_tokens` caps them.
+    `median`, `sigma`, `noise`, `seed`, `trace`: lengths of answers (`AnswerLengths`); `limits.max_tokens` caps them.
     `apply`: seconds during which a weight update stops decoding. `kv_policy` "recompute" adds the time of one decode
     step for the running sequences; "keep" adds none. `interruptible` False: an update waits for the running sequences.
     Raises ValueError for a knob out of range.
@@ -68,8 +68,8 @@ class TimedEngine:
         self.slots = slots
         cost = DecodeCost(base, per_sequence, per_token, prefill, apply, kv_policy == "recompute")
         self._clock = DecodeClock(cost, slots, kv_tokens=kv_tokens or math.inf, interruptible=interruptible)
-        self._lengths = Lengths(median, sigma, noise, seed, trace)
-        self._asked: dict[Request, tuple[Limits, asyncio.Future[Completion]]] = {}
+        self._lengths = AnswerLengths(median, sigma, noise, seed, trace)
+        self._asked: dict[TimedRequest, tuple[Limits, asyncio.Future[Completion]]] = {}
         self._loading: dict[int, tuple[Update, asyncio.Future[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -92,7 +92,7 @@ class TimedEngine:
         loop = asyncio.get_running_loop()
         wanted = self.length(tokens, limits)
         length, stops = min(wanted, limits.max_tokens), wanted <= limits.max_tokens
-        asked = Request(request, length, stops, loop.time(), self._answer, len(tokens))
+        asked = TimedRequest(request, length, stops, loop.time(), self._answer, len(tokens))
         future = loop.create_future()
         if not self._clock.waiting:
             self._advance()
@@ -105,7 +105,7 @@ class TimedEngine:
             self._abort([asked])
             raise
 
-    def _answer(self, request: Request, finish: Finish) -> None:
+    def _answer(self, request: TimedRequest, finish: Finish) -> None:
         limits, future = self._asked.pop(request)
         if not future.done():
             tokens = _tokens(limits, request.made, finish)
@@ -137,7 +137,7 @@ class TimedEngine:
         names = set(requests)
         self._abort([request for request in self._asked if request.name in names])
 
-    def _abort(self, requests: list[Request]) -> None:
+    def _abort(self, requests: list[TimedRequest]) -> None:
         self._clock.abort(requests, asyncio.get_running_loop().time())
         self._advance()
 

@@ -41,7 +41,7 @@ from actors.engines.prefill_plan import Span, plan
 from actors.engines.ranking import Ranked, ranked
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
-from actors.engines.slot_table import Request, SlotTable, whole
+from actors.engines.slot_table import SlotRequest, SlotTable, whole
 from actors.engines.static_step import StaticStep
 from actors.engines.step_costs import StepCosts
 from areal_like.defaults import SLOTS
@@ -155,11 +155,11 @@ class TorchEngine:
         self._static = StaticStep(self._decoder, self._cache, slots, self._chosen) if static else None
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._config, self.dtype = model.config, compute_dtype
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[SlotRequest] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
         self._prefill_tokens = _prefill_tokens(model)
         self._stepping = False
-        self._ending: list[tuple[Request, Finish]] = []  # asked for during a step
+        self._ending: list[tuple[SlotRequest, Finish]] = []  # asked for during a step
         self._stale = False  # recompute the KV of the running sequences before the next step
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -203,7 +203,7 @@ class TorchEngine:
         if limits.max_tokens < 1:
             raise ValueError("a request needs max_tokens of at least 1")
         self._check(tokens, limits.max_tokens)
-        asked = Request(request, tokens, limits, asyncio.get_running_loop().create_future(), heard)
+        asked = SlotRequest(request, tokens, limits, asyncio.get_running_loop().create_future(), heard)
         self._waiting.append(asked)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="decode steps")
@@ -314,7 +314,7 @@ class TorchEngine:
                 return self._so_far(each)
         return np.zeros(0, np.int32)
 
-    def _so_far(self, request: Request) -> np.ndarray:
+    def _so_far(self, request: SlotRequest) -> np.ndarray:
         newest = self._table.tokens[request.slot, len(request.prompt) : self._table.lengths[request.slot]]
         return np.concatenate([*(tokens for tokens, _ in request.before), newest]).astype(np.int32)
 
@@ -406,7 +406,7 @@ class TorchEngine:
         if len(table) < before:
             self._concurrency.pressed(before)
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: SlotRequest) -> None:
         """Back to the front of the queue; it will go on at its next token."""
         self._take_out(request, "abort")
         tokens = request.before[-1][0]
@@ -440,7 +440,7 @@ class TorchEngine:
             self._chosen.reserve(self._table.longest)
         return compiled
 
-    def _fits(self, request: Request) -> bool:
+    def _fits(self, request: SlotRequest) -> bool:
         """Is there room for another sequence, and for one token more of each?"""
         longest = max(self._table.longest, len(request.prompt)) + 1
         running = len(self._table)
@@ -510,7 +510,7 @@ class TorchEngine:
         temperatures = table.temperatures[:n]
         return sample(logits, temperatures, table.draws() if temperatures.any() else None)
 
-    def _end(self, request: Request, finish: Finish) -> None:
+    def _end(self, request: SlotRequest, finish: Finish) -> None:
         """Take the request out, wherever it is, and answer its caller with what it has; after the step, if one is under
         way: it goes by the slots that it began with."""
         if self._stepping:
@@ -524,7 +524,7 @@ class TorchEngine:
             if request.slot is not None or request in self._waiting:  # the step has not ended it
                 self._answer(request, finish)
 
-    def _answer(self, request: Request, finish: Finish) -> None:
+    def _answer(self, request: SlotRequest, finish: Finish) -> None:
         if request.slot is not None:
             completion = self._take_out(request, finish)
         else:
@@ -534,7 +534,7 @@ class TorchEngine:
         if not request.future.done():
             request.future.set_result(completion)
 
-    def _tell(self, request: Request) -> None:
+    def _tell(self, request: SlotRequest) -> None:
         """What it has so far. An error of the listener ends this request alone."""
         assert request.heard
         try:
@@ -544,7 +544,7 @@ class TorchEngine:
                 request.future.set_exception(error)
             self._end(request, "abort")
 
-    def _take_out(self, request: Request, finish: Finish) -> Completion:
+    def _take_out(self, request: SlotRequest, finish: Finish) -> Completion:
         """Free its slot; what it has got."""
         assert request.slot is not None
         slot = request.slot

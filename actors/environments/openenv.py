@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actors.environments.errors import EpisodeError
-from actors.environments.servers import Server, command_of, is_app, is_url, server_of
+from actors.environments.servers import EnvironmentServer, command_of, is_app, is_url, server_of
 from areal_like.errors import UserError
 from areal_like.tasks.episodes import seed_of
 from areal_like.types import Outcome, Prompt
@@ -72,7 +72,7 @@ class OpenEnv:
         self._action, self._observation, self._options = action, observation, dict(options or {})
         self._state = state
         self._timeout = timeout
-        self._server: Server | None = None
+        self._server: EnvironmentServer | None = None
         self._session: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
@@ -87,7 +87,9 @@ class OpenEnv:
         answer = await self._ask("reset", {"seed": seed_of(prompt)} | self._options)
         return self._shown(answer) + await self._stated()
 
-    async def _connected(self, server: Server, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+    async def _connected(
+        self, server: EnvironmentServer, session: aiohttp.ClientSession
+    ) -> aiohttp.ClientWebSocketResponse:
         """A new session of the server, which is started again if it has died."""
         import aiohttp
 

@@ -36,7 +36,7 @@ def command_of(server: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(server)
 
 
-class Server:
+class EnvironmentServer:
     """An existing one at its URL, or a program. `places`: sessions that it may have at once."""
 
     def __init__(self, server: str | Sequence[str], sessions: int):
@@ -94,13 +94,15 @@ async def _listens(port: int) -> bool:
     return True
 
 
-_RUNNING: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], Server]] = WeakKeyDictionary()
+_RUNNING: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], EnvironmentServer]] = WeakKeyDictionary()
 
 
-def server_of(server: str | Sequence[str], sessions: int) -> Server:
+def server_of(server: str | Sequence[str], sessions: int) -> EnvironmentServer:
     """The one of this actor. (Actors of a run in one process have event loops of their own.)"""
     known = _RUNNING.setdefault(asyncio.get_running_loop(), {})
-    return known.setdefault((server,) if isinstance(server, str) else tuple(server), Server(server, sessions))
+    return known.setdefault(
+        (server,) if isinstance(server, str) else tuple(server), EnvironmentServer(server, sessions)
+    )
 
 
 def close() -> None:

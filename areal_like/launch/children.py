@@ -22,7 +22,7 @@ from typing import Protocol
 
 from areal_like.launch.outcome import Death, LastWords, RunFailed, has_ended_well, in_words, is_from_outside, may_resume
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import CommonFault, Limits, Restarts
+from areal_like.launch.restarts import CommonFault, RestartLimits, Restarts
 from areal_like.process import EXIT_USER_ERROR, TERM_SECONDS
 from areal_like.run_folder import has_stepped
 
@@ -62,7 +62,7 @@ class Children:
     def __init__(
         self,
         run: Path,
-        limits: Limits,
+        limits: RestartLimits,
         spawn: Callable[[RoleSpec, str], Process],
         *,
         on_nodes: bool = False,

@@ -42,7 +42,7 @@ MOST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 
 
-class Request(TypedDict):
+class RoleRequest(TypedDict):
     """A request to start a role: see above."""
 
     module: str
@@ -55,7 +55,7 @@ class Request(TypedDict):
     title: str
 
 
-class Server:
+class ForkServer:
     """Forks roles for one starter. `serve` returns in two places: in a role's process, with the function to run there;
     in the server, with None, when the starter has left."""
 
@@ -90,7 +90,7 @@ class Server:
             return False
         return True
 
-    def _fork(self, request: Request) -> Callable[[], None] | None:
+    def _fork(self, request: RoleRequest) -> Callable[[], None] | None:
         setproctitle(request["title"])
         for name in request["imports"]:
             with contextlib.suppress(ImportError):  # the role will report it in its own log
@@ -126,7 +126,7 @@ def end_with(parent: int) -> None:
         os._exit(0)
 
 
-def become(request: Request, server: int) -> None:
+def become(request: RoleRequest, server: int) -> None:
     """Run as `python -m MODULE ARGUMENTS` would; returns or raises as that does."""
     output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for descriptor in (1, 2):
@@ -222,7 +222,7 @@ def main() -> None:
     for name in args.imports.split(",") if args.imports else []:
         importlib.import_module(name)
     starter = accept(listener) if listener else socket.socket(fileno=args.connection)
-    role = Server(starter).serve()
+    role = ForkServer(starter).serve()
     if role is None:
         os._exit(0)
     ending.of(role)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from areal_like.launch.fork_server import MOST_BYTES, Request
+from areal_like.launch.fork_server import MOST_BYTES, RoleRequest
 from areal_like.launch.group import environment
 from areal_like.launch.sockets import PREFIXES, SocketFolder, sweep
 from areal_like.placement import Devices
@@ -52,7 +52,7 @@ class ForksGone(RuntimeError):
 
 
 class Forked:
-    """A role's process, a child of the fork server, with the methods that a launcher needs; as `launch.group.Group`."""
+    """A role's process, a child of the fork server, with the methods that a launcher needs: see `launch.group`."""
 
     def __init__(self, pid: int, forks: Forks):
         self.pid, self._forks = pid, forks
@@ -110,7 +110,7 @@ class Forks:
     ) -> Forked:
         """Start a process like `python -m module arguments`; its output is appended to `log`. The first start waits for
         the imports and calls `check` meanwhile, which may raise. Raises ForksGone."""
-        request: Request = {
+        request: RoleRequest = {
             "module": module,
             "arguments": list(arguments),
             "imports": LIBRARIES,
@@ -169,7 +169,7 @@ class Forks:
             self._begun = pid
         self._codes[pid] = code
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: RoleRequest) -> None:
         try:
             if self._connection:
                 self._connection.sendall(json.dumps(request).encode())

@@ -22,7 +22,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 """What device numbers mean. CUDA's own default is the fastest first."""
 
 
-class Group(subprocess.Popen[bytes]):
+class ProcessGroup(subprocess.Popen[bytes]):
     """A role's process, which leads a process group."""
 
     remark = ""
@@ -33,10 +33,10 @@ class Group(subprocess.Popen[bytes]):
             os.killpg(self.pid, number)
 
 
-def spawn(command: list[str], threads: int, log: Path, devices: Devices | None = None) -> Group:
+def spawn(command: list[str], threads: int, log: Path, devices: Devices | None = None) -> ProcessGroup:
     """Start a role's command; its output is appended to `log`."""
     with log.open("ab") as output, _blocked(signal.SIGUSR1):
-        return Group(
+        return ProcessGroup(
             command,
             # Keep the working folder: the user's paths and modules are relative to where the run was started.
             cwd=Path.cwd(),

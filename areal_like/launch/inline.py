@@ -27,7 +27,7 @@ from areal_like import turns
 from areal_like.config import Config, load_resolved
 from areal_like.launch.outcome import Death, RunFailed, has_ended_well, may_resume, nothing
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.sockets import SocketFolder, sweep
 from areal_like.process import EXIT_NO_SPACE, EXIT_TERMINATED, Orders, Role, Terminated, explain
 from areal_like.run_folder import config_file, room_wanted
@@ -189,7 +189,7 @@ class InlineLauncher:
     ACROSS_HOSTS = False
     ONE_PROCESS = True
 
-    def __init__(self, run: Path, limits: Limits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 1e7):
+    def __init__(self, run: Path, limits: RestartLimits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 1e7):
         self.run, self.ready_timeout = run, ready_timeout
         self.running = Threads(run)
         self._left = contextlib.ExitStack()  # changes to undo at the end

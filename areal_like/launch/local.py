@@ -10,10 +10,10 @@ from typing import Annotated
 
 from areal_like.launch import forks
 from areal_like.launch.children import Children
-from areal_like.launch.group import Group, spawn
+from areal_like.launch.group import ProcessGroup, spawn
 from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.sockets import SocketFolder, sweep
 
 
@@ -23,7 +23,7 @@ class LocalLauncher:
     ACROSS_HOSTS = False
     ONE_PROCESS = False
 
-    def __init__(self, run: Path, limits: Limits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0):
+    def __init__(self, run: Path, limits: RestartLimits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0):
         self.ready_timeout = ready_timeout
         self.here = Here(run)
         self.running = Children(run, limits, self.here.spawn)
@@ -59,7 +59,7 @@ class Here:
         self._run, self.arguments, self.check = run, arguments, nothing
         self._forks: forks.Forks | None = None
 
-    def spawn(self, role: RoleSpec, name: str, *first: str) -> Group | forks.Forked:
+    def spawn(self, role: RoleSpec, name: str, *first: str) -> ProcessGroup | forks.Forked:
         """Start a role with the arguments `first` before all others."""
         log = self._run / "logs" / f"{name}.log"
         arguments = [

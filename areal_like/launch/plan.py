@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from areal_like.config import Config, actors_of, learner_threads, ranks_of, select
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.placement import KEY, Devices, needs_of, place
 from areal_like.registry import marks
 from areal_like.schema import Spec
@@ -65,10 +65,10 @@ def has_model(kind: str, spec: Spec) -> bool:
     return "needs_model" in marks(kind, spec.name) and spec.get("device", "cpu") == "cpu"
 
 
-def limits(config: Config) -> Limits:
+def limits(config: Config) -> RestartLimits:
     """How often actors are restarted."""
     actors = config.actors
-    return Limits(actors.max_restarts, actors.restart_window, actors.min_alive)
+    return RestartLimits(actors.max_restarts, actors.restart_window, actors.min_alive)
 
 
 def describe(roles: list[RoleSpec]) -> str:

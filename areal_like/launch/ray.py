@@ -26,7 +26,7 @@ from areal_like.launch.children import GRACE_SECONDS, Children
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray_host import Host
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.places import REPOSITORY, python_path
 from areal_like.process import EXIT_NODE_FAILED
 
@@ -57,7 +57,7 @@ class RayLauncher:
     def __init__(
         self,
         run: Path,
-        limits: Limits,
+        limits: RestartLimits,
         *,
         ready_timeout: Annotated[float, "(0, 1e7]"] = 300.0,  # a node that was busy when it should join tries again
         address: str = "auto",

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from areal_like.launch.group import Group, spawn
+from areal_like.launch.group import ProcessGroup, spawn
 
 HOLD_SECONDS = 30.0
 """Seconds for a host to reach the starter."""
@@ -39,7 +39,7 @@ class Host:
     connection to the starter, and ends when that breaks."""
 
     def __init__(self) -> None:
-        self._process: Group | None = None
+        self._process: ProcessGroup | None = None
 
     def begin(self, arguments: list[str], threads: int, log: str, starter: tuple[str, int]) -> None:
         """Start the role with these arguments for Python. `starter` is the address to hold on to. Raises OSError."""

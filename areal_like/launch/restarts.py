@@ -17,7 +17,7 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RestartLimits:
     """An actor that has been restarted `max_restarts` times within `window` seconds and dies again is left out. The run
     ends when fewer than `min_alive` of its own actors are left."""
 
@@ -29,7 +29,7 @@ class Limits:
 class Restarts:
     """Counts deaths. `clock` is in seconds."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, limits: RestartLimits, clock: Callable[[], float] = time.monotonic):
         self.limits, self._clock = limits, clock
         self._deaths: dict[str, deque[float]] = {}
 

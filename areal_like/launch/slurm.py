@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Annotated
 
 from areal_like.launch.children import GRACE_SECONDS, Children
-from areal_like.launch.group import Group, spawn
+from areal_like.launch.group import ProcessGroup, spawn
 from areal_like.launch.outcome import RunStopped, nothing
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.places import COMMANDS, SBATCH, python_path
 from areal_like.process import EXIT_NODE_FAILED
 from areal_like.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY, config_file
@@ -37,7 +37,7 @@ one waits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobPart:
     """What to ask of Slurm for some roles: `tasks` of `cpus` processors each, and more options. A job of one part takes
     any free processors, also parts of nodes; a heterogeneous job has several parts."""
 
@@ -80,7 +80,7 @@ class SlurmLauncher:
     def __init__(  # noqa: PLR0913 - its keyword parameters are knobs
         self,
         run: Path,
-        limits: Limits,
+        limits: RestartLimits,
         *,
         ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0,
         options: dict[str, str | int | bool] | None = None,
@@ -109,11 +109,11 @@ class SlurmLauncher:
 
     # ---- outside of the job -----------------------------------------------------------------------------------------
 
-    def parts(self, roles: list[RoleSpec]) -> list[Part]:
+    def parts(self, roles: list[RoleSpec]) -> list[JobPart]:
         """The placement, as data. The learner's part is one task, so that all of it is on one node."""
         alike = self.learner_part is None and self.actors_part is None
         if alike and (WORDS_FOR_GPUS & self.options.keys() or not any(role.gpus for role in roles)):
-            return [Part(tuple(role.name for role in roles), len(roles), max(role.threads for role in roles), {})]
+            return [JobPart(tuple(role.name for role in roles), len(roles), max(role.threads for role in roles), {})]
         core, actors = ([role for role in roles if role.essential is essential] for essential in (True, False))
         names = [tuple(role.name for role in some) for some in (core, actors)]
         options = [dict(self.learner_part or {}), dict(self.actors_part or {})]
@@ -121,9 +121,9 @@ class SlurmLauncher:
         asked = [sum(self._gpus_of(role) for role in core), max(map(self._gpus_of, actors), default=0)]
         for part, gpus in zip(options, asked, strict=True):
             part |= {GPUS: gpus} if gpus and not (WORDS_FOR_GPUS - {GPUS}) & part.keys() else {}
-        parts = [Part(names[0], 1, sum(role.threads for role in core), options[0])]
+        parts = [JobPart(names[0], 1, sum(role.threads for role in core), options[0])]
         most = max((role.threads for role in actors), default=1)
-        return [*parts, Part(names[1], len(actors), most, options[1])] if actors else parts
+        return [*parts, JobPart(names[1], len(actors), most, options[1])] if actors else parts
 
     def submission(self, roles: list[RoleSpec]) -> Submission | None:
         """What to submit; None inside an allocation, where the plan can start at once."""
@@ -152,7 +152,7 @@ class SlurmLauncher:
     def stop(self) -> None:
         self.running.end()
 
-    def _spawn(self, role: RoleSpec, name: str) -> Group:
+    def _spawn(self, role: RoleSpec, name: str) -> ProcessGroup:
         """Start a role. Output of srun itself goes to the role's common log."""
         return spawn(self._command(role, name), role.threads, self.run / "logs" / f"{role.name}.log")
 

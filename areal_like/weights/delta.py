@@ -26,7 +26,7 @@ OVERHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class DeltaHead:
     base: int
     version: int
     base_digest: str
@@ -37,11 +37,11 @@ class Head:
 class Delta:
     """A checked message: it can be applied."""
 
-    head: Head
+    head: DeltaHead
     blocks: Sequence[Coded]
 
 
-def write(head: Head, layout: Layout, blocks: Sequence[bytes]) -> bytes:
+def write(head: DeltaHead, layout: Layout, blocks: Sequence[bytes]) -> bytes:
     """Encode a head and the packed blocks of a whole layout."""
     digests = (bytes.fromhex(each) for each in (head.base_digest, head.digest))
     start = _HEAD.pack(MAGIC, head.base, head.version, *digests, layout.key, len(blocks))
@@ -55,7 +55,7 @@ def ends_of(data: Message) -> tuple[int, str]:
     return version, digest.hex()
 
 
-def opened(data: Message, layout: Layout) -> tuple[Head, list[memoryview]]:
+def opened(data: Message, layout: Layout) -> tuple[DeltaHead, list[memoryview]]:
     """Head and packed blocks. Raises DeltaError unless this is a delta of weights with this layout, of the right size;
     what is in the blocks is not looked at."""
     view = memoryview(data).cast("B")
@@ -73,7 +73,7 @@ def opened(data: Message, layout: Layout) -> tuple[Head, list[memoryview]]:
     ends = list(accumulate(sizes, initial=at))
     if ends[-1] != len(view):
         raise DeltaError("a delta whose blocks do not add up to its size")
-    head = Head(base, version, base_digest.hex(), digest.hex())
+    head = DeltaHead(base, version, base_digest.hex(), digest.hex())
     return head, [view[start:end] for start, end in pairwise(ends)]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from areal_like.weights import plain
 from areal_like.weights.codec import code_steps
-from areal_like.weights.delta import Head, Message, opened, write
+from areal_like.weights.delta import DeltaHead, Message, opened, write
 from areal_like.weights.layout import BITS_OF, Block, Layout, Segment
 from areal_like.weights.planes import DENSE, GAPS, SKIP, Coded, pack, parts_of, unpack
 
@@ -36,7 +36,7 @@ def merge(messages: Sequence[Message], layout: Layout) -> bytes:
             for segment, coding, parts in parts_of(rows, coded):
                 totals.setdefault(segment, _Total(segment)).add(coding, parts)
         blocks.append(pack(_recoded(block, totals)))
-    return write(Head(first.base, last.version, first.base_digest, last.digest), layout, blocks)
+    return write(DeltaHead(first.base, last.version, first.base_digest, last.digest), layout, blocks)
 
 
 class _Total:

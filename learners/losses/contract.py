@@ -80,7 +80,7 @@ class LossBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MinibatchPlan:
     """What is decided over a whole minibatch, without gradient, before its micro-batches.
 
     `weigh(minibatch, *, knobs)` takes the loss's own knobs and returns `LossBatch.weights` for every token, and the
@@ -132,7 +132,7 @@ def supervised(loss: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
-def planned(plan: Plan) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def planned(plan: MinibatchPlan) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Mark a loss that needs `LossBatch.weights`, made by `plan`."""
 
     def mark(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,7 +181,7 @@ def is_supervised(loss: Callable[..., Any]) -> bool:
     return _marked(loss, "supervised")
 
 
-def plan_of(loss: Callable[..., Any]) -> Plan | None:
+def plan_of(loss: Callable[..., Any]) -> MinibatchPlan | None:
     """The plan of a loss with the loss's knobs bound to it, or None."""
     plan = _marked(loss, "plan", None)
     if plan is None:

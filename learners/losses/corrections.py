@@ -29,8 +29,8 @@ from learners.losses.contract import (
     LOG_RATIO_LIMIT,
     LossBatch,
     LossFunction,
+    MinibatchPlan,
     Observed,
-    Plan,
     log_ratio,
     merged,
     needs_proximal,
@@ -202,11 +202,11 @@ class Corrected:
         return self._normalises or self.leaves_out
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> MinibatchPlan | None:
         own = plan_of(self.loss)
         if own and not self._sees_whole:
             return own
-        return Plan(_unasked, skips=bool(own and own.skips)) if self._sees_whole else None
+        return MinibatchPlan(_unasked, skips=bool(own and own.skips)) if self._sees_whole else None
 
     def planned_for(self, minibatch: LossBatch) -> tuple[LossBatch, Observed]:
         """The minibatch with its factors, if the plan makes them, and with the weights of the loss's own plan, which

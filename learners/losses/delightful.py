@@ -14,8 +14,8 @@ from torch import Tensor
 
 from learners.losses.contract import (
     LossBatch,
+    MinibatchPlan,
     Observed,
-    Plan,
     current_logprobs,
     planned,
     required,
@@ -77,7 +77,7 @@ def kondo_gate(batch: LossBatch, *, keep: float = 0.03) -> tuple[Tensor, Observe
 
 
 @single_pass
-@planned(Plan(kondo_gate, skips=True))
+@planned(MinibatchPlan(kondo_gate, skips=True))
 def dg_kondo(
     batch: LossBatch, denominator: float, *, keep: Annotated[float, "(0, 1]"] = 0.03
 ) -> tuple[Tensor, Observed]:

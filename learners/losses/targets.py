@@ -1,6 +1,6 @@
 """Losses that fit the policy to a target by likelihood, with no ratio to clip: PMPO and TPO.
 
-Both normalise over a whole minibatch, so a plan computes their weights (`contract.Plan`).
+Both normalise over a whole minibatch, so a plan computes their weights (`contract.MinibatchPlan`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 from learners.losses.contract import (
     IMPOSSIBLE,
     LossBatch,
+    MinibatchPlan,
     Observed,
-    Plan,
     current_logprobs,
     log_ratio,
     planned,
@@ -42,7 +42,7 @@ def preference_weights(batch: LossBatch, *, alpha: float = 0.5, beta: float = 0.
     return torch.where(good, up, zeros) - torch.where(bad, down, zeros), {}
 
 
-@planned(Plan(preference_weights, needs_current=False))
+@planned(MinibatchPlan(preference_weights, needs_current=False))
 def pmpo(
     batch: LossBatch,
     denominator: float,
@@ -90,7 +90,7 @@ def target_weights(batch: LossBatch, *, temperature: float = 1.0) -> tuple[Tenso
     return weights, {"target_gap": torch.where(mask, pull.abs()[owner], 0.0).to(share.dtype)}
 
 
-@planned(Plan(target_weights))
+@planned(MinibatchPlan(target_weights))
 def tpo(
     batch: LossBatch, denominator: float, *, temperature: Annotated[float, "(0, inf)"] = 1.0
 ) -> tuple[Tensor, Observed]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from learners.losses.contract import (
     LossBatch,
+    MinibatchPlan,
     Observed,
-    Plan,
     log_ratio,
     planned,
     ratio,
@@ -42,7 +42,7 @@ def second_moment_mask(batch: LossBatch, *, threshold: float = 0.04) -> tuple[Te
 
 
 @ratio_to_behaviour
-@planned(Plan(second_moment_mask))
+@planned(MinibatchPlan(second_moment_mask))
 def m2po(
     batch: LossBatch, denominator: float, *, threshold: Annotated[float, "(0, inf]"] = 0.04
 ) -> tuple[Tensor, Observed]:

@@ -36,7 +36,7 @@ import zstandard
 
 from areal_like.weights import codec, plain
 from areal_like.weights.codec import Encoder, Lanes
-from areal_like.weights.delta import Head, read, write
+from areal_like.weights.delta import DeltaHead, read, write
 from areal_like.weights.digest import lanes_of
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
@@ -89,7 +89,7 @@ def changed(before: State, density: float, rng: np.random.Generator) -> State:
 
 def ours(before: State, after: State, digest: bool) -> Row:
     layout = Layout(before.specs, BLOCK_BYTES)
-    encoder, head = Encoder(layout), Head(0, 1, NO_DIGEST, NO_DIGEST)
+    encoder, head = Encoder(layout), DeltaHead(0, 1, NO_DIGEST, NO_DIGEST)
     state = State(before.specs, before.buffer.copy())
     lanes = Lanes(layout, before.words) if digest else None
     kept: list[bytes] = []
@@ -169,7 +169,7 @@ def peak_extra(before: State, after: State) -> float:
     tracemalloc.start()
     encoder = Encoder(layout)
     blocks = [pack(encoder.encode(block, before.buffer, after.buffer)) for block in layout.blocks]
-    write(Head(0, 1, NO_DIGEST, NO_DIGEST), layout, blocks)
+    write(DeltaHead(0, 1, NO_DIGEST, NO_DIGEST), layout, blocks)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak / before.nbytes

@@ -23,7 +23,7 @@ from areal_like.sampling import uniforms
 from areal_like.types import Batch, Completion, Limits
 from areal_like.weights.changes import Changes
 from areal_like.weights.codec import Encoder, Lanes
-from areal_like.weights.delta import Head, advance, read, write
+from areal_like.weights.delta import DeltaHead, advance, read, write
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout as WeightLayout
 from areal_like.weights.planes import pack
@@ -32,7 +32,7 @@ from areal_like.weights.update import Update
 from learners import varlen
 from learners.advantages import group
 from learners.attention import packed_attention
-from learners.layout import Layout
+from learners.layout import RowLayout
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from learners.losses.contract import LossBatch, with_plan
@@ -153,7 +153,7 @@ def attention(place: Place) -> Findings:
     made = torch.Generator().manual_seed(0)
     shapes = [(1, heads, int(lengths.sum()), 64) for heads in (8, 2, 2)]
     inputs = [torch.randn(shape, generator=made).to(place.device, dtype).requires_grad_() for shape in shapes]
-    layout = Layout.of(lengths, torch.device(place.device))
+    layout = RowLayout.of(lengths, torch.device(place.device))
     query, key, value = inputs
     output, _ = packed_attention(torch.nn.Identity(), query, key, value, None, 0.125, layout=layout)
     wide = [each.detach().float().requires_grad_() for each in inputs]
@@ -295,7 +295,7 @@ async def _deltas(place: Place, bounds: Bounds) -> None:
         encoder = Encoder(layout)
         blocks = [pack(encoder.encode(block, state.buffer, after.buffer, lanes)) for block in layout.blocks]
         digest = text_of(lanes.total(), after.words.size)
-        found = read(memoryview(write(Head(version - 1, version, engine.digest, digest), layout, blocks)), layout)
+        found = read(memoryview(write(DeltaHead(version - 1, version, engine.digest, digest), layout, blocks)), layout)
         advance(found, layout, held, told)
         changes.add(found, layout)
         await engine.load(Update(version, digest, held, changes))

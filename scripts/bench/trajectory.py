@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from areal_like.models import qwen2, state_of
 from areal_like.weights.codec import Encoder
-from areal_like.weights.delta import Head, write
+from areal_like.weights.delta import DeltaHead, write
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State
@@ -69,7 +69,7 @@ def delta_bytes(before: State, after: State) -> int:
     layout = Layout(before.specs, BLOCK_BYTES)
     encoder = Encoder(layout)
     blocks = [pack(encoder.encode(block, before.buffer, after.buffer)) for block in layout.blocks]
-    return len(write(Head(0, 1, NO_DIGEST, NO_DIGEST), layout, blocks))
+    return len(write(DeltaHead(0, 1, NO_DIGEST, NO_DIGEST), layout, blocks))
 
 
 def density(before: State, after: State) -> float:

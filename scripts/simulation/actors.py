@@ -17,8 +17,8 @@ from struct import Struct
 import numpy as np
 
 from actors import measures
-from actors.engines.decode_clock import DecodeClock, Load, Request
-from actors.engines.lengths import Lengths
+from actors.engines.decode_clock import DecodeClock, Load, TimedRequest
+from actors.engines.lengths import AnswerLengths
 from areal_like import messages
 from areal_like.groups import FINISHES, Head
 from areal_like.messages import Message
@@ -61,7 +61,7 @@ class Prompts:
 
 
 @dataclass(eq=False, slots=True)
-class _Sample(Request):
+class _Sample(TimedRequest):
     """`before`: runs that an earlier lease has left. `ends`: tokens at the ends of its turns, but for those behind it.
     `late`: its verification overran its time."""
 
@@ -108,7 +108,7 @@ class World:
     prompts: Prompts
     seed: int
     most: int | None
-    lengths: Lengths
+    lengths: AnswerLengths
     cores: Cores | None
     verify_within: float = math.inf
     quits: Callable[[SimulatedActor], None] = lambda actor: None
@@ -246,11 +246,11 @@ class SimulatedActor:
             if due < math.inf:
                 self.timeline.at(due, self._wake, due)
 
-    def _matters(self) -> Callable[[Request], bool]:
+    def _matters(self) -> Callable[[TimedRequest], bool]:
         """Is the end of a sample, asked of one after the other, something that the buffer hears of?"""
         missing, left = self._wanted - self._free_slots, dict[_Group, int]()
 
-        def matters(request: Request) -> bool:
+        def matters(request: TimedRequest) -> bool:
             nonlocal missing
             group: _Group = request.group  # type: ignore[attr-defined]
             missing -= 1
@@ -467,7 +467,7 @@ class SimulatedActor:
         self._verify(sample)
         self._tell()
 
-    def _decoded(self, request: Request, finish: Finish) -> None:
+    def _decoded(self, request: TimedRequest, finish: Finish) -> None:
         assert isinstance(request, _Sample)
         request.finish = finish
         if finish == "abort":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actors.engines.lengths import Lengths
+from actors.engines.lengths import AnswerLengths
 from areal_like.sampling import longer_keys, stream_key, uniforms
 
 RIGHT = 2
@@ -20,15 +20,15 @@ _BLOCK, _MOST_BLOCKS = 256, 32
 
 
 class Drawn(NamedTuple):
-    """Of each sample of a group: its key, what `Lengths.drawn` takes, and a number below the chance of a right answer
-    if it is right. Both are uniform."""
+    """Of each sample of a group: its key, what `AnswerLengths.drawn` takes, and a number below the chance of a right
+    answer if it is right. Both are uniform."""
 
     keys: list[int]
     lengths: list[float]
     right: list[float]
 
 
-class Dealt(Lengths):
+class Dealt(AnswerLengths):
     """Of several traces each prompt, as it comes, gets the next of a shuffled deck. All are used equally often; if each
     drew one, a third would be left out, and a short run be longer or shorter than the one that they are of."""
 
@@ -49,7 +49,7 @@ class Dealt(Lengths):
 class Draws:
     """`seed`: of the run."""
 
-    def __init__(self, seed: int, lengths: Lengths):
+    def __init__(self, seed: int, lengths: AnswerLengths):
         self._seed, self._lengths = np.array([stream_key(seed)], np.uint64), lengths
         self._block = lru_cache(_MOST_BLOCKS)(self._drawn)
 

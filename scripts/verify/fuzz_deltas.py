@@ -15,7 +15,7 @@ import numpy as np
 
 from areal_like.weights import compiled
 from areal_like.weights.codec import Encoder, Lanes
-from areal_like.weights.delta import Head, advance, read, write
+from areal_like.weights.delta import DeltaHead, advance, read, write
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import Coded, DeltaError, pack
 from areal_like.weights.state import State, TensorSpec
@@ -53,7 +53,7 @@ def _blocks() -> list[list[bytes]]:
 
 
 def _message(blocks: list[bytes]) -> bytes:
-    return write(Head(0, 1, DIGEST, DIGEST), LAYOUT, blocks)
+    return write(DeltaHead(0, 1, DIGEST, DIGEST), LAYOUT, blocks)
 
 
 def compile_all() -> None:

@@ -1,4 +1,4 @@
-"""Fakes of the processes behind SGLang `Server`s: a test decides the order of events."""
+"""Fakes of the processes behind SGLang `SglangServer`s: a test decides the order of events."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ import pytest
 
 from actors.engines import sglang_flags, sglang_weights
 from actors.engines.sglang_engine import SglangEngine
-from actors.engines.sglang_server import Server, ServerGone
+from actors.engines.sglang_server import ServerGone, SglangServer
 from areal_like.models import publishable, qwen2, state_of
 from areal_like.weights.update import Update
 
@@ -25,8 +25,8 @@ def tiny() -> Any:
 
 
 class Fakes:
-    """Stands in for the processes behind `Server`s and records what they are sent. A request runs until it is aborted
-    and then returns two tokens; with `quick` it ends by itself."""
+    """Stands in for the processes behind `SglangServer`s and records what they are sent. A request runs until it is
+    aborted and then returns two tokens; with `quick` it ends by itself."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.events: list[tuple[str, str, str]] = []
@@ -36,15 +36,15 @@ class Fakes:
         self._waiting: dict[str, list[asyncio.Future]] = {}
         self._dead: dict[str, asyncio.Future] = {}
         for name in ("start", "kill", "get", "text", "post", "until_dead"):
-            monkeypatch.setattr(Server, name, self._bound(getattr(self, name)))
+            monkeypatch.setattr(SglangServer, name, self._bound(getattr(self, name)))
 
-        async def holds(server: Server, held: Any) -> bool:
+        async def holds(server: SglangServer, held: Any) -> bool:
             return False
 
-        async def give(server: Server, weights: Any, mode: str, flush: bool) -> sglang_weights.Outcome:
+        async def give(server: SglangServer, weights: Any, mode: str, flush: bool) -> sglang_weights.LoadOutcome:
             self.events.append((server.name, "give", weights.label))
             server.digest, server.label = weights.held.digest, weights.label
-            return sglang_weights.Outcome(True, True, True, 0, 0.0)
+            return sglang_weights.LoadOutcome(True, True, True, 0, 0.0)
 
         monkeypatch.setattr(sglang_weights, "holds", holds)
         monkeypatch.setattr(sglang_weights, "give", give)
@@ -53,7 +53,7 @@ class Fakes:
     def _bound(method: Callable) -> Callable:
         return lambda server, *args: method(server, *args)
 
-    async def start(self, server: Server, timeout: float) -> None:
+    async def start(self, server: SglangServer, timeout: float) -> None:
         await asyncio.sleep(0)
         told = " ".join(server.arguments or ["--tp-size 1"])
         self.tp[server.name] = int(told.split("--tp-size ")[1].split()[0])
@@ -63,7 +63,7 @@ class Fakes:
         self.events.append((server.name, "start", told))
         self._waiting[server.name], self._dead[server.name] = [], asyncio.get_running_loop().create_future()
 
-    def kill(self, server: Server) -> None:
+    def kill(self, server: SglangServer) -> None:
         server.ready.clear()
         if server.name in self.tp:
             self.events.append((server.name, "kill", ""))
@@ -72,20 +72,20 @@ class Fakes:
                 if not each.done():
                     each.set_exception(ServerGone("killed"))
 
-    def die(self, server: Server) -> None:
+    def die(self, server: SglangServer) -> None:
         self._dead[server.name].set_result("has died")
 
-    async def until_dead(self, server: Server) -> str:
+    async def until_dead(self, server: SglangServer) -> str:
         return await self._dead[server.name]
 
-    async def get(self, server: Server, path: str) -> dict[str, Any]:
+    async def get(self, server: SglangServer, path: str) -> dict[str, Any]:
         return {"custom_weight_loader": [sglang_flags.LOAD_FORMAT], "tp_size": self.tp[server.name]}
 
-    async def text(self, server: Server, path: str) -> str:
+    async def text(self, server: SglangServer, path: str) -> str:
         assert path == "/metrics"
         return f'sglang:num_retracted_requests_total{{tp_rank="0"}} {self.preempted[server.name]}.0\n'
 
-    async def post(self, server: Server, path: str, body: dict[str, Any], extra: float = 0.0) -> dict[str, Any]:
+    async def post(self, server: SglangServer, path: str, body: dict[str, Any], extra: float = 0.0) -> dict[str, Any]:
         if path == "/abort_request":
             assert body == {"abort_all": True}
             self.events.append((server.name, "abort", ""))
@@ -107,7 +107,7 @@ class Fakes:
             },
         }
 
-    async def _aborted(self, server: Server) -> list[int]:
+    async def _aborted(self, server: SglangServer) -> list[int]:
         asked = asyncio.get_running_loop().create_future()
         self._waiting[server.name].append(asked)
         return await asked

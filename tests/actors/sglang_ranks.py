@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from actors.engines import sglang_loader, sglang_patch, sglang_weights
-from actors.engines.sglang_shared import Held
+from actors.engines.sglang_shared import SharedCopy
 from areal_like.models import tensors_of
 from areal_like.weights.state import TensorSpec
 from areal_like.weights.update import Update
@@ -58,7 +58,7 @@ class Joined:
 def follow_slices(rank, group, state):
     """All weights, then a patch: half of the bytes reach each rank, and both confirm the digest of the whole."""
     sglang_loader._group, sglang_weights.BUCKET_BYTES = lambda: group, 20_000
-    server, held = Joined(rank), Held(state, {})
+    server, held = Joined(rank), SharedCopy(state, {})
     held.digest = state.digest()
     assert asyncio.run(sglang_weights._send_all(server, held))
     assert state.nbytes / 2 < server.read < 0.6 * state.nbytes + 10_000

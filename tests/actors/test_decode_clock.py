@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from actors.engines.decode_clock import DecodeClock, DecodeCost, Load, Request
-from actors.engines.lengths import Lengths
+from actors.engines.decode_clock import DecodeClock, DecodeCost, Load, TimedRequest
+from actors.engines.lengths import AnswerLengths
 from areal_like.sampling import stream_key, uniform, uniforms
 
 
@@ -32,7 +32,7 @@ class Ends:
     def __init__(self, clock: DecodeClock):
         self.clock, self.seen = clock, dict[str, tuple[float, str, int]]()
 
-    def __call__(self, request: Request, finish: str) -> None:
+    def __call__(self, request: TimedRequest, finish: str) -> None:
         self.seen[request.name] = self.clock.now, finish, request.made
 
 
@@ -40,7 +40,7 @@ def decode(clock: DecodeClock, *asked: tuple[str, int, int]) -> Ends:
     """Ask at 0 for (name, prompt, length), and run until all is done."""
     ends = Ends(clock)
     for name, prompt, length in asked:
-        clock.submit(Request(name, length, True, 0.0, ends, prompt))
+        clock.submit(TimedRequest(name, length, True, 0.0, ends, prompt))
     while (due := clock.due()) < math.inf:
         clock.advance(due)
     return ends
@@ -77,7 +77,9 @@ def test_a_sequence_larger_than_the_cache_runs_alone() -> None:
 def test_runs_of_a_preempted_sequence_cover_it_by_version() -> None:
     clock, runs = DecodeClock(DecodeCost(base=1.0, recompute=False), slots=4, kv_tokens=20), {}
     for name, length in (("a", 12), ("b", 9)):
-        clock.submit(Request(name, length, True, 0.0, lambda request, _: runs.update({request.name: request.runs}), 4))
+        clock.submit(
+            TimedRequest(name, length, True, 0.0, lambda request, _: runs.update({request.name: request.runs}), 4)
+        )
     clock.advance(3.0)
     clock.load(Load(1, 3.0, lambda: None, lambda: None))
     clock.advance(3.0)
@@ -89,9 +91,9 @@ def test_runs_of_a_preempted_sequence_cover_it_by_version() -> None:
 def test_lengths_are_those_of_their_keys() -> None:
     keys = [stream_key(7, number) for number in range(50)]
     assert [uniform(key) for key in keys] == uniforms(np.array(keys, np.uint64), np.zeros(50, np.int64)).tolist()
-    lengths, other = Lengths(100.0, 1.0, 0.3, seed=1), Lengths(100.0, 1.0, 0.3, seed=2)
+    lengths, other = AnswerLengths(100.0, 1.0, 0.3, seed=1), AnswerLengths(100.0, 1.0, 0.3, seed=2)
     assert lengths.of(3, 4) == lengths.of(3, 4) != other.of(3, 4)
-    assert {Lengths(100.0, 0.0, 0.0).of(prompt, 5) for prompt in range(9)} == {100}
+    assert {AnswerLengths(100.0, 0.0, 0.0).of(prompt, 5) for prompt in range(9)} == {100}
 
 
 @pytest.mark.parametrize("slots", [8, 40])
@@ -113,7 +115,7 @@ def test_what_matters_next_is_when_it_comes(slots: int) -> None:
             clock.advance(when)
             for number in numbers:
                 length = 5 + number * 37 % 90
-                clock.submit(Request(str(number), length, True, when, ends, prompt=number))
+                clock.submit(TimedRequest(str(number), length, True, when, ends, prompt=number))
             if not numbers:
                 clock.load(Load(1, when, lambda: None, lambda: None))
             clock.advance(when)

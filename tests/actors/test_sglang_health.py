@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from actors.engines import sglang_engine, sglang_patch, sglang_server, sglang_weights
 from actors.engines.sglang_health import Pulse
 from actors.engines.sglang_loader import APPLIED
-from actors.engines.sglang_server import Server, ServerGone, ServerRefused
+from actors.engines.sglang_server import ServerGone, ServerRefused, SglangServer
 from areal_like.types import Limits
 from tests.actors.sglang_fakes import PROMPT, Fakes, served, until, update, watched
 
@@ -49,7 +49,7 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used() -> None
         await server.close()
 
     async def check() -> None:
-        server = Server("SGLang 0", url=url)
+        server = SglangServer("SGLang 0", url=url)
         await server.start(5)
         for _ in range(3):
             found = await asyncio.gather(*(server.post("/say", {"text": "x" * 1_000_000}) for _ in range(4)))
@@ -61,7 +61,7 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used() -> None
         assert await asking == [{"said": 1}] * 2
         await server.close()
 
-    async def two(server: Server) -> list[dict[str, Any]]:
+    async def two(server: SglangServer) -> list[dict[str, Any]]:
         return [await server.post("/say", {"text": "x"}) for _ in range(2)]
 
     thread = threading.Thread(target=asyncio.run, args=[serve()])
@@ -78,13 +78,13 @@ def test_waiting_for_a_server_is_not_busy(fakes: Fakes, tmp_path: Path, monkeypa
     """At the start, and while a dead server restarts: the note says so, and the time does not count as busy."""
     engine = served(tmp_path, replicas=1)
     clock, let_start = 0.0, asyncio.Event()
-    start = Server.start
+    start = SglangServer.start
 
-    async def held(server: Server, timeout: float) -> None:
+    async def held(server: SglangServer, timeout: float) -> None:
         await let_start.wait()
         await start(server, timeout)
 
-    monkeypatch.setattr(Server, "start", held)
+    monkeypatch.setattr(SglangServer, "start", held)
     monkeypatch.setattr(sglang_engine, "monotonic", lambda: clock)
 
     async def check() -> None:
@@ -129,7 +129,9 @@ def test_what_a_server_has_streamed_stays_when_it_dies(
     """It has been heard. The rest comes from the next server; an update meanwhile leaves its versions unknown."""
     engine, left = served(tmp_path, replicas=1), [3, 8]
 
-    async def stream(server: Server, path: str, body: dict[str, Any], take: Callable[[dict[str, Any]], bool]) -> None:
+    async def stream(
+        server: SglangServer, path: str, body: dict[str, Any], take: Callable[[dict[str, Any]], bool]
+    ) -> None:
         assert path == "/generate" and body["stream"]
         most, dies = body["sampling_params"]["max_new_tokens"], len(left) == 2
         for count in range(1, min(left.pop(0), most) + 1):
@@ -142,7 +144,7 @@ def test_what_a_server_has_streamed_stays_when_it_dies(
                 await engine.load(update(engine, 1))
             raise ServerGone("has died")
 
-    monkeypatch.setattr(Server, "stream", stream)
+    monkeypatch.setattr(SglangServer, "stream", stream)
 
     async def scenario() -> None:
         heard: list[list[int]] = []
@@ -180,7 +182,7 @@ def test_a_streamed_answer_is_read_event_by_event_and_its_end_is_not_taken_on_tr
         app.router.add_post("/{path}", answer)
         app.router.add_get("/ping", answer)
         async with TestServer(app) as there:
-            server, found = Server("S", url=str(there.make_url(""))), list[dict[str, Any]]()
+            server, found = SglangServer("S", url=str(there.make_url(""))), list[dict[str, Any]]()
             await server.start(10)
             await server.stream("/whole", {}, found.append)
             assert found == [{"a": 1}, {"a": 2}, json.loads(big)]

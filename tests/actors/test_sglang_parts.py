@@ -17,7 +17,7 @@ from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
 from actors.engines.sglang_names import stored_names
 from actors.engines.sglang_replies import NEUTRAL, Pieces, Returned, concatenated, generate_request, reply_of
-from actors.engines.sglang_shared import Held
+from actors.engines.sglang_shared import SharedCopy
 from areal_like.errors import UserError
 from areal_like.experts import Routing
 from areal_like.models import publishable, qwen2, specs_of, tensors_of
@@ -57,7 +57,7 @@ def test_held_weights_follow_updates_and_lie_where_a_server_can_read_them():
     states = [random_state(0)]
     for seed in (1, 2):
         states.append(changed(states[-1], 0.2, seed))
-    held = Held(copied(states[0]), {})
+    held = SharedCopy(copied(states[0]), {})
     assert held.advance(Update(0, "d0", states[0]), True) is None, "what servers have is not known"
     everywhere = Changes("d0", {i: [slice(0, spec.count)] for i, spec in enumerate(states[0].specs)})
     for version, changes in enumerate([everywhere, Changes("of other weights")], 1):
@@ -105,7 +105,7 @@ def test_all_weights_reach_a_server_from_shared_memory_or_in_messages(ours, brok
     monkeypatch.setattr(sglang_weights, "BUCKET_BYTES", 100)
     monkeypatch.setattr(sglang_weights, "INLINE_BYTES", 100)
     state = random_state(0, specs)
-    held, server, right = Held(state, {}), Told(Fused(broken=broken, columns=5000), ours), Fused(columns=5000)
+    held, server, right = SharedCopy(state, {}), Told(Fused(broken=broken, columns=5000), ours), Fused(columns=5000)
     held.digest = state.digest()
     give = sglang_weights._give_all if ours else sglang_weights._send_all
     assert asyncio.run(give(server, held)) is (broken == "")
@@ -351,7 +351,7 @@ def test_a_server_whose_logprobs_could_not_be_the_learners_is_refused(wrong):
 def test_the_base_install_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(sglang_server, "aiohttp", None)
     with pytest.raises(ValueError, match=r"\.\[sglang\]"):
-        sglang_server.Server("SGLang")
+        sglang_server.SglangServer("SGLang")
 
 
 @pytest.mark.parametrize("updated", [True, False])
@@ -394,7 +394,7 @@ def test_models_that_servers_can_not_follow_are_refused_at_once(tmp_path):
 
 def test_a_refusal_ends_the_engine_and_is_not_tried_again(tmp_path):
     """Another server would refuse it too."""
-    server = sglang_server.Server("SGLang", url="http://127.0.0.1:9")
+    server = sglang_server.SglangServer("SGLang", url="http://127.0.0.1:9")
 
     async def post(path, body, extra=0.0):
         raise sglang_server.ServerRefused("400 LoaderRefused: norm: SGLang's model has no place for it")

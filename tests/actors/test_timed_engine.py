@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from actors.engines.lengths import Lengths
+from actors.engines.lengths import AnswerLengths
 from actors.engines.timed_engine import TimedEngine
 from areal_like.types import Limits
 from areal_like.weights.state import State
@@ -150,13 +150,13 @@ def test_traces_come_from_lists_and_files(tmp_path):
 def test_a_file_without_lengths_is_refused(tmp_path, text):
     (tmp_path / "lengths.csv").write_text(text)
     with pytest.raises(ValueError, match="trace: "):
-        Lengths(1.0, 0.0, 0.0, trace=str(tmp_path / "lengths.csv"))
+        AnswerLengths(1.0, 0.0, 0.0, trace=str(tmp_path / "lengths.csv"))
 
 
 def test_a_prompt_has_one_of_several_traces(tmp_path):
     (tmp_path / "lengths.json").write_text(json.dumps([[5, 7], [50], [60, 70, 80]]))
     for trace in ([[5, 7], [50], [60, 70, 80]], str(tmp_path / "lengths.json")):
-        lengths = Lengths(1.0, 0.0, 0.0, trace=trace)
+        lengths = AnswerLengths(1.0, 0.0, 0.0, trace=trace)
         of_prompts = [frozenset(lengths.of(prompt, key) for key in range(50)) for prompt in range(90)]
         kinds = [frozenset({5, 7}), frozenset({50}), frozenset({60, 70, 80})]
         assert set(of_prompts) == set(kinds)
@@ -167,7 +167,7 @@ def test_a_prompt_has_one_of_several_traces(tmp_path):
 
 def test_a_group_has_each_length_of_its_prompt_once():
     """Or its longest answer would be shorter than it was; whoever asks for fewer of its samples gets the same ones."""
-    lengths, draws = Lengths(1.0, 0.0, 0.0, trace=[list(range(1, 9)), [100]]), seeded(0).random((400, 8)).tolist()
+    lengths, draws = AnswerLengths(1.0, 0.0, 0.0, trace=[list(range(1, 9)), [100]]), seeded(0).random((400, 8)).tolist()
     prompt = next(number for number in range(99) if lengths.of(number, 0) < 100)
     assert all(sorted(lengths.drawn(prompt, each)) == list(range(1, 9)) for each in draws)
     assert all(lengths.drawn(prompt, each[:3]) == lengths.drawn(prompt, each)[:3] for each in draws)
@@ -177,7 +177,7 @@ def test_a_group_has_each_length_of_its_prompt_once():
 @pytest.mark.parametrize("trace", [[[5], 7], [[5], []], [[5, 0]]])
 def test_lengths_that_no_answer_can_have_are_refused(trace):
     with pytest.raises(ValueError, match="trace: "):
-        Lengths(1.0, 0.0, 0.0, trace=trace)
+        AnswerLengths(1.0, 0.0, 0.0, trace=trace)
 
 
 def test_stop_tokens_end_responses_only():

@@ -19,7 +19,7 @@ from areal_like.launch.forks import Forks, ForksGone
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.outcome import RunFailed, in_words, nothing
 from areal_like.launch.plan import RoleSpec, plan
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.places import REPOSITORY
 from areal_like.process import EXIT_FORKS_GONE
 from tests.areal_like.test_launch import MODULE, alive, offered, until
@@ -157,7 +157,7 @@ def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     (tmp_path / "parts").mkdir()
     for name in ("learner", "actor_0"):
         (tmp_path / "parts" / name).write_text("sleep")
-    launcher = LocalLauncher(tmp_path, Limits(2))
+    launcher = LocalLauncher(tmp_path, RestartLimits(2))
     yield launcher
     launcher.stop()
 

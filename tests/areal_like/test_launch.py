@@ -20,7 +20,7 @@ from areal_like.launch.children import Children
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.outcome import RunFailed, is_from_outside
 from areal_like.launch.plan import RoleSpec, describe, plan
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.places import REPOSITORY, python_path
 from areal_like.process import EXIT_TERMINATED
@@ -58,7 +58,9 @@ def test_a_users_folders_reach_every_process(tmp_path: Path, monkeypatch: pytest
     assert len(set(folders)) == len(folders) and not [each for each in folders if each.startswith(f"{sys.prefix}/")]
     assert group.environment(1)["PYTHONPATH"] == python_path()
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    submission = SlurmLauncher(tmp_path, Limits(0)).submission(plan(configs.load([f"{REPOSITORY}/configs/copy4.yaml"])))
+    submission = SlurmLauncher(tmp_path, RestartLimits(0)).submission(
+        plan(configs.load([f"{REPOSITORY}/configs/copy4.yaml"]))
+    )
     assert submission and submission.environment["PYTHONPATH"] == python_path()
     assert f"--chdir={tmp_path}" in submission.command
 
@@ -86,7 +88,7 @@ def launcher(
     """Roles forked from a warm process, or each started by itself: both must behave alike."""
     monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
     monkeypatch.setattr(forks, "AVAILABLE", forks.AVAILABLE and request.param == "forked")
-    launcher = LocalLauncher(run_folder, Limits(2))
+    launcher = LocalLauncher(run_folder, RestartLimits(2))
     yield launcher
     launcher.stop()
 
@@ -128,7 +130,9 @@ def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() 
     assert [role.name for role in roles] == ["buffer", "learner-1", "learner-2", "learner", "actor-0"]
     assert [role.name for role in roles if not role.essential] == ["actor-0"]
     assert describe(roles).count("learners.follower") == 2
-    part = SlurmLauncher(Path("run"), Limits(0), learner_part={"gpus-per-task": 1}, actors_part={}).parts(roles)[0]
+    part = SlurmLauncher(Path("run"), RestartLimits(0), learner_part={"gpus-per-task": 1}, actors_part={}).parts(roles)[
+        0
+    ]
     assert (part.tasks, part.cpus, part.options) == (1, 4, {"gpus-per-task": 3}), "all ranks on one node"
 
 
@@ -157,7 +161,7 @@ def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: 
         "actor_0 ended with exit code 1 (RuntimeError: out of memory): left out, after 3 deaths",
     ]
     assert not launcher.running.poll() and launcher.running.pids.keys() == {"buffer", "actor_1"}
-    launcher.running.limits = Limits(2, min_alive=2)
+    launcher.running.limits = RestartLimits(2, min_alive=2)
     os.kill(launcher.running.pids["actor_1"], signal.SIGKILL)
     with pytest.raises(
         RunFailed, match=r"actor_1 was killed by SIGKILL.*1 of 2 actors are left \(actors\.min_alive=2\)"
@@ -215,7 +219,7 @@ def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: LocalLaun
 
 def test_a_guest_that_is_left_out_ends_nothing(launcher: LocalLauncher) -> None:
     (launcher.running.run / "parts" / "guest").write_text("refuse")
-    guests = Children(launcher.running.run, Limits(2), launcher.here.spawn, guests=True)
+    guests = Children(launcher.running.run, RestartLimits(2), launcher.here.spawn, guests=True)
     guests.start([RoleSpec("guest", MODULE, 1, False, False)])
     until("the end of all guests", lambda: guests.poll() or guests.none_left)
     assert "this input is no good" in guests.left_out["guest"]

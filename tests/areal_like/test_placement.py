@@ -13,7 +13,7 @@ from areal_like.launch import forks, group
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import describe, plan
 from areal_like.launch.ray import RayLauncher
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.placement import Needs, devices_of, place, visible
 from areal_like.registry import ConfigError
@@ -183,7 +183,7 @@ def test_each_process_sees_its_own_devices_only(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
     monkeypatch.setattr(forks, "AVAILABLE", forks.AVAILABLE and forked)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "8,9,10,11,12,13,14,15")
-    launcher = LocalLauncher(tmp_path, Limits(2))
+    launcher = LocalLauncher(tmp_path, RestartLimits(2))
     more = ["learner.device=cuda", "learner.ranks=2", "engine=sglang", "engine.replicas=2", "actors.count=2"]
     try:
         told = seen(tmp_path, launcher, *more, "placement={learner: [0-1], actors: [4-7]}")
@@ -208,7 +208,7 @@ def test_slurm_is_asked_for_each_steps_devices(monkeypatch: pytest.MonkeyPatch) 
     config = configs.load([*SGLANG, "learner.ranks=4", "engine.tp_size=2", "actors.count=2", "launcher=slurm"])
     roles = plan(config)
     assert [role.gpus for role in roles] == [0, 1, 1, 1, 1, 2, 2] and not any(role.devices for role in roles)
-    launcher = SlurmLauncher(Path("run"), Limits(0), options={"partition": "gpu"})
+    launcher = SlurmLauncher(Path("run"), RestartLimits(0), options={"partition": "gpu"})
     learner, actors = launcher.parts(roles)
     assert (learner.tasks, learner.options) == (1, {"gpus-per-task": 4})
     assert (actors.tasks, actors.options) == (2, {"gpus-per-task": 2})
@@ -216,18 +216,18 @@ def test_slurm_is_asked_for_each_steps_devices(monkeypatch: pytest.MonkeyPatch) 
     launcher.start(roles)
     asked = [[word for word in launcher._command(role, role.name) if "g" in word[:4]] for role in roles]
     assert [words[0] for words in asked] == ["--gres=none", *["--gpus-per-task=1"] * 4, *["--gpus-per-task=2"] * 2]
-    own = SlurmLauncher(Path("run"), Limits(0), actors_part={"gres": "gpu:h100:2"})
+    own = SlurmLauncher(Path("run"), RestartLimits(0), actors_part={"gres": "gpu:h100:2"})
     assert own.parts(roles)[1].options == {"gres": "gpu:h100:2"}, "the user's words stand"
-    whole = SlurmLauncher(Path("run"), Limits(0), options={"gpus-per-node": 8})
+    whole = SlurmLauncher(Path("run"), RestartLimits(0), options={"gpus-per-node": 8})
     assert [part.options for part in whole.parts(roles)] == [{}]
 
 
 def test_ray_is_asked_for_each_places_devices() -> None:
     config = configs.load([*SGLANG, "engine.tp_size=2", "actors.count=1", "launcher=ray"])
-    told = RayLauncher(Path("run"), Limits(0)).placement(plan(config))
+    told = RayLauncher(Path("run"), RestartLimits(0)).placement(plan(config))
     assert "learner     1 CPU, 1 GPU\n" in told and "actor-0     1 CPU, 2 GPU\n" in told
     assert "buffer      1 CPU\n" in told
-    own = RayLauncher(Path("run"), Limits(0), actor_place={"GPU": 4}).placement(plan(config))
+    own = RayLauncher(Path("run"), RestartLimits(0), actor_place={"GPU": 4}).placement(plan(config))
     assert "actor-0     1 CPU, 4 GPU\n" in own
 
 

@@ -18,7 +18,7 @@ from areal_like.launch import children, ray_cluster
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.places import REPOSITORY
 from scripts import train
 
@@ -66,7 +66,7 @@ def test_a_signal_is_heard_while_a_cluster_is_asked(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("place", [{"CPU": -1}, {"CPU": "many"}, {"GPU": 1.5}, {"CPU": 0}, {"GPU": float("nan")}])
 def test_a_place_that_there_cannot_be_is_refused(place: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"launcher.actor_place: "):
-        RayLauncher(Path("runs/a"), Limits(1), actor_place=place)
+        RayLauncher(Path("runs/a"), RestartLimits(1), actor_place=place)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_knobs_of_a_launcher_are_checked_before_anything_is_made(knobs: list[str
 
 
 def test_the_placement_names_every_resource() -> None:
-    launcher = RayLauncher(Path("runs/a"), Limits(1), learner_place={"GPU": 1, "high_memory": 2, "memory": 1000})
+    launcher = RayLauncher(Path("runs/a"), RestartLimits(1), learner_place={"GPU": 1, "high_memory": 2, "memory": 1000})
     told = launcher.placement([RoleSpec("learner", "learners.main", 3, True), RoleSpec("actor-0", "", 1, False)])
     assert "  learner     3 CPU, 1 GPU, 2 high_memory, 1000 memory\n" in told
     assert "  actor-0     1 CPU\n" in told
@@ -140,9 +140,9 @@ def test_a_node_that_does_not_answer_is_named_and_the_rest_is_cleared_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(children, "KILL_SECONDS", 0.1)
-    launcher = RayLauncher(tmp_path, Limits(1))
+    launcher = RayLauncher(tmp_path, RestartLimits(1))
     launcher.running = children.Children(
-        tmp_path, Limits(1), lambda role, name: Silent() if name == "learner" else Ended(), on_nodes=True
+        tmp_path, RestartLimits(1), lambda role, name: Silent() if name == "learner" else Ended(), on_nodes=True
     )
     launcher.running.start([RoleSpec("learner", "", 1, True), RoleSpec("actor-0", "", 1, False)])
     launcher._held = held = socket.create_server(("127.0.0.1", 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_like.launch.restarts import LONGEST_DELAY, CommonFault, Limits, Restarts
+from areal_like.launch.restarts import LONGEST_DELAY, CommonFault, RestartLimits, Restarts
 
 
 class Clock:
@@ -13,20 +13,20 @@ class Clock:
 
 
 def test_delays_double_and_then_the_actor_is_left_out() -> None:
-    restarts = Restarts(Limits(max_restarts=4, window=3600.0), Clock())
+    restarts = Restarts(RestartLimits(max_restarts=4, window=3600.0), Clock())
     assert [restarts.delay("a") for _ in range(5)] == [0.0, 1.0, 2.0, 4.0, None]
     assert restarts.delay("b") == 0.0, "each is counted by itself"
 
 
 def test_no_delay_is_longer_than_the_longest() -> None:
-    restarts = Restarts(Limits(max_restarts=10_000), Clock())
+    restarts = Restarts(RestartLimits(max_restarts=10_000), Clock())
     assert max(restarts.delay("a") or 0.0 for _ in range(5_000)) == LONGEST_DELAY
 
 
 def test_deaths_that_are_long_ago_do_not_count() -> None:
     """An actor that dies once an hour, for two weeks."""
     clock = Clock()
-    restarts = Restarts(Limits(max_restarts=1, window=3000.0), clock)
+    restarts = Restarts(RestartLimits(max_restarts=1, window=3000.0), clock)
     for _ in range(24 * 14):
         assert restarts.delay("a") == 0.0
         clock.now += 3600.0
@@ -34,7 +34,7 @@ def test_deaths_that_are_long_ago_do_not_count() -> None:
 
 
 def test_no_restarts_at_all() -> None:
-    assert Restarts(Limits(max_restarts=0), Clock()).delay("a") is None
+    assert Restarts(RestartLimits(max_restarts=0), Clock()).delay("a") is None
 
 
 def test_a_common_fault_is_one_that_has_struck_each_actor() -> None:

@@ -12,7 +12,7 @@ from areal_like.partials import digest_of, encode_partial
 from areal_like.samples import DROPPED, HELDOUT, read
 from areal_like.types import Completion, Group, PartialSample, Sample
 from buffer.gauges import MANY_LOST
-from buffer.kept_samples import KeptSamples
+from buffer.kept_samples import UntrainedSamples
 from buffer.store import Stage
 from tests.buffer.house import B, House, asynchronous, table
 
@@ -20,7 +20,7 @@ from tests.buffer.house import B, House, asynchronous, table
 @pytest.fixture
 def house(tmp_path: Path) -> House:
     house = House(asynchronous(max_staleness=1), evaluate=2, actors=1)
-    house.state.samples = KeptSamples(tmp_path, SimpleNamespace(samples_bytes=10_000_000, steps=10))
+    house.state.samples = UntrainedSamples(tmp_path, SimpleNamespace(samples_bytes=10_000_000, steps=10))
     house.start()
     return house
 
@@ -215,7 +215,7 @@ def test_an_actor_that_has_no_text_of_what_it_is_asked_for_leaves_the_reason(
 
 
 def test_a_rare_reason_has_room_where_a_usual_one_has_used_its_share(tmp_path: Path) -> None:
-    samples = KeptSamples(tmp_path, SimpleNamespace(samples_bytes=100_000, steps=1000))
+    samples = UntrainedSamples(tmp_path, SimpleNamespace(samples_bytes=100_000, steps=1000))
     for step in range(40):
         samples.unfinished((step, step), step, f"failed: {'x' * 400}", "actor-0")
     samples.unfinished((40, 40), 40, "timed out", "actor-0")

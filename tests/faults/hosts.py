@@ -22,11 +22,11 @@ from pathlib import Path
 
 from areal_like.launch.children import Children
 from areal_like.launch.forks import Forked
-from areal_like.launch.group import Group
+from areal_like.launch.group import ProcessGroup
 from areal_like.launch.local import Here
 from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from tests.faults.on_host import enter
 
 HERE = "here"
@@ -137,7 +137,7 @@ class HostsLauncher:
     ACROSS_HOSTS = True
     ONE_PROCESS = False
 
-    def __init__(self, run: Path, limits: Limits, *, namespaces: dict[str, str], ready_timeout: float = 120.0):
+    def __init__(self, run: Path, limits: RestartLimits, *, namespaces: dict[str, str], ready_timeout: float = 120.0):
         self.ready_timeout, self.namespaces = ready_timeout, namespaces
         self._here = Here(run)
         self.running = Children(run, limits, self._spawn)
@@ -156,6 +156,6 @@ class HostsLauncher:
         self.running.end()
         self._here.close()
 
-    def _spawn(self, role: RoleSpec, name: str) -> Group | Forked:
+    def _spawn(self, role: RoleSpec, name: str) -> ProcessGroup | Forked:
         there = dataclasses.replace(role, module="tests.faults.on_host")
         return self._here.spawn(there, name, role.module, self.namespaces[name])

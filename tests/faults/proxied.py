@@ -6,14 +6,14 @@ import time
 from areal_like.launch.children import Children, Process
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.run_folder import RENDEZVOUS
 
 
 class ProxiedLauncher(LocalLauncher):
     """`proxy` is the endpoint to use instead of the buffer's own. The plan starts the buffer first."""
 
-    def __init__(self, run, limits: Limits, *, proxy: str):
+    def __init__(self, run, limits: RestartLimits, *, proxy: str):
         super().__init__(run, limits)
         self.proxy = proxy
         self.running = Children(run, limits, self._spawn)

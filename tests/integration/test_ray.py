@@ -18,7 +18,7 @@ import pytest
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from scripts.audit import audit
 from tests.integration.hostless import HostlessLauncher
 from tests.integration.runs import REPOSITORY, summary, train
@@ -215,7 +215,7 @@ def cleared_up(launcher: RayLauncher) -> Iterator[None]:
 def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., Run], tmp_path: Path) -> None:
     """Until then it waits for Ray, rather than ask again and again: that took two processors."""
     asked: list[None] = []
-    launcher = RayLauncher(tmp_path, Limits(0), learner_place={"GPU": 5}, ready_timeout=2.0)
+    launcher = RayLauncher(tmp_path, RestartLimits(0), learner_place={"GPU": 5}, ready_timeout=2.0)
     with cleared_up(launcher), pytest.raises(RunFailed) as failed:
         launcher._reserve(CORE, lambda: asked.append(None))
     said = str(failed.value)
@@ -224,7 +224,7 @@ def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., R
 
 
 def test_a_node_that_lacks_the_project_ends_the_run_with_a_word(start: Callable[..., Run], tmp_path: Path) -> None:
-    launcher = HostlessLauncher(tmp_path, Limits(0))
+    launcher = HostlessLauncher(tmp_path, RestartLimits(0))
     with (
         cleared_up(launcher),
         pytest.raises(RunFailed, match=r"its host can't start \(ModuleNotFoundError: No module n"),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from areal_like.types import Batch
-from learners.attestation import Attestation, Record
+from learners.attestation import Attestation, RunRecord
 from learners.collectives import Ranks, join
 from learners.follower import LeadingTrainer, follow
 from learners.untrainable import Untrainable
@@ -60,7 +60,7 @@ def main() -> None:
     join(rank, 2, folder / "store", local=True)
     learner = learner_of(Case(), 2)
     if rank:
-        follow(learner, Client(), None, Record(folder))  # type: ignore[arg-type]
+        follow(learner, Client(), None, RunRecord(folder))  # type: ignore[arg-type]
     found = lead(LeadingTrainer(learner), folder)
     (folder / "found.json").write_text(json.dumps(found))
     Ranks(2).broadcast(("train", [1, 1]))  # there is no other share: the second rank ends

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from learners import attention, varlen
 from learners.advantages import group
 from learners.attention import attend_plainly, packed_attention, use_packed_attention
-from learners.layout import Layout
+from learners.layout import RowLayout
 from learners.learner import TorchLearner
 from learners.losses.weighted import reinforce
 from learners.sharding import recompute_activations
@@ -72,7 +72,7 @@ def packed_logits(model, sequences, lengths):
     return model(
         input_ids=torch.cat(sequences)[None],
         position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
-        layout=Layout.of(np.array(lengths), torch.device("cpu")),
+        layout=RowLayout.of(np.array(lengths), torch.device("cpu")),
         use_cache=False,
     ).logits[0]
 
@@ -116,7 +116,7 @@ def test_sliding_windows_are_kept(implementation):
     rng = torch_seeded(3)
     lengths, window = [5, 9], 3
     q, k, v = (torch.randn(1, heads, 14, 4, generator=rng, dtype=torch.float64) for heads in (4, 2, 2))
-    layout = Layout.of(np.array(lengths), torch.device("cpu"))
+    layout = RowLayout.of(np.array(lengths), torch.device("cpu"))
     output, _ = packed_attention(torch.nn.Module(), q, k, v, None, 0.5, layout=layout, sliding_window=window)
     expected = torch.zeros(14, 4, 4, dtype=torch.float64)
     starts = [0, 5]
@@ -131,7 +131,7 @@ def test_sliding_windows_are_kept(implementation):
 
 def test_padding_inside_a_block_stays_below_half():
     lengths = seeded(0).lognormal(3, 1.2, 200).astype(np.int64) + 1
-    layout = Layout.of(lengths, torch.device("cpu"))
+    layout = RowLayout.of(lengths, torch.device("cpu"))
     assert sum(len(block.asked) for block in layout.blocks) < 2 * lengths.sum()
     assert sum(len(block.real) for block in layout.blocks) == lengths.sum()
 
@@ -163,7 +163,7 @@ def test_what_it_does_not_compute_is_refused(refused):
     x = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match="packed attention knows no"):
         packed_attention(
-            torch.nn.Module(), x, x, x, None, layout=Layout.of(np.array([3]), torch.device("cpu")), **refused
+            torch.nn.Module(), x, x, x, None, layout=RowLayout.of(np.array([3]), torch.device("cpu")), **refused
         )
 
 
@@ -209,7 +209,7 @@ def test_a_train_step_in_half_precision_is_one_of_the_kernel(monkeypatch):
 @pytest.mark.parametrize("wrong", [0.1, float("nan")])
 def test_a_kernel_that_is_wrong_here_is_found_before_its_first_use(wrong, monkeypatch, caplog):
     dtypes = stand_in(monkeypatch, wrong)
-    x, layout = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16), Layout.of(np.array([2, 3]), torch.device("cpu"))
+    x, layout = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16), RowLayout.of(np.array([2, 3]), torch.device("cpu"))
     outputs = [packed_attention(torch.nn.Module(), x, x, x, None, layout=layout)[0] for _ in range(3)]
     monkeypatch.setattr(varlen, "KERNEL", None)
     truth, _ = packed_attention(torch.nn.Module(), x, x, x, None, layout=layout)

@@ -10,7 +10,7 @@ import pytest
 from areal_like.samples import read
 from areal_like.types import Batch
 from learners.advantages import group
-from learners.kept_samples import KeptSamples, chosen
+from learners.kept_samples import TrainedSamples, chosen
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.losses.delightful import dg
@@ -110,7 +110,7 @@ def test_one_at_random_the_best_and_the_worst_take_turns(tmp_path: Path) -> None
         assert chosen(batch).id == chosen(batch).id, "the same when trained again"
     assert len({chosen(batch).id for batch in batches if batch.index % 2 == 0}) > 1
     run = SimpleNamespace(samples_bytes=10_000_000, steps=40)
-    samples, trainer = KeptSamples(tmp_path, run, 0), learner()
+    samples, trainer = TrainedSamples(tmp_path, run, 0), learner()
     trainer.train(batches[0])
     samples.keep(batches[0], 1, trainer.numbers)
     samples.keep(batches[1], 2, None)
@@ -118,5 +118,5 @@ def test_one_at_random_the_best_and_the_worst_take_turns(tmp_path: Path) -> None
     found = list(read(tmp_path))
     assert {each.step for each in found} == {1, 2}
     assert {each.step for each in found if "advantage" in each.numbers} == {1}, "where the trainer tells them"
-    KeptSamples(tmp_path / "none", SimpleNamespace(samples_bytes=0, steps=4), 0).keep(batches[0], 1, None)
+    TrainedSamples(tmp_path / "none", SimpleNamespace(samples_bytes=0, steps=4), 0).keep(batches[0], 1, None)
     assert not (tmp_path / "none").exists()

@@ -15,7 +15,7 @@ from learners.advantages import group
 from learners.build import build_trainer
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
-from learners.losses.contract import Plan
+from learners.losses.contract import MinibatchPlan
 from learners.losses.delightful import dg, dg_kondo, kondo_gate
 from learners.packing import Columns
 from tests.learners.batches import VOCAB, make_batch, tiny_model
@@ -109,7 +109,7 @@ def test_skipping_the_dropped_tokens_leaves_the_gradient_as_it_is():
     def masked(batch, denominator):
         return dg_kondo(batch, denominator, keep=0.2)
 
-    masked.plan = Plan(partial(kondo_gate, keep=0.2))
+    masked.plan = MinibatchPlan(partial(kondo_gate, keep=0.2))
     knobs = {"num_minibatches": 1, "publish_dtype": "float32"}
     skipping, masking = learner_of(partial(dg_kondo, keep=0.2), **knobs), learner_of(masked, **knobs)
     batch = batches(1)[0]

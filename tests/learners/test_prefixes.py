@@ -14,7 +14,7 @@ from areal_like.types import Batch, Group, Sample
 from learners import packing
 from learners.advantages import gae, group
 from learners.attention import packed_attention
-from learners.layout import Layout
+from learners.layout import RowLayout
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, gspo, ppo
 from learners.losses.corrections import tis
@@ -125,10 +125,10 @@ def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window, le
         )[0][0]
 
     tree = [x.clone().requires_grad_() for x in inputs]
-    output = run(tree, Layout.tree(found, lengths - shared, CPU, lean=lean))
+    output = run(tree, RowLayout.tree(found, lengths - shared, CPU, lean=lean))
     alone = [x.clone().requires_grad_() for x in inputs]
     where = torch.from_numpy(np.concatenate(found))
-    apart = run([x[:, :, where] for x in alone], Layout.of(lengths, CPU))
+    apart = run([x[:, :, where] for x in alone], RowLayout.of(lengths, CPU))
     own = np.concatenate(
         [np.arange(end - new, end) for end, new in zip(np.cumsum(lengths), lengths - shared, strict=True)]
     )

@@ -12,7 +12,7 @@ from areal_like import checkpoints
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.launch.plan import plan
-from areal_like.launch.restarts import Limits
+from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.run_folder import config_file, discard, note_step
 from buffer.events import Admit, Begin, Branch, Finish
@@ -192,7 +192,7 @@ def test_a_job_that_resumes_begins_with_the_config_of_that_resume(tmp_path: Path
     folder, roles = made(tmp_path), plan(configs.load(["configs/quickstart.yaml"]))
 
     def named() -> str:
-        submission = SlurmLauncher(folder, Limits(1)).submission(roles)
+        submission = SlurmLauncher(folder, RestartLimits(1)).submission(roles)
         assert submission
         return submission.command[-2]
 

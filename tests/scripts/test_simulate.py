@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from actors.engines.lengths import Lengths
+from actors.engines.lengths import AnswerLengths
 from areal_like import config as configs
 from areal_like.groups import Head, pack_heads
 from areal_like.messages import Push
@@ -151,7 +151,7 @@ def test_what_a_dead_actor_had_under_way_ends_with_it() -> None:
 
 
 def test_samples_drawn_in_blocks_are_those_of_their_keys() -> None:
-    lengths = Lengths(200.0, 1.0, 0.5, seed=3)
+    lengths = AnswerLengths(200.0, 1.0, 0.5, seed=3)
     draws = Draws(7, lengths)
     for group_id in (0, 255, 256, 100_003):
         keys, drawn, right = draws.of(group_id, 3)

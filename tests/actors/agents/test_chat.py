@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.agents.chat import Chat, Events, Refused, Reply, Terms, certain, completion, parse, spoken
+from actors.agents.chat import Chat, ChatReply, Events, RefusedRequest, Terms, certain, completion, parse, spoken
 
 TERMS = Terms(temperature=0.7)
 ASK = {"model": "gpt-x", "messages": [{"role": "user", "content": "2+2?"}]}
@@ -19,7 +19,7 @@ def chat_of(**fields: Any) -> Chat:
 
 
 def refused(body: Any) -> dict[str, Any]:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedRequest) as caught:
         parse(body, TERMS)
     assert caught.value.status == 400 and caught.value.body["error"]["type"] == "invalid_request_error"
     return caught.value.body["error"]
@@ -112,7 +112,7 @@ def test_messages_become_plain() -> None:
 def test_what_was_served_is_known_again(text: str) -> None:
     """A call is recognised in whatever form a client writes its arguments."""
     message = spoken(text, 3, [{"type": "function"}], MARKS)
-    reply = Reply(3, message, "stop", 5, 2)
+    reply = ChatReply(3, message, "stop", 5, 2)
     served = json.loads(json.dumps(completion(chat_of(), reply)))["choices"][0]["message"]
     assert parse({"messages": [served]}, TERMS).messages == [message]
     for call in served.get("tool_calls", []):
@@ -136,7 +136,7 @@ def streamed(text: str, message: dict[str, Any], chat: Chat) -> list[dict[str, A
     """The events of an answer of which each character comes alone."""
     written = Events(chat)
     pieces = [written.more(certain(text[:n], chat, MARKS)) for n in range(len(text))]
-    whole = "".join(pieces) + written.end(Reply(2, message, "length", 5, 4))
+    whole = "".join(pieces) + written.end(ChatReply(2, message, "length", 5, 4))
     *events, done = whole.removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in events]
@@ -172,8 +172,8 @@ def test_events_say_the_same_as_a_completion_and_no_client_hears_what_is_taken_b
 def test_an_answer_that_is_not_what_was_streamed_is_an_error() -> None:
     events = Events(chat_of(stream=True))
     events.more("the first")
-    with pytest.raises(Refused, match="began this answer anew"):
-        events.end(Reply(1, {"role": "assistant", "content": "another"}, "stop", 3, 2))
+    with pytest.raises(RefusedRequest, match="began this answer anew"):
+        events.end(ChatReply(1, {"role": "assistant", "content": "another"}, "stop", 3, 2))
 
 
 def test_a_stream_holds_back_what_may_become_a_stop_text() -> None:

@@ -73,7 +73,7 @@ async def played(*actions: str, seed: int = 2, **knobs: Any) -> list[Any]:
         await world.close()
 
 
-def ours(server: list[str]) -> servers.Server:
+def ours(server: list[str]) -> servers.EnvironmentServer:
     """The one that runs."""
     return servers._RUNNING[asyncio.get_running_loop()][tuple(server)]
 

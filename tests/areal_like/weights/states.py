@@ -6,7 +6,7 @@ import numpy as np
 
 from areal_like.weights import compiled
 from areal_like.weights.codec import Encoder, Lanes
-from areal_like.weights.delta import Head, advance, read, write
+from areal_like.weights.delta import DeltaHead, advance, read, write
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack
@@ -53,7 +53,7 @@ def message(before: State, after: State, layout: Layout, base: int = 0, version:
     lanes = Lanes(layout, before.words)
     base_digest, encoder = text_of(lanes.total(), layout.nbytes // 8), Encoder(layout)
     blocks = [pack(encoder.encode(block, before.buffer, after.buffer, lanes)) for block in layout.blocks]
-    head = Head(base, version, base_digest, text_of(lanes.total(), layout.nbytes // 8))
+    head = DeltaHead(base, version, base_digest, text_of(lanes.total(), layout.nbytes // 8))
     return write(head, layout, blocks)
 
 

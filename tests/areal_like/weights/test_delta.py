@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from areal_like.weights.delta import Head, ends_of, largest, opened, read, write
+from areal_like.weights.delta import DeltaHead, ends_of, largest, opened, read, write
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import DeltaError
 from areal_like.weights.state import TensorSpec
 
 LAYOUT = Layout([TensorSpec("w", "bfloat16", (64, 64)), TensorSpec("b", "bfloat16", (4,))], 4096)
-HEAD = Head(3, 7, "0" * 31 + "1", "ab" * 16)
+HEAD = DeltaHead(3, 7, "0" * 31 + "1", "ab" * 16)
 BLOCKS = [b"x", b"", b"yz"]
 KEY = LAYOUT.key.to_bytes(8, "little")
 START = b"ALD2" + bytes([3, *[0] * 7, 7, *[0] * 7]) + bytes(15) + b"\1" + b"\xab" * 16

@@ -8,7 +8,7 @@ import pytest
 
 from areal_like.weights import history as history_module
 from areal_like.weights.codec import Encoder, Lanes
-from areal_like.weights.delta import Head, write
+from areal_like.weights.delta import DeltaHead, write
 from areal_like.weights.digest import text_of
 from areal_like.weights.history import History, Hop
 from areal_like.weights.layout import Layout
@@ -63,7 +63,7 @@ class Learner:
             lanes, old, new = self.lanes[part], self.states[part], self._spares[part]
             blocks = [pack(self.encoders[part].encode(b, old.buffer, new.buffer, lanes)) for b in layout.blocks]
             digest = text_of(lanes.total(), new.words.size)
-            head = Head(history.version, self.version, history.digest, digest)
+            head = DeltaHead(history.version, self.version, history.digest, digest)
             history.add(self.version, digest, new, write(head, layout, blocks))
             total += lanes.total()
         self.digests[self.version] = text_of(total, self.whole.words.size)
