@@ -22,7 +22,7 @@ from .ablation.points import Result, gather, read
 from .ablation.results import Choice
 from .ablation.runs import Folder, Width, run_all
 from .ablation.study import MAIN, TUNE, Run
-from .arguments import EXIT_INTERRUPTED, command
+from .arguments import EXIT_INTERRUPTED, command, positive
 from .train import Interrupted, Signals
 
 
@@ -34,7 +34,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("study", help="a yaml file, or the name of one in configs/ablation: staleness")
     parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")
-    parser.add_argument("--parallel", type=_positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
+    parser.add_argument("--parallel", type=positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
     parser.add_argument(
         "--only", choices=[TUNE, MAIN, "report"], help="only this stage; report: results of finished runs"
     )
@@ -47,12 +47,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--slurm", action="store_true", help="submit array jobs instead of running here")
     parser.add_argument("--dry-run", action="store_true", help="print the runs or jobs that it would start, and stop")
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
 
 
 class Ablation:

@@ -31,7 +31,7 @@ from areal_like.places import CONFIGS
 from areal_like.registry import COMPONENTS, bind, check, marks
 from areal_like.types import Batch
 
-from .arguments import command
+from .arguments import command, positive
 from .gradient_statistics import GradientStatistics, summarise
 
 SCORING_LEARNER = "learners.scoring:ScoringLearner"
@@ -46,16 +46,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         default="along",
         help="see above",
     )
-    parser.add_argument("--batches", type=_positive, metavar="N", help="only the first N batches")
+    parser.add_argument("--batches", type=positive, metavar="N", help="only the first N batches")
     parser.add_argument("--loss", action="append", metavar="NAME", help="only this loss (may be repeated)")
     parser.add_argument("--out", type=Path, help="folder to write to (default: RUN/score)")
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
 
 
 def loss_specs(config: Config, chosen: Sequence[str] | None) -> dict[str, dict[str, Any]]:
