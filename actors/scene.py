@@ -98,7 +98,7 @@ class Scene:
             raise TypeError(f"the environment's {name} must show a text, and shows {shown!r}"[:_TOLD_CHARACTERS])
         if len(shown) > self._most:
             raise EpisodeError(
-                f"the environment's {name} shows {len(shown):,} characters, of which no model reads so many: at most "
+                f"the environment's {name} shows {len(shown):,} characters, more than any model reads: at most "
                 f"{self._most:,} are encoded; show less"
             )
         return shown

@@ -114,7 +114,7 @@ class Worker:
         self._told_cut_at = -1  # newest version for which the buffer was told what cut samples said
 
     def start(self, leases: list[Lease], carried: Mapping[int, CarriedSamples] = MappingProxyType({})) -> None:
-        """Start work on leases, some of which carry an unfinished group; returns at once."""
+        """Start work on leases; some carry an unfinished group. Returns at once."""
         if self._leaving:
             return
         self.started_at = self.started_at or time.monotonic()

@@ -211,7 +211,7 @@ def _with_defaults(config: Config, inherited: Config | None, layers: Layers) -> 
 
 
 def _filled(config: Config, values: Mapping[str, object]) -> Config:
-    """The config itself with values filled in, checked again. Typing the whole tree anew would take half of `load`."""
+    """The config itself with values filled in, checked again. Typing the whole tree again would take half of `load`."""
     tree = cast(DictConfig, config)
     OmegaConf.set_readonly(tree, False)
     OmegaConf.set_struct(tree, False)
@@ -408,7 +408,7 @@ def _typed(tree: Tree) -> Config:
 _shaped_before: list[tuple[dict[str, str], bytes]] = []
 """At most one: the sections of a tree, as text, and what `_shaped` made of it, frozen."""
 MOST_CHANGED = 8
-"""With more sections than this to change, a config is made anew."""
+"""With more sections than this to change, a config is made from scratch."""
 
 
 def _shaped(tree: Tree) -> DictConfig:

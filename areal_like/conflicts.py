@@ -141,7 +141,7 @@ def refuse_odd_training(config: Config) -> None:
 
 
 def _refuse_lone_samples(config: Config, learner: Mapping[str, object]) -> None:
-    """Groups of one sample, of which some advantages learn nothing."""
+    """Groups of one sample: some advantages learn nothing from them."""
     advantage, sizing, key = config.advantage["name"], settled("sizing", config.sizing), "sizing.group_size"
     learns_else = learner.get("teacher") is not None or "supervised" in marks("loss", config.loss["name"])
     if "teacher" not in learner or learns_else or sizing["name"] != "fixed":  # `learner=timed` learns nothing anyway

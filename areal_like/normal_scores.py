@@ -1,4 +1,4 @@
-"""Log-normal lengths of responses of which the longest were cut: the line through ordered logs over normal scores."""
+"""Log-normal lengths of responses where the longest were cut: the line through ordered logs over normal scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def scores(started: int) -> tuple[float, ...]:
 
 
 def line(logs: Sequence[float], started: int) -> tuple[float, float]:
-    """(mean, standard deviation) of `started` normal values, of which the least are known: at least 2, ascending."""
+    """(mean, standard deviation) of `started` normal values. Only the least are known: at least 2, ascending."""
     x = scores(started)[: len(logs)]
     middle, mean = fmean(x), fmean(logs)
     slope = sum((a - middle) * (b - mean) for a, b in zip(x, logs, strict=True)) / sum((a - middle) ** 2 for a in x)

@@ -117,12 +117,12 @@ def kept(  # noqa: PLR0913 (they are fields)
 
 
 def unanswered(step: int, version: int, group: int, why: str, actor: str = "") -> Kept:
-    """The record of a group that left, or of samples that were left out, of which no text is known."""
+    """The record of a group that left, or of samples that were left out; their text is not known."""
     return Kept(DROPPED, step, version, group, 0, [], 0, [], None, "", why=why, actor=actor)
 
 
 def unfinished(step: int, version: int, place: tuple[int, int], sample: PartialSample, why: str, actor: str) -> Kept:
-    """The record of a sample of which only the engine's answers are known (`place` as in `kept`)."""
+    """The record of a sample if only the engine's answers are known (`place` as in `kept`)."""
     answers = [each for each in sample.calls.values() if len(each.tokens)]
     tokens = np.concatenate([each.tokens for each in answers])
     return Kept(

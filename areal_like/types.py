@@ -190,8 +190,8 @@ class Group:
 
 
 class Demonstration(NamedTuple):
-    """A right answer to a prompt, to learn from: `tokens` int32 [R], of which those where `trained` bool [R] is True
-    are learned; others are read, such as a user's next turn."""
+    """A right answer to a prompt, to learn from: `tokens` int32 [R]. Those where `trained` bool [R] is True are
+    learned; others are read, such as a user's next turn."""
 
     prompt: Prompt
     tokens: np.ndarray

@@ -27,7 +27,7 @@ from learners.step import Step
 
 @dataclass(frozen=True)
 class Score:
-    """One loss on one batch, overall or in a bucket of staleness, of which T are the trained tokens.
+    """One loss on one batch, overall or in a bucket of staleness; T trained tokens.
 
     `gradient` float32 [parameters], on the CPU. Relative to the pull A · share/denominator of the plain policy
     gradient, the loss gives each token with A ≠ 0 a weight: `ess` is Kish's effective sample size of their magnitudes,

@@ -1,4 +1,4 @@
-"""The requests of one sample's agent as token-exact conversations: a tree, one path of which becomes the sample.
+"""The requests of one sample's agent as token-exact conversations: a tree. One of its paths becomes the sample.
 
 Each answered request is a *turn*. A request continues the turn whose messages and answer are the longest beginning of
 its own messages. The model's tokens stay as they were sampled; only new messages are encoded, as loss-masked tokens. A
@@ -116,7 +116,7 @@ class Conversation:
         return transcript
 
     def _go_on(self, before: Turn, chat: Chat) -> Transcript:
-        """Behind a turn, or in a context that begins anew where the chat template rewrites that turn. Raises
+        """Behind a turn, or in a new context if the chat template rewrites that turn. Raises
         ValueError."""
         new, said = chat.messages[len(before.messages) :], before.messages[-1]["content"]
         if rewrites(self._codec, said, new, chat.tools):

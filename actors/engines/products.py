@@ -28,7 +28,7 @@ class Product(Protocol):
 
 
 def product(weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False) -> Product:
-    """The product with a matrix [out, in], the memory of which is used as it is from now on, new values included.
+    """The product with a matrix [out, in]. Its memory is read at each call, so new values count.
     `batch_invariant`, on a CPU: a row's result does not depend on the other rows. In float32 oneDNN keeps to that from
     two rows on, in bfloat16 only where their number is the same; MKL has other kernels for the last few rows."""
     weight, bias = weight.detach(), None if bias is None else bias.detach()

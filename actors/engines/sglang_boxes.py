@@ -19,7 +19,7 @@ from actors.engines.sglang_patch import Stored
 from areal_like.weights.state import ALIGN, TensorSpec
 
 STRIDE = 1 << 21
-"""Most elements of which anything is computed at once: bounds the temporaries (tens of bytes per element)."""
+"""Most elements that are computed at once: bounds the temporaries (tens of bytes per element)."""
 
 
 class LoaderUnable(RuntimeError):

@@ -73,8 +73,8 @@ class _Call:
 
 
 class SglangEngine:
-    """A `RolloutEngine` (see `areal_like.interfaces`) for `model`, of which it keeps the config and the bits. `folder`
-    is for the servers' logs and the model's config.
+    """A `RolloutEngine` (see `areal_like.interfaces`) for `model`; it keeps the model's config and bits. `folder` is
+    for the servers' logs and the model's config.
 
     `url`: join the server that runs there; it must have been started with our loader (`docs/gpu.md`), and belongs to
     this actor alone. "": start `replicas` servers, each over `tp_size` devices (tensor parallelism).

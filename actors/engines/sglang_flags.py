@@ -69,8 +69,8 @@ class Wanted:
 
 
 def refuse_model(model: PreTrainedModel) -> None:
-    """Raises ValueError for an architecture of which it is not known that SGLang's own model follows published weights
-    (from those of latent attention it computes further ones), and for quantised weights."""
+    """Raises ValueError for quantised weights, and for an architecture unless SGLang's own model is known to follow
+    published weights (with latent attention it computes further ones from them)."""
     if getattr(model.config, "quantization_config", None):
         raise ValueError(
             f"engine=sglang does not support quantised weights ({type(model).__name__} has a quantization_config): "

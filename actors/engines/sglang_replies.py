@@ -28,7 +28,7 @@ NEUTRAL = {
     "repetition_penalty": 1.0,
     "min_new_tokens": 0,
 }
-"""Parameters of which any other value would make logprobs differ from the learner's."""
+"""Parameters with one value each: any other would make logprobs differ from the learner's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def generate_request(
 
 
 def score_request(rid: str, tokens: np.ndarray) -> dict[str, Any]:
-    """The body of a request for the logprobs of `tokens`, all computed anew: nobody else's kept ones are shared."""
+    """The body of a request for the logprobs of `tokens`, all computed again, without the cache of other requests."""
     body = generate_request(rid, tokens, 0, Limits(1, 1.0), rid)
     return body | {"logprob_start_len": 0}
 
@@ -182,8 +182,7 @@ class Pieces:
         return bool(ids)
 
     def cut(self) -> dict[str, Any] | None:
-        """As an answer: what had been told to `heard` when the server was gone, of which no versions are known; None:
-        nothing."""
+        """What `heard` was told before the server was gone, as an answer without versions; None: nothing."""
         return self._whole({"finish_reason": {"type": "abort"}}) if self._sure else None
 
     def _whole(self, meta: Mapping[str, Any]) -> dict[str, Any]:

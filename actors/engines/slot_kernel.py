@@ -44,8 +44,8 @@ def takes(keys: torch.Tensor) -> bool:
 def attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """query [n, heads, 1, dim] over keys and values [slots, kv_heads, time, dim], of which slot i has `lengths` int32
-    [n] → [n, heads, 1, dim]."""
+    """query [n, heads, 1, dim] over keys and values [slots, kv_heads, time, dim] → [n, heads, 1, dim]. Slot i reads
+    its first `lengths[i]` positions (int32 [n])."""
     n, heads, _, dim = query.shape
     kv_heads, time = keys.shape[1:3]
     ends = torch.arange(n + 1, dtype=torch.int32, device=query.device)

@@ -75,7 +75,7 @@ class StaticStep:
         return self._got_experts[:n].numpy()
 
     def step(self, rows: int, time: int) -> None:
-        """From the first `rows` columns of the input to those of the output, none of which is longer than `time`."""
+        """From the first `rows` columns of the input to those of the output. None is longer than `time`."""
         tokens, lengths, keys, places, temperatures = self._input[:, :rows]
         self._cache.begin_static_decode(lengths, time)
         logits = self._decoder.decode(tokens[:, None], (lengths - 1)[:, None])

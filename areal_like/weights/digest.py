@@ -35,7 +35,7 @@ def text_of(lanes: Lanes, size: int) -> str:
 
 
 def lanes_of(words: np.ndarray, first: int) -> Lanes:
-    """The lanes of words (uint64 [n]) of which the first stands at position `first`."""
+    """The lanes of words (uint64 [n]); the first word stands at position `first`."""
     fast = kernels_for(words.nbytes)
     return fast.sweep(words, first) if fast else sweep(words, first)
 

@@ -58,7 +58,7 @@ class _Part:
 
 
 class Replica:
-    """Begins with `state`, the bits of which belong to whatever version has their digest, or with nothing."""
+    """Begins with nothing, or with `state`: the version whose digest is that of its bits."""
 
     def __init__(self, state: State | None = None):
         self.digest = ""

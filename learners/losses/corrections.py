@@ -103,7 +103,7 @@ class Link:
         return log_ratio(known[later], known[earlier], batch.mask)
 
     def _outside(self, moved: Tensor, batch: LossBatch) -> Tensor:
-        """Which tokens, or all tokens of which sequences, are out of bounds: bool [N]."""
+        """The tokens that are out of bounds, or all tokens of such sequences: bool [N]."""
         found = _over(self._measured(moved, batch), self.over, batch)
         if self.reject == "ratio":
             found = found.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

@@ -9,7 +9,7 @@ from scripts.score import main
 from tests.integration.runs import summary, train
 
 SMALL = ["run.steps=3", "run.target_reward=null", "eval.prompts=4", "inject_staleness=2", "eval.every=0"]
-SMALL += ["actors.count=1"]
+SMALL += ["actors.count=1", "groups_per_batch=6", "sizing.group_size=4"]
 
 
 @pytest.mark.integration
