@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ TIMED = {
     "curve": {"y": "staleness/mean", "x": "samples"},
 }
 
+IN_FORK = ("-m", "tests.in_fork")
 BREAKABLE = TIMED["set"] | {"engine": "tests.integration.failing:FailingEngine"}
 
 
@@ -31,15 +33,15 @@ def write(folder: Path, **changes) -> Path:
     return path
 
 
-def start(*arguments: object, **more) -> subprocess.Popen:
-    command = [sys.executable, "-m", "scripts.ablate", *map(str, arguments)]
+def start(*arguments: object, by: Sequence[str] = (), **more) -> subprocess.Popen:
+    command = [sys.executable, *by, "-m", "scripts.ablate", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more
     )
 
 
 def ablate(*arguments: object, **more) -> str:
-    process = start(*arguments, **more)
+    process = start(*arguments, by=IN_FORK, **more)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     return said
@@ -108,7 +110,7 @@ def test_a_killed_ablation_leaves_no_process(tmp_path: Path) -> None:
 def test_a_run_that_fails_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
     measure = TIMED["measure"] | {"misspelt": {"summary": "step"}}
     study = write(tmp_path, set=BREAKABLE, grid={"engine.broken": [True, False]}, measure=measure)
-    process = start(study, "--out", tmp_path / "out")
+    process = start(study, "--out", tmp_path / "out", by=IN_FORK)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "[1/2] broken=true, seed 0: FAILED: actor-0" in said and "1 of 2 runs are finished" in said

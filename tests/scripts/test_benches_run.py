@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_bench_runs(bench: str, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process forked from one that has imported torch: each would import it for seconds."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")  # no idle workers
     found, model = tmp_path / "found.json", tmp_path / "model"
     if "{model}" in bench:
         qwen2(0, 64).save_pretrained(model)
