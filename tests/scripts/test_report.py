@@ -87,7 +87,7 @@ def test_what_the_model_wrote_ends_no_script_and_loads_nothing(tmp_path: Path) -
 
 
 def test_a_long_run_and_a_study_of_175_runs_stay_below_ten_megabytes(tmp_path: Path) -> None:
-    long = Report([written_run(tmp_path / "long", steps=10_000, keys=12)])
+    long = Report([written_run(tmp_path / "long", steps=4_000, keys=12)])
     assert len(page(long.read(), "long").encode()) < 10 * MEGABYTE
     one = written_run(tmp_path / "study" / "runs" / "run-0", steps=12)
     lines = ["stage,loss,inject_staleness,seed,reward,run", "tune,ppo,0,100,.5,run-0"]
