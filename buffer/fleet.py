@@ -183,7 +183,7 @@ class Hedges:
         """Does this actor have a lease of the group, and does the group still run?"""
         return entry.stage in LEASED and (entry.actor == actor or actor in self.pairs.get(entry.id, ()))
 
-    def other_of(self, entry: Entry, actor: str) -> str:
+    def end(self, entry: Entry, actor: str) -> str:
         """End the hedge: the lease of `actor` has ended without a group. Returns the actor that continues, or ""."""
         pair = self.pairs.get(entry.id)
         if pair is None or actor not in pair or entry.stage not in LEASED:

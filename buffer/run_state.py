@@ -190,7 +190,7 @@ class RunState:
 
     def runs_on_elsewhere(self, entry: Entry, actor: Actor) -> bool:
         """The lease of `actor` ends without a group. If a second actor has a lease too, the group runs on there."""
-        other = self.hedges.other_of(entry, actor.name)
+        other = self.hedges.end(entry, actor.name)
         if other and other != entry.actor:
             self.replay.commit(events.TakeOver(entry.id, other))
         return bool(other)

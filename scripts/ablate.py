@@ -79,6 +79,8 @@ class Ablation:
 
     def look_for_measures(self, run: Run) -> None:
         """Say once of each measure that a finished run has no such key: whoever misspelt one hears of it early."""
+        if not self.folder.is_finished(run):  # it has ended well, and left no summary
+            return
         outcome = Outcome(self.folder.run(run), run.config)
         for name, problem in outcome.unknown(self.study.measures.values(), self.study.curve).items():
             if name not in self._unknown:
