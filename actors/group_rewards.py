@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from actors.reward_pool import RewardError, RewardPool
-from areal_like.groups import LARGEST_REWARD
+from areal_like.columns import LARGEST_REWARD
 from areal_like.registry import build, resolve, target
 from areal_like.types import Prompt, Sample
 

@@ -15,7 +15,7 @@ import xxhash
 
 from actors.reward_pool import RewardError, RewardPool, RewardTimeout
 from actors.time_limit import Breathing, Overtime
-from areal_like.groups import LARGEST_REWARD
+from areal_like.columns import LARGEST_REWARD
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
 

@@ -24,7 +24,7 @@ from actors.resumption import Recorder
 from actors.reward_pool import RewardError
 from areal_like import messages
 from areal_like.client import ActorClient, Said
-from areal_like.groups import LARGEST_REWARD
+from areal_like.columns import LARGEST_REWARD
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.partials import encode_partial
 from areal_like.sampling import stream_key

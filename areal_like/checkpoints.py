@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_like.run_folder import sync
+
 META = "meta.json"
 FULL_BYTES = 1 << 20
 """Bytes: with less free space than this, the disk counts as full."""
@@ -60,10 +62,10 @@ def write(run: Path, step: int, fill: Callable[[Path], None], meta: Mapping[str,
             fill(beside)
         (beside / META).write_text(json.dumps(meta))
         for path in [*beside.rglob("*"), beside]:
-            _sync(path)
+            sync(path)
         shutil.rmtree(target, ignore_errors=True)
         beside.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -83,11 +85,3 @@ def _full_disk_is_named(folder: Path) -> Iterator[None]:
         if shutil.disk_usage(folder).free < FULL_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

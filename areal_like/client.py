@@ -41,7 +41,7 @@ class Stopped(Exception):
         self.drained, self.by_signal = drained, by_signal
 
 
-Said = tuple[PartialHead, bytes]
+Said = tuple[PartialHead, Frame]
 """What samples said that are not in a group (`areal_like.partials.encode_partial`)."""
 
 
@@ -133,7 +133,7 @@ class ActorClient:
         head, payloads = (said[0], [said[1]]) if said else (None, [])
         self.dealer.send(messages.Failed(group_id, reason, detail, head), payloads)
 
-    def hand_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, bytes]], leaving: bool) -> None:
+    def hand_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, Frame]], leaving: bool) -> None:
         """Return leases unfinished; `partials` hold what was sampled for some of them (`encode_partial`)."""
         left, found = list(ids), {head.id: (head, payload) for head, payload in partials}
         while True:

@@ -3,7 +3,7 @@ learner (rollout routing replay, R3, arXiv 2510.11370).
 
 An engine notes which experts each router chose at each input position: uint8 or uint16 [N, layers, k], k experts per
 token in each of the layers that have experts. A token is predicted at the position before it, so T tokens have T − 1
-such positions. On the wire they stand behind everything else of a payload, one position after the other.
+such positions. On the wire they are the last column of a payload (`areal_like.columns`).
 """
 
 from __future__ import annotations
@@ -70,12 +70,6 @@ def shape_of(found: Sequence[np.ndarray | None]) -> Shape:
         raise ValueError(f"experts are of different shapes: {sorted(shapes)}")
     layers, top_k, size = shapes.pop()
     return layers, top_k, size
-
-
-def block(payload: bytes | bytearray | memoryview, shape: Shape, count: int, start: int) -> np.ndarray:
-    """The experts of `count` positions of a payload, which begin at byte `start`, as a view [count, layers, k]."""
-    flat: np.ndarray = np.frombuffer(payload, np.dtype(f"<u{shape[2]}"), count * shape[0] * shape[1], start)
-    return flat.reshape(count, *shape[:2])
 
 
 def joined_experts(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:

@@ -5,10 +5,9 @@ A push, a batch and a journal record carry the same table (`pack_heads`): `group
 maps each version that made a token to the digest of its weights. Nothing in it is nested by sample, so checking a push
 of many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
 
-A payload is flat: all tokens int32 | all logprobs float32 | all loss masks uint8 (1: trained, 0: not, FORK: not, and
-the first token of a new context) | if turns have rewards: all places
-int32 | all rewards float64 | if the engine returns them: all experts (`areal_like.experts`). The buffer looks only at
-the least and the greatest number of each column of a payload (`check_payload`).
+A payload has all columns of `areal_like.columns`: tokens of prompts and responses; of response tokens logprobs and loss
+masks; rewards of turns and experts where there are any. The buffer looks only at the least and the greatest number of
+each column (`check_payload`).
 """
 
 from __future__ import annotations
@@ -17,14 +16,29 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from areal_like.experts import NONE, Routing, Shape, block, is_shape, shape_of, width
+from areal_like.columns import (
+    FINISHES,
+    FORK,
+    RUN,
+    PayloadError,
+    Sizes,
+    check_columns,
+    columns,
+    covered_by,
+    fill,
+    fits_float32,
+    least_of,
+    most_of,
+    starts_of,
+    table,
+)
+from areal_like.experts import NONE, Routing, Shape, is_shape, shape_of, width
 from areal_like.messages import Table
-from areal_like.types import Finish, Group, Runs, Sample
+from areal_like.types import Group, Runs, Sample
 from areal_like.wire import WireError
 
 if TYPE_CHECKING:
@@ -32,26 +46,10 @@ if TYPE_CHECKING:
 
 OR = " or "
 """Separates digests if a version has several."""
-FINISHES: tuple[Finish, ...] = get_args(Finish)
 ROW = np.dtype(
     [("prompt", "<i4"), ("response", "<i4"), ("finish", "<i2"), ("turns", "<i2"), ("runs", "<i4"), ("reward", "<f8")]
 )
 """One sample: lengths in tokens, index into FINISHES, number of turns with a reward of their own, of runs, reward."""
-RUN = np.dtype([("version", "<i4"), ("n", "<i4")])
-FORK = 2
-"""In a loss mask: see `Sample.forks`."""
-LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""The largest reward: the learner computes in float32, where a larger one would be infinite."""
-LOGPROB_ROUNDING = 1e-6
-"""The largest log probability: an engine that takes the log of a softmax may give a certain token this much above 0."""
-
-
-class PayloadError(WireError):
-    """A payload that no learner could train on; `column` names the wrong part."""
-
-    def __init__(self, group_id: int, column: str, text: str):
-        super().__init__(f"group {group_id}: {text}")
-        self.column = column
 
 
 @dataclass(slots=True)
@@ -97,15 +95,9 @@ class Head:
         samples without such a token are left out."""
         if self.oldest == self.newest:
             return {self.oldest: self.samples} if self.oldest >= allowed else {}
-        made, starts = np.frombuffer(self.runs, RUN)["version"], _starts(np.frombuffer(self.rows, ROW)["runs"])
+        made, starts = np.frombuffer(self.runs, RUN)["version"], starts_of(np.frombuffer(self.rows, ROW)["runs"])
         oldest = np.minimum.reduceat(np.where(made >= allowed, made, np.iinfo(np.int32).max), starts)
         return Counter(oldest[oldest < np.iinfo(np.int32).max].tolist())
-
-
-def _starts(counts: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The start of each part, for parts that follow one another."""
-    ends: NDArray[np.int64] = np.add.accumulate(counts, dtype=np.int64)
-    return ends - counts
 
 
 # ---- heads ----------------------------------------------------------------------------------------------------------
@@ -147,23 +139,23 @@ def make_head(
     return unpack_heads(Table(names, *columns, digests, [experts]))[0]
 
 
-def unpack_heads(table: Table) -> list[Head]:
+def unpack_heads(packed: Table) -> list[Head]:
     """The groups of a table, which may come from any sender. Raises WireError if its numbers don't agree."""
-    names, digests = table.groups, table.digests
+    names, digests = packed.groups, packed.digests
     _check_names(names)
-    shapes = table.experts or [NONE] * len(names)
+    shapes = packed.experts or [NONE] * len(names)
     if len(shapes) != len(names) or not all(map(is_shape, shapes)):
         raise WireError(f"groups: {len(names)} named, and experts of the shapes {shapes[:4]}")
-    rows, runs = view(table.rows, "groups: rows", ROW), view(table.runs, "groups: runs", RUN)
+    rows, runs = table(packed.rows, "groups: rows", ROW), table(packed.runs, "groups: runs", RUN)
     per_group = np.array([samples for _, samples, _ in names], np.int64)
     if per_group.sum() != len(rows):
         raise WireError(f"groups: {per_group.sum()} samples named, {len(rows)} in the table")
     _check_rows(rows, runs)
-    first = _starts(per_group)
-    first_run = _starts(rows["runs"])[first]
+    first = starts_of(per_group)
+    first_run = starts_of(rows["runs"])[first]
     prompt, response = rows["prompt"].astype(np.int64), rows["response"].astype(np.int64)
     sizes = np.add.reduceat(4 * prompt + 9 * response + 12 * rows["turns"].astype(np.int64), first)
-    if table.experts:
+    if packed.experts:
         sizes += np.add.reduceat(prompt + response - 1, first) * np.array([width(shape) for shape in shapes])
     tokens = np.add.reduceat(response, first).tolist()
     oldest = np.minimum.reduceat(runs["version"], first_run).tolist()
@@ -172,8 +164,8 @@ def unpack_heads(table: Table) -> list[Head]:
     heads, row, run = [], 0, 0
     made: set[int] = set()
     for place, (group_id, samples, seconds) in enumerate(names):
-        row_bytes = table.rows[row * ROW.itemsize : ends[place] * ROW.itemsize]
-        run_bytes = table.runs[run * RUN.itemsize : run_ends[place] * RUN.itemsize]
+        row_bytes = packed.rows[row * ROW.itemsize : ends[place] * ROW.itemsize]
+        run_bytes = packed.runs[run * RUN.itemsize : run_ends[place] * RUN.itemsize]
         row, run, low, high = ends[place], run_ends[place], oldest[place], newest[place]
         versions = (low,) if low == high else set(np.frombuffer(run_bytes, RUN)["version"].tolist())
         made.update(versions)
@@ -210,22 +202,15 @@ def _check_names(groups: Sequence[tuple[int, int, float]]) -> None:
             raise WireError(f"group {group_id}: its seconds are not a finite number")
 
 
-def view(packed: bytes, name: str, kind: np.dtype) -> np.ndarray:
-    """One column of a table. Raises WireError."""
-    if not packed or len(packed) % kind.itemsize:
-        raise WireError(f"{name} is not a whole number of entries of {kind.itemsize} bytes, or empty")
-    return np.frombuffer(packed, kind)
-
-
 def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
     quarters = rows.view("<i4").reshape(len(rows), -1)  # a few operations on all columns: tables are small
-    prompt, response, finish_and_turns, per_sample, *_ = _least(quarters).tolist()
+    prompt, response, finish_and_turns, per_sample, *_ = least_of(quarters).tolist()
     if min(prompt, response, per_sample) < 1:
         raise WireError("groups: a sample's lengths are out of range: prompt, response and runs are at least 1 each")
-    if finish_and_turns < 0 or np.maximum.reduce(quarters[:, 2]) >= len(FINISHES):  # else there are no turns
-        if _least(rows["turns"]) < 0:
+    if finish_and_turns < 0 or most_of(quarters[:, 2]) >= len(FINISHES):  # else there are no turns
+        if least_of(rows["turns"]) < 0:
             raise WireError("groups: a sample's number of turns is negative")
-        if _least(rows["finish"]) < 0 or np.maximum.reduce(rows["finish"]) >= len(FINISHES):
+        if least_of(rows["finish"]) < 0 or most_of(rows["finish"]) >= len(FINISHES):
             raise WireError("groups: a sample's finish is out of range")
     if not fits_float32(rows["reward"]):
         raise WireError("groups: a reward is not a finite number, or too large for float32")
@@ -233,59 +218,24 @@ def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
         raise WireError("groups: the runs of a sample do not cover its response")
 
 
-def covered_by(runs: np.ndarray, counts: np.ndarray, name: str) -> np.ndarray:
-    """Tokens that each of some consecutive parts of `runs` covers, int64; `counts`, each at least 1, are the runs of
-    each part. Raises WireError."""
-    n_runs = np.add.reduce(counts, dtype=np.int64)
-    if n_runs != len(runs):
-        raise WireError(f"{name}: {n_runs} runs are named, {len(runs)} in the table")
-    version, n = _least(runs.view("<i4").reshape(-1, 2)).tolist()
-    if version < 0 or n < 1:
-        raise WireError(f"{name}: a run's version or length is out of range")
-    return np.add.reduceat(runs["n"], _starts(counts), dtype=np.int64)
-
-
-_least = np.minimum.reduce  # an array's own `min` takes twice as long, and tables are small
-
-
-def fits_float32(rewards: ArrayLike) -> bool:
-    """Is each of them a finite number that float32 can hold?"""
-    return bool(np.maximum.reduce(np.abs(rewards), axis=None) <= LARGEST_REWARD)  # False for NaN
+def _sizes(head: Head, n_prompts: int, n_turns: int) -> Sizes:
+    """Of the columns of a group's payload; `n_prompts` are the tokens of all prompts."""
+    tokens = n_prompts + head.tokens
+    return Sizes(tokens, head.tokens, head.tokens, n_turns, tokens - head.samples, head.experts)
 
 
 def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: Routing | None = None) -> None:
-    """Raises PayloadError unless a learner whose model knows `vocab_size` tokens (None: not known) can train on the
-    group: tokens and logprobs are as `check_sampled` says, loss masks 0, 1 or FORK, rewards of turns numbers that
-    float32 can hold, at places in the response, and experts (if there are any) those of the model's `routing` (None:
-    not known). One pass over each column, or two."""
+    """Raises PayloadError unless a learner can train on the group: its columns are as `check_columns` says, rewards of
+    turns numbers that float32 can hold, at places in the response."""
     rows = np.frombuffer(head.rows, ROW)  # a few numbers: Python adds them up sooner than NumPy
-    n_tokens, n_turns = sum(rows["prompt"].tolist()) + head.tokens, sum(rows["turns"].tolist())
-    view = memoryview(payload)
-    tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
-    check_sampled(head.id, tokens, logprobs, vocab_size)
-    if np.maximum.reduce(masks.view(np.uint8)) > FORK:
-        raise PayloadError(head.id, "loss mask", f"its loss mask is not made of 0, 1 and {FORK}")
-    if n_turns:
+    sizes = _sizes(head, sum(rows["prompt"].tolist()), sum(rows["turns"].tolist()))
+    found = columns(payload, sizes)
+    check_columns(head.id, found, vocab_size, routing, head.experts)
+    if sizes.turns:
         try:
-            _turn_rewards(rows.tolist(), *_turns(view, n_tokens, head.tokens, n_turns))
+            _turn_rewards(rows.tolist(), *found[3:5])
         except WireError as error:
             raise PayloadError(head.id, "turn rewards", str(error)) from None
-    if routing and (problem := routing.problem(head.experts, _experts(view, head, n_tokens, n_turns))):
-        raise PayloadError(head.id, "experts", problem)
-
-
-def check_sampled(group_id: int, tokens: np.ndarray, logprobs: np.ndarray, vocab_size: int | None) -> None:
-    """Raises PayloadError unless token ids int32 are in the vocabulary (None: of unknown size), and logprobs float32
-    finite and at most 0."""
-    if vocab_size is not None and np.maximum.reduce(tokens.view(np.uint32)) >= vocab_size:  # negative ids are large
-        least = int(_least(tokens))
-        wrong = least if least < 0 else int(np.maximum.reduce(tokens))
-        text = f"token {wrong} is not in the vocabulary of {vocab_size}: does its actor use the same task and model?"
-        raise PayloadError(group_id, "tokens", text)
-    least_logprob, most = float(_least(logprobs)), float(np.maximum.reduce(logprobs))
-    if not (math.isfinite(least_logprob) and most <= LOGPROB_ROUNDING):
-        text = f"logprobs from {least_logprob:g} to {most:g}: they must be finite and at most 0"
-        raise PayloadError(group_id, "logprobs", text)
 
 
 # ---- groups ---------------------------------------------------------------------------------------------------------
@@ -307,20 +257,18 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     runs = [run for s in samples for run in s.runs]
     head = make_head(group.id, rows, runs, group.digests, group.seconds, turns, shape)
     payload = bytearray(head.size)
-    n_tokens = sum(len(sample.tokens) for sample in samples)
-    tokens, logprobs, masks = _columns(payload, n_tokens, head.tokens)
-    np.concatenate([sample.tokens for sample in samples], out=tokens)
-    np.concatenate([sample.logprobs for sample in samples], out=logprobs)
-    np.concatenate([sample.loss_mask for sample in samples], out=masks)
+    sizes = _sizes(head, sum(s.prompt_length for s in samples), sum(turns))
+    tokens, logprobs, masks, places, rewards, experts = columns(payload, sizes)
+    fill(tokens, [sample.tokens for sample in samples])
+    fill(logprobs, [sample.logprobs for sample in samples])
+    fill(masks.view(np.bool_), [sample.loss_mask for sample in samples])
     if any(sample.forks for sample in samples):
-        _mark_forks(samples, masks.view(np.uint8))
+        _mark_forks(samples, masks)
     if any(turns):
-        places, rewards = _turns(payload, n_tokens, head.tokens, sum(turns))
         pairs = [pair for sample in samples for pair in sample.turn_rewards]
         places[:], rewards[:] = [place for place, _ in pairs], [reward for _, reward in pairs]
     if shape != NONE:
-        found = _experts(payload, head, n_tokens, sum(turns))
-        np.concatenate([sample.experts for sample in samples if sample.experts is not None], out=found)
+        fill(experts, [sample.experts for sample in samples])
     return head, payload
 
 
@@ -340,10 +288,9 @@ def _mark_forks(samples: Sequence[Sample], masks: np.ndarray) -> None:
 def _forks(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of a payload's loss masks: which tokens are trained, bool, and the places of forks. Where there are none nothing
     is copied."""
-    marks = masks.view(np.uint8)
-    if np.maximum.reduce(marks) < FORK:
-        return masks, np.empty(0, np.int64)
-    return marks == 1, np.flatnonzero(marks == FORK)
+    if most_of(masks) < FORK:
+        return masks.view(np.bool_), np.empty(0, np.int64)
+    return masks == 1, np.flatnonzero(masks == FORK)
 
 
 def decode_group(head: Head, payload: Buffer) -> Group:
@@ -351,12 +298,10 @@ def decode_group(head: Head, payload: Buffer) -> Group:
     contexts fork). Raises WireError where the rewards of turns are no numbers or have no place in the response."""
     rows = np.frombuffer(head.rows, ROW).tolist()
     runs = np.frombuffer(head.runs, RUN).tolist()
-    n_tokens, n_turns = sum([row[0] for row in rows]) + head.tokens, sum([row[3] for row in rows])
-    view = memoryview(payload).toreadonly()
-    tokens, logprobs, masks = _columns(view, n_tokens, head.tokens)
+    sizes = _sizes(head, sum([row[0] for row in rows]), sum([row[3] for row in rows]))
+    tokens, logprobs, masks, places, rewards, experts = columns(memoryview(payload).toreadonly(), sizes)
     masks, forks = _forks(masks)
-    experts = _experts(view, head, n_tokens, n_turns)
-    turns = _turn_rewards(rows, *_turns(view, n_tokens, head.tokens, n_turns)) if n_turns else [[] for _ in rows]
+    turns = _turn_rewards(rows, places, rewards) if sizes.turns else [[] for _ in rows]
     samples, t, r, run, at = [], 0, 0, 0, 0
     for (prompt, response, finish, _, n_runs, reward), earned in zip(rows, turns, strict=True):
         t_end, r_end, run_end, at_end = t + prompt + response, r + response, run + n_runs, at + prompt + response - 1
@@ -376,34 +321,6 @@ def decode_group(head: Head, payload: Buffer) -> Group:
         )
         t, r, run, at = t_end, r_end, run_end, at_end
     return Group(head.id, samples, head.digests, head.seconds)
-
-
-def _experts(payload: bytearray | memoryview, head: Head, n_tokens: int, n_turns: int) -> np.ndarray:
-    """A payload's experts, as a view; empty where it has none."""
-    if head.experts == NONE:
-        return np.empty((0, 0, 0), np.uint8)
-    start = 4 * n_tokens + 5 * head.tokens + 12 * n_turns
-    return block(payload, head.experts, n_tokens - head.samples, start)
-
-
-def _columns(
-    payload: bytearray | memoryview, n_tokens: int, n_responses: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A payload's tokens, logprobs and loss masks, as views."""
-    return (
-        np.frombuffer(payload, np.int32, n_tokens),
-        np.frombuffer(payload, np.float32, n_responses, 4 * n_tokens),
-        np.frombuffer(payload, np.bool_, n_responses, 4 * (n_tokens + n_responses)),
-    )
-
-
-def _turns(
-    payload: bytearray | memoryview, n_tokens: int, n_responses: int, n_turns: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """A payload's places and rewards of turns, as views."""
-    start = 4 * n_tokens + 5 * n_responses
-    places = np.frombuffer(payload, np.int32, n_turns, start)
-    return places, np.frombuffer(payload, np.float64, n_turns, start + 4 * n_turns)
 
 
 def _turn_rewards(

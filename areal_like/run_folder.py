@@ -135,3 +135,12 @@ def room_wanted(folder: Path) -> str:
 def discard(run: Path) -> None:
     """Remove a config that has not come into force."""
     shutil.rmtree(run / NEXT, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -24,6 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from areal_like.run_folder import sync
 from buffer.events import Copy, Event, Snapshot
 from buffer.payloads import Extent, JournalError, Payload, Read, Stored
 from buffer.segment_file import (
@@ -36,7 +37,6 @@ from buffer.segment_file import (
     path_of,
     read,
     read_payload,
-    sync_folder,
     write_first,
     written_later,
 )
@@ -79,7 +79,7 @@ class Journal:
 
     def _name_is_durable(self) -> None:
         if self.sync:
-            sync_folder(self.folder)
+            sync(self.folder)
 
     def append(self, event: Event, payload: Payload = b"") -> Payload:
         """Add a record to the next commit. Returns the payload in the form to keep; its bytes must not change until the

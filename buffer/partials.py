@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from areal_like.groups import FINISHES, RUN
+from areal_like.columns import FINISHES, RUN
 from areal_like.messages import PartialHead
 from areal_like.partials import CALL, samples_of, versions_of
 from buffer.payloads import Payload

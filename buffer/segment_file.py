@@ -203,15 +203,6 @@ def _open_direct(path: Path) -> int:
         return -1
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the file names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 class _Found(NamedTuple):
     """A record whose head and event are intact: the event's bytes, its payload's place, `durable` (see the top)."""
 

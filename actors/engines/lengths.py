@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from areal_like.sampling import longer_key, longer_keys, stream_key, uniform, uniforms
@@ -70,11 +69,6 @@ class AnswerLengths:
         """Of the prompt's trace."""
         count = len(self._traces)
         return int(uniform(longer_key(self._key, prompt)) * count) if count > 1 else 0
-
-
-def digest_of(prompt: np.ndarray) -> int:
-    """A 64-bit hash of token ids."""
-    return xxhash.xxh3_64_intdigest(np.asarray(prompt, np.int32).tobytes())
 
 
 @lru_cache(4096)

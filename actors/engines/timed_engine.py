@@ -21,7 +21,8 @@ from typing import Annotated, Literal
 import numpy as np
 
 from actors.engines.decode_clock import DecodeClock, DecodeCost, Load, TimedRequest
-from actors.engines.lengths import AnswerLengths, digest_of
+from actors.engines.lengths import AnswerLengths
+from areal_like.partials import digest_of
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.update import Update

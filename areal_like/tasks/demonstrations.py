@@ -17,7 +17,7 @@ from typing import Annotated
 
 import numpy as np
 
-from areal_like.tasks.jsonl import Row, are_messages, read_rows, split_rows
+from areal_like.tasks.rows import Row, are_messages, rows_of_files
 from areal_like.tasks.text import TextTask
 from areal_like.types import Demonstration, Prompt
 
@@ -54,25 +54,24 @@ class Demonstrations(TextTask):
             opening, rest = _parted(place, fields, prompt_key, completion_key, self._chat)
             return Row(place, opening, json.dumps(rest))
 
-        heldout = read_rows("task.heldout_path", heldout_path, row_of) if heldout_path else None
-        self._rows = split_rows(seed, read_rows("task.path", path, row_of), heldout, heldout_fraction)
+        self._rows = rows_of_files(seed, path, heldout_path, heldout_fraction, row_of)
 
     def size(self, split: str) -> int:
-        if split not in self._rows:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(self._rows)}")
-        return len(self._rows[split])
+        return len(self._rows.of(split))
 
     def prompt(self, split: str, row: int) -> Prompt:
         """The conversation up to its last turn, which is the answer."""
-        source, turns = self._row(split, row)
+        source, name = self._rows.row(split, row)
+        turns = json.loads(source.answer)
         messages = [*self._messages(source.prompt), *turns[:-1]]
-        return self._prompt(_place(source, split, row), tuple(messages), turns[-1]["content"])
+        return self._prompt(name, tuple(messages), turns[-1]["content"])
 
     def demonstration(self, split: str, row: int) -> Demonstration:
         """Raises ValueError for one that is too long, or a chat template that writes earlier turns differently when
         others follow."""
-        source, turns = self._row(split, row)
-        prompt = self._prompt(_place(source, split, row), self._messages(source.prompt), None)
+        source, name = self._rows.row(split, row)
+        turns: list[dict[str, str]] = json.loads(source.answer)
+        prompt = self._prompt(name, self._messages(source.prompt), None)
         parts: list[np.ndarray] = []
         trained: list[bool] = []
         for number, turn in enumerate(turns):
@@ -87,27 +86,17 @@ class Demonstrations(TextTask):
         tokens = np.concatenate(parts)
         if len(tokens) > self._max_tokens:
             raise ValueError(
-                f"{_place(source, split, row)}: {len(tokens)} tokens follow the opening; task.max_tokens allows "
+                f"{name}: {len(tokens)} tokens follow the opening; task.max_tokens allows "
                 f"{self._max_tokens}: raise it, or take the row out"
             )
         return Demonstration(prompt, tokens, np.array(trained, bool))
 
     def place(self, split: str, row: int) -> str:
         """The place of a row, as "path:line"."""
-        return self._rows[split][row].place
+        return self._rows.of(split)[row].place
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         return float(self._text(tokens).strip() == str(prompt.answer).strip())
-
-    def _row(self, split: str, row: int) -> tuple[Row, list[dict[str, str]]]:
-        if not 0 <= row < self.size(split):
-            raise IndexError(f"row {row} of split {split!r}, which has {self.size(split)}")
-        source = self._rows[split][row]
-        return source, json.loads(source.answer)
-
-
-def _place(source: Row, split: str, row: int) -> str:
-    return f"{source.place} (row {row} of {split})"
 
 
 def _parted(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from areal_like.errors import UserError
-from areal_like.tasks.jsonl import Row, split_rows
+from areal_like.tasks.rows import Row, Rows
 from areal_like.tasks.text import TextTask
 from areal_like.types import Prompt
 
@@ -60,16 +60,12 @@ class Verifiers(TextTask):
         self._args = json.dumps(dict(args or {}), sort_keys=True)
 
     def size(self, split: str) -> int:
-        if split not in self._rows:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(self._rows)}")
-        return len(self._rows[split])
+        return len(self._rows.of(split))
 
     def prompt(self, split: str, row: int) -> Prompt:
-        if not 0 <= row < self.size(split):
-            raise IndexError(f"row {row} of split {split!r}, which has {self.size(split)}")
-        found = self._rows[split][row]
+        found, name = self._rows.row(split, row)
         answer = {"env": self._env, "args": self._args, "example": json.loads(found.answer)}
-        return self._prompt(f"{found.place} (row {row} of {split})", self._messages(found.prompt), answer)
+        return self._prompt(name, self._messages(found.prompt), answer)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         """What the rubric gives a conversation of this one answer: all there is in an environment of a single turn."""
@@ -81,12 +77,12 @@ class Verifiers(TextTask):
         return float(state["reward"])
 
     @cached_property
-    def _rows(self) -> dict[str, list[Row]]:
+    def _rows(self) -> Rows:
         env = environment(self._env, self._args)
         train = self._of("train", env.get_dataset())
         has_own = env.eval_dataset_source is not None or env.eval_dataset is not None
         heldout = self._of("eval", env.get_eval_dataset()) if has_own else None
-        return split_rows(self._seed, train, heldout, self._fraction)
+        return Rows(self._seed, train, heldout, self._fraction)
 
     def _of(self, name: str, data: Dataset) -> list[Row]:
         rows = []

@@ -31,7 +31,8 @@ from areal_like import config as configs
 from areal_like import messages
 from areal_like.bus import Dealer
 from areal_like.client import LearnerClient
-from areal_like.groups import RUN, encode_group
+from areal_like.columns import RUN
+from areal_like.groups import encode_group
 from areal_like.messages import Message
 from areal_like.places import REPOSITORY
 from areal_like.process import prepare_memory

@@ -20,7 +20,8 @@ from actors import measures
 from actors.engines.decode_clock import DecodeClock, Load, TimedRequest
 from actors.engines.lengths import AnswerLengths
 from areal_like import messages
-from areal_like.groups import FINISHES, Head
+from areal_like.columns import FINISHES
+from areal_like.groups import Head
 from areal_like.messages import Message
 from areal_like.partials import decode_partial, encode_partial
 from areal_like.sampling import stream_key, uniform
@@ -358,7 +359,7 @@ class SimulatedActor:
         for group in groups:
             group.samples = []
 
-    def _partial(self, group: _Group) -> tuple[messages.PartialHead, bytes] | None:
+    def _partial(self, group: _Group) -> tuple[messages.PartialHead, bytearray] | None:
         """What was sampled, as an actor records it: a call per sample."""
         found = {}
         for sample in group.samples:

@@ -13,8 +13,9 @@ import numpy as np
 
 from areal_like import messages
 from areal_like.checkpoints import is_due
+from areal_like.columns import RUN
 from areal_like.config import Config
-from areal_like.groups import ROW, RUN
+from areal_like.groups import ROW
 from areal_like.messages import Message, Table
 from areal_like.metrics import MetricsLog
 from areal_like.registry import settled

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from actors.engines.lengths import digest_of
 from areal_like import config as configs
 from areal_like import messages
 from areal_like.config import Config, actors_of, ranks_of
 from areal_like.interfaces import Task
 from areal_like.metrics import MetricsLog
+from areal_like.partials import digest_of
 from areal_like.registry import build
 from areal_like.spans import Spans
 from buffer import recovery

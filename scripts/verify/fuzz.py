@@ -135,7 +135,7 @@ def _partials() -> list[tuple[PartialHead, bytes]]:
             call = Completion(np.arange(n, dtype=np.int32), np.zeros(n, np.float32), runs, "abort", experts)
             samples[index] = PartialSample({(chance.randrange(1 << 60), 0): call}, {chance.randrange(1 << 60): 0.5})
         found = encode_partial(chance.randrange(1 << 40), samples, {version: "digest" for version in range(4)})
-        made += [found] if found else []
+        made += [(found[0], bytes(found[1]))] if found else []
     return made
 
 

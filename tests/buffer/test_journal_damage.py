@@ -71,7 +71,7 @@ def test_a_new_segment_that_fails_hides_nothing(tmp_path: Path, monkeypatch: pyt
     journal = Journal(tmp_path, sync=True, keep=False)
     journal.append(HandBack(0, LEFT))
     with monkeypatch.context() as patch:
-        patch.setattr(module, "sync_folder", lambda folder: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        patch.setattr(module, "sync", lambda folder: (_ for _ in ()).throw(OSError(24, "Too many open files")))
         with pytest.raises(OSError, match="Too many"):
             journal.rotate(lambda: note(1))
     journal.append(HandBack(1, LEFT))

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from areal_like.groups import RUN
+from areal_like.columns import RUN
 from areal_like.messages import PartialHead
 from areal_like.partials import CALL, encode_partial
 from areal_like.types import Completion, PartialSample
@@ -16,7 +16,7 @@ from buffer.staleness import Bound, Holder, place, rescue
 from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
 
-Left = tuple[PartialHead, bytes]
+Left = tuple[PartialHead, bytearray]
 
 
 def left_of(group_id: int, *versions: int) -> Left:
