@@ -249,7 +249,7 @@ class LearnerClient:
     def set_aside(self, index: int, reason: str) -> None:
         """Report that this batch cannot be trained. Returns when the buffer has set it aside; ask for it again then."""
         self._said.pop(messages.Want, None)
-        self.say(messages.Untrainable(index, reason[:2000]))
+        self.say(messages.Untrainable(index, reason[: messages.MAX_TEXT]))
         answer, _ = self._wait_for(messages.SetAside, "its answer", lambda answer: answer.index == index)
         self.redo = answer.redo
         self._said.pop(messages.Untrainable, None)
@@ -280,7 +280,7 @@ class LearnerClient:
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
         """End the run after `steps` trained batches: the last evaluation is made; returns the buffer's final report."""
         self._said.pop(messages.Want, None)
-        self.say(messages.Finish(reason, steps))
+        self.say(messages.Finish(reason[: messages.MAX_TEXT], steps))
         return self._wait_for(messages.Report, "the last evaluation", lambda report: True)[0].report
 
     def _wait_for(
@@ -371,7 +371,7 @@ class SupervisorClient:
     def lost(self, name: str, pid: int, how: str, *, for_good: bool = False, by_itself: bool = False) -> None:
         """Report a dead process, so that the buffer need not wait for its silence. A `pid` of 0 means: whoever has that
         name. `for_good`: an actor of the run that will not be restarted. `by_itself`: nothing outside has killed it."""
-        self.dealer.send(messages.Lost(name, pid, how, for_good, by_itself))
+        self.dealer.send(messages.Lost(name, pid, how[: messages.MAX_TEXT], for_good, by_itself))
 
     def close(self) -> None:
         self.dealer.close()

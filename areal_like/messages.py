@@ -17,17 +17,19 @@ from msgspec import Meta
 from areal_like.experts import NONE, Routing, Shape
 from areal_like.types import Lease as OneLease
 
-MOST, MOST_STATS, MAX_NAME, MAX_SLOTS = 1 << 16, 128, 100, 1 << 20
-"""Entries of any list or map, of an actor's stats; characters of a name; slots of an engine."""
+MOST, MOST_STATS, MAX_NAME, MAX_TEXT, MAX_SLOTS = 1 << 16, 128, 100, 2000, 1 << 20
+"""Entries of any list or map, of an actor's stats; characters of a name, of a text; slots of an engine."""
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Version = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Held = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 """A version, or -1: none."""
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+"""For people, or a place. A sender cuts what may be longer."""
 Ids = Annotated[list[Count], Meta(max_length=MOST)]
 Names = Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MOST)]
-Digests = Annotated[dict[Version, str], Meta(max_length=MOST)]
+Digests = Annotated[dict[Version, Text], Meta(max_length=MOST)]
 """Version → digest of its weights."""
 Tokens = Annotated[dict[Count, Count], Meta(max_length=1 << 12)]
 """Lease → tokens so far."""
@@ -82,12 +84,12 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     public key) of the sources to ask first. `probe`: now and then, what engines must say under these weights."""
 
     version: Version
-    digest: str
+    digest: Text
     bytes: Count = 0
-    tensors: Annotated[list[tuple[str, str, Annotated[list[Count], Meta(max_length=16)]]], Meta(max_length=MOST)] = []
+    tensors: Annotated[list[tuple[Text, Text, Annotated[list[Count], Meta(max_length=16)]]], Meta(max_length=MOST)] = []
     block_bytes: Count = 0
-    parts: Annotated[list[str], Meta(max_length=MOST)] = []
-    relays: Annotated[list[tuple[str, str]], Meta(max_length=MOST)] = []
+    parts: Annotated[list[Text], Meta(max_length=MOST)] = []
+    relays: Annotated[list[tuple[Text, Text]], Meta(max_length=MOST)] = []
     probe: Probe | None = None
 
 
@@ -132,7 +134,7 @@ class Lost(Message):
     by = ACTOR | OPERATOR
     name: Name
     pid: Count
-    how: str
+    how: Text
     for_good: bool
     by_itself: bool = False
 
@@ -153,7 +155,7 @@ class Heartbeat(Message):
     the same for held-out prompts."""
 
     by = ACTOR
-    stats: Annotated[dict[Name, Finite | str], Meta(max_length=MOST_STATS)]
+    stats: Annotated[dict[Name, Finite | Text], Meta(max_length=MOST_STATS)]
     progress: Tokens
     heldout: Tokens
 
@@ -187,7 +189,7 @@ class Credit(Message):
     """So many leased sequences have ended since hello: as many more may be leased. See `Room`."""
 
     by = ACTOR
-    ended: int
+    ended: Count
 
 
 class LeftOut(Message):
@@ -207,8 +209,8 @@ class Failed(Message):
 
     by, large = ACTOR, True
     id: Count
-    reason: str
-    detail: str
+    reason: Text
+    detail: Text
     said: PartialHead | None = None
 
 
@@ -230,7 +232,7 @@ class Applied(Message):
 
     by = ACTOR
     version: Version
-    digest: str
+    digest: Text
 
 
 # ---- learner → buffer -----------------------------------------------------------------------------------------------
@@ -303,14 +305,14 @@ class Untrainable(Message):
 
     by = LEARNER
     index: Version
-    reason: str
+    reason: Text
 
 
 class Finish(Message):
     """No more batches: make the last evaluation, then `Report`."""
 
     by = LEARNER
-    reason: str
+    reason: Text
     steps: Version
 
 
@@ -364,7 +366,7 @@ class Room(Message):
 class Quit(Message):
     """The buffer gives up this actor: it must end and be restarted."""
 
-    reason: str
+    reason: Text
 
 
 # ---- buffer → learner, its ranks, or the sender of a request --------------------------------------------------------
@@ -414,7 +416,7 @@ class Report(Message):
 class Refused(Message):
     """To any sender: its message was refused and changed nothing. `reason`: why."""
 
-    reason: str
+    reason: Text
 
 
 # ---- subscriber → publisher or relay, and back ----------------------------------------------------------------------
@@ -427,7 +429,7 @@ class Sync(Message):
     part: Count
     version: Version
     held: Held
-    digest: str
+    digest: Text
 
 
 class Fetch(Message):
@@ -446,7 +448,7 @@ class Plan(Message):
 
     part: Count
     version: Version
-    hops: Annotated[list[tuple[Held, Version, Count, str]], Meta(max_length=256)]
+    hops: Annotated[list[tuple[Held, Version, Count, Text]], Meta(max_length=256)]
 
 
 class Later(Message):

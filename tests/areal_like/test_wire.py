@@ -1,6 +1,7 @@
 """The wire: a message is decoded as it was sent, and what does not fit is refused with a reason, whatever the bytes."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgpack
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_like import messages
+from areal_like.messages import KINDS, MAX_TEXT, Message
 from areal_like.wire import SCHEMA, WireError, decode, schema_of
 
 
@@ -53,12 +55,32 @@ def test_rubbish_is_refused(header: bytes) -> None:
         ({"version": -1, "digest": ""}, "version"),
         ({"version": 2**31, "digest": ""}, "version"),
         ({"version": 1, "digest": b""}, "digest"),
+        ({"version": 1, "digest": "d" * (MAX_TEXT + 1)}, "digest"),
         ({"version": 1, "digest": "", "more": 1}, "more"),
     ],
 )
 def test_a_message_that_does_not_fit_is_refused_by_the_name_of_its_field(body: dict, field: str) -> None:
     with pytest.raises(WireError, match=f"applied: .*{field}"):
         decode([msgpack.packb([SCHEMA, "applied", body])])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.by])
+def test_types_limit_the_size_of_whatever_others_send_to_the_buffer(kind: type[Message]) -> None:
+    assert not list(unlimited(msgspec.inspect.type_info(kind), kind.kind()))
+
+
+def unlimited(info: msgspec.inspect.Type, at: str) -> Iterator[str]:
+    """Places of a type where a text, a list or a map may have any size. (Bytes have the limit of a header.)"""
+    sized = isinstance(info, msgspec.inspect.StrType | msgspec.inspect.ListType | msgspec.inspect.DictType)
+    if (sized and info.max_length is None) or isinstance(info, msgspec.inspect.AnyType):
+        yield at
+    for name in ("item_type", "key_type", "value_type"):
+        if hasattr(info, name):
+            yield from unlimited(getattr(info, name), f"{at}.{name}")
+    for each in (*getattr(info, "item_types", ()), *getattr(info, "types", ())):
+        yield from unlimited(each, at)
+    for field in getattr(info, "fields", ()):
+        yield from unlimited(field.type, f"{at}.{field.name}")
 
 
 @pytest.mark.parametrize(
