@@ -2,8 +2,8 @@
 (only the journal has a thread of its own, which waits for the disk).
 
 Who waits for what:
-  an actor    waits for leases        → unblocked by `leasing.admit`: a trained batch, an applied version, a freed slot
-  the learner waits for a batch       → unblocked by `_serve`: a push
+  an actor    waits for leases        → unblocked by `dispatch.admit`: a trained batch, an applied version, a freed slot
+  the learner waits for a batch       → unblocked by `dispatch.serve`: a push
   all         wait for the start      → unblocked by `_start`: enough actors hold version 0
 `RunState` holds all state that matters; `handlers` changes it when a message comes.
 """
@@ -14,17 +14,12 @@ import logging
 import math
 
 from areal_like import messages
-from areal_like.groups import pack_heads
 from areal_like.link import BusError
-from areal_like.wire import Frame
 from buffer.deadlines import Deadlines
+from buffer.dispatch import admit, evaluate, revoke, serve
 from buffer.handlers import Handlers
-from buffer.injection import may_train
-from buffer.leasing import admit, can_serve, evaluate
-from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
-from buffer.status import levels, status, waits
-from buffer.store import Entry
+from buffer.status import status, waits
 
 log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
@@ -48,7 +43,6 @@ class Controller:
         self.state, self.handlers = state, Handlers(state)
         self.deadlines = Deadlines(state, lease_timeout)
         self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
-        self._parts_by: tuple[int, int | None, int] | None = None  # the facts when parts were last sought
         self._born = self._last_turn = state.phase.progress_at = state.clock()
 
     def run(self) -> None:
@@ -65,11 +59,11 @@ class Controller:
         self._start(now)
         self.state.announce()  # before leases: with `injection` it opens the slots of the new version
         self.state.replay.recall_losers()  # after pushes, which take places; before the scheduler counts the queue
-        self._revoke()  # before leases: an actor must hear that a lease ended before it gets the same group again
+        revoke(self.state)  # before leases: an actor must hear that a lease ended before it gets the same group again
         evaluate(self.state, now)  # before training leases, which would take all the room
         admit(self.state, now)  # before serving: the batch that the learner waits for may exceed the memory limit
         self.deadlines.hedge(now)  # after leases: an actor that still has room is idle
-        self._serve(now)  # revokes groups that are too old at once: the next turn may come late
+        serve(self.state, now)  # revokes groups that are too old at once: the next turn may come late
         self._report_when_finished()
         self.state.outbox.flush()  # last: write the decisions to the disk; send messages whose records are there
         self._watch(now)
@@ -104,92 +98,6 @@ class Controller:
             self.state.phase.started_at = self.state.phase.progress_at = now
             self.state.gauges.start(now)
             log.info("all %d actors hold version 0: first lease", ready)
-
-    def _serve(self, now: float) -> None:
-        state = self.state
-        if state.shares.wanted:
-            state.shares.answer(state.outbox)
-        if state.learner.wanted is None or state.learner.peer is None:
-            return
-        index, version = state.learner.wanted.index, state.learner.wanted.version
-        if index in state.shares.served:  # the message with the batch was lost
-            state.learner.wanted = None
-            state.outbox.put(state.learner.peer, *state.shares.served[index].share(0))
-            return
-        if state.phase.stopping == "now" and index % state.replay.bound.interval == 0:
-            self._tell_to_stop()
-            return
-        ready = may_train(state.replay, index)
-        entries = state.replay.serve(index, as_finished=state.learner.parts is not None) if ready else []
-        self._revoke()
-        frames = self._frames(entries, index)
-        if not frames:
-            if ready:
-                self._serve_part(index, version)
-            if state.phase.stopping == "drain" and not can_serve(state, index):
-                self._tell_to_stop()
-            return
-        state.learner.wanted = None
-        state.phase.progress_at = now
-        state.gauges.measure_rates(now)
-        allowed = state.replay.oldest_allowed(index)
-        info = levels(state, now) | state.gauges.batch_info(entries, version, allowed, now)
-        info |= state.gauges.decision(index)
-        heads, actors = [entry.head for entry in entries if entry.head], [entry.pushed_by for entry in entries]
-        batch = messages.Batch(index, version, allowed, actors, pack_heads(heads), info, state.learner.redo)
-        served = state.shares.put(batch, heads, frames)
-        state.outbox.put(state.learner.peer, *served.share(0))
-        state.shares.answer(state.outbox)
-
-    def _serve_part(self, index: int, version: int) -> None:
-        """Send the groups of the wanted batch that are ready, so that the learner can compute gradients early. They
-        stay WAITING: they are served, and recorded, with the whole batch."""
-        state, begin = self.state, self.state.learner.parts
-        facts = index, begin, state.store.changes
-        if begin is None or state.learner.peer is None or facts == self._parts_by:
-            return
-        self._parts_by = facts
-        entries = state.replay.finished_of(index)[begin:]
-        if frames := self._frames(entries):
-            allowed = state.replay.oldest_allowed(index)
-            table = pack_heads([each.head for each in entries if each.head])
-            actors = [each.pushed_by for each in entries]
-            state.outbox.put(state.learner.peer, messages.Part(index, version, allowed, actors, table, begin), frames)
-            state.learner.parts = begin + len(entries)
-
-    def _frames(self, entries: list[Entry], batch: int | None = None) -> list[Frame]:
-        """The payloads of groups that go out together; `batch` if they are SERVED. Empty if the journal has lost one
-        payload: that group is rolled out again, and the others wait for it."""
-        frames, lost = [], []
-        for entry in entries:
-            try:
-                frames.append(load(entry.payload))
-            except JournalError as error:
-                log.error("group %d will be rolled out again: %s", entry.id, error)
-                lost.append(entry.id)
-        if lost and batch is not None:
-            self.state.replay.unserve(batch)
-        for group_id in lost:
-            self.state.replay.requeue(group_id)
-        return [] if lost else frames
-
-    def _tell_to_stop(self) -> None:
-        state = self.state
-        if state.learner.peer:
-            state.learner.wanted = None  # if this message is lost, the learner asks again
-            state.router.send(state.learner.peer, messages.Stop(drain=state.phase.stopping == "drain"))
-
-    def _revoke(self) -> None:
-        """Cancel leases of groups that became too old, or that another actor has finished. For some that became too
-        old, ask the actor for the samples, for people to read."""
-        self.state.end_hedges()
-        for name, group_id, hand_back in self.state.replay.take_cancels():
-            if actor := self.state.fleet.by_name.get(name):
-                if not hand_back:
-                    actor.running.pop(group_id, None)
-                    self.state.fleet.ready.touch(actor)
-                asks = self.state.samples.awaits(group_id, name)
-                self.state.router.send(actor.peer, messages.Cancel([group_id], hand_back or asks))
 
     def _report_when_finished(self) -> None:
         state = self.state

@@ -26,8 +26,8 @@ from collections import Counter, defaultdict
 from areal_like import messages
 from areal_like.types import Lease
 from buffer.actor import Actor
+from buffer.dispatch import send_leases
 from buffer.fleet import is_idle_for, may_be_hedged
-from buffer.leasing import send_leases
 from buffer.run_state import RunState
 from buffer.store import Entry
 

@@ -1,6 +1,6 @@
 """What the buffer knows about one run: its parts, and the few facts that belong to no part.
 
-`handlers` changes the state when a message comes, `leasing` and the controller decide from it, `status` reports it.
+`handlers` changes the state when a message comes, `dispatch` and the controller decide from it, `status` reports it.
 One thread, no locks.
 """
 
@@ -51,6 +51,7 @@ class Learner:
     peer: bytes | None = None
     wanted: messages.Want | None = None  # its open request
     parts: int | None = None  # groups of the wanted batch sent early (None: the learner takes batches whole)
+    parts_by: tuple[int, int, int] | None = None  # the facts when parts were last sought
     steps: int = 0  # batches trained
     redo: int = 0  # batches set aside
     vocab_size: int | None = None  # tokens that its model knows (None: not known yet)
@@ -109,7 +110,7 @@ class RunState:
     largest_payload: int = 0  # bytes of one group, so far
     left_out: dict[str, str] = field(default_factory=dict)  # actors that will not be restarted → how they died
     phase: Phase = field(default_factory=Phase)
-    to_start: tuple[object, float] = (None, 0.0)  # facts, groups that may get a lease by them (`leasing.admit`)
+    to_start: tuple[object, float] = (None, 0.0)  # facts, groups that may get a lease by them (`dispatch.admit`)
 
     def __post_init__(self) -> None:
         self.store = self.replay.store
@@ -130,7 +131,7 @@ class RunState:
             return
         if leaving.head is None:  # `failures` reports leases that failed
             if entry.stage in LEASED and why.startswith("stale") and actor in self.fleet.by_name:
-                self.samples.ask(self.now, entry.id, why, actor)  # `Controller._revoke` asks
+                self.samples.ask(self.now, entry.id, why, actor)  # `dispatch.revoke` asks
             else:
                 self.samples.unfinished(self.now, entry.id, why, actor, leaving.left)
             return

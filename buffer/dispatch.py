@@ -1,4 +1,4 @@
-"""Who gets which lease: training groups within the bound and the actors' credits, and held-out prompts beside them."""
+"""What the buffer hands out: leases to actors, within the bound and their credits, and batches to the learner."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import math
 from functools import partial
 
 from areal_like import messages
+from areal_like.groups import pack_heads
 from areal_like.types import Lease
+from areal_like.wire import Frame
 from buffer.actor import Actor
 from buffer.events import Forget
+from buffer.injection import may_train
 from buffer.partials import PartialGroup
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
 from buffer.schedulers import GroupPlan, Round, View
+from buffer.status import levels
 from buffer.store import LEASED, UNFINISHED, Entry, Stage
 
 log = logging.getLogger(__name__)
@@ -116,10 +120,12 @@ def _next_plan(state: RunState, actor: Actor, running: int) -> GroupPlan | None:
     """What to start on an actor that has room. Only the actor's version matters."""
     if state.phase.stopping and not _completes_a_batch(state):
         return None
-    if _bytes_to_come(state, running) > state.max_bytes and state.store.slots.next >= _slots_wanted(state):
-        # Never stop the slots that the learner waits for: its batch frees memory.
-        state.store.slots.check_memory(state.max_bytes)
-        return None
+    to_come = state.store.bytes + state.largest_payload * running  # each running group as large as the largest so far
+    if to_come > state.max_bytes:
+        wanted = state.replay.bound.batches.first(state.learner.wanted.index + 1) if state.learner.wanted else 0
+        if state.store.slots.next >= wanted:  # slots that the learner waits for are never stopped: they free memory
+            state.store.slots.check_memory(state.max_bytes)
+            return None
     return state.scheduler.admit(_view(state, actor.version, running))
 
 
@@ -200,16 +206,6 @@ def _round(state: RunState, version: int) -> Round:
     )
 
 
-def _bytes_to_come(state: RunState, running: int) -> int:
-    """Bytes of payloads in memory, plus an estimate for running groups: each as large as the largest one so far."""
-    return state.store.bytes + state.largest_payload * running
-
-
-def _slots_wanted(state: RunState) -> int:
-    """Slots below this belong to the batch that the learner waits for, or to earlier batches."""
-    return state.replay.bound.batches.first(state.learner.wanted.index + 1) if state.learner.wanted else 0
-
-
 def send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> None:
     heads, payloads = [], []
     for lease, left, carried in all_granted:
@@ -222,6 +218,19 @@ def send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> No
             log.error("group %d starts again from its prompt: %s", lease.group_id, error)
             state.replay.commit(Forget(lease.group_id))
     state.router.send(actor.peer, messages.Lease([lease for lease, _, _ in all_granted], heads), payloads)
+
+
+def revoke(state: RunState) -> None:
+    """Cancel leases of groups that became too old, or that another actor has finished. For some that became too old,
+    ask the actor for the samples, for people to read."""
+    state.end_hedges()
+    for name, group_id, hand_back in state.replay.take_cancels():
+        if actor := state.fleet.by_name.get(name):
+            if not hand_back:
+                actor.running.pop(group_id, None)
+                state.fleet.ready.touch(actor)
+            asks = state.samples.awaits(group_id, name)
+            state.router.send(actor.peer, messages.Cancel([group_id], hand_back or asks))
 
 
 def _drains_to(state: RunState) -> int | None:
@@ -239,8 +248,90 @@ def _completes_a_batch(state: RunState) -> bool:
     return last is not None and state.store.slots.next < state.replay.bound.batches.first(last)
 
 
-def can_serve(state: RunState, batch: int) -> bool:
+def _can_serve(state: RunState, batch: int) -> bool:
     """If the run drains: may this batch still come? Not if it is beyond the last batch, or no group is in progress."""
     last = _drains_to(state)
     under_way = state.store.count(*UNFINISHED)
     return last is not None and batch < last and (under_way > 0 or _completes_a_batch(state))
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+def serve(state: RunState, now: float) -> None:
+    """Send the batch that the learner waits for, once it is complete, and ranks their shares."""
+    if state.shares.wanted:
+        state.shares.answer(state.outbox)
+    if state.learner.wanted is None or state.learner.peer is None:
+        return
+    index, version = state.learner.wanted.index, state.learner.wanted.version
+    if index in state.shares.served:  # the message with the batch was lost
+        state.learner.wanted = None
+        state.outbox.put(state.learner.peer, *state.shares.served[index].share(0))
+        return
+    if state.phase.stopping == "now" and index % state.replay.bound.interval == 0:
+        _tell_to_stop(state)
+        return
+    ready = may_train(state.replay, index)
+    entries = state.replay.serve(index, as_finished=state.learner.parts is not None) if ready else []
+    revoke(state)
+    frames = _frames(state, entries, index)
+    if not frames:
+        if ready:
+            _serve_part(state, index, version)
+        if state.phase.stopping == "drain" and not _can_serve(state, index):
+            _tell_to_stop(state)
+        return
+    state.learner.wanted = None
+    state.phase.progress_at = now
+    state.gauges.measure_rates(now)
+    allowed = state.replay.oldest_allowed(index)
+    info = levels(state, now) | state.gauges.batch_info(entries, version, allowed, now)
+    info |= state.gauges.decision(index)
+    heads, actors = [entry.head for entry in entries if entry.head], [entry.pushed_by for entry in entries]
+    batch = messages.Batch(index, version, allowed, actors, pack_heads(heads), info, state.learner.redo)
+    served = state.shares.put(batch, heads, frames)
+    state.outbox.put(state.learner.peer, *served.share(0))
+    state.shares.answer(state.outbox)
+
+
+def _serve_part(state: RunState, index: int, version: int) -> None:
+    """Send the groups of the wanted batch that are ready, so that the learner can compute gradients early. They stay
+    WAITING: they are served, and recorded, with the whole batch."""
+    begin = state.learner.parts
+    if begin is None or state.learner.peer is None:
+        return
+    facts = index, begin, state.store.changes
+    if facts == state.learner.parts_by:
+        return
+    state.learner.parts_by = facts
+    entries = state.replay.finished_of(index)[begin:]
+    if frames := _frames(state, entries):
+        allowed = state.replay.oldest_allowed(index)
+        table = pack_heads([each.head for each in entries if each.head])
+        actors = [each.pushed_by for each in entries]
+        state.outbox.put(state.learner.peer, messages.Part(index, version, allowed, actors, table, begin), frames)
+        state.learner.parts = begin + len(entries)
+
+
+def _frames(state: RunState, entries: list[Entry], batch: int | None = None) -> list[Frame]:
+    """The payloads of groups that go out together; `batch` if they are SERVED. Empty if the journal has lost one
+    payload: that group is rolled out again, and the others wait for it."""
+    frames, lost = [], []
+    for entry in entries:
+        try:
+            frames.append(load(entry.payload))
+        except JournalError as error:
+            log.error("group %d will be rolled out again: %s", entry.id, error)
+            lost.append(entry.id)
+    if lost and batch is not None:
+        state.replay.unserve(batch)
+    for group_id in lost:
+        state.replay.requeue(group_id)
+    return [] if lost else frames
+
+
+def _tell_to_stop(state: RunState) -> None:
+    if state.learner.peer:
+        state.learner.wanted = None  # if this message is lost, the learner asks again
+        state.router.send(state.learner.peer, messages.Stop(drain=state.phase.stopping == "drain"))
