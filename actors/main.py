@@ -23,7 +23,7 @@ from actors.relay import Relay
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
 from actors.served import ServedProbe
-from actors.session import Session, Stuck
+from actors.session import GivenUp, Session
 from actors.subscriber import Subscriber
 from actors.worker import Heldout, Rollout, Worker
 from actors.workflows import for_tasks
@@ -235,7 +235,7 @@ async def serve(role: Role) -> None:
         for each in done:
             each.result()
         await _measure_steps(engine, tasks, note)
-    except Stuck:
+    except GivenUp:
         role.orders.end_within(TERM_SECONDS)  # an engine that hangs may not be closed in time either
         raise
     finally:

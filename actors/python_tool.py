@@ -11,10 +11,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from areal_like.tasks.sandbox import Bounds, OutOfTime, run
+from areal_like.tasks.sandbox import OutOfTime, SandboxLimits, run
 
 PROCESSES = 4
-BOUNDS = Bounds(seconds=5.0)
+BOUNDS = SandboxLimits(seconds=5.0)
 _THREADS = ThreadPoolExecutor(PROCESSES, "python tool")
 _SHELL = '''
 import ast, io, random, sys

@@ -25,7 +25,7 @@ HELLO_SECONDS = 5.0
 """Seconds after which an unanswered hello is repeated when the buffer asks for it."""
 
 
-class Stuck(RuntimeError):
+class GivenUp(RuntimeError):
     """The buffer gave this actor up: it must be restarted."""
 
 
@@ -64,7 +64,7 @@ class Session:
             case messages.Room():
                 self.worker.note_room(message.sequences, message.step)
             case messages.Quit():
-                raise Stuck(message.reason)
+                raise GivenUp(message.reason)
             case messages.Welcome():
                 self.welcomed = True
             case messages.Refused():

@@ -108,7 +108,7 @@ class Sources:
                     if self._silent(dealer, now - heard):
                         dealer.send(request)
                         heard = now
-                case messages.Plan(part=of, version=to, hops=hops) if (of, to) == (part, version):  # else left over
+                case messages.Hops(part=of, version=to, hops=hops) if (of, to) == (part, version):  # else left over
                     if not hops:
                         raise Superseded
                     return hops

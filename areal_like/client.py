@@ -280,7 +280,7 @@ class LearnerClient:
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
         """End the run after `steps` trained batches: the last evaluation is made; returns the buffer's final report."""
         self._said.pop(messages.Want, None)
-        self.say(messages.Finish(reason[: messages.MAX_TEXT], steps))
+        self.say(messages.EndRun(reason[: messages.MAX_TEXT], steps))
         return self._wait_for(messages.Report, "the last evaluation", lambda report: True)[0].report
 
     def _wait_for(

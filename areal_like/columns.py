@@ -1,8 +1,8 @@
 """The columnar codec of groups and partial groups: what a payload's bytes are, and the numbers beside it.
 
 A payload is flat, one column after the other: tokens int32 | logprobs float32 | loss masks uint8 | places of turns
-int32 | rewards of turns float64 | experts (`areal_like.experts`). `Sizes` says how many entries each column has; a
-column may have none. The numbers beside it are tables of fixed-size entries, forwarded as the bytes that they came in.
+int32 | rewards of turns float64 | experts (`areal_like.experts`). `ColumnSizes` says how many entries each column has,
+some maybe none. The numbers beside it are tables of fixed-size entries, forwarded as the bytes that they came in.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PayloadError(WireError):
 # ---- payloads -------------------------------------------------------------------------------------------------------
 
 
-class Sizes(NamedTuple):
+class ColumnSizes(NamedTuple):
     """Entries of each column of a payload. `positions`: those that have experts, of the shape `experts`."""
 
     tokens: int
@@ -68,7 +68,7 @@ _NO_TURNS = np.empty(0, np.int32), np.empty(0, np.float64)
 _NO_EXPERTS = np.empty((0, 0, 0), np.uint8)
 
 
-def columns(payload: Frame, sizes: Sizes) -> Columns:
+def columns(payload: Frame, sizes: ColumnSizes) -> Columns:
     """The columns of a payload of those sizes: nothing is copied. Those without entries may have any shape."""
     tokens, logprobs, masks, turns, positions, shape = sizes
     start = 4 * (tokens + logprobs) + masks

@@ -24,8 +24,8 @@ from areal_like.columns import (
     FINISHES,
     FORK,
     RUN,
+    ColumnSizes,
     PayloadError,
-    Sizes,
     check_columns,
     columns,
     covered_by,
@@ -218,10 +218,10 @@ def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
         raise WireError("groups: the runs of a sample do not cover its response")
 
 
-def _sizes(head: Head, n_prompts: int, n_turns: int) -> Sizes:
+def _sizes(head: Head, n_prompts: int, n_turns: int) -> ColumnSizes:
     """Of the columns of a group's payload; `n_prompts` are the tokens of all prompts."""
     tokens = n_prompts + head.tokens
-    return Sizes(tokens, head.tokens, head.tokens, n_turns, tokens - head.samples, head.experts)
+    return ColumnSizes(tokens, head.tokens, head.tokens, n_turns, tokens - head.samples, head.experts)
 
 
 def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: Routing | None = None) -> None:

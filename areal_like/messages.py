@@ -308,7 +308,7 @@ class Untrainable(Message):
     reason: Text
 
 
-class Finish(Message):
+class EndRun(Message):
     """No more batches: make the last evaluation, then `Report`."""
 
     by = LEARNER
@@ -423,7 +423,7 @@ class Refused(Message):
 
 
 class Sync(Message):
-    """How do I get from what I hold of a part (`held`, `digest`) to `version`? Answered by `Plan`, or `Later`."""
+    """How do I get from what I hold of a part (`held`, `digest`) to `version`? Answered by `Hops`, or `Later`."""
 
     by = ACTOR
     part: Count
@@ -443,7 +443,7 @@ class Fetch(Message):
     size: Count
 
 
-class Plan(Message):
+class Hops(Message):
     """The hops to fetch, one after the other: (base, version, bytes, checksum). None: there is no route."""
 
     part: Count

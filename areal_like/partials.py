@@ -21,7 +21,7 @@ import xxhash
 from areal_like.columns import (
     FINISHES,
     RUN,
-    Sizes,
+    ColumnSizes,
     check_columns,
     columns,
     covered_by,
@@ -75,11 +75,11 @@ def encode_partial(
     return head, payload
 
 
-def _sizes(head: PartialHead) -> Sizes:
+def _sizes(head: PartialHead) -> ColumnSizes:
     """Of the columns of a partial group's payload."""
     tokens = int(np.add.reduce(np.frombuffer(head.runs, RUN)["n"], dtype=np.int64))
     positions = int(np.add.reduce(np.frombuffer(head.positions, np.int32), dtype=np.int64))
-    return Sizes(tokens, tokens, positions=positions, experts=head.experts)
+    return ColumnSizes(tokens, tokens, positions=positions, experts=head.experts)
 
 
 def decode_partial(head: PartialHead, payload: Frame, usable: Collection[int]) -> CarriedSamples:

@@ -29,7 +29,7 @@ _this = threading.local()
 class Member:
     """A thread that takes turns: what it waits for, and the exception that its next wait raises, if any."""
 
-    def __init__(self, turns: Turns, name: str):
+    def __init__(self, turns: TurnOrder, name: str):
         self.turns, self.name = turns, name
         self.descriptors: tuple[int, ...] = ()
         self.until = 0.0
@@ -47,7 +47,7 @@ class Member:
                 check()
 
 
-class Turns:
+class TurnOrder:
     """The members, in their order, and whose turn it is."""
 
     def __init__(self) -> None:

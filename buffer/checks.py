@@ -141,7 +141,7 @@ class RolloutsFail(RuntimeError):
     """No group can be rolled out: the task, the reward or the model does not work."""
 
 
-class Failures:
+class FailedGroups:
     """Counts groups that failed in a row, with no success between. `most` of them end the run: it makes no progress."""
 
     def __init__(self, most: int):

@@ -41,7 +41,7 @@ def asked(sets: Iterable[HeldoutSet]) -> list[Asked]:
     return [Asked(e.name, len(e.rows), e.samples, e.temperature, e.every, e.ks, e.right, e.own) for e in sets]
 
 
-class Result(TypedDict):
+class RoundResult(TypedDict):
     """Result of a round: mean reward, mean length (tokens), versions of the oldest and the newest token.
     `note_evaluation` adds `seconds` since the first lease. `sets`: per set its figures (`reward`, `pass@4`), mean
     length, and numbers of prompts and samples. A figure comes with the ends of its interval (`reward_low`,
@@ -56,7 +56,7 @@ class Result(TypedDict):
     seconds: NotRequired[float]
 
 
-class Answer(NamedTuple):
+class AnswerResult(NamedTuple):
     reward: float
     length: int
 
@@ -74,7 +74,7 @@ class _Round:
     version: int
     unassigned: list[int]  # places
     assigned: dict[int, str] = field(default_factory=dict)
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, AnswerResult] = field(default_factory=dict)
     oldest: float = math.inf
     newest: int = 0
     moved: dict[int, float] = field(default_factory=dict)  # place → time of its last progress
@@ -90,7 +90,7 @@ class Evaluation:
         self._firsts = [0, *accumulate(each.answers for each in self.sets)]
         self.places = self._firsts.pop()
         self.round: _Round | None = None
-        self.results: list[Result] = []
+        self.results: list[RoundResult] = []
         self._round_number = 0
         self._last_steps = -1
         self._final: int | None = None
@@ -193,7 +193,7 @@ class Evaluation:
         moved = self.round.moved = {row: self.round.moved.get(row, now) for row in self.round.assigned}
         return [(row, self.round.assigned[row]) for row, at in moved.items() if now - at > timeout]
 
-    def take_back(self, row: int, most: int) -> Result | None:
+    def take_back(self, row: int, most: int) -> RoundResult | None:
         """Take a row from its actor; another will get it. The `most`-th time it counts as reward 0. Returns the round's
         result if this row was the last."""
         assert self.round is not None
@@ -212,14 +212,16 @@ class Evaluation:
         mine = self.round and number == self._round_number and self.round.assigned.get(row) == actor
         return row if mine else None
 
-    def record(self, actor: str, lease_id: int, reward: float, length: int, oldest: int, newest: int) -> Result | None:
+    def record(
+        self, actor: str, lease_id: int, reward: float, length: int, oldest: int, newest: int
+    ) -> RoundResult | None:
         """Record the reward of one held-out completion. Ignored if the actor does not have the lease. Returns the
         round's result if this row was the last."""
         row = self.row_of(actor, lease_id)
         if self.round is None or row is None:
             return None
         del self.round.assigned[row]
-        self.round.answers[row] = Answer(reward, length)
+        self.round.answers[row] = AnswerResult(reward, length)
         self.round.oldest, self.round.newest = min(self.round.oldest, oldest), max(self.round.newest, newest)
         if self.round.assigned or self.round.unassigned:
             return None
@@ -228,7 +230,7 @@ class Evaluation:
         self.round = None
         return result
 
-    def _result(self, ended: _Round) -> Result:
+    def _result(self, ended: _Round) -> RoundResult:
         pairs = zip(self.sets, self._firsts, strict=True)
         found = {
             s: [ended.answers[first + n] for n in range(s.answers)] for s, first in pairs if first in ended.answers
@@ -245,8 +247,8 @@ class Evaluation:
         }
 
 
-def figures_of(of: Asked, answers: Sequence[Answer]) -> dict[str, float]:
-    """The figures of a set, as in `Result.sets`. All `answers` to one prompt are adjacent."""
+def figures_of(of: Asked, answers: Sequence[AnswerResult]) -> dict[str, float]:
+    """The figures of a set, as in `RoundResult.sets`. All `answers` to one prompt are adjacent."""
     rewards = [[answer.reward for answer in answers[at : at + of.samples]] for at in range(0, len(answers), of.samples)]
     found: dict[str, float] = {"prompts": of.prompts, "samples": of.samples}
     found["length"] = sum(answer.length for answer in answers) / len(answers)

@@ -179,7 +179,7 @@ class Replan(_Record):
     """Batches from before a crash can't be served again as they were: the policy and the scheduler choose again."""
 
 
-class Plan(_Record):
+class ServeAgain(_Record):
     """Serve this batch again as before the crash: what recovery makes of a `Serve` that is undone. Never written."""
 
     batch: int
@@ -258,7 +258,7 @@ class Snapshot(_Record):
 
 Event = (
     Admit | Lease | TakeOver | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | Readmit | Drop
-    | Filter | Open | Settle | Serve | Unserve | Finish | Replan | Plan | Begin | Branch | Advance | Snapshot
+    | Filter | Open | Settle | Serve | Unserve | Finish | Replan | ServeAgain | Begin | Branch | Advance | Snapshot
 )  # fmt: skip
 Recorder = Callable[[Event, Payload], Payload]
 """Records an event before it is applied. Returns the payload in the form to keep: see `Journal.append`."""
@@ -276,11 +276,11 @@ class Padding(_Record):
     """Not an event: fills a block of the disk."""
 
 
-class Copy(_Record):
+class CopiedPayload(_Record, tag="copy"):
     """Not an event: holds the payload of an older segment."""
 
 
-Written = Event | Padding | Copy
+Written = Event | Padding | CopiedPayload
 encode: Callable[[Written], bytes] = msgspec.msgpack.Encoder().encode
 decode: Callable[[bytes], Written] = msgspec.msgpack.Decoder(Written).decode
 """Raises msgspec.DecodeError if the bytes are not a record of this format."""

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 
 from areal_like.groups import ROW, Head
-from buffer.evaluation import Result
-from buffer.sizing import Lengths
+from buffer.evaluation import RoundResult
+from buffer.sizing import GroupLengths
 from buffer.store import Entry
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Gauges:
 
     def __init__(self) -> None:
         self.since_step = 0
-        self.evaluations: list[Result] = []
+        self.evaluations: list[RoundResult] = []
         self.trained_seconds: float | None = None
         self.tokens_pushed = self.samples_pushed = 0
         self.refused: Counter[str] = Counter()  # refused groups, by what was wrong with them
@@ -56,17 +56,17 @@ class Gauges:
         self._rate_at = 0.0
         self._rate_tokens = 0
         self.rates: dict[str, float] = {}
-        self._seen: list[Lengths] = []
+        self._seen: list[GroupLengths] = []
         self._decisions: dict[int, dict[str, float]] = {}
 
     def start(self, now: float) -> None:
         self._rate_at = now
 
-    def see(self, lengths: Lengths) -> None:
+    def see(self, lengths: GroupLengths) -> None:
         """Record the lengths of a group that ended or was broken off."""
         self._seen.append(lengths)
 
-    def take_seen(self) -> list[Lengths]:
+    def take_seen(self) -> list[GroupLengths]:
         """All lengths noted since the last call."""
         seen, self._seen = self._seen, []
         return seen

@@ -25,7 +25,7 @@ from buffer.fleet import MOST_REFUSED
 from buffer.partials import PartialGroup
 from buffer.run_state import RunState
 from buffer.set_aside import set_aside
-from buffer.sizing import Lengths
+from buffer.sizing import GroupLengths
 from buffer.status import status
 from buffer.store import LEASED, Entry, Stage
 
@@ -203,7 +203,7 @@ class Handlers:
             state.gauges.samples_pushed += head.samples
             if state.scheduler.sizing.looks:
                 tokens, was_cut = (*head.lengths, *cut), (False,) * head.samples + (True,) * len(cut)
-                state.gauges.see(Lengths(tokens, was_cut, True, tuple(head.rewards), now))
+                state.gauges.see(GroupLengths(tokens, was_cut, True, tuple(head.rewards), now))
             state.largest_payload = max(state.largest_payload, head.size)
         return new
 
@@ -381,7 +381,7 @@ class Handlers:
             self.state.outbox.rotate(self.state.store.snapshot, self.state.store.payloads())
 
     @_on.register
-    def _on_finish(self, message: messages.Finish, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
+    def _on_end_run(self, message: messages.EndRun, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         """No more batches: drop all active groups, run the last evaluation, then send the report."""
         self._only_the_learner(peer)
         self._trained_before(message.steps)

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from areal_like.run_folder import sync
-from buffer.events import Copy, Event, Snapshot
+from buffer.events import CopiedPayload, Event, Snapshot
 from buffer.payloads import Extent, JournalError, Payload, Read, Stored
 from buffer.segment_file import (
     MAGIC,
@@ -175,7 +175,7 @@ class Journal:
                 left -= each.size
         try:
             if copies:
-                self._file.append([pack(Copy(), copy) for _, copy in copies])
+                self._file.append([pack(CopiedPayload(), copy) for _, copy in copies])
         except OSError as error:
             log.warning("can't copy payloads of older segments (%s): these segments stay", error)
             return

@@ -38,7 +38,7 @@ from buffer.samplers import asks
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.staleness import Bound, Slots
-from buffer.verifiers import MOST_ANSWERS, Verifiers
+from buffer.verifiers import MOST_ANSWERS, VerifierTimeouts
 
 log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.001
@@ -119,7 +119,7 @@ def build_state(
         config.buffer.max_bytes,
         last_batch=config.run.steps,
         shares=Shares(configs.ranks_of(config)),
-        verifiers=Verifiers(verifier_of(config.task), config.rewards.timeout, config.rewards.max_timeouts),
+        verifiers=VerifierTimeouts(verifier_of(config.task), config.rewards.timeout, config.rewards.max_timeouts),
         relays=Relays(configs.actors_of(config) if config.weights.fanout is None else config.weights.fanout),
     )
     state.verifiers.window = min(state.samples_per_batch, MOST_ANSWERS)

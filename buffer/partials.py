@@ -15,7 +15,7 @@ from areal_like.columns import FINISHES, RUN
 from areal_like.messages import PartialHead
 from areal_like.partials import CALL, samples_of, versions_of
 from buffer.payloads import Payload
-from buffer.sizing import Lengths
+from buffer.sizing import GroupLengths
 
 ABORTED = FINISHES.index("abort")
 
@@ -32,13 +32,13 @@ class PartialGroup:
         return {index: min(made) for index, made in versions_of(self.head).items() if min(made) >= least}
 
     @property
-    def lengths(self) -> Lengths:
+    def lengths(self) -> GroupLengths:
         """Lengths of the samples that have begun: response tokens so far, and whether the sample was cut."""
         tokens, calls = Counter[int](), np.frombuffer(self.head.calls, CALL)
         for index, n in zip(samples_of(self.head), np.frombuffer(self.head.runs, RUN)["n"].tolist(), strict=True):
             tokens[index] += n
         aborted = set(calls["sample"][calls["finish"] == ABORTED].tolist())
-        return Lengths(tuple(tokens.values()), tuple(index in aborted for index in tokens))
+        return GroupLengths(tuple(tokens.values()), tuple(index in aborted for index in tokens))
 
     @property
     def ended(self) -> int:

@@ -100,7 +100,7 @@ class Playback:
             case messages.Trained():
                 self._shares.trained(message.index + 1)
                 self.trained += self._sizes.pop(message.index, 0)
-            case messages.Status() | messages.Finish():
+            case messages.Status() | messages.EndRun():
                 self.router.send(peer, messages.Report(self._report()))
         self._outbox.flush()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from buffer.events import Begin, Finish, Plan, Recorder, Serve, Snapshot, record_nothing
+from buffer.events import Begin, Finish, Recorder, Serve, ServeAgain, Snapshot, record_nothing
 from buffer.journal import Record
 from buffer.payloads import JournalError, Read, cannot_read
 from buffer.replay import Replay
@@ -19,7 +19,7 @@ from buffer.store import Stage
 
 def standing(records: Iterable[Record], next_batch: int | None = None) -> Iterator[Record]:
     """The `records` that still count. Reads `records` twice and does not keep them. `next_batch`: where the learner is
-    about to resume (None: it does not resume). For a batch that was undone later, `Serve` becomes `Plan`."""
+    about to resume (None: it does not resume). For a batch that was undone later, `Serve` becomes `ServeAgain`."""
     begun = [(number, each.event.batch) for number, each in enumerate(records) if isinstance(each.event, Begin)]
     undone: list[tuple[float, float]] = []  # (number of the undoing record, first undone batch); the earliest on top
     least = float("inf") if next_batch is None else next_batch
@@ -34,7 +34,7 @@ def standing(records: Iterable[Record], next_batch: int | None = None) -> Iterat
         event = each.event
         if undone and isinstance(event, Serve | Finish) and event.batch >= undone[-1][1]:
             if isinstance(event, Serve):
-                yield Record(Plan(event.batch, event.ids))
+                yield Record(ServeAgain(event.batch, event.ids))
         else:
             yield each
 

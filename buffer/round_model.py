@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.normal_scores import line
-from buffer.sizing import Lengths, Rounds
+from buffer.sizing import GroupLengths, Rounds
 
 DRAWS = 1 << 16
 """Responses that are drawn per size; at least LEAST_ROUNDS and at most MOST_ROUNDS rounds of them."""
@@ -25,7 +25,7 @@ LEAST_FIT = 8
 """Fewer timed batches give no estimate of a batch's costs beside its responses."""
 
 
-def fit_group(group: Lengths) -> tuple[float, float] | None:
+def fit_group(group: GroupLengths) -> tuple[float, float] | None:
     """(mean, standard deviation) of ln length in a group whose longest responses may be cut. A line fitted to the
     sorted lengths of finished responses, over the normal scores of their ranks among all started ones. None:
     unknown."""
@@ -43,7 +43,7 @@ class LengthFit:
         self.groups = self.mean_sum = self.square_sum = self.inverse_sum = 0.0
         self.responses = self.sigma_sum = self.longest = 0.0
 
-    def note(self, seen: Sequence[Lengths]) -> None:
+    def note(self, seen: Sequence[GroupLengths]) -> None:
         found = [(fit, group) for group in seen if (fit := fit_group(group))]
         if not found:
             return
@@ -85,7 +85,7 @@ class CostFit:
         self.n = self.x = self.y = self.xx = self.xy = 0.0
         self.ended = math.nan  # lost in a crash: another process has another clock
 
-    def note(self, seen: Sequence[Lengths], rounds: Rounds) -> None:
+    def note(self, seen: Sequence[GroupLengths], rounds: Rounds) -> None:
         groups = [group for group in seen if group.closed and group.done and not math.isnan(group.at)]
         if not groups or not (rounds.waits or rounds.at_once):
             return

@@ -21,8 +21,8 @@ from areal_like.bus import Router
 from areal_like.experts import Routing
 from buffer import events
 from buffer.actor import Actor
-from buffer.checks import Failures
-from buffer.evaluation import Evaluation, Result
+from buffer.checks import FailedGroups
+from buffer.evaluation import Evaluation, RoundResult
 from buffer.fleet import Fleet, Hedges
 from buffer.gauges import Gauges
 from buffer.injection import may_announce
@@ -35,7 +35,7 @@ from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.sizing import check_sizes
 from buffer.store import LEASED, Entry, Stage, Store
-from buffer.verifiers import Verifiers
+from buffer.verifiers import VerifierTimeouts
 
 log = logging.getLogger(__name__)
 
@@ -101,11 +101,11 @@ class RunState:
     hedges: Hedges = field(default_factory=Hedges)
     relays: Relays = field(default_factory=Relays)
     shares: Shares = field(default_factory=Shares)  # batches sent and not trained yet
-    verifiers: Verifiers = field(default_factory=Verifiers)
+    verifiers: VerifierTimeouts = field(default_factory=VerifierTimeouts)
     gauges: Gauges = field(default_factory=Gauges)
     samples: UntrainedSamples = field(default_factory=UntrainedSamples)
     store: Store = field(init=False)
-    failures: Failures = field(init=False)
+    failures: FailedGroups = field(init=False)
     samples_per_batch: int = field(init=False)
     largest_payload: int = 0  # bytes of one group, so far
     left_out: dict[str, str] = field(default_factory=dict)  # actors that will not be restarted → how they died
@@ -118,7 +118,7 @@ class RunState:
         self.gauges.since_step = self.learner.steps
         self.gauges.lost.per_batch = self.replay.bound.groups_per_batch
         self.replay.lost = self._keep_lost
-        self.failures = Failures(most=4 * self.replay.bound.groups_per_batch)
+        self.failures = FailedGroups(most=4 * self.replay.bound.groups_per_batch)
 
     @property
     def now(self) -> tuple[int, int]:
@@ -168,7 +168,7 @@ class RunState:
         """Seconds since the first lease."""
         return 0.0 if self.phase.started_at is None else now - self.phase.started_at
 
-    def note_evaluation(self, result: Result | None, now: float) -> None:
+    def note_evaluation(self, result: RoundResult | None, now: float) -> None:
         """A round of held-out prompts has ended with `result` (None: it still runs)."""
         if result:
             result["seconds"] = self.age(now)

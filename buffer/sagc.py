@@ -10,7 +10,7 @@ from areal_like.messages import GradientNoise
 from buffer.reward_noise import RewardNoise
 from buffer.round_model import CostFit, LengthFit, RoundModel
 from buffer.sagc_plain import SagcPlain
-from buffer.sizing import Keep, Lengths, State
+from buffer.sizing import GroupLengths, Keep, State
 
 log = logging.getLogger(__name__)
 SLACK, LEAST_GAP = 5.0, 0.02
@@ -77,7 +77,7 @@ class Sagc(SagcPlain):
         self.told: dict[str, float] = {}
         self._warned = False
 
-    def next_size(self, seen: Sequence[Lengths]) -> int:
+    def next_size(self, seen: Sequence[GroupLengths]) -> int:
         self.lengths.note(seen)
         self.rewards.note([group.rewards for group in seen])
         self.cost.note(seen, self.rounds)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Annotated
 
-from buffer.sizing import Lengths, Sizing, State
+from buffer.sizing import GroupLengths, Sizing, State
 
 
 class SagcPlain(Sizing):
@@ -72,7 +72,7 @@ class SagcPlain(Sizing):
         """Mean straggler share over all steps, which the budget limits."""
         return self.share_sum / max(1, self.steps)
 
-    def next_size(self, seen: Sequence[Lengths]) -> int:
+    def next_size(self, seen: Sequence[GroupLengths]) -> int:
         self._note_spread(seen)
         judged = [self._judge(group) for group in seen]
         events = [event for event, _, _ in judged if event is not None]
@@ -106,7 +106,7 @@ class SagcPlain(Sizing):
         """Sigma of log-normal lengths within a prompt; 0 before any evidence."""
         return math.sqrt(math.pi / 2) * self.below_sum / max(self.below, 1.0)
 
-    def _note_spread(self, seen: Sequence[Lengths]) -> None:
+    def _note_spread(self, seen: Sequence[GroupLengths]) -> None:
         if not any(group.closed and any(group.cut) for group in seen):
             return
         below = []
@@ -117,7 +117,7 @@ class SagcPlain(Sizing):
         self.below = self.forget * self.below + len(below)
         self.below_sum = self.forget * self.below_sum + sum(below)
 
-    def _judge(self, group: Lengths) -> tuple[float | None, float, float]:
+    def _judge(self, group: GroupLengths) -> tuple[float | None, float, float]:
         """(Does it have a straggler? None: unknown; number of stragglers; number of responses that are surely none)."""
         most = self.straggler_ratio * group.median_at_most
         stragglers = sum(tokens > most for tokens in group.tokens)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from buffer.sizing import Lengths, Rounds, Sizing
+from buffer.sizing import GroupLengths, Rounds, Sizing
 
 CutResponses = Literal["drop", "weigh"]
 
@@ -70,7 +70,7 @@ class Scheduler:
         """May the first group of `batch` start, apart from the bound?"""
         return True
 
-    def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
+    def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
         """The number of groups of the next batch. It has `samples` samples (more or fewer if the sizing keeps the
         number of prompts). `deferred`: groups in the queue. `seen`: lengths of all groups that ended or were broken off
         since the last batch was opened. `least`: with fewer groups, part of the queue would remain at the end of the
@@ -144,7 +144,7 @@ class AsyncScheduler(Scheduler):
         self.weighs = _weighs(cut_responses, oversample_responses)
         self.launch = math.ceil(self.group_size * oversample_responses)
 
-    def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
+    def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
         groups = super().open_batch(samples, deferred, seen, least)
         self.launch = math.ceil(self.group_size * self.oversample_responses)
         return groups
@@ -199,7 +199,7 @@ class SyncScheduler(Scheduler):
     def ready_to_open(self, batch: int, trained_batches: int) -> bool:
         return batch <= trained_batches
 
-    def open_batch(self, samples: int, deferred: int, seen: Sequence[Lengths], least: int = 0) -> int:
+    def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
         self.groups = super().open_batch(samples, deferred, seen, least)
         self.long = deferred >= self.groups
         over = 1.0 if self.long and not self.weighs else self.oversample_responses

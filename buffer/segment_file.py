@@ -28,7 +28,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 import xxhash
 
-from buffer.events import Copy, Event, Padding, Written, decode, encode
+from buffer.events import CopiedPayload, Event, Padding, Written, decode, encode
 from buffer.payloads import Bytes, Extent, JournalError, Payload, Read, Stored, load
 
 FORMAT = 9
@@ -258,7 +258,7 @@ def read(path: Path, read_payload: Read, *, check: bool = True) -> Generator[Rec
                 break
             good = found.end
             event = _event(path, found)
-            if not isinstance(event, Padding | Copy):
+            if not isinstance(event, Padding | CopiedPayload):
                 yield Record(event, Stored(read_payload, extent=found.extent) if found.extent.size else b"")
         return good, size
 

@@ -19,7 +19,7 @@ State = Any
 """Plain data, as the journal keeps it."""
 
 
-class Lengths(NamedTuple):
+class GroupLengths(NamedTuple):
     """One group as it ended or was broken off. `tokens`: of each response so far. `cut`: the response was not done (its
     length is censored: the true one is larger). `closed`: the group has all responses that it needs; those that were
     cut were extra (`oversample_responses`). `rewards`: of the responses that were done, in their order; () if the group
@@ -41,7 +41,7 @@ class Lengths(NamedTuple):
         """Lengths of the responses that were done."""
         return [tokens for tokens, cut in zip(self.tokens, self.cut, strict=True) if not cut]
 
-    def of(self, launch: int) -> Lengths:
+    def of(self, launch: int) -> GroupLengths:
         """The same group with all `launch` responses: those that had not begun are cut after 0 tokens."""
         missing = max(0, launch - len(self.tokens))
         return self._replace(tokens=self.tokens + (0,) * missing, cut=self.cut + (True,) * missing)
@@ -84,7 +84,7 @@ class Sizing:
         """The groups of a batch whose groups have `size` samples."""
         return self.rounds.samples // (size if self.keep == "samples" else self.group_size)
 
-    def next_size(self, seen: Sequence[Lengths]) -> int:
+    def next_size(self, seen: Sequence[GroupLengths]) -> int:
         """The size of the next batch's groups. `seen`: groups that ended since the last call."""
         return self.group_size
 

@@ -476,7 +476,7 @@ class Store:
         self.planned = {}
         self.replans += 1
 
-    def _plan(self, event: events.Plan, *_: object) -> None:
+    def _serveagain(self, event: events.ServeAgain, *_: object) -> None:
         self.planned[event.batch] = event.ids
 
     # ---- the run ----------------------------------------------------------------------------------------------------

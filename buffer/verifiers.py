@@ -15,7 +15,7 @@ MOST_ANSWERS = 32
 
 
 @dataclass(slots=True)
-class Verifiers:
+class VerifierTimeouts:
     """Counts answers and late answers (over `timeout` seconds) of the verifier `name`, from the totals that actors
     report. The run ends if the late share of the newest `window` answers reaches `limit` (None: never)."""
 

@@ -126,7 +126,7 @@ def batch(
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class TurnRewards:
     """For N trained tokens: `number` int64 [N] is the turn of each token, counted from 0 in each sample; `earned`
     float64 [N] is the reward of a turn, placed at its last trained token."""
 
@@ -134,14 +134,14 @@ class Turns:
     earned: np.ndarray
 
 
-def turns_of(pairs: Sequence[Sequence[tuple[int, float]]], sample: np.ndarray, place: np.ndarray) -> Turns | None:
+def turns_of(pairs: Sequence[Sequence[tuple[int, float]]], sample: np.ndarray, place: np.ndarray) -> TurnRewards | None:
     """`pairs` are each sample's `turn_rewards`; `sample`, `place` int64 [N] are each trained token's sample and place
     in the response. If a turn has no trained token, its reward goes to the trained token before it, or else to the
     first. None without any turns.
     """
     if not any(pairs):
         return None
-    turns = Turns(np.zeros(len(sample), np.int64), np.zeros(len(sample)))
+    turns = TurnRewards(np.zeros(len(sample), np.int64), np.zeros(len(sample)))
     ends = np.searchsorted(sample, np.arange(len(pairs) + 1))
     for (begin, end), earned in zip(pairwise(ends), pairs, strict=True):
         if earned and end > begin:
@@ -168,7 +168,7 @@ class Episodes:
     sample: np.ndarray
     penalties: np.ndarray
     values: np.ndarray | None = None
-    turns: Turns | None = None
+    turns: TurnRewards | None = None
     behind: np.ndarray | None = None
     teacher: np.ndarray | None = None
     student: np.ndarray | None = None

@@ -1,9 +1,9 @@
 """Metrics of a train step, from numbers per token: means, maxima and quantiles, overall and by staleness.
 
-The learner adds one number per trained token under a name (`Tally.add`) for each micro-batch. Until the step is over,
-nothing is computed and nothing waits for the accelerator. A key `NAME/staleness_2` is NAME over the tokens of that
-bucket of staleness (train version − version of the token): buckets are 0, 1, 2–3, 4–7, 8–15 and so on, each named by
-its lower end.
+The learner adds one number per trained token under a name (`TokenTally.add`) for each micro-batch. Until the step is
+over, nothing is computed and nothing waits for the accelerator. A key `NAME/staleness_2` is NAME over the tokens of
+that bucket of staleness (train version − version of the token): buckets are 0, 1, 2–3, 4–7, 8–15 and so on, each named
+by its lower end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def buckets(staleness: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 @dataclass
-class Tally:
+class TokenTally:
     """Collects the per-token numbers of one train step and turns them into metrics."""
 
     _pieces: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Tally:
         }
         return {name: [values, stale.astype(np.int64), gains] for name, (values, stale, gains) in columns.items()}
 
-    def join(self, other: Tally) -> None:
+    def join(self, other: TokenTally) -> None:
         """Add what another tally observed."""
         for name, pieces in other._pieces.items():
             self._pieces.setdefault(name, []).extend(pieces)
@@ -109,7 +109,7 @@ class Tally:
 def _reduced(
     own: dict[str, list[np.ndarray]], names: list[str], ranks: Ranks
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """`Tally._reduced` of these names, from this rank's values and staleness of some of them."""
+    """`TokenTally._reduced` of these names, from this rank's values and staleness of some of them."""
     sums, counts = np.zeros((2, len(names), BUCKETS))
     most = np.full((len(names), BUCKETS), -np.inf)
     for row, name in enumerate(names):

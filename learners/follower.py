@@ -38,7 +38,7 @@ from learners.build import build_trainer
 from learners.collectives import Ranks, is_lost_rank, is_timed_out, join, who_waits
 from learners.demonstrated import Demonstrated
 from learners.learner import TorchLearner
-from learners.publication import Coding, Publisher, Report
+from learners.publication import Coding, PartReport, Publisher
 from learners.untrainable import Untrainable
 
 
@@ -137,9 +137,9 @@ class OtherRanks:
             with naming_lost_ranks():
                 self._ranks.broadcast(("publish", version))
 
-    def gathered(self, report: Report) -> list[Report]:
+    def gathered(self, report: PartReport) -> list[PartReport]:
         with naming_lost_ranks():
-            return [Report.of(each) for each in self._side_channel.gathered(report.plain())]
+            return [PartReport.of(each) for each in self._side_channel.gathered(report.plain())]
 
 
 def follow(

@@ -59,7 +59,7 @@ def estimates(products: np.ndarray, some: int, groups: int, size: int) -> tuple[
     return float(each * expected), float(each * between), float(each * within)
 
 
-class Drawn:
+class DrawnWeights:
     """Draws the same weights from every gradient: from this rank's part, which has `size` weights."""
 
     def __init__(self, size: int, seed: int, ranks: Ranks):
@@ -87,7 +87,7 @@ class Parts:
     the learner streams, it comes piece by piece, and each piece has its own `Cut`. Every `EVERY`th piece has half of
     its groups halved, or its only group."""
 
-    def __init__(self, drawn: Drawn):
+    def __init__(self, drawn: DrawnWeights):
         self._drawn = drawn
         self.restart()
 
@@ -120,7 +120,7 @@ class Parts:
         self._halves[part] = self._halves[part] + new if part in self._halves else new
         self._before = now
 
-    def tell(self, noise: GradientNoise, gradient: Tensor, denominator: float = 1.0) -> None:
+    def tell(self, noise: NoiseEstimates, gradient: Tensor, denominator: float = 1.0) -> None:
         """Make an estimate if the parts allow it. The gradient is not yet divided by the denominator."""
         some, groups = sum(cut.some for cut in self._cuts), sum(cut.groups for cut in self._cuts)
         even = all(cut.is_even for cut in self._cuts) and len({cut.size for cut in self._cuts}) == 1
@@ -131,7 +131,7 @@ class Parts:
             noise.note(products, some, groups, self._cuts[0].size)
 
 
-class GradientNoise:
+class NoiseEstimates:
     """The estimates of a train step's minibatches."""
 
     def __init__(self) -> None:

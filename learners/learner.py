@@ -38,7 +38,7 @@ from learners.batch_metrics import batch_metrics, of_demonstrations
 from learners.collectives import Ranks
 from learners.critic import Critic
 from learners.diagnostics import buckets, zero_variance_by_staleness
-from learners.gradient_noise import Drawn, Parts
+from learners.gradient_noise import DrawnWeights, Parts
 from learners.lessons import Lessons
 from learners.logprobs import forward_candidates, forward_logprobs, forward_with_states
 from learners.losses.contract import (
@@ -179,7 +179,7 @@ class TorchLearner:
         adamw = partial(MasterAdamW, betas=betas, eps=eps, weight_decay=weight_decay, cosine_cap=grad_cosine_cap)
         adamw = partial(adamw, schedule=rates, clip_grad=clip_grad, publish_dtype=dtype, hold_in=half)
         self.optimizer = adamw(self.model, ranks=self.ranks)
-        self._parts = Parts(Drawn(len(self.optimizer.gradient), seed, self.ranks)) if gradient_noise else None
+        self._parts = Parts(DrawnWeights(len(self.optimizer.gradient), seed, self.ranks)) if gradient_noise else None
         head = partial(Critic, lr=critic_lr, trunk=critic_trunk, clip=critic_clip)
         self._critic = head(self.model, self.ranks) if critic_lr else None
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)

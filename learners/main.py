@@ -55,7 +55,7 @@ def lead(role: Role) -> tuple[Trainer, Others]:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come: what a checkpoint stores beside the trainer's own state.
 
     `steps` batches are trained. `seconds` since the first lease; `elapsed` since the first batch, of which `waited`
@@ -95,7 +95,7 @@ class TrainLoop:
         self.publisher, self.attestation, self.metrics = publisher, attestation, metrics
         self.reference, self.alone = reference, is_supervised(role.config)
         self.spans = Spans(role.run, role.name)
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.digest = ""
         self._published = -1
         self._stepped = False  # in this process
@@ -112,7 +112,7 @@ class TrainLoop:
         """Continue from a checkpoint."""
         self.trainer.load_state(folder)
         meta = checkpoints.meta(folder)
-        self.progress = Progress(**progress_of(self.run_folder, meta, meta["steps"]))
+        self.progress = RunProgress(**progress_of(self.run_folder, meta, meta["steps"]))
         log.info("resumed from %s, version %d", folder, self.version)
 
     def run(self) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class TrainLoop:
         progress = self.progress
         return reason_to_stop(self.config.run, progress.steps, progress.seconds, progress.evaluations)
 
-    def _summary(self, reason: str, report: dict[str, Any], before: Progress) -> dict[str, Any]:
+    def _summary(self, reason: str, report: dict[str, Any], before: RunProgress) -> dict[str, Any]:
         progress, seconds = self.progress, before.seconds + (report["trained_seconds"] or 0.0)
         evaluations = before.evaluations + _later(report["evaluations"], before.seconds)
         target = self.config.run.target_reward

@@ -53,7 +53,7 @@ Encoded = tuple[Coded, bytes, float]
 Announce = Callable[[Manifest], None]
 
 
-class Snapshot(Protocol):
+class TakeSnapshot(Protocol):
     """`Trainer.snapshot`."""
 
     def __call__(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State: ...
@@ -66,7 +66,7 @@ class Others(Protocol):
         """Tell the other ranks to publish their parts of this version."""
         ...
 
-    def gathered(self, report: Report) -> list[Report]:
+    def gathered(self, report: PartReport) -> list[PartReport]:
         """The reports of all parts, by part. Called once per version, by the thread."""
         ...
 
@@ -82,7 +82,7 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PartReport:
     """A part that can be fetched at `endpoint`: the lanes of its bits, the bytes that its server has sent so far, and,
     if it is a delta, numbers that add up over parts. `error` says why it cannot be fetched."""
 
@@ -93,11 +93,11 @@ class Report:
     error: str = ""
 
     def plain(self) -> list[Any]:
-        """Plain data that `Report.of` reads."""
+        """Plain data that `PartReport.of` reads."""
         return [self.endpoint, list(self.lanes), self.sent, dict(self.counts), self.error]
 
     @classmethod
-    def of(cls, plain: list[Any]) -> Report:
+    def of(cls, plain: list[Any]) -> PartReport:
         endpoint, lanes, sent, counts, error = plain
         return cls(endpoint, lanes, sent, Counter(counts), error)
 
@@ -145,7 +145,7 @@ class Publication:
         self.metrics: dict[str, float] = {}
         self.sent_by_others = 0
 
-    def publish(self, version: int, snapshot: Snapshot) -> float:
+    def publish(self, version: int, snapshot: TakeSnapshot) -> float:
         """Take a snapshot and publish it. Returns the seconds for which the learner waited."""
         begin = time.monotonic()
         self.wait()
@@ -162,7 +162,7 @@ class Publication:
             self._make_known(version, self._all(snapshot(into=state)))
         return time.monotonic() - begin
 
-    def _publish_overlapped(self, version: int, state: State, snapshot: Snapshot) -> None:
+    def _publish_overlapped(self, version: int, state: State, snapshot: TakeSnapshot) -> None:
         self._cast = 0
         self._thread = threading.Thread(target=self._run, args=(version, state), name="publication", daemon=True)
         self._thread.start()
@@ -209,9 +209,9 @@ class Publication:
         try:
             report = self._added(version, state)
         except Exception as error:
-            self._others.gathered(Report(error=f"{type(error).__name__}: {error}"))  # they wait for this part
+            self._others.gathered(PartReport(error=f"{type(error).__name__}: {error}"))  # they wait for this part
             raise
-        reports: list[Report] = self._others.gathered(report)
+        reports: list[PartReport] = self._others.gathered(report)
         for part, each in enumerate(reports):
             if each.error:
                 raise RuntimeError(f"part {part} of version {version} was not published: {each.error}")
@@ -229,7 +229,7 @@ class Publication:
         )
         self._announce(self.manifest)
 
-    def _added(self, version: int, state: State) -> Report:
+    def _added(self, version: int, state: State) -> PartReport:
         """Encode this part and make it available."""
         counts, message = Counter[str](), None
         if self.history is None:
@@ -246,7 +246,7 @@ class Publication:
         due = self._coding.coding == "delta" and self._versions % self._coding.sweep_every == 0
         if due and not np.array_equal(state.lanes(), lanes):
             raise RuntimeError(f"the digest of version {version} is not that of its bits")
-        return Report(self.endpoint, lanes.tolist(), self.sent(), counts)
+        return PartReport(self.endpoint, lanes.tolist(), self.sent(), counts)
 
     def _begin(self, state: State) -> Lanes:
         """Set up for the first version."""
@@ -334,7 +334,7 @@ class Publisher:
     def _history(self, part: int) -> History | None:
         return self._publication.history if part == self._publication.part else None
 
-    def publish(self, version: int, snapshot: Snapshot) -> float:
+    def publish(self, version: int, snapshot: TakeSnapshot) -> float:
         """Publish the weights that `snapshot` returns as `version`. Returns the seconds for which the caller waited."""
         return self._publication.publish(version, snapshot)
 

@@ -17,8 +17,8 @@ from areal_like.sampling import stream_key, uniforms
 from areal_like.transfer import to_device
 from areal_like.types import Batch
 from learners.collectives import Ranks
-from learners.diagnostics import Tally, drift
-from learners.gradient_noise import GradientNoise
+from learners.diagnostics import TokenTally, drift
+from learners.gradient_noise import NoiseEstimates
 from learners.losses.contract import LossBatch, Observed, log_ratio
 from learners.mismatch import mismatch
 from learners.packing import Columns
@@ -59,12 +59,12 @@ class Step:
         self.factors: Tensor | None = None
         self.counted = columns
         self._foreseen: Observed = {}
-        self.tally = Tally()
+        self.tally = TokenTally()
         self._observed: dict[str, list[tuple[Tensor, Tensor]]] = {}  # name → (places, values) of this rank's tokens
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.bucket_norms: dict[str, list[float]] = {}
-        self.noise = GradientNoise()
+        self.noise = NoiseEstimates()
         self.input_tokens = self.backward_tokens = self.computed_tokens = 0
         self.denominator = 0.0
         self.penalties: dict[str, np.ndarray] = {}

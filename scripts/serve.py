@@ -58,14 +58,14 @@ def text_of(given: Path, model: Path, positions: int) -> Text:
 
 async def serve(args: argparse.Namespace, model: Any, text: Text) -> None:
     """Until a signal ends it. Raises OSError if the port is taken."""
-    from actors.agents.checkpoint import Checkpoint
+    from actors.agents.checkpoint import CheckpointServer
     from actors.engines.torch_engine import TorchEngine
 
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     engine = TorchEngine(model, slots=args.slots)
-    checkpoint = Checkpoint(engine, text, args.model.resolve().name, seed=args.seed, longest=args.max_tokens)
+    checkpoint = CheckpointServer(engine, text, args.model.resolve().name, seed=args.seed, longest=args.max_tokens)
     try:
         async with checkpoint.served(args.port) as url:
             print(f"serving {args.model} at {url} (Ctrl-C ends)", flush=True)

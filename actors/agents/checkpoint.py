@@ -51,7 +51,7 @@ class Text:
     positions: int
 
 
-class Checkpoint:
+class CheckpointServer:
     """`name`: the model's, for /v1/models; requests may name any. `longest`: of an answer to a chat request that does
     not say."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from actors.engines.prefill_plan import Span
+from actors.engines.prefill_plan import PositionSpan
 from actors.engines.slot_table import SlotRequest
 from areal_like.routers import routers_of, routing_of
 
@@ -44,7 +44,7 @@ class ChosenExperts:
             more = max(extra, self._kept.shape[1])
             self._kept = np.pad(self._kept, ((0, 0), (0, more), (0, 0), (0, 0)))
 
-    def prefilled(self, chunk: list[Span]) -> None:
+    def prefilled(self, chunk: list[PositionSpan]) -> None:
         """The last forward pass was over these spans, a row each."""
         newest = self.newest().cpu().numpy()
         for span, found in zip(chunk, newest.reshape(len(chunk), -1, *newest.shape[1:]), strict=True):

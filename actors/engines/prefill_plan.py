@@ -13,7 +13,7 @@ from actors.engines.slot_table import SlotTable
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PositionSpan:
     """Positions [start, stop) of the sequences in `slots`, in which these are equal up to `stop`."""
 
     slots: list[int]
@@ -27,8 +27,8 @@ class PrefillPlan:
     (spans of what comes behind a shared prompt), both the shortest first."""
 
     copies: list[tuple[int, int, int]] = field(default_factory=list)
-    whole: list[Span] = field(default_factory=list)
-    rests: list[Span] = field(default_factory=list)
+    whole: list[PositionSpan] = field(default_factory=list)
+    rests: list[PositionSpan] = field(default_factory=list)
 
     @property
     def computed(self) -> int:
@@ -56,8 +56,8 @@ def plan(table: SlotTable, slots: Iterable[int], sources: Iterable[int]) -> Pref
         else:
             if len(same) == 1:  # nothing to share: all in one forward
                 bare = int(table.lengths[same[0]]) - 1
-            found.whole.append(Span(same, 0, bare))
-        found.rests += [Span([slot], bare, int(table.lengths[slot]) - 1) for slot in same]
+            found.whole.append(PositionSpan(same, 0, bare))
+        found.rests += [PositionSpan([slot], bare, int(table.lengths[slot]) - 1) for slot in same]
     found.whole = sorted((span for span in found.whole if span.stop), key=lambda span: span.stop)
     rests = (span for span in found.rests if span.stop > span.start)
     found.rests = sorted(rests, key=lambda span: span.stop - span.start)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from actors.engines.sglang_boxes import Box, boxes_of, under_stored_names
 from actors.engines.sglang_digest import DigestTally, LoaderError, LoaderRefused, StoredCopy, gathered, summed
-from actors.engines.sglang_patch import SLICE, Change, Patch, read
+from actors.engines.sglang_patch import SLICE, Patch, TensorChange, read
 from areal_like.weights.state import ALIGN, TensorSpec
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class ParameterMap:
         self.tally = DigestTally(specs, boxes, group)
 
     @torch.no_grad()
-    def apply(self, change: Change) -> None:
+    def apply(self, change: TensorChange) -> None:
         spec, tally = change.spec, self.tally
         values = _as_values(change.bits, spec.dtype)
         for copy in tally.copies[spec.name]:

@@ -42,7 +42,7 @@ class PatchError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TensorChange:
     """Of tensor `spec`: new `bits` [n] at `places` int64 [n], in flat order; `places` None: all of its elements."""
 
     spec: TensorSpec
@@ -54,7 +54,7 @@ class Change:
 class Patch:
     specs: list[TensorSpec]
     digest: str
-    changes: list[Change]
+    changes: list[TensorChange]
     sweep: bool = True
     stored: Stored = field(default_factory=dict)
     own_loader: bool = False
@@ -174,7 +174,7 @@ def _patch_of(head: dict, data: np.ndarray) -> Patch:
             if places.max() >= spec.count:
                 raise PatchError(f"a place beyond the end of {name}")
         nbytes = spec.nbytes if places is None else count * spec.itemsize
-        changes.append(Change(spec, places, _taken(data, at, nbytes).view(BITS[dtype])))
+        changes.append(TensorChange(spec, places, _taken(data, at, nbytes).view(BITS[dtype])))
         at += _padded(nbytes)
     if at != data.size:
         raise PatchError(f"{data.size} bytes of changes where the head tells of {at}")

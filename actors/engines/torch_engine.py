@@ -37,7 +37,7 @@ from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import LLAMA_LIKE, FusedDecoder, decoder_for
 from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
 from actors.engines.inexact import ATTENTION, attend_in_blocks, perturb
-from actors.engines.prefill_plan import Span, plan
+from actors.engines.prefill_plan import PositionSpan, plan
 from actors.engines.ranking import Ranked, ranked
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
@@ -473,7 +473,7 @@ class TorchEngine:
         self._totals["shared_tokens"] += planned.shared
 
     @torch.inference_mode()
-    def _prefill_forward(self, chunk: list[Span]) -> None:
+    def _prefill_forward(self, chunk: list[PositionSpan]) -> None:
         """One forward over one row per span, which is for all of its slots; the last span is the longest."""
         table = self._table
         time = chunk[-1].stop - chunk[-1].start
@@ -632,10 +632,10 @@ def _prefill_tokens(model: PreTrainedModel) -> int:
     return max(LEAST_PREFILL_TOKENS, min(PREFILL_TOKENS, int(PREFILL_OPERATIONS / operations)))
 
 
-def _chunks(spans: list[Span], most: int, alike: bool) -> Iterator[list[Span]]:
+def _chunks(spans: list[PositionSpan], most: int, alike: bool) -> Iterator[list[PositionSpan]]:
     """Of rising length, as many at a time as one forward of `most` tokens may have. `alike`: only those of the same
     place and length, so that none is padded."""
-    chunk: list[Span] = []
+    chunk: list[PositionSpan] = []
     for span in spans:
         other = alike and chunk and (chunk[0].start, chunk[0].stop) != (span.start, span.stop)
         if chunk and (other or (len(chunk) + 1) * (span.stop - span.start) > most):

@@ -34,7 +34,7 @@ KILL_SECONDS = 10.0
 """Seconds that all processes have to end after SIGKILL. One on a node that does not answer never reports its end."""
 
 
-class Process(Protocol):
+class RoleProcess(Protocol):
     """A role's process, as subprocess has it."""
 
     pid: int
@@ -63,7 +63,7 @@ class Children:
         self,
         run: Path,
         limits: RestartLimits,
-        spawn: Callable[[RoleSpec, str], Process],
+        spawn: Callable[[RoleSpec, str], RoleProcess],
         *,
         on_nodes: bool = False,
         end_signal: signal.Signals = signal.SIGTERM,
@@ -76,7 +76,7 @@ class Children:
         self._spawn, self._on_nodes, self._guests = spawn, on_nodes, guests
         self._end_signal, self._end_seconds = end_signal, float(GRACE_SECONDS + 2 if on_nodes else TERM_SECONDS)
         self._meaning = meaning
-        self._processes: dict[str, tuple[RoleSpec, Process]] = {}
+        self._processes: dict[str, tuple[RoleSpec, RoleProcess]] = {}
         self._due: dict[str, tuple[float, RoleSpec]] = {}  # actors that wait for a restart, and until when
         self._actors: list[str] = []
         self._restarts, self._fault = Restarts(limits), CommonFault()
@@ -134,10 +134,10 @@ class Children:
             self._start(role)
         return False
 
-    def _death_report(self, role: RoleSpec, process: Process, code: int) -> str:
+    def _death_report(self, role: RoleSpec, process: RoleProcess, code: int) -> str:
         return self._words.death_report(role.name, code, self._lives[role.name], process.remark)
 
-    def _actor_died(self, role: RoleSpec, process: Process, code: int) -> None:
+    def _actor_died(self, role: RoleSpec, process: RoleProcess, code: int) -> None:
         """Restart an actor, now or later, or leave it out. Raises RunFailed."""
         name, words, error = self._name(role), self._death_report(role, process, code), self._words.error(role.name)
         self._lives[role.name] += 1

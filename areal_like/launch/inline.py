@@ -123,11 +123,11 @@ class Threads:
         self.deaths: list[Death] = []
         self.left_out: dict[str, str] = {}
         self._lives: list[Life] = []
-        self._turns: turns.Turns | None = None
+        self._turns: turns.TurnOrder | None = None
 
     def start(self, roles: list[RoleSpec], sockets: Path, config: Config) -> None:
         """Start the roles; they begin to run when this thread first waits."""
-        self._turns = turns.Turns()
+        self._turns = turns.TurnOrder()
         starter = self._turns.join("starter")
         turns.become(starter)
         for spec in roles:

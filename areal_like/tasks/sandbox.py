@@ -37,7 +37,7 @@ class OutOfTime(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class SandboxLimits:
     """What a program may use: wall seconds, bytes of address space, bytes per file (its results, too)."""
 
     seconds: float = 5.0
@@ -49,7 +49,7 @@ def run(
     code: str,
     function: str,
     calls: list[list[object]],
-    bounds: Bounds = Bounds(),
+    bounds: SandboxLimits = SandboxLimits(),
     isolation: Literal["full", "weak"] = "full",
 ) -> list[list[object] | None]:
     """What `function`, as `code` defines it, returns for each list of arguments (JSON values).

@@ -17,10 +17,10 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from areal_like.tasks.sandbox import Bounds, OutOfTime, run
+from areal_like.tasks.sandbox import OutOfTime, SandboxLimits, run
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-_BOUNDS = tuple(field.name for field in fields(Bounds))
+_BOUNDS = tuple(field.name for field in fields(SandboxLimits))
 
 
 def unit_tests(tests: str, response: str) -> float:
@@ -30,7 +30,7 @@ def unit_tests(tests: str, response: str) -> float:
     """
     found = _checked(tests)
     blocks = _FENCED.findall(response)
-    bounds = Bounds(**{name: found[name] for name in _BOUNDS if name in found})
+    bounds = SandboxLimits(**{name: found[name] for name in _BOUNDS if name in found})
     calls = [arguments for arguments, _ in found["cases"]]
     code = blocks[-1] if blocks else response
     try:

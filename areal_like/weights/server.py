@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from areal_like import turns
 from areal_like.bus import Router
-from areal_like.messages import Chunk, Fetch, Gone, Later, Plan, Sync
+from areal_like.messages import Chunk, Fetch, Gone, Hops, Later, Sync
 from areal_like.weights.history import History
 from areal_like.weights.replica import NOTHING
 from areal_like.wire import WireError
@@ -90,7 +90,7 @@ class WeightServer:
         if history and not hops and NOTHING < held < history.version:  # a new joiner knows of no other version
             hops = history.plan(history.version, held, digest, wait=False) or hops
         if hops is not None:
-            self._router.send(peer, Plan(asked.part, version, [hop.row() for hop in hops]))
+            self._router.send(peer, Hops(asked.part, version, [hop.row() for hop in hops]))
         elif len(self._waiting) < MOST_WAITING:
             self._waiting[peer] = asked
 

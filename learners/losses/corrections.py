@@ -57,7 +57,7 @@ SURE = 1e-8
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainLink:
     """One weight and one rejection. The knobs are those of `ratio`."""
 
     pair: Pair
@@ -170,7 +170,7 @@ class Corrected:
     factors.
     """
 
-    def __init__(self, loss: LossFunction, links: list[Link]):
+    def __init__(self, loss: LossFunction, links: list[ChainLink]):
         self.loss, self.links = loss, links
         interpolates = proximal_of(loss) == "interpolate"
         self._interpolates = interpolates and any("proximal" in link.pair for link in links)
@@ -289,7 +289,7 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
     plain, links = (corrected.loss, corrected.links) if isinstance(corrected, Corrected) else (corrected, [])
     _check(knobs, own_ratio(plain))
     known = pair or ("behaviour_proximal" if own_ratio(plain) == "proximal_current" else "behaviour_current")
-    link = Link(known, weight, weight_low, weight_high, self_normalise, reject, over, low, high, where, rejected)
+    link = ChainLink(known, weight, weight_low, weight_high, self_normalise, reject, over, low, high, where, rejected)
     return Corrected(plain, [link, *links])
 
 

@@ -37,7 +37,7 @@ from areal_like.sampling import stream_key
 from areal_like.types import Limits
 from buffer.journal import scan
 from buffer.sagc_plain import SagcPlain
-from buffer.sizing import Lengths
+from buffer.sizing import GroupLengths
 
 from .. import output
 from ..arguments import picture
@@ -182,11 +182,11 @@ def simulate(steps: int = 4000, samples: int = 128, budget: float = 0.3) -> dict
     controller = SagcPlain(budget=budget)
     shares: list[float] = []
     sizes: list[int] = []
-    seen: list[Lengths] = []
+    seen: list[GroupLengths] = []
     for lengths in drifting(samples, steps, 0):
         size = controller.next_size(seen)
         groups = lengths.reshape(-1, size)
-        seen = [Lengths(tuple(group), (False,) * size) for group in groups.tolist()]
+        seen = [GroupLengths(tuple(group), (False,) * size) for group in groups.tolist()]
         shares.append(float(np.mean(groups.max(1) > controller.straggler_ratio * np.median(groups, 1))))
         sizes.append(size)
     quarters = [np.array(values).reshape(4, -1).mean(1).tolist() for values in (shares, sizes)]

@@ -44,8 +44,8 @@ from areal_like import messages
 from buffer.sagc import Sagc
 from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
-from buffer.sizing import Fixed, Keep, Lengths, Sizing
-from learners.gradient_noise import GradientNoise
+from buffer.sizing import Fixed, GroupLengths, Keep, Sizing
+from learners.gradient_noise import NoiseEstimates
 
 from ..aggregates import holm
 from ..intervals import bootstrap, markdown_table
@@ -130,7 +130,7 @@ class Rounds:
         )
         self._samples = SAMPLES if setting.keep == "samples" else SAMPLES // GROUP_SIZE * sizing.group_size
         self._queue = deque[float]()
-        self._seen: list[Lengths] = []
+        self._seen: list[GroupLengths] = []
         self.sizes: list[int] = []
         self.stragglers: list[float] = []
 
@@ -160,7 +160,7 @@ class Rounds:
 
     def hear(self, products: NDArray[Any], groups: int) -> None:
         """Products of the parts of the batch's gradient, as the learner measures them."""
-        size, noise = self.sizes[-1], GradientNoise()
+        size, noise = self.sizes[-1], NoiseEstimates()
         noise.note(products, groups // 2, groups, size)
         self.scheduler.sizing.note_gradient(messages.GradientNoise(size, *noise.metrics().values()))
 
@@ -168,9 +168,9 @@ class Rounds:
         self.stragglers.append(float(np.mean(kept.max(1) > RATIO * np.median(kept, 1))))
         whole = (False,) * kept.shape[1]
         pairs = zip(kept.tolist(), rewards, strict=True)
-        self._seen = [Lengths(tuple(row), whole, True, tuple(earned), self.seconds) for row, earned in pairs]
+        self._seen = [GroupLengths(tuple(row), whole, True, tuple(earned), self.seconds) for row, earned in pairs]
         for row in cut.tolist():
-            self._seen.append(Lengths(tuple(min(each, end) for each in row), tuple(each > end for each in row)))
+            self._seen.append(GroupLengths(tuple(min(each, end) for each in row), tuple(each > end for each in row)))
 
 
 def train(cells: Sequence[Cell], setting: Setting, steps: int, every: int) -> list[dict[str, Any]]:

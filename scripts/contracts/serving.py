@@ -14,14 +14,14 @@ from buffer.policies import Waiting
 from buffer.results import WINDOW, Known
 from buffer.samplers import NEW
 from buffer.schedulers import GroupPlan, Round, Scheduler, View
-from buffer.sizing import Lengths, Sizing
+from buffer.sizing import GroupLengths, Sizing
 
 from . import Claim, Help, demand
 
 BATCHES, SAMPLES = 6, 64
 SEEN = [
-    [Lengths((5, 9, 7, 8), (False,) * 4)],
-    [Lengths((5, 90, 7, 8), (False,) * 4), Lengths((3, 40), (False, True))],
+    [GroupLengths((5, 9, 7, 8), (False,) * 4)],
+    [GroupLengths((5, 90, 7, 8), (False,) * 4), GroupLengths((3, 40), (False, True))],
     [],
 ]
 """Groups that ended between two batches, for several batches: equal lengths, a straggler, none."""

@@ -216,7 +216,7 @@ class SimulatedLearner:
         self._waits_since = self.timeline.now
         if self.reason:
             self._before_report()
-            self._say(messages.Finish(self.reason, self.progress.steps))
+            self._say(messages.EndRun(self.reason, self.progress.steps))
             return
         self._next()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from actors.agents.checkpoint import Checkpoint
+from actors.agents.checkpoint import CheckpointServer
 from actors.engines.torch_engine import TorchEngine
 from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.chat import TokenizerCodec
@@ -30,7 +30,7 @@ def judging_model(folder: Path) -> Iterator[str]:
     async def serve() -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         engine = TorchEngine(model, slots=4)
-        async with Checkpoint(engine, text_of(folder, folder, 256), "judge").served() as url:
+        async with CheckpointServer(engine, text_of(folder, folder, 256), "judge").served() as url:
             begun.put(url)
             await ended.wait()
         await engine.close()

@@ -8,7 +8,7 @@ import pytest
 
 from actors import python_tool
 from actors.tools import Tools
-from areal_like.tasks.sandbox import Bounds, SandboxError
+from areal_like.tasks.sandbox import SandboxError, SandboxLimits
 from areal_like.types import Outcome
 
 
@@ -112,7 +112,7 @@ def test_a_program_that_errs_or_attacks_is_told_so(python, code, told):
 
 
 def test_an_endless_program_is_ended_and_holds_nothing_up(python, monkeypatch):
-    monkeypatch.setattr(python_tool, "BOUNDS", Bounds(seconds=1.0))
+    monkeypatch.setattr(python_tool, "BOUNDS", SandboxLimits(seconds=1.0))
     assert python("while True: pass")[0].startswith("error: the program was ended: more than 1 s")
 
 

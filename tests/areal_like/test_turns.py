@@ -15,7 +15,7 @@ class Ring:
     """Members that record what they do; this thread is the last one."""
 
     def __init__(self) -> None:
-        self.turns, self.noted = turns.Turns(), list[str]()
+        self.turns, self.noted = turns.TurnOrder(), list[str]()
         self.here = self.turns.join("here")
         turns.become(self.here)
         self._threads: list[threading.Thread] = []
@@ -123,7 +123,7 @@ def test_the_end_raises_in_who_waits_and_all_run_at_once(ring: Ring) -> None:
     member.error = SystemExit()
     ring.close()
     assert ring.noted == ["ended"]
-    ring.turns = turns.Turns()  # for the fixture
+    ring.turns = turns.TurnOrder()  # for the fixture
 
 
 def test_who_waits_for_a_turn_may_be_interrupted(ring: Ring) -> None:

@@ -17,7 +17,7 @@ from areal_like.types import Completion, Group, PartialSample, Sample
 from buffer import filters
 from buffer.sagc import Sagc
 from buffer.schedulers import SyncScheduler
-from buffer.sizing import Fixed, Lengths, Sizing
+from buffer.sizing import Fixed, GroupLengths, Sizing
 from buffer.store import NO_SLOT, Stage
 from tests.buffer.house import B, House, table
 from tests.buffer.paper import Paper
@@ -34,7 +34,7 @@ class Restless(Sizing):
         super().__init__(group_size=SIZE)
         self.batches = 0
 
-    def next_size(self, seen: Sequence[Lengths]) -> int:
+    def next_size(self, seen: Sequence[GroupLengths]) -> int:
         self.batches += 1
         return random.Random(self.batches).choice(self.sizes)
 

@@ -41,7 +41,7 @@ def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one()
     house.evaluate(0.5, version=0)
     assert house.state.gauges.evaluations[0]["reward"] == 0.5
     house.publish(1)
-    house.say("learner", "finish", {"reason": "enough", "steps": 0})
+    house.say("learner", "end_run", {"reason": "enough", "steps": 0})
     assert not any(kind == "report" for _, kind, _ in house.router.sent)
     house.apply(1)
     house.evaluate(1.0, version=1)
@@ -291,7 +291,7 @@ def test_a_run_that_stands_still_says_so_now_and_then_and_only_between_start_and
     assert told(house, 25.0) == 0, "it has not begun"
     house.start()
     assert told(house, 15.0) == 0 and told(house, 25.0) == 1, "once, and not in each turn"
-    house.say("learner", "finish", {"reason": "", "steps": 0})
+    house.say("learner", "end_run", {"reason": "", "steps": 0})
     assert told(house, 25.0) == 0
 
 

@@ -103,7 +103,7 @@ def test_no_actor_has_leases_after_the_end():
     house = House(asynchronous(max_staleness=0))
     house.start()
     assert any(actor.running for actor in house.state.fleet)
-    house.say("learner", "finish", {"reason": "", "steps": 0})
+    house.say("learner", "end_run", {"reason": "", "steps": 0})
     assert not house.router.refused
     assert not any(actor.running for actor in house.state.fleet)
 
@@ -131,7 +131,7 @@ def test_it_says_who_waits_for_whom():
     assert f"learner waits for batch 0: {B - left} groups are ready, {left} run on actor-1" in waits(house.state)
     house.publish(1)
     assert "actor-0 waits for weights" in waits(house.state)
-    house.say("learner", "finish", {"reason": "", "steps": 0})
+    house.say("learner", "end_run", {"reason": "", "steps": 0})
     assert waits(house.state) == ["the end waits for the last evaluation"]
 
 

@@ -306,7 +306,7 @@ def old_words_of_the_learner(run: Run) -> None:
 def words_that_only_the_learner_may_say(run: Run) -> None:
     sock = run.stranger(b"learner")
     for kind, body in (
-        ("finish", {"reason": "", "steps": ATTACKED}),
+        ("end_run", {"reason": "", "steps": ATTACKED}),
         ("published", {"manifest": {"version": 50, "digest": "x"}}),
         ("trained", {"index": ATTACKED}),
         ("want", {"index": BATCHES, "version": BATCHES}),

@@ -155,7 +155,7 @@ def test_at_the_end_of_the_run_weights_that_were_held_back_are_announced() -> No
     house.say("learner", "trained", {"index": 0})
     house.publish(1)
     assert house.state.weights.version == 0
-    house.say("learner", "finish", {"reason": "", "steps": 1})
+    house.say("learner", "end_run", {"reason": "", "steps": 1})
     assert house.state.weights.version == 1
     told = [who for who, kind, body in house.router.sent if kind == "announce" and body["manifest"]["version"] == 1]
     assert sorted(told) == ["actor-0", "actor-1"]

@@ -11,7 +11,7 @@ from areal_like.groups import make_head
 from areal_like.messages import PartialHead
 from buffer import journal as module
 from buffer import segment_file
-from buffer.events import Copy, Drop, Event, HandBack, Padding, Requeue
+from buffer.events import CopiedPayload, Drop, Event, HandBack, Padding, Requeue
 from buffer.journal import Journal, JournalError, scan, since_snapshot
 from buffer.payloads import Extent, Stored
 from tests.buffer.paper import LEFT, note
@@ -99,7 +99,7 @@ def test_a_segment_that_is_being_written_is_not_damaged(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize("kind", [*Event.__args__, Padding, Copy], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*Event.__args__, Padding, CopiedPayload], ids=lambda kind: kind.__name__)
 def test_damage_is_told_from_a_torn_tail_whatever_stands_behind_it(tmp_path: Path, kind: type, sync: bool) -> None:
     journal = Journal(tmp_path, sync=sync, keep=False)
     for event in [Requeue(1), Drop(1, "is damaged"), *[made_up(kind)] * 3]:

@@ -62,7 +62,7 @@ def test_the_end_counts_what_was_trained_and_reports_as_often_as_asked() -> None
     house = begun()
     want(house, 0)
     for _ in range(2):
-        house.say("learner", "finish", {"reason": "enough", "steps": 1})
+        house.say("learner", "end_run", {"reason": "enough", "steps": 1})
     reports = [body["report"] for _, kind, body in house.router.sent if kind == "report"]
     assert len(reports) == 2
     assert reports[-1]["ledger"]["trained"] == B and set(reports[-1]["ledger"]["dropped"]) == {"end of run"}

@@ -16,7 +16,7 @@ from buffer.policies import fifo
 from buffer.replay import Replay
 from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import AsyncScheduler
-from buffer.sizing import Lengths
+from buffer.sizing import GroupLengths
 from buffer.staleness import Bound
 from buffer.store import Stage
 
@@ -124,7 +124,7 @@ def test_group_sizes_and_what_explains_them_are_those_of_before(tmp_path: Path) 
     _, replay, end = started(tmp_path)
     scheduler, told = sized(), []
     for batch in range(2):
-        seen = [Lengths((1, 1, 1, 50), (False,) * 4)] * 5 * batch
+        seen = [GroupLengths((1, 1, 1, 50), (False,) * 4)] * 5 * batch
         replay.open_batch(scheduler.open_batch(16, 0, seen), scheduler.state_dict())
         told.append(scheduler.metrics())
     end()

@@ -11,7 +11,7 @@ from buffer.reward_noise import RewardNoise, moments
 from buffer.round_model import CostFit, LengthFit, RoundModel, _draw, fit_group
 from buffer.sagc import LEAST_GAP, SLACK, Sagc
 from buffer.schedulers import AsyncScheduler, SyncScheduler
-from buffer.sizing import Lengths, Rounds, Sizing, check_sizes
+from buffer.sizing import GroupLengths, Rounds, Sizing, check_sizes
 from learners.gradient_noise import Cut, estimates
 
 SIZES = (4, 8, 16, 32)
@@ -19,12 +19,12 @@ SIZES = (4, 8, 16, 32)
 
 def groups_of(
     dice: np.random.Generator, groups: int, size: int, *, tau: float = 0.0, sigma: float = 0.5, rates=(1.0, 1.0), at=0.0
-) -> list[Lengths]:
+) -> list[GroupLengths]:
     """Groups with log-normal lengths around 1000; rewards 0 or 1, pass rates of prompts Beta(rates)."""
     lengths = 1000 * np.exp(dice.normal(0, tau, (groups, 1)) + dice.normal(0, sigma, (groups, size)))
     rewards = (dice.random((groups, size)) < dice.beta(*rates, (groups, 1))).astype(float)
     pairs = zip(lengths.astype(int).tolist(), rewards.tolist(), strict=True)
-    return [Lengths(tuple(t), (False,) * size, True, tuple(r), at) for t, r in pairs]
+    return [GroupLengths(tuple(t), (False,) * size, True, tuple(r), at) for t, r in pairs]
 
 
 def fitted(tau: float, sigma: float) -> LengthFit:
@@ -137,13 +137,13 @@ def test_spreads_are_those_of_all_that_started_though_the_longest_were_cut(over:
         tokens = sorted(whole.tokens)
         limit = tokens[7]
         cut = tuple(place > 7 for place in range(launched))
-        fit.note([Lengths(tuple(min(each, limit) for each in tokens), cut, closed=True)])
+        fit.note([GroupLengths(tuple(min(each, limit) for each in tokens), cut, closed=True)])
     assert (fit.sigma, fit.tau, fit.mu) == pytest.approx((0.5, 0.7, math.log(1000)), abs=0.04)
 
 
 def test_a_group_that_was_broken_off_says_nothing_of_lengths_yet() -> None:
-    assert fit_group(Lengths((5, 9, 7), (False, False, True))) is None
-    assert fit_group(Lengths((5, 9, 7), (False, False, True), closed=True)) is not None
+    assert fit_group(GroupLengths((5, 9, 7), (False, False, True))) is None
+    assert fit_group(GroupLengths((5, 9, 7), (False, False, True), closed=True)) is not None
 
 
 def played(scheduler: SyncScheduler, size: int, tau: float, sigma: float, rounds: int = 400) -> float:

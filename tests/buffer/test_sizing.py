@@ -7,11 +7,11 @@ import pytest
 
 from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import AsyncScheduler, GroupPlan, Round, View
-from buffer.sizing import Fixed, Lengths, check_sizes
+from buffer.sizing import Fixed, GroupLengths, check_sizes
 
 
-def done(*tokens: int) -> Lengths:
-    return Lengths(tokens, (False,) * len(tokens))
+def done(*tokens: int) -> GroupLengths:
+    return GroupLengths(tokens, (False,) * len(tokens))
 
 
 def test_risk_is_that_of_the_beta_posterior() -> None:
@@ -38,11 +38,11 @@ def test_the_dual_variable_and_the_choice_by_hand() -> None:
 
 def test_cut_responses_are_lower_bounds() -> None:
     sagc = SagcPlain(candidates=[4], group_size=4, forget=1.0)
-    sagc.next_size([Lengths((1, 1, 1, 10), (False, False, False, True))])
+    sagc.next_size([GroupLengths((1, 1, 1, 10), (False, False, False, True))])
     assert (sagc.a, sagc.b, sagc.share) == (2.0, 4.0, 1.0), "past the threshold already: a straggler"
-    sagc.next_size([Lengths((1, 1, 1, 2), (False, False, False, True))])
+    sagc.next_size([GroupLengths((1, 1, 1, 2), (False, False, False, True))])
     assert (sagc.a, sagc.b, sagc.steps) == (2.0, 7.0, 1), "of this one nothing is known, and nothing of its group"
-    sagc.next_size([Lengths((1, 2, 2, 10), (False, True, True, True))])
+    sagc.next_size([GroupLengths((1, 2, 2, 10), (False, True, True, True))])
     assert (sagc.a, sagc.b, sagc.steps) == (2.0, 8.0, 1), "others that began later may become as long"
 
 
@@ -63,7 +63,8 @@ def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -
         limits = 4 * medians[:, None] if hidden else np.inf
         cut = groups > limits
         seen = [
-            Lengths(tuple(t), tuple(c)) for t, c in zip(np.minimum(groups, limits).tolist(), cut.tolist(), strict=True)
+            GroupLengths(tuple(t), tuple(c))
+            for t, c in zip(np.minimum(groups, limits).tolist(), cut.tolist(), strict=True)
         ]
     assert np.abs(np.array(shares).reshape(4, -1).mean(1) - 0.3).max() < 0.01
     quarters = np.array(sizes).reshape(8, -1).mean(1)
@@ -71,16 +72,16 @@ def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -
     assert sagc.share_mean == pytest.approx(np.mean(shares[:-1]), abs=1e-9)
 
 
-def closed(lengths: np.ndarray, need: int) -> Lengths:
+def closed(lengths: np.ndarray, need: int) -> GroupLengths:
     """A group that takes the first `need` responses; the others are cut when the last of these ends."""
     ordered = np.sort(lengths).tolist()
     tokens = ordered[:need] + [ordered[need - 1]] * (len(ordered) - need)
-    return Lengths(tuple(tokens), (False,) * need + (True,) * (len(ordered) - need), closed=True)
+    return GroupLengths(tuple(tokens), (False,) * need + (True,) * (len(ordered) - need), closed=True)
 
 
 def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() -> None:
     """Lengths e^(.6 z): three of ten are cut at 1.4 medians. Each is a straggler with P(L > 3) / P(L > 1.4)."""
-    group = Lengths((407, 549, 698, 835, 990, 1010, 1270, *(1400,) * 3), (False,) * 7 + (True,) * 3, True)
+    group = GroupLengths((407, 549, 698, 835, 990, 1010, 1270, *(1400,) * 3), (False,) * 7 + (True,) * 3, True)
     sagc = SagcPlain(candidates=[8], forget=1.0)
     sagc.below, sagc.below_sum = 1e9, 1e9 * 0.6 * math.sqrt(2 / math.pi)  # the spread is known
     sagc.next_size([group])
@@ -100,7 +101,7 @@ def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() ->
 @pytest.mark.parametrize("over", [1.25, 1.5])
 def test_closing_groups_at_the_first_responses_hides_no_straggler(over: float) -> None:
     """The true share among all started responses stays near the budget, though no straggler ever ends."""
-    random, sagc, seen = np.random.default_rng(0), SagcPlain(), list[Lengths]()
+    random, sagc, seen = np.random.default_rng(0), SagcPlain(), list[GroupLengths]()
     shares, sizes = [], []
     for step in range(2000):
         size = sagc.next_size(seen)
@@ -121,7 +122,7 @@ def test_closed_groups_of_equal_lengths_have_no_straggler() -> None:
     for _ in range(3):
         sagc.next_size([closed(np.full(10, 50), 8)])
     assert (sagc.share, sagc.spread, sagc.chosen) == (0.0, 0.0, 32)
-    sagc.next_size([Lengths((1, 2, 3, 4), (False, True, True, True), closed=True)])
+    sagc.next_size([GroupLengths((1, 2, 3, 4), (False, True, True, True), closed=True)])
     assert sagc.share == 0.0 and sagc.steps == 3, "nothing is known of one that was mostly cut"
 
 

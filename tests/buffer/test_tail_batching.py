@@ -16,7 +16,7 @@ from areal_like.types import Completion, PartialSample
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
-from buffer.sizing import Fixed, Lengths, Sizing
+from buffer.sizing import Fixed, GroupLengths, Sizing
 from buffer.staleness import Bound
 from buffer.store import LEASED, Stage
 from scripts.preflight import preflight
@@ -180,7 +180,7 @@ def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
     meta, part = encode_partial(last, partials, {0: "d0"})
     house.say(owner(house, last), "hand_back", {"ids": [last], "partials": [meta], "leaving": False}, part)
     (seen,) = house.state.gauges.take_seen()
-    assert seen == Lengths((3,) + (0,) * (size - 1), (False,) + (True,) * (size - 1)) and size > 1
+    assert seen == GroupLengths((3,) + (0,) * (size - 1), (False,) + (True,) * (size - 1)) and size > 1
 
 
 class Growing(Sizing):
@@ -192,7 +192,7 @@ class Growing(Sizing):
         super().__init__(group_size=8)
         self.then = then
 
-    def next_size(self, seen: Sequence[Lengths]) -> int:
+    def next_size(self, seen: Sequence[GroupLengths]) -> int:
         self.group_size, now = self.then, self.group_size
         return now
 

@@ -4,7 +4,7 @@ import pytest
 
 from buffer.checks import RolloutsFail
 from buffer.status import status
-from buffer.verifiers import Verifiers
+from buffer.verifiers import VerifierTimeouts
 from tests.buffer.house import SIGN_OF_LIFE, House, asynchronous
 
 
@@ -14,7 +14,7 @@ def totals(answered: float, timeouts: float) -> dict[str, float]:
 
 def test_a_window_of_late_answers_ends_the_run_with_the_verifier_and_its_limit() -> None:
     house = House(asynchronous())
-    house.state.verifiers = Verifiers("jsonl (task.reward=mine:verify)", timeout=2.5, limit=0.95, window=8)
+    house.state.verifiers = VerifierTimeouts("jsonl (task.reward=mine:verify)", timeout=2.5, limit=0.95, window=8)
     house.start()
     house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": totals(7, 7)})
     assert status(house.state)["rewards/timeouts"] == 7, "told at once, before the run ends of it"
@@ -23,7 +23,7 @@ def test_a_window_of_late_answers_ends_the_run_with_the_verifier_and_its_limit()
 
 
 def test_slow_ones_among_others_and_old_ones_end_nothing() -> None:
-    seen = Verifiers(limit=0.95, window=8)
+    seen = VerifierTimeouts(limit=0.95, window=8)
     seen.see("actor-0", totals(7, 7))
     seen.see("actor-0", totals(15, 14))
     for more in range(10):
@@ -35,11 +35,11 @@ def test_slow_ones_among_others_and_old_ones_end_nothing() -> None:
 
 
 def test_one_that_hangs_after_many_answers_in_time_ends_the_run() -> None:
-    seen = Verifiers(limit=0.95, window=8)
+    seen = VerifierTimeouts(limit=0.95, window=8)
     seen.see("actor-0", totals(100, 0))
     with pytest.raises(RolloutsFail, match="8 of the last 8"):
         seen.see("actor-0", totals(108, 8))
 
 
 def test_without_a_limit_nothing_ends() -> None:
-    Verifiers(limit=None, window=1).see("actor-0", totals(100, 100))
+    VerifierTimeouts(limit=None, window=1).see("actor-0", totals(100, 100))

@@ -3,7 +3,7 @@
 import json
 import time
 
-from areal_like.launch.children import Children, Process
+from areal_like.launch.children import Children, RoleProcess
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import RestartLimits
@@ -18,7 +18,7 @@ class ProxiedLauncher(LocalLauncher):
         self.proxy = proxy
         self.running = Children(run, limits, self._spawn)
 
-    def _spawn(self, role: RoleSpec, name: str) -> Process:
+    def _spawn(self, role: RoleSpec, name: str) -> RoleProcess:
         if role.name != "buffer":
             self._put_proxy_between()
         return self.here.spawn(role, name)

@@ -26,7 +26,7 @@ from actors.sources import CHUNK_BYTES, Unreachable
 from actors.subscriber import Subscriber
 from areal_like import keys
 from areal_like.bus import Router
-from areal_like.messages import Chunk, Fetch, Gone, Manifest, Plan
+from areal_like.messages import Chunk, Fetch, Gone, Hops, Manifest
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.state import State, TensorSpec
 from buffer.relays import Relays
@@ -174,10 +174,10 @@ class Liar:
             self._router.send(peer, Chunk(asked.part, asked.base, asked.version, asked.offset), [bytes(size)])
         elif self.lie == "many":
             hops = [(0, 1, weights().nbytes, xxhash_of_zeros())] * 99
-            self._router.send(peer, Plan(asked.part, asked.version, hops))
+            self._router.send(peer, Hops(asked.part, asked.version, hops))
         else:
             newer = {"nothing": [], "elsewhere": [(NOTHING, 99, weights().nbytes, "")]}
-            self._router.send(peer, Plan(asked.part, asked.version, newer.get(self.lie, [hop])))
+            self._router.send(peer, Hops(asked.part, asked.version, newer.get(self.lie, [hop])))
 
     def close(self) -> None:
         self._ending.set()

@@ -10,7 +10,7 @@ import torch
 
 from learners.advantages import group
 from learners.collectives import Ranks
-from learners.diagnostics import Tally, buckets, drift, zero_variance_by_staleness
+from learners.diagnostics import TokenTally, buckets, drift, zero_variance_by_staleness
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.losses.corrections import capped
@@ -40,7 +40,7 @@ def test_buckets_are_powers_of_two_named_by_their_lower_end():
 
 
 def test_a_tally_means_peaks_and_spreads():
-    tally, rng = Tally(), seeded(0)
+    tally, rng = TokenTally(), seeded(0)
     ratio, gate, clipped = rng.random(40), rng.random(40), rng.random(40) < 0.3
     staleness, advantages = rng.integers(0, 3, 40), rng.normal(size=40)
     for part in (slice(0, 25), slice(25, 40)):
@@ -80,7 +80,7 @@ class Two(Ranks):
 
 
 def test_a_tally_is_one_copy_however_many_names_it_has(monkeypatch):
-    tally, copies, cpu = Tally(), [], torch.Tensor.cpu
+    tally, copies, cpu = TokenTally(), [], torch.Tensor.cpu
     for _ in range(3):
         numbers, staleness = torch.rand(4), torch.tensor([0, 1, 2, 5])
         tally.add({"a": numbers, "b": numbers > 0.5}, staleness, torch.ones(4))
@@ -94,7 +94,7 @@ def test_ranks_reduce_what_needs_no_quantiles_and_report_what_one_would():
     rng, met, said = seeded(1), threading.Barrier(2), [None, None]
     columns = {name: rng.random(40) for name in ("ratio", "gate", "clip_share")}
     staleness, advantages = rng.integers(0, 9, 40), rng.normal(size=40)
-    alone, tallies = Tally(), (Tally(), Tally())
+    alone, tallies = TokenTally(), (TokenTally(), TokenTally())
     for tally, part in ((alone, slice(None)), (tallies[0], slice(0, 13)), (tallies[1], slice(13, 40))):
         observed = {name: torch.tensor(values[part]) for name, values in columns.items()}
         tally.add(observed, torch.tensor(staleness[part]), torch.tensor(advantages[part]), "loss/")

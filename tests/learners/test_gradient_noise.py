@@ -11,7 +11,7 @@ import torch
 from areal_like.types import Batch
 from learners.advantages import gae, group
 from learners.collectives import Ranks
-from learners.gradient_noise import DRAWN, EVERY, Cut, Drawn, GradientNoise, Parts, estimates
+from learners.gradient_noise import DRAWN, EVERY, Cut, DrawnWeights, NoiseEstimates, Parts, estimates
 from learners.learner import TorchLearner
 from tests.learners.batches import tiny_model
 from tests.learners.test_diagnostics import DECOUPLED
@@ -51,11 +51,11 @@ def test_a_minibatch_is_cut_between_groups_and_within_those_before() -> None:
     ("samples", "groups"), [([0, 1, 2, 3], [0] * 4), ([0, 1], [0, 1]), ([0, 1, 2], [0, 0, 1]), ([0], [0])]
 )
 def test_what_can_not_be_told_apart_is_not_measured(samples: list[int], groups: list[int]) -> None:
-    parts = Parts(Drawn(1, 0, Ranks(1)))
+    parts = Parts(DrawnWeights(1, 0, Ranks(1)))
     cut = parts.cut(np.array(samples), np.array(groups), (0, 0), torch.zeros(1), piece=None)
     assert [part.tolist() for part in cut.parts] == [[], [], samples]
     parts.note(2, torch.ones(1))
-    parts.tell(noise := GradientNoise(), torch.ones(1))
+    parts.tell(noise := NoiseEstimates(), torch.ones(1))
     assert noise.metrics() == {}
 
 
@@ -63,16 +63,16 @@ def test_products_of_drawn_weights_are_those_of_all_but_for_chance() -> None:
     torch.manual_seed(0)
     size = 3 * DRAWN
     first, second = torch.randn(size), torch.randn(size) + 0.5
-    drawn = Drawn(size, 0, Ranks(1))
+    drawn = DrawnWeights(size, 0, Ranks(1))
     found = drawn.products([drawn.of(first).double(), drawn.of(second).double()])
     truth = torch.stack([first, second]).double()
     assert found == pytest.approx((truth @ truth.T).numpy(), rel=0.01, abs=0.003 * size)
-    few = Drawn(3, 0, Ranks(1))
+    few = DrawnWeights(3, 0, Ranks(1))
     assert few.products([few.of(torch.ones(3)), few.of(torch.tensor([0.0, 1, 2]))]).tolist() == [[3, 3], [3, 5]]
 
 
 def test_a_gradient_that_is_not_finite_is_no_evidence() -> None:
-    noise = GradientNoise()
+    noise = NoiseEstimates()
     noise.note(np.full((3, 3), np.inf), 1, 2, 2)
     assert noise.metrics() == {}
 
@@ -155,7 +155,7 @@ def test_of_streams_of_samples_whose_gradients_are_known_the_estimates_are_right
     for number in range(3000):
         prompts = dice.normal(0, tau, (groups, 1, weights))
         samples = expected + prompts + dice.normal(0, omega, (groups, size, weights))
-        parts, noise, gradient = Parts(Drawn(weights, 0, Ranks(1))), GradientNoise(), np.zeros(weights)
+        parts, noise, gradient = Parts(DrawnWeights(weights, 0, Ranks(1))), NoiseEstimates(), np.zeros(weights)
         for piece, each in enumerate(samples):
             so_far = torch.from_numpy(gradient.copy())
             cut = parts.cut(np.arange(size), np.zeros(size, int), (0, number), so_far, piece=piece)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.tasks.sandbox import Bounds, OutOfTime, SandboxError, run
+from areal_like.tasks.sandbox import OutOfTime, SandboxError, SandboxLimits, run
 
 ADD = "def f(a, b):\n    return a + b\n"
 BOTH = pytest.mark.parametrize("isolation", ["full", "weak"])
@@ -27,7 +27,7 @@ def _namespaces() -> None:
 def answer(body: str, isolation: str = "full", **bounds):
     """What `f()` with this body returns: a list of one, or None."""
     indented = "\n    ".join(body.splitlines())
-    return run(f"def f():\n    {indented}\n", "f", [[]], Bounds(**bounds), isolation)[0]
+    return run(f"def f():\n    {indented}\n", "f", [[]], SandboxLimits(**bounds), isolation)[0]
 
 
 @BOTH

@@ -12,7 +12,7 @@ import torch
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from transformers import AutoModelForCausalLM
 
-from actors.agents.checkpoint import Checkpoint
+from actors.agents.checkpoint import CheckpointServer
 from actors.engines.torch_engine import TorchEngine
 from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.types import Limits
@@ -38,7 +38,7 @@ def served(folder: Path, scene: Scene) -> Any:
     async def run() -> Any:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         engine = TorchEngine(model, slots=4)
-        serving = Checkpoint(engine, text_of(folder, folder, 256), "tiny").served()
+        serving = CheckpointServer(engine, text_of(folder, folder, 256), "tiny").served()
         async with serving as url, AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             found = await scene(client, engine)
         await engine.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal_like.bus import Dealer
-from areal_like.messages import Chunk, Fetch, Gone, Later, Message, Plan, Refused, Sync, Want
+from areal_like.messages import Chunk, Fetch, Gone, Hops, Later, Message, Refused, Sync, Want
 from areal_like.weights import server as server_module
 from areal_like.weights.history import Hop
 from areal_like.weights.replica import NOTHING
@@ -78,7 +78,7 @@ def wants(version: int, held: int) -> Sync:
 )
 def test_a_plan_leads_to_the_version_or_brings_forward(serving, plans, asked, hops) -> None:
     serving.history = Served(plans)
-    assert serving.asked(wants(*asked)) == (Plan(1, asked[0], hops), [])
+    assert serving.asked(wants(*asked)) == (Hops(1, asked[0], hops), [])
     assert serving.history.waited == {False}, "the server's thread merges nothing itself"
 
 
@@ -108,7 +108,7 @@ def test_what_is_no_request_for_weights_is_refused(serving) -> None:
     (refused, _) = serving.answer()
     assert isinstance(refused, Refused)
     serving.history = Served({(5, 4): [HOP]})
-    assert isinstance(serving.asked(wants(5, 4))[0], Plan), "it goes on"
+    assert isinstance(serving.asked(wants(5, 4))[0], Hops), "it goes on"
 
 
 class Clock:
@@ -138,7 +138,7 @@ def test_those_who_wait_hear_now_and_then_how_far_it_is_and_then_get_their_plan(
     clock.seconds += LATER_SECONDS
     assert serving.answer() == (Later(1, 5, 8), []), "once, whatever the number of looks; no plan yet"
     serving.history.plans[5, 4] = [HOP]
-    assert serving.answer() == (Plan(1, 5, [HOP.row()]), [])
+    assert serving.answer() == (Hops(1, 5, [HOP.row()]), [])
     assert serving.asked(Fetch(1, 4, 5, 0, 10))[0] == Chunk(1, 4, 5, 0), "nobody is told any more"
     serving.dealer.close()
     serving.server.close()
