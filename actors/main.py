@@ -19,10 +19,10 @@ from actors.agents import counts
 from actors.engines import step_costs
 from actors.environments import servers
 from actors.group_rewards import GroupRewards
+from actors.probe_check import ServedProbe
 from actors.relay import Relay
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
-from actors.served import ServedProbe
 from actors.session import GivenUp, Session
 from actors.subscriber import Subscriber
 from actors.worker import Heldout, Rollout, Worker

@@ -24,8 +24,8 @@ import numpy as np
 import xxhash
 
 from actors import sources
+from actors.probe_check import ServedProbe
 from actors.relay import Relay
-from actors.served import ServedProbe
 from actors.sources import Row, Sources, Superseded, Unreachable
 from areal_like.bus import AsyncDealer
 from areal_like.interfaces import RolloutEngine

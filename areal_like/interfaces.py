@@ -132,8 +132,8 @@ class RolloutEngine(Protocol):
     by name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
     actor. An engine without this method must detect its own hangs. With a class attribute `streams = True`, `generate`
     takes `heard: Heard | None = None` as well (the agents' endpoint streams by it). `async logprobs_of(sequences) ->
-    list[Scored]`: what each of its servers says of token sequences; with it the engine is probed (`actors.served`), and
-    has an attribute `dtype`, in which it multiplies matrices."""
+    list[Scored]`: what each of its servers says of token sequences; with it the engine is probed
+    (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices."""
 
     version: int
     digest: str
@@ -179,7 +179,7 @@ class Trainer(Protocol):
     returns what the last step computed per token (`learners.step.Step.numbers`), for people to read. `staleness()` is
     `Batch.staleness` of all that was trained last, where `train` gets one rank's share of it. Another one,
     `logprobs_of(sequences)`, returns logprobs at temperature 1 of each token behind the first, row by row, and the
-    dtype of their precision: with it, engines are probed (`learners.served`)."""
+    dtype of their precision: with it, engines are probed (`learners.probe`)."""
 
     def train(self, batch: Batch) -> Mapping[str, object]:
         """One train step on one batch; returns metrics."""

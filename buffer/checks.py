@@ -12,7 +12,7 @@ from areal_like.messages import PartialHead
 from areal_like.partials import check_partial, versions_of
 from areal_like.wire import Frame, Payloads, WireError
 from buffer.actor import Actor
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.store import Entry
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from areal_like.wire import Frame
 from buffer.actor import Actor
 from buffer.events import Forget
 from buffer.injection import may_train
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
 from buffer.schedulers import GroupPlan, Round, View

@@ -22,7 +22,7 @@ from buffer.checks import (
 )
 from buffer.events import LeaveOut
 from buffer.fleet import MOST_REFUSED
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.run_state import RunState
 from buffer.set_aside import set_aside
 from buffer.sizing import GroupLengths

@@ -26,7 +26,6 @@ from buffer.events import record_nothing
 from buffer.gauges import Gauges
 from buffer.injection import AgedSlots, Ages
 from buffer.journal import Journal, JournalError, Recorded, check_payloads, reader, since_snapshot
-from buffer.kept_samples import UntrainedSamples
 from buffer.outbox import Outbox
 from buffer.playback import Playback
 from buffer.prompts import PromptCursor, shares_of
@@ -38,7 +37,8 @@ from buffer.samplers import asks
 from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.staleness import Bound, Slots
-from buffer.verifiers import MOST_ANSWERS, VerifierTimeouts
+from buffer.untrained_samples import UntrainedSamples
+from buffer.verifier_timeouts import MOST_ANSWERS, VerifierTimeouts
 
 log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.001

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from areal_like.groups import Head
 from buffer import events, filters
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.payloads import Payload
 from buffer.policies import WAIT_FOR_GAPS, Waiting
 from buffer.results import Results

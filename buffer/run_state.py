@@ -26,7 +26,6 @@ from buffer.evaluation import Evaluation, RoundResult
 from buffer.fleet import Fleet, Hedges
 from buffer.gauges import Gauges
 from buffer.injection import may_announce
-from buffer.kept_samples import UntrainedSamples
 from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
 from buffer.relays import Relays
@@ -35,7 +34,8 @@ from buffer.schedulers import Scheduler
 from buffer.shares import Shares
 from buffer.sizing import check_sizes
 from buffer.store import LEASED, Entry, Stage, Store
-from buffer.verifiers import VerifierTimeouts
+from buffer.untrained_samples import UntrainedSamples
+from buffer.verifier_timeouts import VerifierTimeouts
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from typing import NotRequired, TypedDict
 
 from areal_like.groups import Head
 from buffer import events
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.payloads import Extent, Payload, Read, Stored, cannot_read
 from buffer.results import Results
 from buffer.staleness import Bound, Slots

@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 
 from learners import varlen
-from learners.layout import AttentionBlock, RowLayout
+from learners.row_layout import AttentionBlock, RowLayout
 
 NAME = "packed_causal"
 PLAIN_UP_TO = 1 << 15

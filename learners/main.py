@@ -37,9 +37,9 @@ from areal_like.types import Batch
 from learners.attestation import Attestation
 from learners.build import build_trainer
 from learners.demonstrated import Demonstrated, Score
-from learners.kept_samples import TrainedSamples
+from learners.probe import Reference, sequences_of
 from learners.publication import Alone, Coding, Others, Publisher
-from learners.served import Reference, sequences_of
+from learners.trained_samples import TrainedSamples
 from learners.untrainable import Untrainable
 
 log = logging.getLogger(__name__)

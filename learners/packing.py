@@ -27,8 +27,8 @@ from torch import Tensor
 from areal_like.transfer import to_device
 from areal_like.types import Batch, Sample
 from learners.engine_experts import EngineExperts
-from learners.layout import RowLayout
 from learners.prefixes import Forest, cut, is_worth, paths
+from learners.row_layout import RowLayout
 
 
 def pack(lengths: Sequence[int] | np.ndarray, *, max_tokens: int, min_microbatches: int = 1) -> list[list[int]]:

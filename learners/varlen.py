@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learners.layout import RowLayout
+from learners.row_layout import RowLayout
 
 try:
     from torch.nn.attention.varlen import varlen_attn

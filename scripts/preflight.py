@@ -31,7 +31,7 @@ from areal_like.tasks.text import load_tokenizer
 from areal_like.types import Prompt
 from buffer.schedulers import Scheduler
 from buffer.sizing import Sizing, check_sizes
-from learners.served import PROMPTS
+from learners.probe import PROMPTS
 
 from .gpus import Gpus, gpus_here, sharing
 

@@ -32,10 +32,10 @@ from areal_like.weights.update import Update
 from learners import varlen
 from learners.advantages import group
 from learners.attention import packed_attention
-from learners.layout import RowLayout
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from learners.losses.contract import LossBatch, with_plan
+from learners.row_layout import RowLayout
 
 from .delta import changed
 from .gpu_shapes import Place, made_batch, small_model

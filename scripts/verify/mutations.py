@@ -38,7 +38,7 @@ TUNING: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "KEPT_DIGESTS": "memory: one version more is remembered",
             "LONGEST_REASON": "characters of a reason that people read",
         },
-        "buffer/kept_samples.py": {"MOST_REASONS": "memory: one reason more"},
+        "buffer/untrained_samples.py": {"MOST_REASONS": "memory: one reason more"},
         "buffer/round_model.py": {"LEAST_ROUNDS": "how exactly a round's seconds are estimated"},
         "buffer/injection.py": {"_STREAM": "any number that no other stream of random numbers has"},
         "buffer/journal.py": {"COPY_BYTES": "how much one rotation copies: the next one goes on"},

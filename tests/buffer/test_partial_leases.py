@@ -9,7 +9,7 @@ from areal_like.columns import RUN
 from areal_like.messages import PartialHead
 from areal_like.partials import CALL, encode_partial
 from areal_like.types import Completion, PartialSample
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.policies import fifo
 from buffer.replay import Replay
 from buffer.staleness import Bound, Holder, place, rescue

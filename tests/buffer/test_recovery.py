@@ -10,7 +10,7 @@ from areal_like.partials import encode_partial
 from areal_like.types import Completion, PartialSample
 from buffer.events import Begin, Finish
 from buffer.journal import JournalError
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.policies import Waiting, fifo, priority
 from buffer.replay import Policy, Replay
 from buffer.staleness import Bound

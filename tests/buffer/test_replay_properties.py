@@ -23,7 +23,7 @@ from areal_like.partials import encode_partial, versions_of
 from areal_like.types import Completion, PartialSample
 from buffer import filters
 from buffer.events import Admit, Drop, Filter
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.payloads import load
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.prompts import PromptCursor

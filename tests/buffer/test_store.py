@@ -8,7 +8,7 @@ import pytest
 from areal_like.groups import make_head
 from areal_like.messages import PartialHead
 from buffer import filters
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.policies import fifo, in_order
 from buffer.replay import Replay
 from buffer.staleness import Bound

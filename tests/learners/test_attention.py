@@ -11,9 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from learners import attention, varlen
 from learners.advantages import group
 from learners.attention import attend_plainly, packed_attention, use_packed_attention
-from learners.layout import RowLayout
 from learners.learner import TorchLearner
 from learners.losses.weighted import reinforce
+from learners.row_layout import RowLayout
 from learners.sharding import recompute_activations
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.seeds import seeded, torch_seeded

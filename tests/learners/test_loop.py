@@ -14,7 +14,7 @@ from areal_like.process import Role
 from areal_like.types import Batch
 from learners.attestation import Attestation, AttestationError
 from learners.main import NotFinite, TrainLoop
-from learners.served import Reference
+from learners.probe import Reference
 from learners.untrainable import Untrainable
 from tests.learners.batches import make_batch
 from tests.seeds import seeded

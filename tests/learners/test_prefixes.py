@@ -14,13 +14,13 @@ from areal_like.types import Batch, Group, Sample
 from learners import packing
 from learners.advantages import gae, group
 from learners.attention import packed_attention
-from learners.layout import RowLayout
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, gspo, ppo
 from learners.losses.corrections import tis
 from learners.losses.weighted import reinforce
 from learners.packing import Columns
 from learners.prefixes import Forest, cut, paths
+from learners.row_layout import RowLayout
 from tests.learners.batches import VOCAB, assert_metrics_close, tiny_model
 from tests.learners.exact import ADAMW_EPS, SUMMED, exact
 from tests.learners.losses.token_batches import LOSSES

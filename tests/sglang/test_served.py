@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 
-from actors.served import EXACT, ROUNDED, ServedProbe
+from actors.probe_check import EXACT, ROUNDED, ServedProbe
 from areal_like.messages import Manifest
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
-from learners.served import Reference
+from learners.probe import Reference
 from tests.sglang import falsifying
 from tests.sglang.servers import VOCAB, Published, engine_for, falsify, generate, prompts_of, serving
 

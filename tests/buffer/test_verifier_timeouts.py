@@ -4,7 +4,7 @@ import pytest
 
 from buffer.checks import RolloutsFail
 from buffer.status import status
-from buffer.verifiers import VerifierTimeouts
+from buffer.verifier_timeouts import VerifierTimeouts
 from tests.buffer.house import SIGN_OF_LIFE, House, asynchronous
 
 

@@ -1,6 +1,6 @@
 """The actor's half of the probe: does the engine compute what the learner computes with the same weights?
 
-    announcement with a probe (`learners.served`) → weights applied → each server scores the prompts → mean |difference|
+    announcement with a probe (`learners.probe`) → weights applied → each server scores the prompts → mean |difference|
         at most `weights.probe_error`: a number in the heartbeats │ above it: an alarm, until a later probe is clean
 
 An alarm is an error in the actor's log, a note to the user's terminal (as for a server that is down), a fault of the

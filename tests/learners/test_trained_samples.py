@@ -10,10 +10,10 @@ import pytest
 from areal_like.samples import read
 from areal_like.types import Batch
 from learners.advantages import group
-from learners.kept_samples import TrainedSamples, chosen
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.losses.delightful import dg
+from learners.trained_samples import TrainedSamples, chosen
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
 

@@ -12,7 +12,7 @@ from areal_like.registry import build
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
-from learners.served import Reference, sequences_of
+from learners.probe import Reference, sequences_of
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
 

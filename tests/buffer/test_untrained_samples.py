@@ -12,8 +12,8 @@ from areal_like.partials import digest_of, encode_partial
 from areal_like.samples import DROPPED, HELDOUT, read
 from areal_like.types import Completion, Group, PartialSample, Sample
 from buffer.gauges import MANY_LOST
-from buffer.kept_samples import UntrainedSamples
 from buffer.store import Stage
+from buffer.untrained_samples import UntrainedSamples
 from tests.buffer.house import B, House, asynchronous, table
 
 

@@ -9,7 +9,7 @@ import torch
 
 from actors.engines.sglang_replies import score_request, scored
 from actors.engines.torch_engine import TorchEngine
-from actors.served import ServedProbe
+from actors.probe_check import ServedProbe
 from areal_like.messages import Manifest, Probe
 from areal_like.models import publishable
 from areal_like.types import Scored

@@ -13,7 +13,7 @@ from areal_like.partials import decode_partial
 from areal_like.samples import DROPPED, HELDOUT, TRAINED_SHARE, Fate, Kept, SampleLog, kept, unanswered, unfinished
 from areal_like.schema import Run
 from areal_like.types import PartialSample
-from buffer.partials import PartialGroup
+from buffer.partial_group import PartialGroup
 from buffer.payloads import Payload, load
 
 log = logging.getLogger(__name__)
