@@ -34,7 +34,6 @@ from learners.losses.contract import (
     log_ratio,
     merged,
     needs_proximal,
-    needs_uniform,
     own_ratio,
     plan_of,
     planned_for,
@@ -177,11 +176,10 @@ class Corrected:
         self.needs_proximal = needs_proximal(loss) or (
             not interpolates and any("proximal" in link.pair for link in links)
         )
-        self.needs_uniform = needs_uniform(loss)
         self.leaves_out = any(link.rejected == "drop" for link in links)
         self._normalises = any(link.self_normalise for link in links)
 
-    def __getattr__(self, mark: str) -> Any:  # `single_pass`, `clips_finely`
+    def __getattr__(self, mark: str) -> Any:  # `single_pass`, `needs_uniform`, `clips_finely`
         if mark.startswith("_") or mark in ("loss", "func", "keywords"):
             raise AttributeError(mark)
         return getattr(getattr(self.loss, "func", self.loss), mark)

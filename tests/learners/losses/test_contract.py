@@ -1,14 +1,16 @@
 """The contracts that every loss keeps: gradient, cuts, masks, shares, limits, extremes."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from areal_like.registry import COMPONENTS, resolve
-from learners.losses.contract import LossBatch, plan_of, with_plan
+from learners.losses.contract import LossBatch, is_supervised, plan_of, with_plan
 from learners.losses.corrections import Corrected
+from learners.losses.supervised import sft
 from learners.losses.weighted import reinforce
 from tests.learners.losses.token_batches import (
     LENGTH,
@@ -169,6 +171,13 @@ def test_float32_gives_float32(loss):
         setattr(batch, name, getattr(batch, name).float())
     batch.current = batch.current.detach().float().requires_grad_()
     assert loss(with_plan(loss, batch), 4.0)[0].dtype == torch.float32
+
+
+def test_only_sft_trains_what_somebody_wrote():
+    assert [name for name, loss in LOSSES.items() if is_supervised(loss)] == [
+        name for name, loss in LOSSES.items() if getattr(loss, "func", loss) is sft
+    ]
+    assert is_supervised(sft) and is_supervised(partial(sft))
 
 
 def test_planned_losses_refuse_to_run_without_their_plan():

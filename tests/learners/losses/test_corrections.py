@@ -14,6 +14,7 @@ from learners.losses.clipped import decoupled_ppo, gspo, ppo
 from learners.losses.contract import LossBatch, leaves_out, needs_proximal, plan_of, planned_for, with_plan
 from learners.losses.corrections import Corrected, capped, none, ratio, sequence_mask, tis
 from learners.losses.delightful import dg
+from learners.losses.targets import target_weights, tpo
 from learners.losses.weighted import reinforce
 from tests.learners.losses.token_batches import batch_of, value_and_gradient
 
@@ -198,6 +199,17 @@ def test_what_must_see_a_whole_minibatch_has_a_plan_and_other_corrections_none()
         dropping(batch_of(), 1.0)
     _, seen = planned_for(dropping, batch_of())
     assert seen["masked_share"].dtype == torch.bool
+
+
+def test_the_plan_of_the_loss_does_not_see_tokens_that_leave():
+    dropping = ratio(tpo, weight="none", reject="k3", high=0.02, rejected="drop")
+    batch = batch_of(masked=0.0)
+    batch.current = batch.current.detach()
+    stays = dropping.factors(batch)[0] > 0
+    assert 0 < stays.sum() < len(stays)
+    weights = planned_for(dropping, batch)[0].weights
+    assert torch.equal(weights, target_weights(replace(batch, mask=stays))[0])
+    assert not torch.equal(weights, target_weights(batch)[0])
 
 
 def test_of_several_corrections_one_is_enough():

@@ -71,6 +71,22 @@ def test_the_numbers_of_a_minibatchs_groups_may_begin_anywhere():
     assert torch.equal(target_weights(later)[0], target_weights(batch)[0])
 
 
+def test_a_sequence_without_a_trained_token_has_no_part_in_any_target():
+    batch = batch_of(masked=0.0)
+    batch.current = batch.current.detach()
+    rest = replace(batch, mask=batch.mask & (batch.sequence != 0))
+    whole, left = (target_weights(each)[1]["target_gap"] for each in (batch, rest))
+    assert not left[: 2 * LENGTH].any(), "the other sequence of its group is alone"
+    assert torch.equal(left[2 * LENGTH :], whole[2 * LENGTH :]) and whole[: 2 * LENGTH].all()
+
+
+def test_a_target_that_is_nearly_certain_stays_finite():
+    batch = batch_of()
+    batch.current = batch.current.detach()
+    weights, seen = target_weights(batch, temperature=1e-3)
+    assert torch.isfinite(weights).all() and 0.0 < seen["target_gap"].max() <= 1.0
+
+
 def test_tpo_rests_at_its_target():
     """The behaviour is such that the target is the current policy: z is ±1, so the sums must differ by 2 less."""
     batch = batch_of(masked=0.0)
