@@ -47,11 +47,6 @@ class Actor:
         return str(self.stats.get("engine_note", ""))
 
     @property
-    def sequences(self) -> int:
-        """Sequences that it runs."""
-        return max(0, self.leased - self.ended)
-
-    @property
     def free_slots(self) -> int:
         """Sequences that its engine could start now. A sequence frees its slot when it ends, before its group does."""
         return self.slots + self.ended - self.leased

@@ -106,6 +106,22 @@ def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -
     assert house.state.replay.duplicates == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("failed", {"reason": "failed", "detail": ""}), ("left_out", {"cut": [3], "redrawn": []})],
+)
+def test_an_actor_says_nothing_about_a_group_that_another_one_rolls_out(kind: str, body: dict) -> None:
+    house = House(asynchronous(max_staleness=1))
+    house.start()
+    group_id, *_ = house.leases("actor-0")
+    before = house.state.store.ledger()
+    house.say("actor-1", kind, {"id": group_id} | body)
+    entry = house.state.store.entries[group_id]
+    assert (entry.stage, entry.actor, entry.cut, house.state.store.ledger()) == (Stage.RUNNING, "actor-0", (), before)
+    house.say("actor-0", kind, {"id": group_id} | body)
+    assert house.state.store.ledger() != before if kind == "failed" else entry.cut == (3,)
+
+
 def test_leases_follow_free_slots_not_whole_groups() -> None:
     """Two groups of 8 fill 16 slots; when any 8 sequences end, the next group has room."""
     house = House(asynchronous(max_staleness=8), actors=1)
@@ -145,7 +161,7 @@ def test_endless_failure_ends_the_run_with_its_reason() -> None:
         ("published", {"manifest": {}}),
         ("trained", {"index": 0}),
         ("want", {"index": 0, "version": 0}),
-        ("finish", {"reason": "", "steps": 0}),
+        ("end_run", {"reason": "", "steps": 0}),
         ("checkpointed", {"step": 1}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"wall_seconds": "y"}}),
         ("heartbeat", SIGN_OF_LIFE | {"progress": {"x": 1}}),

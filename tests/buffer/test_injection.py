@@ -116,6 +116,16 @@ def test_every_batch_has_its_ages_whatever_happens(spec, interval: int, seed: in
     assert ledger["admitted"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["active"]
 
 
+def test_training_is_one_version_ahead_of_the_actors_at_most() -> None:
+    """Batches are served ahead, and their groups may be rolled out long before; the learner waits all the same."""
+    run = Run(0, interval=1, seed=0)
+    slots = run.replay.store.slots
+    while run.replay.room(0) > 0:
+        run.admit("a")
+        run.push("a")
+    assert not slots.free and [may_train(run.replay, batch) for batch in range(3)] == [True, True, False]
+
+
 def test_only_actors_with_the_open_version_may_start_groups() -> None:
     slots = AgedSlots(Ages(1), Bound(1, B))
     slots.begin(0)

@@ -179,6 +179,19 @@ def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
     assert strict.serve(1) == [] and strict.store.dropped == {"stale": B}
 
 
+def test_on_policy_what_the_same_weights_have_made_is_kept_where_the_way_there_changes() -> None:
+    journal = Paper()
+    replay = Replay(Bound(0, B), fifo)
+    journal.restore(replay, 0)
+    admit_and_push(replay, 0, 1)
+    replay.serve(0)
+    again = Replay(Bound(0, B), fifo)
+    journal.restore(again, 0)
+    again.drop(0, "malformed")
+    admit_and_push(again, 2)
+    assert sorted(train(again, 0)) == [1, 2] and again.store.requeued == 0
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_on_policy_what_newer_weights_made_before_a_crash_is_rolled_out_again_where_the_way_there_changes(
     lost: bool,

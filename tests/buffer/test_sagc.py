@@ -82,6 +82,19 @@ def test_gradients_tell_how_many_choices_share_a_reward(choices: int) -> None:
     assert noise.decisions == pytest.approx(choices, rel=0.2)
 
 
+def test_estimates_of_many_batches_weigh_alike_whatever_their_unit() -> None:
+    """An optimizer step of the same kind in another unit: what is known stays, and each batch has the same say."""
+    found = []
+    for unit in (1.0, 1e6):
+        noise = RewardNoise(0.5, None)
+        noise.note([(0.0, 1.0, 1.0, 0.0)] * 10)
+        for within in (4.0, 1.0, 9.0):
+            noise.note_gradient(8, 1.0 * unit, 1.0 * unit, within * unit)
+        found.append(noise.decisions)
+        assert noise.scale / unit == pytest.approx(0.25 * (2 + 3.5) + 0.5 * (2 + 0.875) + (2 + 7.875))
+    assert found[0] == pytest.approx(found[1])
+
+
 def test_evidence_against_all_noise_between_prompts_leaves_a_number_of_choices() -> None:
     noise = RewardNoise(1.0, None)
     noise.note_gradient(8, 1.0, 1.0, 1.0)
@@ -285,6 +298,11 @@ def test_the_bound_of_the_dual_is_what_tells_the_two_safest_sizes_apart() -> Non
     sagc = after(Sagc(budget=0.05), 120, Rounds(256), sigma=1.0)
     least, second, *_ = sorted(map(sagc.risk, sagc.allowed))
     assert sagc._most_queue() == pytest.approx(SLACK + 1 / (second - least)) and second - least > LEAST_GAP
+
+
+def test_a_single_size_has_a_bounded_dual_too() -> None:
+    sagc = after(Sagc(budget=0.05, candidates=[8], group_size=8), 60, Rounds(256), sigma=1.0)
+    assert sagc.chosen == 8 and sagc.queue <= sagc._most_queue() == SLACK + 1
 
 
 def test_kept_prompts_make_batches_of_other_sizes() -> None:

@@ -117,6 +117,12 @@ def test_closing_groups_at_the_first_responses_hides_no_straggler(over: float) -
     assert 4 < np.mean(sizes[:500]) < np.mean(sizes[500:1000])
 
 
+def test_a_closed_group_of_which_most_was_cut_tells_no_spread() -> None:
+    sagc = SagcPlain(candidates=[4], group_size=4)
+    sagc.next_size([GroupLengths((5, 9, 9, 9), (False, True, True, True), closed=True)])
+    assert (sagc.spread, sagc.below) == (0.0, 0.0)
+
+
 def test_closed_groups_of_equal_lengths_have_no_straggler() -> None:
     sagc = SagcPlain()
     for _ in range(3):

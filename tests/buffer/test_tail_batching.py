@@ -146,6 +146,8 @@ def test_weights_need_something_that_is_cut(knobs: dict) -> None:
 @pytest.mark.parametrize("oversampled", [1.5, 2.0])
 def test_a_scheduler_knows_after_a_restart_which_round_it_was_in(oversampled: float) -> None:
     before, after = (SyncScheduler(Fixed(group_size=8), oversample_prompts=oversampled) for _ in range(2))
+    after.load_state_dict(before.state_dict())
+    assert (after.groups, after.long) == (0, False), "before the first round"
     before.groups, before.long = 3, True
     after.load_state_dict(before.state_dict())
     assert (after.groups, after.long) == (3, True)

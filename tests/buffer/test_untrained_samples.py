@@ -219,8 +219,10 @@ def test_a_rare_reason_has_room_where_a_usual_one_has_used_its_share(tmp_path: P
     for step in range(40):
         samples.unfinished((step, step), step, f"failed: {'x' * 400}", "actor-0")
     samples.unfinished((40, 40), 40, "timed out", "actor-0")
+    samples.ask((40, 40), 41, "stale: too old", "actor-0")
+    samples.answered(41, None)
     found = [each.why.partition(":")[0] for each in read(tmp_path, [DROPPED])]
-    assert found.count("timed out") == 1 and 1 <= found.count("failed") < 10, "its share is 30 bytes per step"
+    assert found.count("timed out") == found.count("stale") == 1 and 1 <= found.count("failed") < 10, "its share is 30 bytes per step"
 
 
 def test_a_filter_that_rejects_everything_is_told_of(house: House, caplog: pytest.LogCaptureFixture) -> None:
