@@ -22,7 +22,7 @@ from .ablation.points import Result, gather, read
 from .ablation.results import Choice
 from .ablation.runs import Folder, Width, run_all
 from .ablation.study import MAIN, TUNE, Run
-from .arguments import EXIT_INTERRUPTED, command, positive
+from .console.arguments import EXIT_INTERRUPTED, command, positive
 from .train import Interrupted, Signals
 
 

@@ -35,8 +35,8 @@ from buffer.samplers import asks
 from buffer.staleness import Bound
 from buffer.store import LEASED, UNFINISHED, Stage, Store, ledger_of
 
-from . import output
-from .arguments import command, refuse
+from .console import output
+from .console.arguments import command, refuse
 
 RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 

@@ -21,9 +21,9 @@ from areal_like import older_configs
 from areal_like.config import Config, ConfigError
 from areal_like.heldout import own_rows
 
-from .arguments import command, new_file, refuse
-from .output import console, shortened, write_json
-from .pairing import TESTS, Paired, p_value, paired
+from .analysis.pairing import TESTS, Paired, p_value, paired
+from .console.arguments import command, new_file, refuse
+from .console.output import console, shortened, write_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
 
-from .arguments import as_called, command, new_file, positive, refuse
-from .output import console
+from .console.arguments import as_called, command, new_file, positive, refuse
+from .console.output import console
 from .simulation.calibration import calibrate, written
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from areal_like.config import ConfigError
 from areal_like.errors import UserError
 
-from .arguments import amount, command, positive, refuse
+from .console.arguments import amount, command, positive, refuse
+from .console.output import visible
 from .eval import model_folder, run_of
-from .output import visible
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,8 +21,8 @@ from areal_like.errors import UserError
 from areal_like.layers import parse_override
 from areal_like.registry import COMPONENTS, ConfigError, check, resolve
 
-from .arguments import command, refuse
-from .output import console
+from .console.arguments import command, refuse
+from .console.output import console
 
 CONTRACTS = {
     **dict.fromkeys(("loss", "advantage"), "learning"),

@@ -19,9 +19,9 @@ from areal_like.errors import UserError
 from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import summary_of
 
-from .arguments import command, new_file, picture, refuse
-from .output import console, shortened, table, visible, write_json
-from .sparkline import sparkline
+from .console.arguments import command, new_file, picture, refuse
+from .console.output import console, shortened, table, visible, write_json
+from .console.sparkline import sparkline
 
 if TYPE_CHECKING:
     from .reporting.several import Member

@@ -25,8 +25,8 @@ from areal_like.registry import COMPONENTS, PARTS, ConfigError, described, neare
 from areal_like.schema import SECTIONS, Config
 from areal_like.signatures import REQUIRED, Knob, signature
 
-from .arguments import command, new_file, other, refuse
-from .output import console
+from .console.arguments import command, new_file, other, refuse
+from .console.output import console
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+): *(?P<value>\{.*\}|[^#]*?) *(# *(?P<comment>.*))?$")
 _MORE = re.compile(r" *# (?P<comment>.*)$")

@@ -31,15 +31,15 @@ from areal_like.heldout import own_rows
 from areal_like.layers import parse_override
 from areal_like.run_folder import CONFIG
 
-from .arguments import amount, command, new_file, positive, refuse
-from .output import console, shortened, table, visible, write_json
-from .step_model import step_model
+from .analysis.step_model import step_model
+from .console.arguments import amount, command, new_file, positive, refuse
+from .console.output import console, shortened, table, visible, write_json
 
 if TYPE_CHECKING:
     from areal_like.interfaces import RewardFunction, Task, Workflow
     from areal_like.types import Prompt
 
-    from .pairing import Paired
+    from .analysis.pairing import Paired
 
 TIMEOUT, WORKERS = 30.0, 2
 PROGRESS_SECONDS = 5.0
@@ -105,7 +105,7 @@ class Found:
 
 def model_folder(given: Path) -> Path:
     """The model's folder: `given`, the final checkpoint of the run there, or what is made of a checkpoint of its way
-    (`scripts.step_model`). Raises UserError, OSError."""
+    (`scripts.analysis.step_model`). Raises UserError, OSError."""
     final = given / "checkpoints" / "final"
     for folder in (given, final):
         if (folder / "config.json").is_file():
@@ -295,7 +295,7 @@ def show_answers(name: str, answers: Sequence[Answers], count: int) -> None:
 
 def show_against(before: Found, after: Found, args: argparse.Namespace) -> dict[str, dict[str, Paired]]:
     """Print the table of all differences; returns them by set and figure."""
-    from .pairing import compared, meaning_of_p, pairs_of
+    from .analysis.pairing import compared, meaning_of_p, pairs_of
 
     def numbers(found: Found, name: str) -> dict[str, list[float]]:
         return by_prompt([each.rewards for each in found.answers[name]], powers(args.samples), args.right)

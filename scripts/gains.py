@@ -2,8 +2,8 @@
 
 Compares a run's first held-out answers with its last ones, as they were recorded: it answers nothing anew. Runs that
 differ only in the seed share a row; the folder of an ablation stands for its finished runs. An answer is right from
-`eval.right` on. Intervals are of 95 %, and p is of the test of `scripts.pairing`, over the prompts of all runs: they
-speak of prompts of this kind. "each run" has the differences of the seeds.
+`eval.right` on. Intervals are of 95 %, and p is of the test of `scripts.analysis.pairing`, over the prompts of all
+runs: they speak of prompts of this kind. "each run" has the differences of the seeds.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from areal_like.errors import UserError
 from areal_like.estimates import interval
 from areal_like.samples import HELDOUT, Kept, read
 
-from .arguments import command, new_file, picture, refuse
-from .output import write_json
-from .pairing import meaning_of_p, p_value, paired
+from .analysis.pairing import meaning_of_p, p_value, paired
+from .console.arguments import command, new_file, picture, refuse
+from .console.output import write_json
 
 if TYPE_CHECKING:
     from .plotting.plot import Plot
@@ -139,7 +139,7 @@ def rows_of(members: Sequence[Member]) -> list[Row]:
 
 def shown(rows: Sequence[Row]) -> str:
     """The table, in markdown."""
-    from .intervals import markdown_table
+    from .analysis.intervals import markdown_table
 
     lines = []
     for row in rows:

@@ -24,8 +24,8 @@ from areal_like.link import BusError
 from areal_like.placement import Devices, devices_of
 from areal_like.run_folder import RENDEZVOUS
 
-from .arguments import EXIT_INTERRUPTED, command, refuse
-from .running import NotRunning, Running, add_arguments
+from .console.arguments import EXIT_INTERRUPTED, command, refuse
+from .following.running import NotRunning, Running, add_arguments
 from .train import Interrupted, Signals
 
 POLL_SECONDS = 0.1

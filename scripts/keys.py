@@ -13,7 +13,7 @@ from pathlib import Path
 from areal_like import keys
 from areal_like.wire import MAY_SAY
 
-from .arguments import command
+from .console.arguments import command
 
 
 def main(argv: list[str] | None = None) -> int:

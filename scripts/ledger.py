@@ -6,11 +6,11 @@ lengths shows it. A mixture of tasks has a table for each task as well. If the j
 (`buffer.keep_journal=false`), the counts are complete, and the distributions cover the time since then.
 
 Below the table: how much shorter the trained responses are than all offered ones, including those that wait in a queue
-or were cut (`scripts.offered` estimates the whole length of a cut one). `--steps N` looks at the first N train steps
-only: with tail batching the queue holds the long prompts during a run, and is empty at its end.
+or were cut (`scripts.analysis.offered` estimates the whole length of a cut one). `--steps N` looks at the first N train
+steps only: with tail batching the queue holds the long prompts during a run, and is empty at its end.
 
 Where prompts were drawn again, or groups were left out, two more tables show the bias of sampler and filter: draws by
-the prompt's difficulty, against uniform draws, and groups by their own (`scripts.difficulty`).
+the prompt's difficulty, against uniform draws, and groups by their own (`scripts.analysis.difficulty`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from buffer.results import Results
 from buffer.staleness import Bound
 from buffer.store import Entry, Stage, Store
 
-from . import difficulty, output
-from .arguments import command, picture, refuse
-from .offered import Offer, lengths
+from .analysis import difficulty
+from .analysis.offered import Offer, lengths
+from .console import output
+from .console.arguments import command, picture, refuse
 
 TRAINED, ACTIVE = "trained", "active"
 MOST_REASONS = 10

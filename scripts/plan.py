@@ -21,8 +21,20 @@ from areal_like.config import Config, ConfigError
 from areal_like.errors import UserError
 from buffer.checks import RolloutsFail
 
-from .arguments import amount, bound, command, factor, interrupted, limit, new_file, picture, positive, refuse, share
-from .output import console, write_json
+from .console.arguments import (
+    amount,
+    bound,
+    command,
+    factor,
+    interrupted,
+    limit,
+    new_file,
+    picture,
+    positive,
+    refuse,
+    share,
+)
+from .console.output import console, write_json
 from .simulation import plan_report as report
 from .simulation import roofline
 from .simulation.costs import EFFICIENCY, on_its_own

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from areal_like.places import REPOSITORY
 
-from .arguments import command, refuse
+from .console.arguments import command, refuse
 
 DATA, PICTURES = REPOSITORY / "docs" / "data", REPOSITORY / "docs" / "plots"
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .arguments import command, new_file, refuse
+from .console.arguments import command, new_file, refuse
 
 NAME = "report.html"
 MOST_BYTES = 3_500_000

@@ -37,9 +37,9 @@ from buffer.journal import Recorded
 from buffer.prompts import PromptCursor, shares_of
 from buffer.samplers import asks
 
-from .arguments import command, refuse
-from .output import console, shortened, visible
-from .tool_calls import Call, calls_of, marks_of
+from .console.arguments import command, refuse
+from .console.output import console, shortened, visible
+from .following.tool_calls import Call, calls_of, marks_of
 
 AGES = ("green", "yellow", "dark_orange", "red")
 """Colours of tokens that are 0, 1, 2 and more versions old."""

@@ -31,8 +31,8 @@ from areal_like.places import CONFIGS
 from areal_like.registry import COMPONENTS, bind, check, marks
 from areal_like.types import Batch
 
-from .arguments import command, positive
-from .gradient_statistics import GradientStatistics, summarise
+from .analysis.gradient_statistics import GradientStatistics, summarise
+from .console.arguments import command, positive
 
 SCORING_LEARNER = "learners.scoring:ScoringLearner"
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from areal_like.errors import UserError
 
-from .arguments import command, positive, refuse
 from .chat import speech_of
+from .console.arguments import command, positive, refuse
 from .eval import model_folder
 
 if TYPE_CHECKING:

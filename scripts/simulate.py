@@ -27,8 +27,8 @@ from areal_like.link import BusError
 from areal_like.run_folder import CONFIG, SUMMARY
 from buffer.checks import RolloutsFail
 
-from .arguments import command, interrupted, new_file, positive, refuse
-from .output import console, table, write_json
+from .console.arguments import command, interrupted, new_file, positive, refuse
+from .console.output import console, table, write_json
 from .simulation import results, roofline
 from .simulation.costs import Costs
 from .simulation.run import Outcome, Simulation, Stuck

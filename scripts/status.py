@@ -22,10 +22,10 @@ from rich.table import Table
 from areal_like.link import BusError
 from areal_like.run_folder import is_going_on, summary_of
 
-from . import output
-from .arguments import command, port, refuse
-from .exporter import serve
-from .running import Running, View, add_arguments
+from .console import output
+from .console.arguments import command, port, refuse
+from .following.exporter import serve
+from .following.running import Running, View, add_arguments
 from .watch import ledger_lines, print_summary
 
 REFRESH_SECONDS = 1.0

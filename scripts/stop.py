@@ -11,8 +11,8 @@ import time
 
 from areal_like.link import BusError
 
-from .arguments import command, refuse
-from .running import Running, add_arguments
+from .console.arguments import command, refuse
+from .following.running import Running, add_arguments
 
 LOOK_SECONDS = 0.2
 

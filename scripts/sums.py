@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from .arguments import command
+from .console.arguments import command
 
 FOLDER = "data/sums"
 WORDINGS = (

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from areal_like.spans import Span, read
 
-from . import output
-from .arguments import command, new_file, picture, refuse
+from .console import output
+from .console.arguments import command, new_file, picture, refuse
 from .plotting.plot import Plot
 from .plotting.timelines import ACTIVITIES
 

@@ -39,9 +39,10 @@ from areal_like.process import EXIT_PAUSED
 from areal_like.registry import resolve
 from areal_like.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
 
-from . import prediction
-from .arguments import EXIT_INTERRUPTED, command, other
-from .earlier_runs import (
+from .console.arguments import EXIT_INTERRUPTED, command, other
+from .console.streams import lasting_output
+from .starting import prediction
+from .starting.earlier_runs import (
     NEVER_TOLD,
     changes,
     find_run_to_resume,
@@ -50,9 +51,8 @@ from .earlier_runs import (
     lock,
     reopen_run_folder,
 )
-from .gpus import Gpus, gpus_here, memory_in, placed
-from .preflight import preflight
-from .streams import lasting_output
+from .starting.gpus import Gpus, gpus_here, memory_in, placed
+from .starting.preflight import preflight
 
 SHOWN = ("run.trackers", "run.project")
 """Settings of how a run is watched; its name leaves them out."""
@@ -318,7 +318,7 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
     ValueError, OSError."""
     from areal_like.launch.plan import describe, plan
 
-    from . import devices, estimate  # import torch
+    from .starting import devices, estimate  # import torch
 
     config = fit_to_replay(config) if config.replay else config
     print(describe(plan(config)), *settings_of(config), sep="\n")

@@ -33,14 +33,14 @@ from areal_like.metrics import MetricsFollower
 from areal_like.run_folder import RENDEZVOUS, SUMMARY
 from areal_like.supervision import is_supervised
 
-from . import prediction
-from .arguments import command, other, port, refuse
-from .fault_counts import faults
-from .last_sample import LastSample
-from .sparkline import sparkline
+from .console.arguments import command, other, port, refuse
+from .console.sparkline import sparkline
+from .following.fault_counts import faults
+from .following.last_sample import LastSample
+from .starting import prediction
 
 if TYPE_CHECKING:
-    from .tracking import Tracking
+    from .following.tracking import Tracking
 
 STATUS_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
@@ -77,7 +77,7 @@ class Watch:
         self.say(f"run folder: {self.folder} (logs/, metrics.jsonl, samples/)")
         if self.live:
             self.live.start()
-        from .tracking import Tracking  # imports numpy and msgspec
+        from .following.tracking import Tracking  # imports numpy and msgspec
 
         self._tracking = Tracking(self.config, self.folder)  # now, while the processes start
         return self

@@ -22,7 +22,7 @@ PARTS = (
     "learners.build",
     "learners.learner",
     "scripts.simulation.run",
-    "scripts.tracking",
+    "scripts.following.tracking",
     "scripts.watch",
     "tabulate",
 )

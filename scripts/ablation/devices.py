@@ -16,7 +16,7 @@ from areal_like.machine import has_gpu
 from areal_like.placement import KEY, VISIBLE, Devices, needs_of, place, visible
 from areal_like.registry import resolve
 
-from ..gpus import gpus_here
+from ..starting.gpus import gpus_here
 
 
 class DevicePool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from ..intervals import Estimate, markdown_table
-from ..pairing import p_value
+from ..analysis.intervals import Estimate, markdown_table
+from ..analysis.pairing import p_value
 from .measures import Measure
 from .points import Result, by_point
 from .study import Study
@@ -39,7 +39,7 @@ def _numbers(study: Study, main: Sequence[Result], measure: str) -> Numbers:
 
 
 def _means(study: Study, found: dict[str, Numbers]) -> str:
-    from ..aggregates import iqm  # imports scipy.stats: half a second that only those who ask for it pay
+    from ..analysis.aggregates import iqm  # imports scipy.stats: half a second that only those who ask for it pay
 
     factor = next(iter(study.grid))
     none = Estimate(float("nan"), float("nan"), float("nan"), 0, 0)
@@ -53,7 +53,7 @@ def _means(study: Study, found: dict[str, Numbers]) -> str:
 
 def _pairs(numbers: Numbers, measure: Measure) -> str:
     """Of the points that all have, and the seeds that are in all of these."""
-    from ..aggregates import improvement, pairwise
+    from ..analysis.aggregates import improvement, pairwise
 
     shared = [point for point in next(iter(numbers.values())) if all(point in points for points in numbers.values())]
     means = {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..intervals import FEWEST_FOR_INTERVALS, Estimate, bootstrap, markdown_table
+from ..analysis.intervals import FEWEST_FOR_INTERVALS, Estimate, bootstrap, markdown_table
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot
 from . import overall, pictures

@@ -29,7 +29,7 @@ from areal_like.placement import Devices
 from areal_like.places import COMMANDS, python_path
 from areal_like.process import TERM_SECONDS, end_with_starter
 
-from ..earlier_runs import lock
+from ..starting.earlier_runs import lock
 from .devices import DevicePool
 from .study import Run
 

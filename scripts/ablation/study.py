@@ -45,7 +45,7 @@ from areal_like.ranges import RANGES, range_of
 from areal_like.registry import nearest
 from areal_like.supervision import is_supervised
 
-from ..preflight import preflight
+from ..starting.preflight import preflight
 from .measures import Curve, Measure, read_curve, read_measure
 
 Overrides = dict[str, Any]

@@ -34,7 +34,7 @@ from buffer.sizing import Fixed
 from buffer.staleness import Bound
 from buffer.store import LEASED
 
-from .. import output
+from ..console import output
 from .figures import bench_parser
 
 GROUPS_PER_BATCH = 16

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from .. import output
+from ..console import output
 from . import buffer_paths as paths
 from .figures import bench_parser
 

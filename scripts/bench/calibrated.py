@@ -22,9 +22,9 @@ from areal_like.config import ConfigError
 from areal_like.errors import UserError
 from areal_like.run_folder import SUMMARY
 
-from .. import output
-from ..arguments import interrupted, positive, refuse
-from ..intervals import bootstrap
+from ..analysis.intervals import bootstrap
+from ..console import output
+from ..console.arguments import interrupted, positive, refuse
 from ..simulation import calibration, results, roofline
 from ..simulation.run import Simulation
 from .figures import bench_parser

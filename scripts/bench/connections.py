@@ -24,7 +24,7 @@ from areal_like.messages import Hello, Manifest
 from areal_like.process import allow_many_files
 from areal_like.wire import encode
 
-from .. import output
+from ..console import output
 from . import buffer_paths as paths
 from .figures import bench_parser
 

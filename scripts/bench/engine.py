@@ -31,7 +31,7 @@ import numpy as np
 
 from areal_like.types import Limits
 
-from ..arguments import positive
+from ..console.arguments import positive
 from .figures import bench_parser, best_seconds, tell
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from ..arguments import command, new_file
-from ..output import write_json
+from ..console.arguments import command, new_file
+from ..console.output import write_json
 
 
 def bench_parser(name: str, description: str | None) -> argparse.ArgumentParser:

@@ -31,8 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..arguments import refuse
-from ..output import write_json
+from ..console.arguments import refuse
+from ..console.output import write_json
 from .figures import bench_parser
 
 LEAST_SECONDS = 5.0

@@ -33,7 +33,7 @@ from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from learners.publication import Coding, Publisher
 
-from ..estimate import estimate
+from ..starting.estimate import estimate
 from .engine import run_engine
 from .gpu_shapes import SIZES, Place, bandwidth, flops, made_batch, new_model, peak, to_device
 

@@ -22,7 +22,7 @@ import zmq
 from areal_like.client import LearnerClient
 from areal_like.messages import Heartbeat, Manifest
 
-from .. import output
+from ..console import output
 from . import buffer_paths as paths
 from .figures import bench_parser
 

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from areal_like.places import REPOSITORY
 
-from .. import output
+from ..console import output
 from .figures import bench_parser
 
 SCENARIOS = {

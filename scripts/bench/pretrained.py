@@ -42,7 +42,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..output import write_json
+from ..console.output import write_json
 from .figures import bench_parser, tell
 
 GROUPS, SIZE, ANSWER, LR = 8, 8, 16, 4e-5

@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from .. import output
+from ..console import output
 from .figures import bench_parser
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below

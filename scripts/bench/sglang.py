@@ -34,7 +34,7 @@ from areal_like.types import Limits
 from areal_like.weights.state import State
 from areal_like.weights.update import Update
 
-from .. import output
+from ..console import output
 from .figures import bench_parser
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from rich.console import Console
 from areal_like import config as configs
 from areal_like.places import REPOSITORY
 
-from .. import output
-from ..arguments import interrupted, positive, refuse
+from ..console import output
+from ..console.arguments import interrupted, positive, refuse
 from ..simulation import costs, results
 from ..simulation.run import Simulation
 from .figures import bench_parser

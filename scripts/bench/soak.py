@@ -18,7 +18,7 @@ from areal_like.client import LearnerClient
 from areal_like.messages import Manifest
 from areal_like.process import prepare_memory
 
-from .. import output
+from ..console import output
 from . import buffer_paths as paths
 from .connections import resident_bytes
 from .figures import bench_parser

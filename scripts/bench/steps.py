@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from ..arguments import positive
+from ..console.arguments import positive
 from .figures import bench_parser, tell
 
 PROMPT, SHORTEST, LONGEST = 9, 420, 820

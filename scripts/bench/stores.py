@@ -43,7 +43,7 @@ from buffer.journal import Journal
 from buffer.payloads import Stored
 from buffer.staleness import BatchesState, SlotsState
 
-from .. import output
+from ..console import output
 
 SIZES = {"96 KB": 96 << 10, "800 KB": 800 << 10}
 GROUPS_PER_SECOND = 375.0

@@ -39,8 +39,8 @@ from buffer.journal import scan
 from buffer.sagc_plain import SagcPlain
 from buffer.sizing import GroupLengths
 
-from .. import output
-from ..arguments import picture
+from ..console import output
+from ..console.arguments import picture
 from ..ledger import TRAINED, Books, bias
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot

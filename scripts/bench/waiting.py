@@ -36,7 +36,7 @@ from areal_like.places import REPOSITORY
 from areal_like.types import Group, Sample
 from areal_like.wire import Payloads
 
-from .. import output
+from ..console import output
 from .buffer_paths import socket_folder
 from .figures import bench_parser
 

@@ -43,7 +43,7 @@ from buffer.results import EASY, HARD, RIGHT, Results
 from buffer.samplers import Sampler
 from buffer.staleness import Bound
 
-from ..intervals import markdown_table
+from ..analysis.intervals import markdown_table
 from ..ledger import Books
 from . import kept
 from .studies import Row, tell

@@ -32,8 +32,8 @@ from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
 from learners.cut_responses import inverse_chances
 
+from ..analysis.intervals import bootstrap, markdown_table
 from ..bench.stragglers import NOISE, SETTINGS, spread
-from ..intervals import bootstrap, markdown_table
 from . import kept
 from .studies import tell
 

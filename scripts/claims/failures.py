@@ -26,9 +26,9 @@ from typing import Any
 
 from areal_like import config as configs
 
-from ..arguments import command, new_file, positive
-from ..intervals import markdown_table
-from ..output import write_json
+from ..analysis.intervals import markdown_table
+from ..console.arguments import command, new_file, positive
+from ..console.output import write_json
 from ..simulation import costs
 from ..simulation.run import Outcome, Simulation
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
-from ..intervals import Estimate, markdown_table
+from ..analysis.intervals import Estimate, markdown_table
 from ..plotting.plot import Plot
 from .lagging import SIGNS
 

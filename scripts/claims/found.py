@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..aggregates import Scores, holm, improvement, iqm, pairwise, profile
-from ..intervals import bootstrap, markdown_table
-from ..pairing import paired
+from ..analysis.aggregates import Scores, holm, improvement, iqm, pairwise, profile
+from ..analysis.intervals import bootstrap, markdown_table
+from ..analysis.pairing import paired
 from ..plotting.plot import Plot, Point, point
 from . import kept
 from .designs import Design

@@ -31,8 +31,8 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.delightful import dg, dg_kondo
 
-from ..intervals import markdown_table
-from ..output import write_json
+from ..analysis.intervals import markdown_table
+from ..console.output import write_json
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot, Point
 from .digits import RATES, measure

@@ -20,10 +20,10 @@
 Hundreds of small learners train side by side (`lagging`), a seed of each method from the same start on the same draws.
 Every method is tuned under each condition, on the same number of candidates and on seeds of its own. Tables show means
 of fresh seeds with 95 % bootstrap intervals, and over all conditions interquartile means with stratified ones
-(`scripts.aggregates`). Differences are paired by seed: a permutation test, with Holm's correction. "At equal compute"
-reads each learner where it has spent what the cheapest method spends in all (`lagging.passes`). Killed, the command
-continues with the condition that it was at. `--conditions NAME ...` measures some conditions; those that have no rows
-yet are left out of tables and pictures. `--publish` copies `results.csv` to docs/data/off_policy, from which
+(`scripts.analysis.aggregates`). Differences are paired by seed: a permutation test, with Holm's correction. "At equal
+compute" reads each learner where it has spent what the cheapest method spends in all (`lagging.passes`). Killed, the
+command continues with the condition that it was at. `--conditions NAME ...` measures some conditions; those that have
+no rows yet are left out of tables and pictures. `--publish` copies `results.csv` to docs/data/off_policy, from which
 `page` makes everything that is printed.
 """
 

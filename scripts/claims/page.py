@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..intervals import bootstrap, markdown_table
+from ..analysis.intervals import bootstrap, markdown_table
 
 PLACE = re.compile(r"<!-- table: (?P<study>[\w-]+), (?P<title>[^\n]+?) -->\n.*?<!-- end -->", re.DOTALL)
 

@@ -34,9 +34,9 @@ from typing import Any, cast
 
 from areal_like import config as configs
 
-from ..arguments import command, new_file
-from ..intervals import markdown_table
-from ..output import write_json
+from ..analysis.intervals import markdown_table
+from ..console.arguments import command, new_file
+from ..console.output import write_json
 from ..simulation import costs, roofline
 from ..simulation.planning import scaled
 from ..simulation.run import Simulation

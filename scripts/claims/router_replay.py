@@ -30,8 +30,8 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 
-from ..intervals import bootstrap, markdown_table
-from ..output import write_json
+from ..analysis.intervals import bootstrap, markdown_table
+from ..console.output import write_json
 from .studies import prepare, tell
 
 SEEDS, GROUPS, GROUP_SIZE, PROMPT, RESPONSE, VOCABULARY = 10, 8, 4, 12, 64, 256

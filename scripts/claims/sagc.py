@@ -47,9 +47,9 @@ from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
 from buffer.sizing import Fixed, GroupLengths, Keep, Sizing
 from learners.gradient_noise import NoiseEstimates
 
-from ..aggregates import holm
-from ..intervals import bootstrap, markdown_table
-from ..pairing import paired
+from ..analysis.aggregates import holm
+from ..analysis.intervals import bootstrap, markdown_table
+from ..analysis.pairing import paired
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot, point
 from . import kept

@@ -29,8 +29,8 @@ from learners.losses.corrections import exact
 from learners.losses.delightful import dg
 from learners.losses.weighted import reinforce
 
-from ..intervals import bootstrap, markdown_table
-from ..output import write_json
+from ..analysis.intervals import bootstrap, markdown_table
+from ..console.output import write_json
 from ..plotting.drawing import keep
 from ..plotting.plot import Plot, Point, point
 from .algorithms import Algorithm, loss_of

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..arguments import command
-from ..intervals import Estimate, bootstrap, markdown_table
+from ..analysis.intervals import Estimate, bootstrap, markdown_table
+from ..console.arguments import command
 from ..plotting.plot import Curve, Point, curve, point
 
 

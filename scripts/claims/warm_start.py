@@ -41,8 +41,8 @@ from areal_like.run_folder import CONFIG, summary_of
 from areal_like.tasks.copying import Reverse
 from areal_like.types import Prompt
 
-from ..intervals import bootstrap, markdown_table
-from ..output import write_json
+from ..analysis.intervals import bootstrap, markdown_table
+from ..console.output import write_json
 from ..train import inline
 from .studies import prepare, tell
 

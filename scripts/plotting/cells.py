@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..intervals import FEWEST_FOR_INTERVALS
+from ..analysis.intervals import FEWEST_FOR_INTERVALS
 from .canvas import canvas, columns_of, name_panel
 from .lines import places
 from .plot import Plot, Point

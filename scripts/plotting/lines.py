@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..intervals import FEWEST_FOR_INTERVALS, band
+from ..analysis.intervals import FEWEST_FOR_INTERVALS, band
 from .canvas import FAINT, canvas, colours, columns_of, label_ends, logarithmic, name_panel, plain
 from .plot import Curve, Plot, Point
 

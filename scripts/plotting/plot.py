@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..intervals import CURVE_POINTS, Estimate, bootstrap
+from ..analysis.intervals import CURVE_POINTS, Estimate, bootstrap
 
 KINDS = ("curves", "against", "cells", "rows", "timelines")
 Curve = tuple[list[float], list[float]]

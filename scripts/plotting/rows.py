@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..intervals import FEWEST_FOR_INTERVALS
+from ..analysis.intervals import FEWEST_FOR_INTERVALS
 from .canvas import FAINT, LABEL, SMALL, canvas, colours, columns_of, ink, logarithmic, name_panel, plain
 from .lines import said
 from .plot import Plot, Point

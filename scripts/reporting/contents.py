@@ -27,7 +27,7 @@ from areal_like.spans import FOLDER as SPANS
 from areal_like.spans import Span
 from buffer.journal import JournalError, Recorded
 
-from ..fault_counts import FAULTS, faults
+from ..following.fault_counts import FAULTS, faults
 from ..ledger import Account, Books, bias
 from ..plotting.timelines import ACTIVITIES
 from ..samples import Numbers, Texts, texts_of

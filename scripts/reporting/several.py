@@ -17,7 +17,7 @@ from areal_like.older_configs import fill
 from areal_like.registry import ConfigError
 from areal_like.run_folder import CONFIG, config_file
 
-from ..intervals import FEWEST_FOR_INTERVALS, bootstrap
+from ..analysis.intervals import FEWEST_FOR_INTERVALS, bootstrap
 from .contents import leaves
 from .series import short
 

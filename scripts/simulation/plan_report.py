@@ -12,7 +12,7 @@ from rich.table import Table
 from areal_like.config import Config
 from areal_like.registry import knobs
 
-from ..output import table
+from ..console.output import table
 from . import results
 from .planning import Choice, Plan
 from .run import Outcome

@@ -29,7 +29,7 @@ from areal_like.registry import settled
 from .costs import Costs, Engine, LearnerCost, WeightsCost, of_timed, read, scaled
 
 if TYPE_CHECKING:
-    from ..memory import Sizes
+    from ..starting.memory import Sizes
 
 OFF_BY = 1.5
 """Times are assumed to be right within this factor."""
@@ -118,8 +118,8 @@ def on(name: str, sizes: Sizes, each: int, costs: Costs, slots: int = 256) -> Co
 
 def sizes_of(config: Config) -> Sizes:
     """Of the config's model, built without memory. Raises ConfigError."""
-    from ..estimate import model_of, plain_of
-    from ..memory import Sizes
+    from ..starting.estimate import model_of, plain_of
+    from ..starting.memory import Sizes
 
     model = model_of(plain_of(config))
     if model is None:

@@ -41,7 +41,7 @@ def traffic(config: Config, density: float | None) -> Traffic | None:
     """`density`: the share of elements that a version changes. None where no part of the config computes a model."""
     if config.engine.name == config.learner.name == "timed":
         return None  # without torch, which takes seconds to import
-    from ..estimate import model_of, plain_of, update_bytes
+    from ..starting.estimate import model_of, plain_of, update_bytes
 
     plain = plain_of(config)
     model = model_of(plain)

@@ -30,10 +30,10 @@ from rich.table import Table
 
 from areal_like.places import REPOSITORY
 
-from .. import output
-from ..arguments import command, refuse
 from ..audit import audit
 from ..audit import table as audit_table
+from ..console import output
+from ..console.arguments import command, refuse
 from ..watch import ledger_line
 from . import faults
 

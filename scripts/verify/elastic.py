@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import output
-from ..arguments import command, refuse
 from ..audit import audit
 from ..audit import table as audit_table
-from ..running import Running
+from ..console import output
+from ..console.arguments import command, refuse
+from ..following.running import Running
 from .chaos import REPOSITORY, Stuck, Victim, children
 
 FEW, MANY = 2, 6

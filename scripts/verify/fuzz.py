@@ -32,8 +32,8 @@ from areal_like.partials import check_partial, decode_partial, encode_partial, v
 from areal_like.types import CarriedSamples, Completion, Group, Lease, PartialSample, Sample
 from areal_like.wire import SCHEMA, START, WireError, decode, encode
 
-from .. import output
-from ..arguments import command, new_file
+from ..console import output
+from ..console.arguments import command, new_file
 from . import fuzz_deltas as deltas
 from .fuzzing import Finding, Frames, run
 

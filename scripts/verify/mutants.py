@@ -35,7 +35,7 @@ from xxhash import xxh3_64_hexdigest
 
 from areal_like.places import REPOSITORY
 
-from ..arguments import command, new_file, positive, refuse
+from ..console.arguments import command, new_file, positive, refuse
 from .mutations import TUNING, Mutant, mutants
 
 ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -17,8 +17,8 @@ from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.placement import Needs, devices_of, place, visible
 from areal_like.registry import ConfigError
-from scripts.gpus import Gpus, memory_in, placed
 from scripts.join import guests
+from scripts.starting.gpus import Gpus, memory_in, placed
 from scripts.train import main
 
 BASE = ["configs/quickstart.yaml", "learner.device=cuda"]

@@ -19,7 +19,7 @@ from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, GroupLengths, Sizing
 from buffer.staleness import Bound
 from buffer.store import LEASED, Stage
-from scripts.preflight import preflight
+from scripts.starting.preflight import preflight
 from tests.buffer.house import B, House, table
 from tests.buffer.rounds import SIZINGS, Run, head_of
 

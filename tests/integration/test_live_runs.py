@@ -21,9 +21,10 @@ from areal_like import keys
 from areal_like.client import SupervisorClient
 from areal_like.link import BusError
 from areal_like.run_folder import is_going_on
-from scripts import join, running, status, stop
+from scripts import join, status, stop
 from scripts.audit import audit
-from scripts.running import Running
+from scripts.following import running
+from scripts.following.running import Running
 from scripts.verify import elastic
 from tests.forked import Command
 from tests.integration.runs import rows, summary, unused

@@ -11,7 +11,7 @@ import pytest
 
 from buffer.events import HandBack, Serve
 from buffer.journal import scan
-from scripts.running import Running
+from scripts.following.running import Running
 from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, wait_for_step
 

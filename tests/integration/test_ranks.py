@@ -17,7 +17,7 @@ from areal_like.config import ConfigError
 from areal_like.models import state_of
 from scripts.audit import audit
 from scripts.eval import model_folder
-from scripts.running import Running
+from scripts.following.running import Running
 from tests.forked import Command
 from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step

@@ -15,7 +15,7 @@ from scripts.ablation import devices as ablation_devices
 from scripts.ablation.devices import DevicePool, pool_for, wanted
 from scripts.ablation.runs import Folder, Width, run_all
 from scripts.ablation.study import MAIN, Run
-from scripts.gpus import Gpus
+from scripts.starting.gpus import Gpus
 
 ON_GPUS = ("learner.device=cuda", "learner.ranks=2", "engine.device=cuda", "actors.count=1")
 SHARED = ("learner.device=cuda", "engine.device=cuda", "actors.count=1")

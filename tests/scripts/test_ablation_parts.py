@@ -23,8 +23,8 @@ from scripts.ablation.pictures import plots
 from scripts.ablation.points import Result, gather, read
 from scripts.ablation.runs import Folder, Width, run_all
 from scripts.ablation.study import Run, Study
-from scripts.earlier_runs import lock
 from scripts.plotting.plot import Plot
+from scripts.starting.earlier_runs import lock
 from scripts.train import Interrupted
 from tests.folders import write_folder
 

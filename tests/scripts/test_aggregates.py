@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from scripts.aggregates import holm, improvement, iqm, pairwise, profile
+from scripts.analysis.aggregates import holm, improvement, iqm, pairwise, profile
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_of_all_runs_at_either_end() -> None:

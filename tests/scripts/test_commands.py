@@ -22,7 +22,8 @@ import scripts
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.run_folder import room_wanted
-from scripts import arguments, train
+from scripts import train
+from scripts.console import arguments
 from scripts.train import resolve_folders
 from scripts.verify import elastic
 
@@ -95,9 +96,11 @@ def test_help_names_commands_as_the_user_calls_them() -> None:
 @pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("a run", 2)])
 def test_a_part_of_a_command_names_the_command_and_imports_nothing(argument: str, code: int) -> None:
     """`estimate` imports torch: the list of modules that Python prints would show it."""
-    done = python("-X", "importtime", "-m", "scripts.estimate", argument)
+    done = python("-X", "importtime", "-m", "scripts.starting.estimate", argument)
     assert done.returncode == code
-    assert "scripts.estimate is not a command but part of one: python -m scripts.train --dry-run" in done.stdout
+    assert (
+        "scripts.starting.estimate is not a command but part of one: python -m scripts.train --dry-run" in done.stdout
+    )
     assert "torch" not in done.stderr and "omegaconf" not in done.stderr
 
 
@@ -213,7 +216,7 @@ def test_the_home_folder_is_found_where_the_shell_leaves_it_alone(monkeypatch: p
 
 PRINTS = """
 import sys, time
-from scripts.streams import lasting_output
+from scripts.console.streams import lasting_output
 with lasting_output():
     print("one", flush=True)
     sys.stdin.readline()

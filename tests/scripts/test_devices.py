@@ -14,9 +14,9 @@ from areal_like.config import Config
 from areal_like.launch.plan import plan
 from areal_like.layers import CONFIGS
 from areal_like.registry import ConfigError
-from scripts.devices import Devices, describe
-from scripts.estimate import model_of, plain_of
-from scripts.gpus import Gpus, placed
+from scripts.starting.devices import Devices, describe
+from scripts.starting.estimate import model_of, plain_of
+from scripts.starting.gpus import Gpus, placed
 from scripts.train import main
 from tests.folders import write_folder
 from tests.scripts.test_estimate import write_config

@@ -18,8 +18,15 @@ from areal_like.run_folder import config_file, discard, note_step
 from buffer.events import Admit, Begin, Branch, Finish
 from buffer.journal import Journal
 from buffer.main import other_settings
-from scripts import earlier_runs
-from scripts.earlier_runs import changes, find_run_to_resume, fit_to_replay, holds_progress, lock, reopen_run_folder
+from scripts.starting import earlier_runs
+from scripts.starting.earlier_runs import (
+    changes,
+    find_run_to_resume,
+    fit_to_replay,
+    holds_progress,
+    lock,
+    reopen_run_folder,
+)
 from scripts.train import load, parse, prepare, submission_of, submit, told_apart
 
 

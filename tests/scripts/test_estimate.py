@@ -21,8 +21,8 @@ from areal_like.types import Batch, Group
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
-from scripts import estimate
-from scripts.memory import LOGIT_COPIES, Sizes
+from scripts.starting import estimate
+from scripts.starting.memory import LOGIT_COPIES, Sizes
 from scripts.train import main
 from tests.learners.batches import make_sample
 

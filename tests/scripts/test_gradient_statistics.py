@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learners.scoring import Score
-from scripts.gradient_statistics import GradientStatistics, cosines, summarise, title
+from scripts.analysis.gradient_statistics import GradientStatistics, cosines, summarise, title
 
 
 def score(gradient: np.ndarray) -> Score:

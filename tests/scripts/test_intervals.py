@@ -7,13 +7,7 @@ import pytest
 from scipy import stats
 from scipy.special import ndtr, stdtrit
 
-from scripts.intervals import (
-    CURVE_POINTS,
-    Estimate,
-    band,
-    bootstrap,
-    markdown_table,
-)
+from scripts.analysis.intervals import CURVE_POINTS, Estimate, band, bootstrap, markdown_table
 
 
 def rng() -> np.random.Generator:

@@ -13,9 +13,9 @@ from buffer.journal import Record
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.staleness import Bound
-from scripts.difficulty import tables
+from scripts.analysis.difficulty import tables
+from scripts.analysis.offered import Offer
 from scripts.ledger import ACTIVE, TRAINED, Books, bias, reasons, table
-from scripts.offered import Offer
 from tests.buffer.paper import Paper
 
 

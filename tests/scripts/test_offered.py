@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scripts.offered import Offer, lengths
+from scripts.analysis.offered import Offer, lengths
 
 
 def made(prompts: int, launch: int, need: int, seed: int = 0) -> tuple[list[Offer], np.ndarray]:

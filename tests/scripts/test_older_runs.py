@@ -15,8 +15,8 @@ from areal_like.older_configs import ALWAYS_THERE, fill, load
 from areal_like.places import CONFIGS
 from areal_like.schema import SECTIONS
 from scripts import compare, eval, report, samples, status
-from scripts.earlier_runs import reopen_run_folder
 from scripts.eval import run_of
+from scripts.starting.earlier_runs import reopen_run_folder
 from tests.scripts.written_runs import QUESTION, written_run
 
 LACKING = ("run.project", "run.trackers", "run.samples_bytes", "security", "inject_staleness", "eval.workflow")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import permutation_test
 
-from scripts.output import console
-from scripts.pairing import MCNEMAR, PERMUTATION, RESAMPLES, compared, meaning_of_p, p_value, paired, pairs_of
+from scripts.analysis.pairing import MCNEMAR, PERMUTATION, RESAMPLES, compared, meaning_of_p, p_value, paired, pairs_of
+from scripts.console.output import console
 
 
 def test_right_and_wrong_answers_get_mcnemars_exact_test() -> None:

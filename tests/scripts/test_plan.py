@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from areal_like import config as configs
-from scripts.memory import Sizes
 from scripts.plan import choices, main
 from scripts.simulation import costs, roofline
 from scripts.simulation.closed_form import predict
@@ -17,6 +16,7 @@ from scripts.simulation.costs import scaled
 from scripts.simulation.plan_report import ranges
 from scripts.simulation.planning import Choice, Knobs, Planner, corners, slower, splits
 from scripts.simulation.run import Simulation
+from scripts.starting.memory import Sizes
 
 BASE = "configs/bench/modes.yaml"
 

@@ -105,7 +105,7 @@ def test_bytes_of_weights_are_those_of_the_model(capsys: pytest.CaptureFixture) 
     whole = traffic(configs.load(["quickstart", "weights.coding=full"]), 0.01)
     unknown, deltas = traffic(config, None), traffic(config, 0.01)
     assert whole and unknown and deltas and whole.sent == unknown.sent and "at most" in unknown.note
-    from scripts.estimate import estimate
+    from scripts.starting.estimate import estimate
 
     assert whole.sent == estimate(config)["model"]["weight update, per actor"]
     assert deltas.sent == pytest.approx(whole.sent / 2 * delta_bytes(0.01, 2))

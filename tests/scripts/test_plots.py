@@ -16,10 +16,10 @@ from PIL import Image
 
 from areal_like.spans import Span
 from scripts import plots
+from scripts.analysis.intervals import CURVE_POINTS, Estimate
 from scripts.bench import stragglers
 from scripts.claims import digits, kondo, reversal, terminal
 from scripts.claims.studies import curves, points
-from scripts.intervals import CURVE_POINTS, Estimate
 from scripts.plotting import canvas, drawing
 from scripts.plotting.lines import places
 from scripts.plotting.matrix import plot_matrix

@@ -13,8 +13,8 @@ import torch
 from areal_like import config as configs
 from areal_like.heldout import sets_of
 from areal_like.registry import build
-from scripts import gpus, preflight
-from scripts.gpus import Gpus
+from scripts.starting import gpus, preflight
+from scripts.starting.gpus import Gpus
 from scripts.train import parse, prepare
 from tests.folders import write_folder
 
@@ -442,7 +442,7 @@ def test_trackers_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(configs.ConfigError, match=r"run.trackers: .*no tracker 'tensorbord'.* mean 'tensorboard'"):
         check("tensorbord")
-    monkeypatch.setattr("scripts.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("scripts.starting.preflight.find_spec", lambda name: None)
     with pytest.raises(configs.ConfigError, match=r"trackers: wandb is not installed: pip install .areal_like"):
         check("wandb")
 

@@ -26,7 +26,8 @@ from areal_like.eval_sets import OWN
 from areal_like.places import REPOSITORY
 from areal_like.samples import HELDOUT, TRAINED, Kept
 from learners.main import heldout_metrics
-from scripts import earlier_runs, report, watch
+from scripts import report, watch
+from scripts.following.running import NotRunning, Running
 from scripts.report import Report
 from scripts.reporting.contents import Budget, Contents, sets_in
 from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts, pieces, spread
@@ -34,8 +35,8 @@ from scripts.reporting.live import Server
 from scripts.reporting.page import as_json, library, page
 from scripts.reporting.series import Series
 from scripts.reporting.several import members
-from scripts.running import NotRunning, Running
 from scripts.samples import Texts
+from scripts.starting import earlier_runs
 from tests.scripts.written_runs import HOSTILE, QUESTION, Apples, Bytes, written_run
 
 MEGABYTE = 1_000_000

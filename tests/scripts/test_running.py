@@ -9,7 +9,7 @@ import pytest
 
 from areal_like import config as configs
 from areal_like.run_folder import RENDEZVOUS
-from scripts import running
+from scripts.following import running
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from areal_like.config import ConfigError
 from areal_like.samples import TRAINED, read
 from scripts import eval, samples, watch
-from scripts.output import console, table, visible
+from scripts.console.output import console, table, visible
 from tests.scripts.written_runs import HOSTILE, QUESTION, written_run
 
 
@@ -63,7 +63,7 @@ def test_a_heading_is_never_cut(
 ) -> None:
     run = written_run(tmp_path / "a")
     (record, *_) = read(run, [TRAINED])
-    monkeypatch.setattr("scripts.output.WIDTH", 20)
+    monkeypatch.setattr("scripts.console.output.WIDTH", 20)
     out, _ = shown(capsys, str(run), "--dropped", "--count", "1")
     assert out.splitlines()[0].endswith("1 version old · stale: too old") and len(out.splitlines()[0]) > 60
     assert samples.heading(record).endswith("4 tokens, stop · 1 version old")

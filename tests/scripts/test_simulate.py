@@ -17,12 +17,12 @@ from areal_like.spans import read
 from areal_like.wire import Payloads, decode, encode
 from buffer.handlers import Handlers
 from buffer.relays import Relays
-from scripts import prediction
 from scripts.simulate import main
 from scripts.simulation import costs, results, roofline
 from scripts.simulation.draws import RIGHT, Draws
 from scripts.simulation.pushes import HandedOver, SimulatedHandlers
 from scripts.simulation.run import Outcome, Simulation, Stuck
+from scripts.starting import prediction
 
 BASE = "configs/bench/modes.yaml"
 FREE = {"sample": costs.Sample(), "weights": costs.WeightsCost(encode=0.001, fetch=0.003)}

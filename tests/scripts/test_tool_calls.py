@@ -13,8 +13,8 @@ from actors.tools import Tools
 from areal_like.samples import DROPPED, TRAINED, Kept, SampleLog, kept, unanswered
 from areal_like.types import Sample
 from scripts import samples
+from scripts.following.tool_calls import Call, Marks, calls_of, marks_of
 from scripts.report import Report
-from scripts.tool_calls import Call, Marks, calls_of, marks_of
 from tests.scripts.written_runs import QUESTION, cut, written_run
 
 MULTI_TURN = "workflow={name: multi_turn, environment: {name: tools}}"

@@ -14,7 +14,7 @@ from areal_like import config as configs
 from areal_like.samples import HELDOUT, TRAINED, SampleLog, kept
 from areal_like.trackers.interface import Shown, Tracked
 from areal_like.types import Sample
-from scripts import tracking
+from scripts.following import tracking
 
 HERE = "tests.scripts.test_tracking"
 

@@ -13,7 +13,7 @@ import pytest
 from areal_like import config as configs
 from areal_like.config import ConfigError
 from areal_like.registry import COMPONENTS, knobs
-from scripts.preflight import check_port
+from scripts.starting.preflight import check_port
 from scripts.train import main, make_run_folder, parse, prepare, resolve_transport, told_apart, write_record
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent

@@ -16,9 +16,9 @@ from areal_like import config as configs
 from areal_like.launch.outcome import Death
 from areal_like.samples import TRAINED, SampleLog, kept
 from areal_like.types import Sample
-from scripts.fault_counts import faults
-from scripts.last_sample import LastSample
-from scripts.sparkline import sparkline
+from scripts.console.sparkline import sparkline
+from scripts.following.fault_counts import faults
+from scripts.following.last_sample import LastSample
 from scripts.watch import Watch, ledger_line, print_summary
 from tests.scripts.written_runs import written_run
 

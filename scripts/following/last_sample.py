@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from areal_like.samples import FOLDER, TRAINED, Kept, decoded
 
 if TYPE_CHECKING:
-    from .samples import Texts
+    from ..samples import Texts
 
 TAIL_BYTES = 1 << 18
 """Bytes read at the end of the file: a longer sample is not shown."""
@@ -36,7 +36,7 @@ class LastSample:
             self._thread.start()
         if not (self._record and self._texts):
             return ""
-        from .output import shortened, visible
+        from ..console.output import shortened, visible
 
         record, texts = self._record, self._texts
         try:
@@ -60,7 +60,7 @@ class LastSample:
         self._record = next((found for line in reversed(lines) if line and (found := decoded(line))), self._record)
 
     def _load(self) -> None:
-        from .samples import Texts
+        from ..samples import Texts
 
         try:
             self._texts = Texts(self._run)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from ..plotting.drawing import picture
+from ..plotting.matrix import plot_matrix
+from ..plotting.plot import Plot, Point
 from .intervals import Estimate, bootstrap, markdown_table
-from .plotting.drawing import picture
-from .plotting.matrix import plot_matrix
-from .plotting.plot import Plot, Point
 
 PER_BATCH = ("norm", "ess", "weight", "active")
 

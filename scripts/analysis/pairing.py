@@ -17,7 +17,7 @@ from rich.table import Table
 
 from areal_like.estimates import Z, interval_of_any
 
-from .output import shortened, table
+from ..console.output import shortened, table
 
 RESAMPLES = 9999
 BATCH = 500

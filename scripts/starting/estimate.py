@@ -5,8 +5,8 @@
 Builds the model without memory (torch's meta device) from its knobs or its folder's config.json; reads no weights and
 no prompts. Weights, optimizer and payloads are exact. Activations, logits and caches assume the longest answers that
 the config allows; the learner computes a group's prompt once (`learners.prefixes`). What training holds is within a
-tenth of the measured size (`scripts.memory`). The runtime's own memory (CUDA, allocator) is not included;
-`scripts.devices` adds it, device by device.
+tenth of the measured size (`scripts.starting.memory`). The runtime's own memory (CUDA, allocator) is not included;
+`scripts.starting.devices` adds it, device by device.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python -m scripts.train CONFIG --dry-run --devices 8 --device-memory 80GB
 
-Bytes are those of `scripts.estimate`, for the longest answers, and a guess of what each process needs to run at all.
+Bytes are those of `scripts.starting.estimate`, for the longest answers, and a guess of what each process needs to run
+at all.
 """
 
 from __future__ import annotations
@@ -16,17 +17,7 @@ from areal_like.launch.plan import RoleSpec
 from areal_like.registry import knobs
 
 from .estimate import Lengths, actor_of, learner_of, lengths_of, plain_of
-from .memory import (
-    FLOAT,
-    HALF,
-    KV_SHARE,
-    RUNTIME,
-    SERVER_FRACTION,
-    SERVER_RUNTIME,
-    STEP_LOGITS,
-    Figures,
-    Sizes,
-)
+from .memory import FLOAT, HALF, KV_SHARE, RUNTIME, SERVER_FRACTION, SERVER_RUNTIME, STEP_LOGITS, Figures, Sizes
 
 GIB = 1 << 30
 MOST_RANKS = 128

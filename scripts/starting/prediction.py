@@ -29,7 +29,7 @@ def check(config: Config) -> None:
     """Raises ConfigError unless it is known what the run's parts cost, or if `simulate` is neither."""
     if not config.simulate:
         return
-    from .simulation import costs
+    from ..simulation import costs
 
     if config.simulate is not True and not isinstance(config.simulate, str):
         raise ConfigError(
@@ -80,7 +80,7 @@ def missing(folder: Path) -> str:
 
 def compared(folder: Path) -> dict[str, dict[str, float]]:
     """Figure → predicted, measured, error (`simulation.results.difference`). Empty without a prediction."""
-    from .simulation import results
+    from ..simulation import results
 
     if not (folder / FILE).is_file():
         return {}
@@ -104,7 +104,7 @@ def lines(found: dict[str, dict[str, float]]) -> dict[str, str]:
     """For a person: the line of a summary, with prediction, measurement and error of each figure."""
     if not found:
         return {}
-    from .simulation.results import error, shown
+    from ..simulation.results import error, shown
 
     words = [
         f"{name.replace('_', ' ')} {shown(name, each['predicted'])}, measured {shown(name, each['measured'])} "

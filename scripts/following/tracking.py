@@ -20,7 +20,7 @@ from areal_like.registry import resolve
 from areal_like.samples import HELDOUT, TRAINED, Follower, Kept
 from areal_like.trackers.interface import Shown, Tracked, Tracker
 
-from .samples import Texts
+from ..samples import Texts
 
 END_SECONDS = 30.0
 EXAMPLES = 4

@@ -18,7 +18,7 @@ from buffer.events import Admit
 from buffer.results import CLASSES, EASY, HARD, NEW, RIGHT, Results, classes, pass_rates, rate_of
 from buffer.store import Entry
 
-from . import output
+from ..console import output
 
 KNOWN = (HARD, RIGHT, EASY)
 IN_WORDS = {HARD: "hard (pass rate up to .2)", RIGHT: "right", EASY: "easy (from .8)", NEW: "new (no result yet)"}

@@ -1,0 +1,1 @@
+"""What commands share: their arguments, and how they print."""
