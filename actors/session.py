@@ -50,7 +50,7 @@ class Session:
             self.renew()
 
     def handle(self, received: Received) -> None:
-        """Raises Stuck, WrongKeysError."""
+        """Raises GivenUp, WrongKeysError."""
         match message := received.message:
             case messages.Lease():
                 if self.welcomed:  # otherwise it is from the session before: others have it, or will

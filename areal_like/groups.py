@@ -154,9 +154,10 @@ def unpack_heads(packed: Table) -> list[Head]:
     first = starts_of(per_group)
     first_run = starts_of(rows["runs"])[first]
     prompt, response = rows["prompt"].astype(np.int64), rows["response"].astype(np.int64)
-    sizes = np.add.reduceat(4 * prompt + 9 * response + 12 * rows["turns"].astype(np.int64), first)
+    sizes = np.add.reduceat(4 * prompt + 9 * response + 12 * rows["turns"].astype(np.int64), first).tolist()
     if packed.experts:
-        sizes += np.add.reduceat(prompt + response - 1, first) * np.array([width(shape) for shape in shapes])
+        positions = np.add.reduceat(prompt + response - 1, first).tolist()  # times the width: beyond int64, if claimed
+        sizes = [size + n * width(shape) for size, n, shape in zip(sizes, positions, shapes, strict=True)]
     tokens = np.add.reduceat(response, first).tolist()
     oldest = np.minimum.reduceat(runs["version"], first_run).tolist()
     newest = np.maximum.reduceat(runs["version"], first_run).tolist()
@@ -180,7 +181,7 @@ def unpack_heads(packed: Table) -> list[Head]:
                 mine,
                 row_bytes,
                 run_bytes,
-                int(sizes[place]),
+                sizes[place],
                 low,
                 high,
                 tokens[place],

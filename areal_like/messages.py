@@ -26,11 +26,11 @@ Held = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-"""For people, or a place. A sender cuts what may be longer."""
+"""For people, or a place."""
 Ids = Annotated[list[Count], Meta(max_length=MOST)]
 Names = Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MOST)]
-Digests = Annotated[dict[Version, Text], Meta(max_length=MOST)]
-"""Version → digest of its weights."""
+Digests = Annotated[dict[Version, Annotated[str, Meta(max_length=MOST)]], Meta(max_length=MOST)]
+"""Version → digest of its weights, or several (`areal_like.groups.OR`)."""
 Tokens = Annotated[dict[Count, Count], Meta(max_length=1 << 12)]
 """Lease → tokens so far."""
 if TYPE_CHECKING:
@@ -186,10 +186,11 @@ class Relay(Message):
 
 
 class Credit(Message):
-    """So many leased sequences have ended since hello: as many more may be leased. See `Room`."""
+    """So many leased sequences have ended since hello: as many more may be leased. After a reconnect it counts from
+    minus the sequences that still run. See `Room`."""
 
     by = ACTOR
-    ended: Count
+    ended: Annotated[int, Meta(ge=-MAX_SLOTS, le=1 << 62)]
 
 
 class LeftOut(Message):

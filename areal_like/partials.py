@@ -49,10 +49,10 @@ def encode_partial(
     group_id: int, samples: Mapping[int, PartialSample], digests: Mapping[int, str]
 ) -> tuple[PartialHead, bytearray] | None:
     """A partial group's head and its payload, or None if no token was sampled. `digests` has at least the versions that
-    made the tokens."""
+    made the tokens. A call whose tokens, logprobs and runs do not fit together (a faulty engine) is left out."""
     calls, scores, kept = [], [], []
     for index, sample in samples.items():
-        begun = [(key, call) for key, call in sample.calls.items() if len(call.tokens)]
+        begun = [(key, call) for key, call in sample.calls.items() if _is_whole(call)]
         calls += [(*key, index, FINISHES.index(call.finish), len(call.runs)) for key, call in begun]
         kept += [call for _, call in begun]
         scores += [(digest, score, index) for digest, score in sample.scores.items() if begun]
@@ -68,11 +68,15 @@ def encode_partial(
     sizes = _sizes(head)
     payload = bytearray(sizes.bytes)
     tokens, logprobs, *_, experts = columns(payload, sizes)
-    fill(tokens, [call.tokens for call in kept])
-    fill(logprobs, [call.logprobs for call in kept])
+    fill(tokens, [np.asarray(call.tokens, np.int32).ravel() for call in kept])
+    fill(logprobs, [np.asarray(call.logprobs, np.float32).ravel() for call in kept])
     if shape != NONE:
         fill(experts, [call.experts for call in kept])
     return head, payload
+
+
+def _is_whole(call: Completion) -> bool:
+    return 0 < np.size(call.tokens) == np.size(call.logprobs) == sum(n for _, n in call.runs)
 
 
 def _sizes(head: PartialHead) -> ColumnSizes:

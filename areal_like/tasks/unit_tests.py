@@ -5,7 +5,7 @@ Tests are JSON (so that a line of a file can carry them), e.g.
     {"function": "add", "cases": [[[1, 2], 3], [[0, 0], 0]], "credit": "all"}
 
 A case is a list of arguments and the value expected. `credit`: "all" gives 1 where every case passes, else 0; "share"
-gives the share of cases that pass. Optional too: `seconds`, `memory`, `output` (`sandbox.Bounds`, for all cases
+gives the share of cases that pass. Optional too: `seconds`, `memory`, `output` (`sandbox.SandboxLimits`, for all cases
 together) and `isolation`. A program that is out of time earns 0.
 """
 

@@ -225,6 +225,19 @@ def test_a_partial_group_that_does_not_add_up_is_refused(change, words: str) -> 
         check_partial(head, payload)
 
 
+def test_a_call_that_does_not_fit_together_is_left_out() -> None:
+    """As a faulty engine makes it. The others of the group are handed back all the same."""
+    whole = Completion(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), [(0, 3)], "stop")
+    columns = replace(whole, tokens=np.arange(3.0)[:, None])
+    faulty = [replace(whole, logprobs=np.zeros(2, np.float32)), replace(whole, runs=[(0, 2)])]
+    calls = {(number, 0): call for number, call in enumerate([whole, *faulty, columns])}
+    head, payload = encode_partial(7, {0: PartialSample(calls)}, {0: "d0"})
+    check_partial(head, payload)
+    kept = decode_partial(head, payload, [0]).samples[0].calls
+    assert kept.keys() == {(0, 0), (3, 0)} and [call.tokens.tolist() for call in kept.values()] == [[0, 1, 2]] * 2
+    assert encode_partial(7, {0: PartialSample({(0, 0): faulty[0]})}, {0: "d0"}) is None
+
+
 def test_experts_of_a_partial_group_survive_the_way_and_are_the_models() -> None:
     def call(tokens: int, positions: int, first: int) -> Completion:
         experts = np.arange(first, first + 4 * positions, dtype=np.uint8).reshape(positions, 2, 2)

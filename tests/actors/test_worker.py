@@ -15,7 +15,7 @@ from areal_like import messages
 from areal_like.partials import check_partial, decode_partial
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
-from areal_like.wire import encode
+from areal_like.wire import decode, encode
 
 
 class Client:
@@ -44,7 +44,7 @@ class Client:
         self.left.append((ids, leaving))
 
     def say(self, message: messages.Credit) -> None:
-        self.credits.append(message.ended)
+        self.credits.append(decode(encode(message)).message.ended)
 
     def hello(self) -> None:
         self.credits.append("hello")

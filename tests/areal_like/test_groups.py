@@ -104,6 +104,14 @@ def read(table: dict) -> list[Head]:
     return unpack_heads(push.table)
 
 
+def test_claimed_sizes_are_exact_beyond_64_bits() -> None:
+    rows = np.array([(2**31 - 1, 1, 0, 0, 1, 0.5)] * 1100, ROW).tobytes()
+    named = {"groups": [[1, 1100, 1.5]], "digests": {1: "a"}, "experts": [[4095, 1023, 2]]}
+    (head,) = read(table(runs=((1, 1),) * 1100, rows=rows, **named))
+    each = 2**31 - 1
+    assert head.size == 1100 * (4 * each + 9 + each * 4095 * 1023 * 2) > 1 << 63
+
+
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [

@@ -193,7 +193,7 @@ def test_nothing_is_left_behind_when_the_caller_is_killed_while_the_sandbox_is_s
 
 def test_nothing_is_left_behind_when_the_caller_is_killed():
     program = "import time\\ntime.sleep(3600)"
-    code = f"from areal_like.tasks.sandbox import *\nrun('{program}', 'f', [], Bounds(seconds=3600))"
+    code = f"from areal_like.tasks.sandbox import *\nrun('{program}', 'f', [], SandboxLimits(seconds=3600))"
 
     def descendants(pid: int) -> list[int]:
         try:
