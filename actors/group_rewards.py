@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from actors.reward_pool import RewardError, RewardPool
-from areal_like.columns import LARGEST_REWARD
-from areal_like.registry import build, resolve, target
+from areal_like.config.registry import build, resolve, target
 from areal_like.types import Prompt, Sample
+from areal_like.wire.columns import LARGEST_REWARD
 
 KIND = "group_reward"
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from actors.measures import quotient
 from actors.reward_pool import RewardError
-from areal_like.judge_knobs import refuse_odd_judge
+from areal_like.config.judge_knobs import refuse_odd_judge
 
 EACH = """Question:
 $question

@@ -28,18 +28,18 @@ from actors.subscriber import Subscriber
 from actors.worker import Heldout, Rollout, Worker
 from actors.workflows import for_tasks
 from areal_like import turns
-from areal_like.client import ActorClient
-from areal_like.config import select
-from areal_like.heldout import sets_of
+from areal_like.config.registry import bind, build, knobs, resolve, settled
+from areal_like.config.run_config import select
+from areal_like.config.schema import Rewards
 from areal_like.interfaces import RewardFunction, Task
-from areal_like.keys import KeysError
-from areal_like.link import BusError
-from areal_like.messages import Applied
-from areal_like.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
-from areal_like.registry import bind, build, knobs, resolve, settled
-from areal_like.schema import Rewards
-from areal_like.spans import Spans
+from areal_like.run.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
+from areal_like.run.spans import Spans
+from areal_like.tasks.heldout import sets_of
 from areal_like.weights.state import State
+from areal_like.wire.client import ActorClient
+from areal_like.wire.keys import KeysError
+from areal_like.wire.link import BusError
+from areal_like.wire.messages import Applied
 
 log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
@@ -63,7 +63,7 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
     else:
         import torch
 
-        from areal_like.models import publishable
+        from areal_like.models.causal_lm import publishable
 
         torch.set_num_threads(config.actors.threads)
         model = build("model", config.model, config.run.seed, vocab_size)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.messages import Manifest, Probe
 from areal_like.types import Scored
+from areal_like.wire.messages import Manifest, Probe
 
 log = logging.getLogger(__name__)
 EXACT, ROUNDED = 1e-3, 0.1

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from areal_like import messages
 from areal_like.weights.delta import ends_of
 from areal_like.weights.history import History
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import Replica, Route
 from areal_like.weights.server import WeightServer
+from areal_like.wire import messages
 
 
 class Relay:

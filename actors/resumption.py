@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.experts import joined_experts
 from areal_like.interfaces import Heard, RewardFunction, RolloutEngine
-from areal_like.partials import digest_of
+from areal_like.models.experts import joined_experts
 from areal_like.types import Completion, Limits, PartialSample, Prompt, Runs
+from areal_like.wire.partials import digest_of
 
 
 def merged(runs: Runs) -> Runs:

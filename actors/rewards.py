@@ -15,9 +15,9 @@ import xxhash
 
 from actors.reward_pool import RewardError, RewardPool, RewardTimeout
 from actors.time_limit import Breathing, Overtime
-from areal_like.columns import LARGEST_REWARD
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
+from areal_like.wire.columns import LARGEST_REWARD
 
 log = logging.getLogger(__name__)
 WARNINGS = 5

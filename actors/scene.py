@@ -12,8 +12,8 @@ from typing import Any
 from actors.environments.errors import EpisodeError
 from actors.resumption import limited
 from actors.time_limit import Breathing, Overtime, within
+from areal_like.config.registry import build
 from areal_like.interfaces import RolloutEngine
-from areal_like.registry import build
 from areal_like.types import Outcome, Prompt
 
 BUSY_SECONDS = 15.0

@@ -15,10 +15,10 @@ import time
 
 from actors.subscriber import Subscriber
 from actors.worker import Worker
-from areal_like import messages
-from areal_like.client import ActorClient
-from areal_like.link import WrongKeysError
-from areal_like.wire import NOT_WITH_THIS_KEY, SAY_HELLO, Received
+from areal_like.wire import messages
+from areal_like.wire.client import ActorClient
+from areal_like.wire.frames import NOT_WITH_THIS_KEY, SAY_HELLO, Received
+from areal_like.wire.link import WrongKeysError
 
 log = logging.getLogger(__name__)
 HELLO_SECONDS = 5.0

@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from areal_like import messages
-from areal_like.bus import AsyncDealer
-from areal_like.link import BusError
-from areal_like.messages import Manifest
 from areal_like.weights.replica import Desync
-from areal_like.wire import Received, WireError
+from areal_like.wire import messages
+from areal_like.wire.bus import AsyncDealer
+from areal_like.wire.frames import Received, WireError
+from areal_like.wire.link import BusError
+from areal_like.wire.messages import Manifest
 
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 1 << 20

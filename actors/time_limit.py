@@ -6,7 +6,7 @@ Python code, also regular expressions. C code that never checks signals continue
 as dead. Tasks that the coroutine starts are not timed, except by the limit on all of it.
 
 There is one such timer and one handler of its signal per process, and others use them: SIGTERM's last resort
-(`areal_like.process`), and verifiers with limits of their own. So both are restored after each step, and another alarm
+(`run.process`), and verifiers with limits of their own. So both are restored after each step, and another alarm
 that is due sooner, or is set within the step, is left alone.
 """
 

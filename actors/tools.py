@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pkgutil import resolve_name
 from typing import Annotated
 
-from areal_like.expressions import evaluate
+from areal_like.tasks.expressions import evaluate
 from areal_like.types import Outcome, Prompt
 
 Tool = Callable[..., str | Awaitable[str]]

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from actors.resumption import merged
-from areal_like.experts import joined_experts
 from areal_like.interfaces import Codec
+from areal_like.models.experts import joined_experts
 from areal_like.types import Completion, Finish, Limits, Runs, Sample
 
 

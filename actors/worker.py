@@ -22,14 +22,14 @@ from actors.group_rewards import GroupRewards
 from actors.progress import Progress
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
-from areal_like import messages
-from areal_like.client import ActorClient, Said
-from areal_like.columns import LARGEST_REWARD
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
-from areal_like.partials import encode_partial
+from areal_like.run.spans import Busy, Spans
 from areal_like.sampling import stream_key
-from areal_like.spans import Busy, Spans
 from areal_like.types import CarriedSamples, Group, Lease, Limits, PartialSample, Prompt, Sample
+from areal_like.wire import messages
+from areal_like.wire.client import ActorClient, Said
+from areal_like.wire.columns import LARGEST_REWARD
+from areal_like.wire.partials import encode_partial
 
 log = logging.getLogger(__name__)
 _HELDOUT_STREAM = 1
@@ -238,7 +238,7 @@ class Worker:
         return self._progress.moved(groups), self._heldout_progress.moved(self._heldout)
 
     def note_spans(self) -> None:
-        """Record what was worked on so far (`areal_like.spans`)."""
+        """Record what was worked on so far (`areal_like.run.spans`)."""
         self._generating.so_far()
         self._evaluating.so_far()
 

@@ -20,8 +20,8 @@ import numpy as np
 from actors import turn_counts
 from actors.scene import Scene
 from actors.transcript import Transcript, rewrites
+from areal_like.config.registry import as_spec, bind
 from areal_like.interfaces import Codec, RewardFunction, RolloutEngine, Task, Workflow
-from areal_like.registry import as_spec, bind
 from areal_like.types import Completion, Finish, Limits, Prompt, Sample
 
 

@@ -21,5 +21,5 @@ def __getattr__(name: str) -> object:
 
         return import_module(f"{COMMANDS}.check").require
     if name in __all__:  # only when asked for: every process of a run imports this package
-        return getattr(import_module("areal_like.run"), name)
+        return getattr(import_module("areal_like.run.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

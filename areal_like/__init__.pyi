@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 
-from areal_like.run import Run as Run
-from areal_like.run import train as train
+from areal_like.run.api import Run as Run
+from areal_like.run.api import train as train
 
 def check(
     component: str,

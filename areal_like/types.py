@@ -55,7 +55,7 @@ class Limits:
     sampled token within that stream, so that a second call for the same sample continues where the first ended.
     `temperature` 0 means greedy; its logprobs are those of temperature 1. The stop token is part of the output.
     `trained` False: an evaluation, of which nothing is trained. `experts_from`: the first position whose experts a
-    completion brings, where an engine returns them (`areal_like.experts`); earlier ones are known."""
+    completion brings, where an engine returns them (`areal_like.models.experts`); earlier ones are known."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -69,7 +69,7 @@ class Limits:
 @dataclass(slots=True)
 class Completion:
     """What an engine sampled: `tokens` int32 [R], `logprobs` float32 [R] (behaviour), `runs` covering R tokens.
-    `experts` [N, layers, k] (`areal_like.experts`): those chosen at the positions from `Limits.experts_from` to that of
+    `experts` [N, layers, k] (`models.experts`): those chosen at the positions from `Limits.experts_from` to that of
     the last token but one; None: the engine does not return them."""
 
     tokens: np.ndarray
@@ -93,7 +93,7 @@ class Scored:
 class PartialSample:
     """The record of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of the
     engine's input tokens, `Limits.offset`) to what the engine sampled, with finish "abort" if it had not ended.
-    `scores` maps the digest of a response to its reward (see `areal_like.partials`)."""
+    `scores` maps the digest of a response to its reward (see `areal_like.wire.partials`)."""
 
     calls: dict[tuple[int, int], Completion] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Sample:
     False for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order.
     `turn_rewards` says, where the reward was earned turn by turn, how much of `reward` belongs to which place: pairs
     (place of the turn's last token in the response, what it earned), ascending; the rest belongs to the end. `experts`
-    [T - 1, layers, k]: those that the engine's model chose (`areal_like.experts`); None: not known. `forks`, ascending:
+    [T - 1, layers, k]: those that the engine's model chose (`models.experts`); None: not known. `forks`, ascending:
     places in the response at which the model's context began anew, since its chat template rewrites earlier turns. A
     sample with n forks is n + 1 sequences, one behind the other: each begins with what the model was shown there, which
     is loss-masked. It stays one sample: one reward, one member of its group.

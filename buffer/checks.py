@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from areal_like import messages
-from areal_like.experts import Routing
-from areal_like.groups import Head, check_payload, unpack_heads
-from areal_like.messages import PartialHead
-from areal_like.partials import check_partial, versions_of
-from areal_like.wire import Frame, Payloads, WireError
+from areal_like.models.experts import Routing
+from areal_like.wire import messages
+from areal_like.wire.frames import Frame, Payloads, WireError
+from areal_like.wire.groups import Head, check_payload, unpack_heads
+from areal_like.wire.messages import PartialHead
+from areal_like.wire.partials import check_partial, versions_of
 from buffer.actor import Actor
 from buffer.partial_group import PartialGroup
 from buffer.store import Entry

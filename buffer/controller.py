@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import math
 
-from areal_like import messages
-from areal_like.link import BusError
+from areal_like.wire import messages
+from areal_like.wire.link import BusError
 from buffer.deadlines import Deadlines
 from buffer.dispatch import admit, evaluate, revoke, serve
 from buffer.handlers import Handlers

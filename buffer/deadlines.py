@@ -23,8 +23,8 @@ import logging
 import math
 from collections import Counter, defaultdict
 
-from areal_like import messages
 from areal_like.types import Lease
+from areal_like.wire import messages
 from buffer.actor import Actor
 from buffer.dispatch import send_leases
 from buffer.fleet import is_idle_for, may_be_hedged

@@ -6,10 +6,10 @@ import logging
 import math
 from functools import partial
 
-from areal_like import messages
-from areal_like.groups import pack_heads
 from areal_like.types import Lease
-from areal_like.wire import Frame
+from areal_like.wire import messages
+from areal_like.wire.frames import Frame
+from areal_like.wire.groups import pack_heads
 from buffer.actor import Actor
 from buffer.events import Forget
 from buffer.injection import may_train

@@ -1,6 +1,6 @@
 """Evaluation on held-out prompts while training continues: a round of leases beside the training leases.
 
-A round asks all sets that are due (`areal_like.heldout`). Each answer to a prompt has its own lease. One actor gets all
+A round asks all sets that are due (`tasks.heldout`). Each answer to a prompt has its own lease. One actor gets all
 answers of a prompt, so that a group reward sees them together. An actor gets its share of a round for version v once it
 holds v. Weights may change while a round is decoded; the result says which versions sampled it. Only one round runs at
 a time. A round that falls due meanwhile is skipped, except the final one.
@@ -16,12 +16,12 @@ from itertools import accumulate
 from typing import NamedTuple, NotRequired, TypedDict
 
 from areal_like.estimates import figures
-from areal_like.heldout import HeldoutSet
+from areal_like.tasks.heldout import HeldoutSet
 from areal_like.types import Lease
 
 
 class Asked(NamedTuple):
-    """What the buffer knows of a set (see `areal_like.heldout.HeldoutSet`); `prompts` counts them."""
+    """What the buffer knows of a set (see `areal_like.tasks.heldout.HeldoutSet`); `prompts` counts them."""
 
     name: str
     prompts: int

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from areal_like.groups import Head
-from areal_like.messages import PartialHead
+from areal_like.wire.groups import Head
+from areal_like.wire.messages import PartialHead
 from buffer.payloads import Extent, Payload
 from buffer.results import ResultsState
 from buffer.staleness import BatchesState, SlotsState
@@ -70,7 +70,7 @@ class Requeue(_Record):
 
 
 class HandBack(_Record):
-    """The actor stops working on the group. Its samples (`head`, see `areal_like.partials`, and the record's payload)
+    """The actor stops working on the group. Its samples (`head`, see `wire.partials`, and the record's payload)
     replace those that the lease carried."""
 
     id: int

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from areal_like.groups import ROW, Head
+from areal_like.wire.groups import ROW, Head
 from buffer.evaluation import RoundResult
 from buffer.sizing import GroupLengths
 from buffer.store import Entry

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from functools import singledispatchmethod
 
-from areal_like import messages
-from areal_like.groups import Head, unpack_heads
-from areal_like.messages import Message
-from areal_like.wire import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
+from areal_like.wire import messages
+from areal_like.wire.frames import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
+from areal_like.wire.groups import Head, unpack_heads
+from areal_like.wire.messages import Message
 from buffer.actor import Actor
 from buffer.checks import (
     RolloutsFail,

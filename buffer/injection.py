@@ -17,11 +17,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.ages import KEY, shares_of
-from areal_like.checkpoints import is_due
-from areal_like.groups import Head
-from areal_like.registry import ConfigError
+from areal_like.config.ages import KEY, shares_of
+from areal_like.config.registry import ConfigError
+from areal_like.run.checkpoints import is_due
 from areal_like.sampling import stream_key, uniforms
+from areal_like.wire.groups import Head
 from buffer.events import Advance
 from buffer.replay import Replay
 from buffer.staleness import Bound, Slots, SlotsState
@@ -33,7 +33,7 @@ _STREAM = 3
 class Ages:
     """The age, in versions, of each place in a batch. It depends on the seed alone, so runs repeat. Systematic sampling
     divides a batch: each age gets its share to within one group, and on average exactly its share. `spec`: see
-    `areal_like.ages`."""
+    `areal_like.config.ages`."""
 
     def __init__(self, spec: object, seed: int = 0):
         shares = shares_of(spec)

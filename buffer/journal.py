@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from areal_like.run_folder import sync
+from areal_like.run.run_folder import sync
 from buffer.events import CopiedPayload, Event, Snapshot
 from buffer.payloads import Extent, JournalError, Payload, Read, Stored
 from buffer.segment_file import (

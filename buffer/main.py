@@ -9,16 +9,17 @@ import sys
 import time
 from pathlib import Path
 
-from areal_like import checkpoints, older_configs
-from areal_like import config as configs
-from areal_like.bus import Router
-from areal_like.config import Config
-from areal_like.heldout import sets_of
+from areal_like.config import older_configs
+from areal_like.config import run_config as configs
+from areal_like.config.registry import as_spec, bind, build
+from areal_like.config.run_config import Config
+from areal_like.config.schema import Spec
 from areal_like.interfaces import Task
-from areal_like.process import Role, run_role
-from areal_like.registry import as_spec, bind, build
-from areal_like.run_folder import CONFIG, NEXT, write_costs
-from areal_like.schema import Spec
+from areal_like.run import checkpoints
+from areal_like.run.process import Role, run_role
+from areal_like.run.run_folder import CONFIG, NEXT, write_costs
+from areal_like.tasks.heldout import sets_of
+from areal_like.wire.bus import Router
 from buffer import recovery
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation, asked

@@ -7,10 +7,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
-from areal_like import messages
-from areal_like.bus import Router
-from areal_like.messages import Message
-from areal_like.wire import Payloads
+from areal_like.wire import messages
+from areal_like.wire.bus import Router
+from areal_like.wire.frames import Payloads
+from areal_like.wire.messages import Message
 from buffer.events import Snapshot
 from buffer.journal import Journal
 from buffer.payloads import JournalError, Stored

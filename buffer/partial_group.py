@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from areal_like.columns import FINISHES, RUN
-from areal_like.messages import PartialHead
-from areal_like.partials import CALL, samples_of, versions_of
+from areal_like.wire.columns import FINISHES, RUN
+from areal_like.wire.messages import PartialHead
+from areal_like.wire.partials import CALL, samples_of, versions_of
 from buffer.payloads import Payload
 from buffer.sizing import GroupLengths
 
@@ -22,7 +22,7 @@ ABORTED = FINISHES.index("abort")
 
 @dataclass(frozen=True, slots=True)
 class PartialGroup:
-    """A partial group as an actor handed it back, undecoded (see `areal_like.partials`)."""
+    """A partial group as an actor handed it back, undecoded (see `areal_like.wire.partials`)."""
 
     head: PartialHead
     payload: Payload

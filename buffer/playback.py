@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from areal_like import messages
-from areal_like.bus import Router
-from areal_like.groups import Head, pack_heads
-from areal_like.wire import Received, WireError
+from areal_like.wire import messages
+from areal_like.wire.bus import Router
+from areal_like.wire.frames import Received, WireError
+from areal_like.wire.groups import Head, pack_heads
 from buffer.events import Begin, Branch, Finish, Serve
 from buffer.journal import Recorded
 from buffer.outbox import Outbox

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence, Set
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from areal_like.groups import Head
+from areal_like.wire.groups import Head
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRichComparison

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from areal_like.groups import Head
+from areal_like.wire.groups import Head
 from buffer import events, filters
 from buffer.partial_group import PartialGroup
 from buffer.payloads import Payload

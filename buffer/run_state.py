@@ -16,9 +16,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from areal_like import messages
-from areal_like.bus import Router
-from areal_like.experts import Routing
+from areal_like.models.experts import Routing
+from areal_like.wire import messages
+from areal_like.wire.bus import Router
 from buffer import events
 from buffer.actor import Actor
 from buffer.checks import FailedGroups

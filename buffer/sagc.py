@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Annotated
 
-from areal_like.messages import GradientNoise
+from areal_like.wire.messages import GradientNoise
 from buffer.reward_noise import RewardNoise
 from buffer.round_model import CostFit, LengthFit, RoundModel
 from buffer.sagc_plain import SagcPlain

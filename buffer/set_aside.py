@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from areal_like.groups import decode_group, pack_heads, unpack_heads
-from areal_like.messages import Table
 from areal_like.types import Group
+from areal_like.wire.groups import decode_group, pack_heads, unpack_heads
+from areal_like.wire.messages import Table
 from buffer.payloads import JournalError, load
 from buffer.run_state import RunState
 from buffer.store import Entry

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from areal_like.groups import Head, pack_heads
-from areal_like.messages import Batch
-from areal_like.wire import Frame, Payloads, WireError
+from areal_like.wire.frames import Frame, Payloads, WireError
+from areal_like.wire.groups import Head, pack_heads
+from areal_like.wire.messages import Batch
 from buffer.outbox import Outbox
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple
 
-from areal_like.messages import GradientNoise
+from areal_like.wire.messages import GradientNoise
 
 Keep = Literal["samples", "prompts"]
 State = Any

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from areal_like.groups import Head
+from areal_like.wire.groups import Head
 
 
 class BatchesState(msgspec.Struct, array_like=True):

@@ -36,7 +36,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import NotRequired, TypedDict
 
-from areal_like.groups import Head
+from areal_like.wire.groups import Head
 from buffer import events
 from buffer.partial_group import PartialGroup
 from buffer.payloads import Extent, Payload, Read, Stored, cannot_read

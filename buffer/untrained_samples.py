@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from areal_like.groups import Head, decode_group
-from areal_like.messages import LeftOut
-from areal_like.partials import decode_partial
-from areal_like.samples import DROPPED, HELDOUT, TRAINED_SHARE, Fate, Kept, SampleLog, kept, unanswered, unfinished
-from areal_like.schema import Run
+from areal_like.config.schema import Run
+from areal_like.run.samples import DROPPED, HELDOUT, TRAINED_SHARE, Fate, Kept, SampleLog, kept, unanswered, unfinished
 from areal_like.types import PartialSample
+from areal_like.wire.groups import Head, decode_group
+from areal_like.wire.messages import LeftOut
+from areal_like.wire.partials import decode_partial
 from buffer.partial_group import PartialGroup
 from buffer.payloads import Payload, load
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from areal_like.adapter_folder import AdapterFolder, read_adapter
+from areal_like.models.adapter_folder import AdapterFolder, read_adapter
 
 RANK, ALPHA, TARGETS = 16, 32.0, "all-linear"
 START = "start"

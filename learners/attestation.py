@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from areal_like.groups import OR
 from areal_like.types import Batch
+from areal_like.wire.groups import OR
 from learners.untrainable import Untrainable
 
 FILE = "published.log"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-from areal_like.config import learner_threads, select
+from areal_like.config.registry import bind, build, resolve
+from areal_like.config.run_config import learner_threads, select
 from areal_like.interfaces import Task, Trainer
-from areal_like.registry import bind, build, resolve
 
 RESPONSE_LIMIT = "response_limit"
 """A value of `learner.normalise` that stands for a number given by the task."""
@@ -21,7 +21,7 @@ def build_trainer(config: Any, rank: int = 0) -> Trainer:
         return build("learner", config.learner)
     import torch
 
-    from areal_like.models import deferred_weights
+    from areal_like.models.causal_lm import deferred_weights
     from learners.losses.trial import try_loss
 
     torch.set_num_threads(learner_threads(config))

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
-from areal_like.messages import Table
 from areal_like.types import Batch, Group
+from areal_like.wire.groups import decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.wire.messages import Table
 
 _ARRAY = 1
 """msgpack's extension type of an array."""

@@ -1,4 +1,4 @@
-"""Batches of demonstrations for a learner that trains alone (`areal_like.supervision`). Has `LearnerClient`'s methods,
+"""Batches of demonstrations for a learner that trains alone (`config.supervision`). Has `LearnerClient`'s methods,
 but no buffer.
 
 Batch k depends on `run.seed` and k alone. Line up the rows of all epochs, each epoch shuffled anew: the batch takes the
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from areal_like import turns
-from areal_like.client import Stopped
-from areal_like.config import Config, ranks_of
+from areal_like.config.run_config import Config, ranks_of
 from areal_like.interfaces import Task
 from areal_like.types import Batch, Demonstration, Group, Sample
+from areal_like.wire.client import Stopped
 
 Score = Callable[[list[list[int]]], tuple[list[list[float]], str]]
 """`TorchLearner.logprobs_of`."""

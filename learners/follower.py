@@ -25,14 +25,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from areal_like.client import LearnerClient
-from areal_like.config import ranks_of
-from areal_like.process import Role, run_role
-from areal_like.registry import build, knobs, resolve
-from areal_like.run_folder import RENDEZVOUS
-from areal_like.supervision import is_supervised
+from areal_like.config.registry import build, knobs, resolve
+from areal_like.config.run_config import ranks_of
+from areal_like.config.supervision import is_supervised
+from areal_like.run.process import Role, run_role
+from areal_like.run.run_folder import RENDEZVOUS
 from areal_like.types import Batch
 from areal_like.weights.state import State
+from areal_like.wire.client import LearnerClient
 from learners.attestation import RunRecord
 from learners.build import build_trainer
 from learners.collectives import Ranks, is_lost_rank, is_timed_out, join, who_waits

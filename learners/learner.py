@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from areal_like.experts import Routing
-from areal_like.models import specs_of
+from areal_like.models.causal_lm import specs_of
+from areal_like.models.experts import Routing
 from areal_like.types import Batch, Group, Sample
 from areal_like.weights.state import State
 from learners.adapters import Adapters
@@ -78,7 +78,7 @@ class TorchLearner:
     is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
     and gone through `num_minibatch_epochs` times. `max_tokens` bounds the input tokens of a micro-batch. `lr`,
     `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.schedules`; configs
-    fill in what is None by the kind of model (`areal_like.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype
+    fill in what is None by the kind of model (`config.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype
     of the published weights; gradients are taken at these values, held in float32. `critic_lr` > 0 trains a critic
     (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy, and
     `critic_clip` bounds how far a value moves in a train step (None: not at all).

@@ -1,4 +1,4 @@
-"""Fills a sharded model that was made without memory (`areal_like.models.deferred_weights`).
+"""Fills a sharded model that was made without memory (`areal_like.models.causal_lm.deferred_weights`).
 
 Each rank reads the rows of its own shards from the model's safetensors files, tensor by tensor. So no rank ever holds a
 whole model, on its device or in main memory. If no file has a weight in its final form, rank 0 makes it in main memory
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from areal_like.models import HandedOn, handed_on, weight_files
+from areal_like.models.causal_lm import HandedOn, handed_on, weight_files
 from learners.collectives import Ranks
 
 

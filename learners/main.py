@@ -20,20 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal_like import checkpoints
-from areal_like.client import LearnerClient, Stopped
-from areal_like.config import ranks_of
-from areal_like.eval_sets import OWN
+from areal_like.config.eval_sets import OWN
+from areal_like.config.registry import build
+from areal_like.config.run_config import ranks_of
+from areal_like.config.supervision import is_supervised
 from areal_like.interfaces import Task, Trainer
-from areal_like.messages import GradientNoise, Manifest
-from areal_like.metrics import MetricsLog
-from areal_like.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
-from areal_like.registry import build
-from areal_like.run_folder import SUMMARY, note_step, progress_of
-from areal_like.spans import Spans
-from areal_like.stopping import reason_to_stop
-from areal_like.supervision import is_supervised
+from areal_like.run import checkpoints
+from areal_like.run.metrics import MetricsLog
+from areal_like.run.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
+from areal_like.run.run_folder import SUMMARY, note_step, progress_of
+from areal_like.run.spans import Spans
+from areal_like.run.stopping import reason_to_stop
 from areal_like.types import Batch
+from areal_like.wire.client import LearnerClient, Stopped
+from areal_like.wire.messages import GradientNoise, Manifest
 from learners.attestation import Attestation
 from learners.build import build_trainer
 from learners.demonstrated import Demonstrated, Score

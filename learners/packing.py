@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from areal_like.transfer import to_device
 from areal_like.types import Batch, Sample
+from areal_like.weights.transfer import to_device
 from learners.engine_experts import EngineExperts
 from learners.prefixes import Forest, cut, is_worth, paths
 from learners.row_layout import RowLayout

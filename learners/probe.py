@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from areal_like.interfaces import Task
-from areal_like.messages import Manifest, Probe
+from areal_like.wire.messages import Manifest, Probe
 
 PROMPTS, LONGEST = 4, 64
 """Prompts of a probe; tokens of each (its last ones: prompts of a task often begin alike)."""

@@ -27,7 +27,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from areal_like.messages import Manifest
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.compiled import kernels_for
 from areal_like.weights.delta import DeltaHead, write
@@ -37,6 +36,7 @@ from areal_like.weights.layout import Block, Layout
 from areal_like.weights.planes import CODINGS, Coded, pack
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import ALIGN, State
+from areal_like.wire.messages import Manifest
 
 log = logging.getLogger(__name__)
 BESIDE_FROM = 1 << 18
@@ -319,7 +319,7 @@ def _metrics(counts: Counter[str], nbytes: int) -> dict[str, float]:
 
 
 class Publisher:
-    """Serves weights on `endpoint`, with `keys` (see `areal_like.keys`) to those on the allow-list. Another thread
+    """Serves weights on `endpoint`, with `keys` (see `areal_like.wire.keys`) to those on the allow-list. Another thread
     calls `announce(manifest)` for every version as soon as all of it can be fetched. `snapshot` returns this rank's
     part; `others` are the ranks with the rest. `areal_like.weights.server` answers requests in its own thread."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from areal_like.transfer import to_device
+from areal_like.weights.transfer import to_device
 
 BLOCK = 2
 """A block copies at most this many times the keys in the row. Plain sequences never need more."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from areal_like.models import read_state, save_as_published
+from areal_like.models.causal_lm import read_state, save_as_published
 from areal_like.weights.state import State, TensorSpec
 from learners.adapters import Adapters
 from learners.collectives import Ranks

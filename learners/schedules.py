@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import get_scheduler
 
-from areal_like.defaults import RANDOM_LR
+from areal_like.config.defaults import RANDOM_LR
 
 
 class Schedule:

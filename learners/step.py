@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from areal_like.sampling import stream_key, uniforms
-from areal_like.transfer import to_device
 from areal_like.types import Batch
+from areal_like.weights.transfer import to_device
 from learners.collectives import Ranks
 from learners.diagnostics import TokenTally, drift
 from learners.gradient_noise import NoiseEstimates

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from areal_like.models import deferred_weights, folder
+from areal_like.models.causal_lm import deferred_weights, folder
 from areal_like.types import Sample
 from learners.collectives import Ranks
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from areal_like.samples import TRAINED, TRAINED_SHARE, SampleLog, kept
-from areal_like.schema import Run
+from areal_like.config.schema import Run
+from areal_like.run.samples import TRAINED, TRAINED_SHARE, SampleLog, kept
 from areal_like.types import Batch, Group
 
 Numbers = Callable[[int], Sequence[Mapping[str, np.ndarray]]]

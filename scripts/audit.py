@@ -23,9 +23,9 @@ from typing import Any
 
 from rich.table import Table
 
-from areal_like import older_configs
-from areal_like.config import ConfigError
-from areal_like.registry import bind, build
+from areal_like.config import older_configs
+from areal_like.config.registry import bind, build
+from areal_like.config.run_config import ConfigError
 from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.prompts import PromptCursor, shares_of

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like import config as configs
-from areal_like import older_configs
-from areal_like.config import Config, ConfigError
-from areal_like.heldout import own_rows
+from areal_like.config import older_configs
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import Config, ConfigError
+from areal_like.tasks.heldout import own_rows
 
 from .analysis.pairing import TESTS, Paired, p_value, paired
 from .console.arguments import command, new_file, refuse
@@ -70,7 +70,7 @@ async def answers(config: Config, task: Any, model: Any, prompts: list[Any]) -> 
     """A model's answers to all prompts at once, in the run's workflow for held-out prompts."""
     from actors.engines.torch_engine import TorchEngine
     from actors.workflows import for_tasks
-    from areal_like.registry import bind
+    from areal_like.config.registry import bind
     from areal_like.types import Limits
 
     engine, workflow = TorchEngine(model), for_tasks(bind("workflow", configs.heldout_workflow(config)), task)
@@ -94,8 +94,8 @@ def compare(config: Config, args: argparse.Namespace) -> list[Pair]:
     """Both models on the same prompts, one after the other: only one of them is in memory at a time."""
     from transformers.utils import logging
 
-    from areal_like.models import publishable
-    from areal_like.registry import build
+    from areal_like.config.registry import build
+    from areal_like.models.causal_lm import publishable
 
     logging.disable_progress_bar()
     task, specs = build("task", config.task, config.run.seed), models(config, args)

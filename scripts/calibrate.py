@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from areal_like.config import ConfigError
+from areal_like.config.run_config import ConfigError
 from areal_like.errors import UserError
 
 from .console.arguments import as_called, command, new_file, positive, refuse

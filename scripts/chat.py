@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.config import ConfigError
+from areal_like.config.run_config import ConfigError
 from areal_like.errors import UserError
 
 from .console.arguments import amount, command, positive, refuse
@@ -103,7 +103,7 @@ def speech_of(given: Path, model: Path) -> Speech:
         tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
         codec = TokenizerCodec(tokenizer, chat=bool(tokenizer.chat_template))
         return Speech(codec, stop_tokens(model, tokenizer), tokenizer=tokenizer)
-    from areal_like.registry import build
+    from areal_like.config.registry import build
 
     run = run_of(given)
     task = build("task", run.task, run.run.seed) if run else None
@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
         from transformers.utils import logging
 
         from actors.engines.torch_engine import TorchEngine
-        from areal_like.registry import build
+        from areal_like.config.registry import build
 
         logging.disable_progress_bar()
         if args.threads:

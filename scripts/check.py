@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from areal_like.config.layers import parse_override
+from areal_like.config.registry import COMPONENTS, ConfigError, check, resolve
 from areal_like.errors import UserError
-from areal_like.layers import parse_override
-from areal_like.registry import COMPONENTS, ConfigError, check, resolve
 
 from .console.arguments import command, refuse
 from .console.output import console

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from areal_like.errors import UserError
-from areal_like.metrics import MetricsFollower
-from areal_like.run_folder import summary_of
+from areal_like.run.metrics import MetricsFollower
+from areal_like.run.run_folder import summary_of
 
 from .console.arguments import command, new_file, picture, refuse
 from .console.output import console, shortened, table, visible, write_json

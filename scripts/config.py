@@ -18,12 +18,12 @@ from pathlib import Path
 
 from rich.markdown import Markdown
 
-from areal_like.other_names import instead_of
+from areal_like.config.other_names import instead_of
+from areal_like.config.ranges import RANGES
+from areal_like.config.registry import COMPONENTS, PARTS, ConfigError, described, nearest
+from areal_like.config.schema import SECTIONS, Config
+from areal_like.config.signatures import REQUIRED, Knob, signature
 from areal_like.places import CONFIGS
-from areal_like.ranges import RANGES
-from areal_like.registry import COMPONENTS, PARTS, ConfigError, described, nearest
-from areal_like.schema import SECTIONS, Config
-from areal_like.signatures import REQUIRED, Knob, signature
 
 from .console.arguments import command, new_file, other, refuse
 from .console.output import console

@@ -20,16 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like import checkpoints, older_configs
-from areal_like import config as configs
-from areal_like.config import ConfigError
+from areal_like.config import older_configs
+from areal_like.config import run_config as configs
+from areal_like.config.eval_sets import OWN
+from areal_like.config.layers import parse_override
+from areal_like.config.run_config import ConfigError
 from areal_like.errors import UserError
 from areal_like.estimates import by_prompt, powers
 from areal_like.estimates import figures as estimates
-from areal_like.eval_sets import OWN
-from areal_like.heldout import own_rows
-from areal_like.layers import parse_override
-from areal_like.run_folder import CONFIG
+from areal_like.run import checkpoints
+from areal_like.run.run_folder import CONFIG
+from areal_like.tasks.heldout import own_rows
 
 from .analysis.step_model import step_model
 from .console.arguments import amount, command, new_file, positive, refuse
@@ -131,8 +132,8 @@ def run_of(given: Path) -> configs.Config | None:
 
 def spec_of(text: str, model: Path) -> dict[str, Any]:
     """The task's spec of a SET, with the model's tokenizer where it needs one and names none. Raises ConfigError."""
-    from areal_like.registry import knobs
-    from areal_like.signatures import REQUIRED
+    from areal_like.config.registry import knobs
+    from areal_like.config.signatures import REQUIRED
 
     value: Any = parse_override(f"set={text}")[1]
     if isinstance(value, str):
@@ -148,7 +149,7 @@ def spec_of(text: str, model: Path) -> dict[str, Any]:
 def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     """Raises ConfigError, ValueError, OSError."""
     from actors.workflows import for_tasks
-    from areal_like.registry import bind, build
+    from areal_like.config.registry import bind, build
 
     run, found = run_of(args.model), []
     if not args.sets and run is None:
@@ -308,7 +309,7 @@ def show_against(before: Found, after: Found, args: argparse.Namespace) -> dict[
 
 def evaluate(args: argparse.Namespace, given: Path, asked: Sequence[Question]) -> Found:
     """What the model at `given` says to all sets. Raises UserError, ValueError, OSError."""
-    from areal_like.registry import build
+    from areal_like.config.registry import build
 
     vocabulary = max(question.task.vocab_size for question in asked)
     results, answers = {}, {}

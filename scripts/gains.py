@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.config import ConfigError
+from areal_like.config.run_config import ConfigError
 from areal_like.errors import UserError
 from areal_like.estimates import interval
-from areal_like.samples import HELDOUT, Kept, read
+from areal_like.run.samples import HELDOUT, Kept, read
 
 from .analysis.pairing import meaning_of_p, p_value, paired
 from .console.arguments import command, new_file, picture, refuse
@@ -118,9 +118,9 @@ def _change(sides: Sequence[Mapping[tuple[str, int, int], Kept]], right: float) 
 
 def rows_of(members: Sequence[Member]) -> list[Row]:
     """A row per setting and held-out set. Raises ConfigError."""
-    from areal_like import config as configs
-    from areal_like import older_configs
-    from areal_like.run_folder import CONFIG, SUMMARY
+    from areal_like.config import older_configs
+    from areal_like.config import run_config as configs
+    from areal_like.run.run_folder import CONFIG, SUMMARY
 
     rows: dict[tuple[str, str], Row] = {}
     for member in members:

@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_like.config import Config, ConfigError
+from areal_like.config.placement import Devices, devices_of
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.launch.children import Children
 from areal_like.launch.local import Here
 from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.launch.restarts import RestartLimits
-from areal_like.link import BusError
-from areal_like.placement import Devices, devices_of
-from areal_like.run_folder import RENDEZVOUS
+from areal_like.run.run_folder import RENDEZVOUS
+from areal_like.wire.link import BusError
 
 from .console.arguments import EXIT_INTERRUPTED, command, refuse
 from .following.running import NotRunning, Running, add_arguments

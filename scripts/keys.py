@@ -2,7 +2,7 @@
 
 With keys every connection is encrypted and authenticated (CURVE), and each key says what its holder may do. A run on
 TCP without named keys makes its own (`keys/` in the run folder). Make a folder for keys that outlive runs, or for
-machines that do not see the run folder. Keep it outside of the run folders. `areal_like/keys.py` describes its files.
+machines that do not see the run folder. Keep it outside of the run folders. `wire/keys.py` describes its files.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from areal_like import keys
-from areal_like.wire import MAY_SAY
+from areal_like.wire import keys
+from areal_like.wire.frames import MAY_SAY
 
 from .console.arguments import command
 

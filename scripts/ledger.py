@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from areal_like import checkpoints
-from areal_like.groups import Head
+from areal_like.run import checkpoints
+from areal_like.wire.groups import Head
 from buffer.events import Admit, Drop, Event, Filter, Finish, LeaveOut, Open, Snapshot
 from buffer.journal import JournalError, Record, Recorded
 from buffer.recovery import standing

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from buffer.checks import RolloutsFail
 

@@ -6,7 +6,7 @@ Tokens are coloured by the age of the weights that made them, in versions (green
 `--dropped` or `--held-out` it shows trained samples, the newest first. A dropped sample has a reason:
 `--dropped --why stale` shows those of one reason.
 
-The samples are in RUN/samples as lines of JSON (`areal_like.samples`); `run.samples_bytes` says how many are kept.
+The samples are in RUN/samples as lines of JSON (`areal_like.run.samples`); `run.samples_bytes` says how many are kept.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from areal_like import older_configs
-from areal_like.config import from_tree
-from areal_like.eval_sets import OWN
-from areal_like.heldout import HeldoutSet, sets_of
-from areal_like.registry import ConfigError, bind, build, nearest
-from areal_like.run_folder import CONFIG
-from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
+from areal_like.config import older_configs
+from areal_like.config.eval_sets import OWN
+from areal_like.config.registry import ConfigError, bind, build, nearest
+from areal_like.config.run_config import from_tree
+from areal_like.run.run_folder import CONFIG
+from areal_like.run.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
+from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.types import Prompt
 from buffer.events import Admit, Snapshot
 from buffer.journal import Recorded

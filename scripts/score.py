@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from areal_like import checkpoints, older_configs
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
-from areal_like.layers import read
+from areal_like.config import older_configs
+from areal_like.config import run_config as configs
+from areal_like.config.layers import read
+from areal_like.config.registry import COMPONENTS, bind, check, marks
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.places import CONFIGS
-from areal_like.registry import COMPONENTS, bind, check, marks
+from areal_like.run import checkpoints
 from areal_like.types import Batch
 
 from .analysis.gradient_statistics import GradientStatistics, summarise
@@ -68,7 +69,7 @@ def loss_specs(config: Config, chosen: Sequence[str] | None) -> dict[str, dict[s
 
 def recorded(run: Path, config: Config) -> Iterator[Batch]:
     """The batches of a run as its learner saw them. Raises JournalError."""
-    from areal_like.groups import decode_group
+    from areal_like.wire.groups import decode_group
     from buffer.payloads import load
     from buffer.playback import recorded_batches
 

@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         import torch
         from transformers.utils import logging
 
-        from areal_like.registry import build
+        from areal_like.config.registry import build
 
         logging.disable_progress_bar()
         if args.threads:

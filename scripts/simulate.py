@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
-from areal_like.link import BusError
-from areal_like.run_folder import CONFIG, SUMMARY
+from areal_like.run.run_folder import CONFIG, SUMMARY
+from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail
 
 from .console.arguments import command, interrupted, new_file, positive, refuse

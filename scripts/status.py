@@ -19,8 +19,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from areal_like.link import BusError
-from areal_like.run_folder import is_going_on, summary_of
+from areal_like.run.run_folder import is_going_on, summary_of
+from areal_like.wire.link import BusError
 
 from .console import output
 from .console.arguments import command, port, refuse

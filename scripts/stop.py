@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
-from areal_like.link import BusError
+from areal_like.wire.link import BusError
 
 from .console.arguments import command, refuse
 from .following.running import Running, add_arguments

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from areal_like.spans import Span, read
+from areal_like.run.spans import Span, read
 
 from .console import output
 from .console.arguments import command, new_file, picture, refuse

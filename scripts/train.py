@@ -24,20 +24,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
-from areal_like import config as configs
-from areal_like import keys, older_configs, turns
-from areal_like.bus import NODE, is_loopback
-from areal_like.config import Config, ConfigError
-from areal_like.defaults import describe_learning, describe_machine
+from areal_like import turns
+from areal_like.config import older_configs
+from areal_like.config import run_config as configs
+from areal_like.config.defaults import describe_learning, describe_machine
+from areal_like.config.other_names import instead_of_option
+from areal_like.config.placement import needs_of
+from areal_like.config.registry import resolve
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
-from areal_like.link import BusError
 from areal_like.machine import cores, has_gpu
-from areal_like.other_names import instead_of_option
-from areal_like.placement import needs_of
 from areal_like.places import COMMANDS, INSTALLED, REPOSITORY
-from areal_like.process import EXIT_PAUSED
-from areal_like.registry import resolve
-from areal_like.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
+from areal_like.run.process import EXIT_PAUSED
+from areal_like.run.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
+from areal_like.wire import keys
+from areal_like.wire.bus import NODE, is_loopback
+from areal_like.wire.link import BusError
 
 from .console.arguments import EXIT_INTERRUPTED, command, other
 from .console.streams import lasting_output
@@ -300,8 +302,8 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
 
 
 def launcher_of(config: Config, folder: Path) -> Any:
+    from areal_like.config.registry import build
     from areal_like.launch.plan import limits
-    from areal_like.registry import build
 
     return build("launcher", config.launcher, folder, limits(config))
 
@@ -390,7 +392,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         changed = changes(config, earlier)
         print(f"resuming {earlier}{' with ' if changed else ''}{', '.join(changed)}")
         discard(earlier)
-        (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run_folder
+        (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run.run_folder
         write_record(config, earlier / NEXT, argv)
         return earlier, config, held
     folder, config = make_run_folder(config, told_apart(stem, args.overrides))

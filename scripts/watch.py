@@ -26,12 +26,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from areal_like.client import SupervisorClient
-from areal_like.config import Config
+from areal_like.config.run_config import Config
+from areal_like.config.supervision import is_supervised
 from areal_like.launch.outcome import Death
-from areal_like.metrics import MetricsFollower
-from areal_like.run_folder import RENDEZVOUS, SUMMARY
-from areal_like.supervision import is_supervised
+from areal_like.run.metrics import MetricsFollower
+from areal_like.run.run_folder import RENDEZVOUS, SUMMARY
+from areal_like.wire.client import SupervisorClient
 
 from .console.arguments import command, other, port, refuse
 from .console.sparkline import sparkline

@@ -14,11 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-from areal_like import config as configs
-from areal_like.config import Config
+from areal_like.config import run_config as configs
+from areal_like.config.placement import VISIBLE
+from areal_like.config.registry import build
+from areal_like.config.run_config import Config
 from areal_like.launch.plan import limits, plan
-from areal_like.placement import VISIBLE
-from areal_like.registry import build
 
 KNOBS = ["learner.device=cuda", "learner.ranks=2", "engine=sglang", "engine.tp_size=2", "actors.count=2"]
 """Two devices for the learner, two for each actor."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import config as configs
-from areal_like import signatures
+from areal_like.config import run_config as configs
+from areal_like.config import signatures
 from scripts import check
 from scripts import config as explained
 

@@ -23,10 +23,10 @@ FORBIDDEN = {
     "scripts": {"tests"},
 }
 HEAVY = {"torch", "transformers", "sglang", "ray", "numba"}
-LIGHT = ("types", "config", "layers", "registry", "wire", "bus")
+LIGHT = ("types", "config/run_config", "config/layers", "config/registry", "wire/frames", "wire/bus")
 BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
-MAY_NAME_THE_MODE = ("areal_like/config.py", "buffer/schedulers.py", "scripts/", "tests/")
+MAY_NAME_THE_MODE = ("areal_like/config/run_config.py", "buffer/schedulers.py", "scripts/", "tests/")
 
 TYPED = ("areal_like/", "buffer/")
 MOST_ANY = 47

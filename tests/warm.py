@@ -8,7 +8,7 @@ import sys
 
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from areal_like import config
+from areal_like.config import run_config as config
 from areal_like.places import CONFIGS
 
 RUN = ("actors.main", "buffer.main", "learners.main", "scripts.train", "scripts.cli")

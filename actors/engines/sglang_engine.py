@@ -48,8 +48,8 @@ from actors.engines.sglang_replies import (
 from actors.engines.sglang_server import ServerGone, ServerRefused, SglangServer
 from actors.engines.sglang_shared import SharedCopy
 from areal_like.interfaces import Heard
-from areal_like.models import state_of
-from areal_like.routers import routers_of, routing_of
+from areal_like.models.causal_lm import state_of
+from areal_like.models.routers import routers_of, routing_of
 from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
 

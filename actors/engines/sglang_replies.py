@@ -4,7 +4,7 @@ Token ids in, token ids out. A request names every sampling parameter, so that n
 folder (`generation_config.json`) cuts the distribution: behaviour logprobs are those of softmax(logits / temperature),
 as the learner computes them.
 
-Experts (`areal_like.experts`) come as base64 of int32 [positions, layers, k], for all of the model's layers.
+Experts (`areal_like.models.experts`) come as base64 of int32 [positions, layers, k], for all of the model's layers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.experts import Routing, joined_experts
+from areal_like.models.experts import Routing, joined_experts
 from areal_like.types import Completion, Finish, Limits, Runs
 
 NEUTRAL = {

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from areal_like.experts import joined_experts
 from areal_like.interfaces import Heard
+from areal_like.models.experts import joined_experts
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits, Runs
 

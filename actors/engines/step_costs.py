@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.run_folder import COSTS, write_costs
+from areal_like.run.run_folder import COSTS, write_costs
 from areal_like.types import Completion, Limits
 
 log = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ import numpy as np
 
 from actors.engines.decode_clock import DecodeClock, DecodeCost, Load, TimedRequest
 from actors.engines.lengths import AnswerLengths
-from areal_like.partials import digest_of
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.update import Update
+from areal_like.wire.partials import digest_of
 
 _TOKEN_IDS = 8  # ids that made-up responses use: 0..7, stop tokens excepted
 

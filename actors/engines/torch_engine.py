@@ -44,9 +44,9 @@ from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
 from actors.engines.slot_table import SlotRequest, SlotTable, whole
 from actors.engines.static_step import StaticStep
 from actors.engines.step_costs import StepCosts
-from areal_like.defaults import SLOTS
+from areal_like.config.defaults import SLOTS
 from areal_like.interfaces import Heard
-from areal_like.models import write_state
+from areal_like.models.causal_lm import write_state
 from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
 

@@ -15,8 +15,8 @@ from functools import lru_cache
 from pkgutil import resolve_name
 from typing import Any
 
+from areal_like.config.registry import check_function
 from areal_like.errors import UserError
-from areal_like.registry import check_function
 from areal_like.tasks.episodes import seed_of
 from areal_like.types import Outcome, Prompt
 

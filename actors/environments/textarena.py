@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from areal_like.config.registry import nearest
 from areal_like.errors import UserError
-from areal_like.registry import nearest
 from areal_like.tasks.episodes import seed_of
 from areal_like.types import Outcome, Prompt
 

@@ -23,8 +23,8 @@ from typing import Protocol
 from areal_like.launch.outcome import Death, LastWords, RunFailed, has_ended_well, in_words, is_from_outside, may_resume
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import CommonFault, RestartLimits, Restarts
-from areal_like.process import EXIT_USER_ERROR, TERM_SECONDS
-from areal_like.run_folder import has_stepped
+from areal_like.run.process import EXIT_USER_ERROR, TERM_SECONDS
+from areal_like.run.run_folder import has_stepped
 
 log = logging.getLogger(__name__)
 GRACE_SECONDS = 10

@@ -120,7 +120,7 @@ def leave_finalizers() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Get SIGTERM when the parent ends; it may have ended already. (As in `areal_like.process`, not imported here.)"""
+    """Get SIGTERM when the parent ends; it may have ended already. (As in `run.process`, not imported here.)"""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(0)

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from areal_like.config.placement import Devices
 from areal_like.launch.fork_server import MOST_BYTES, RoleRequest
 from areal_like.launch.group import environment
 from areal_like.launch.sockets import PREFIXES, SocketFolder, sweep
-from areal_like.placement import Devices
 from areal_like.places import REPOSITORY
-from areal_like.process import EXIT_FORKS_GONE
+from areal_like.run.process import EXIT_FORKS_GONE
 
 VARIABLE = "AREAL_FORK_SERVER"
 LIBRARIES = (

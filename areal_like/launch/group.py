@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from areal_like.places import python_path
 
 if TYPE_CHECKING:
-    from areal_like.placement import Devices
+    from areal_like.config.placement import Devices
 
 ORDER = "CUDA_DEVICE_ORDER"
 """What device numbers mean. CUDA's own default is the fastest first."""
@@ -66,7 +66,7 @@ def environment(threads: int, devices: Devices | None = None) -> dict[str, str]:
     own["PYTHONPATH"] = python_path()
     usual = {"OMP_WAIT_POLICY": "PASSIVE"}
     if devices is not None:
-        from areal_like.placement import VISIBLE, visible
+        from areal_like.config.placement import VISIBLE, visible
 
         own[VISIBLE] = visible(devices, os.environ.get(VISIBLE))
         usual[ORDER] = "PCI_BUS_ID"

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from areal_like.process import (
+from areal_like.run.process import (
     EXIT_FORKS_GONE,
     EXIT_NO_SPACE,
     EXIT_NODE_FAILED,
@@ -15,13 +15,13 @@ from areal_like.process import (
     EXIT_TERMINATED,
     EXIT_USER_ERROR,
 )
-from areal_like.run_folder import has_stepped, room_wanted
+from areal_like.run.run_folder import has_stepped, room_wanted
 
 TAIL_BYTES, TAIL_LINES = 1 << 14, 5
 """Bytes at the end of a role's log to search for its error, and lines of it to show."""
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM}
 """Signals that come from outside: a death by them says nothing about the actor. SIGALRM ends one that was told to end
-and was too busy for it (`areal_like.process.end_within`)."""
+and was too busy for it (`areal_like.run.process.end_within`)."""
 
 
 def nothing() -> None:

@@ -20,7 +20,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from areal_like.bus import own_address
 from areal_like.launch import ray_cluster
 from areal_like.launch.children import GRACE_SECONDS, Children
 from areal_like.launch.outcome import RunFailed, nothing
@@ -28,7 +27,8 @@ from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray_host import Host
 from areal_like.launch.restarts import RestartLimits
 from areal_like.places import REPOSITORY, python_path
-from areal_like.process import EXIT_NODE_FAILED
+from areal_like.run.process import EXIT_NODE_FAILED
+from areal_like.wire.bus import own_address
 
 if TYPE_CHECKING:
     from ray import ObjectRef

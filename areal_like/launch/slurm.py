@@ -24,8 +24,8 @@ from areal_like.launch.outcome import RunStopped, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import RestartLimits
 from areal_like.places import COMMANDS, SBATCH, python_path
-from areal_like.process import EXIT_NODE_FAILED
-from areal_like.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY, config_file
+from areal_like.run.process import EXIT_NODE_FAILED
+from areal_like.run.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY, config_file
 
 SCRIPT = "train.sbatch"
 GPUS = "gpus-per-task"
@@ -70,7 +70,7 @@ class Submission:
 class SlurmLauncher:
     """`options`: of the job, as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. `learner_part` (for
     the learner and the buffer) or `actors_part` make the job heterogeneous: options of each part; so do processes that
-    compute on GPUs. Each of them gets as many as it needs (`areal_like.placement`), or `gpus-per-task` of its part, in
+    compute on GPUs. Each of them gets as many as it needs (`config.placement`), or `gpus-per-task` of its part, in
     whatever words the job asks for them; other processes get none. `script`: the batch script to submit. `container`:
     a command in front of `python` (null: the Python that submits), such as "apptainer exec --nv image.sif"."""
 

@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from areal_like.expressions import evaluate
 from areal_like.tasks.characters import CharacterCodec
+from areal_like.tasks.expressions import evaluate
 from areal_like.tasks.generated import GeneratedTask
 from areal_like.types import Outcome, Prompt
 

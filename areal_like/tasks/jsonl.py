@@ -14,7 +14,7 @@ from typing import Annotated
 
 import numpy as np
 
-from areal_like.registry import as_spec, target
+from areal_like.config.registry import as_spec, target
 from areal_like.tasks.length_trace import trace_of
 from areal_like.tasks.rows import Row, are_messages, rows_of_files
 from areal_like.tasks.text import TextTask

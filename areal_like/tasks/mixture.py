@@ -16,8 +16,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from areal_like.config.registry import ConfigError, as_spec, build, check
 from areal_like.interfaces import Task
-from areal_like.registry import ConfigError, as_spec, build, check
 from areal_like.types import Prompt
 
 LONGEST_BLOCK = 1000

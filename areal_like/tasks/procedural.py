@@ -17,7 +17,7 @@ from reasoning_gym import utils
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS, create_dataset
 
-from areal_like.registry import nearest
+from areal_like.config.registry import nearest
 from areal_like.tasks.safe_answers import EVALUATED
 
 SYSTEM_PROMPTS: dict[str, str] = utils.SYSTEM_PROMPTS

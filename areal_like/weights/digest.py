@@ -7,7 +7,7 @@ an update does not read unchanged words.
 
 Strength: it detects accidents. `mix` is a bijection, so the first lane certainly detects *every* change of a single
 word. Other accidental changes go undetected only if the sums are equal by chance, 2^-128. It is no defence against
-forged weights: sums of a known function can be solved for. Keys decide who may publish weights (`areal_like.keys`).
+forged weights: sums of a known function can be solved for. Keys decide who may publish weights (`wire.keys`).
 
 NumPy is the reference; large states use the compiled twin, which gives the same numbers.
 """

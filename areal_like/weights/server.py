@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 
 from areal_like import turns
-from areal_like.bus import Router
-from areal_like.messages import Chunk, Fetch, Gone, Hops, Later, Sync
 from areal_like.weights.history import History
 from areal_like.weights.replica import NOTHING
-from areal_like.wire import WireError
+from areal_like.wire.bus import Router
+from areal_like.wire.frames import WireError
+from areal_like.wire.messages import Chunk, Fetch, Gone, Hops, Later, Sync
 
 MAX_CHUNK_BYTES = 4 << 20
 MAX_FRAME_BYTES = 4096
@@ -35,7 +35,7 @@ MOST_WAITING = 10_000
 
 class WeightServer:
     """Serves what `history(part)` returns, if anything yet, on `endpoint`, in a thread of its own. `progress()` is any
-    number that grows while more is on its way. `keys` see `areal_like.keys`; with `as_client` it shows a client's pair,
+    number that grows while more is on its way. `keys` see `wire.keys`; with `as_client` it shows a client's pair,
     and not the server's."""
 
     def __init__(

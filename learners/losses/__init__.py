@@ -1,4 +1,4 @@
-"""Policy losses, one pure function each; the registry (`areal_like.registry`) lists them by name.
+"""Policy losses, one pure function each; the registry (`areal_like.config.registry`) lists them by name.
 
 | module | losses | what limits a stale sample |
 |---|---|---|

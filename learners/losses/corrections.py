@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from areal_like.corrections import NONE, problem_of, problem_with_loss
-from areal_like.registry import as_spec, build
+from areal_like.config.corrections import NONE, problem_of, problem_with_loss
+from areal_like.config.registry import as_spec, build
 from learners.losses.clipped import interpolated
 from learners.losses.contract import (
     LOG_RATIO_LIMIT,

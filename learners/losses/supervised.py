@@ -1,4 +1,4 @@
-"""Losses on tokens that somebody wrote: no rollouts, no rewards (`areal_like.supervision`)."""
+"""Losses on tokens that somebody wrote: no rollouts, no rewards (`areal_like.config.supervision`)."""
 
 from __future__ import annotations
 

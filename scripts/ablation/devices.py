@@ -1,6 +1,6 @@
 """Devices (GPUs) for runs at a time on one machine: each has as many as its placement needs, which no other sees.
 
-A run counts devices from 0 among those that it may see (`areal_like.placement`). So it is started with its own in
+A run counts devices from 0 among those that it may see (`config.placement`). So it is started with its own in
 CUDA_VISIBLE_DEVICES, and its config stays as it is. One run at a time sees all devices. Slurm and Ray choose devices
 themselves.
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.placement import KEY, VISIBLE, Devices, needs_of, place, visible
+from areal_like.config.registry import resolve
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.machine import has_gpu
-from areal_like.placement import KEY, VISIBLE, Devices, needs_of, place, visible
-from areal_like.registry import resolve
 
 from ..starting.gpus import gpus_here
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from statistics import fmean
 
-from areal_like.config import Config
+from areal_like.config.run_config import Config
 
 
 def kept(folder: Path, prompts: int) -> float | None:

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.config import Config, ConfigError
-from areal_like.metrics import MetricsFollower
-from areal_like.registry import nearest
-from areal_like.supervision import is_supervised
+from areal_like.config.registry import nearest
+from areal_like.config.run_config import Config, ConfigError
+from areal_like.config.supervision import is_supervised
+from areal_like.run.metrics import MetricsFollower
 
 from . import final
 

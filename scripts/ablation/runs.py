@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from areal_like import config as configs
-from areal_like.config import ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.placement import Devices
+from areal_like.config.run_config import ConfigError
 from areal_like.launch import forks
-from areal_like.metrics import MetricsFollower
-from areal_like.placement import Devices
 from areal_like.places import COMMANDS, python_path
-from areal_like.process import TERM_SECONDS, end_with_starter
+from areal_like.run.metrics import MetricsFollower
+from areal_like.run.process import TERM_SECONDS, end_with_starter
 
 from ..starting.earlier_runs import lock
 from .devices import DevicePool

@@ -37,13 +37,13 @@ from typing import Any
 
 import yaml
 
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
-from areal_like.layers import find, read, shown
+from areal_like.config import run_config as configs
+from areal_like.config.layers import find, read, shown
+from areal_like.config.ranges import RANGES, range_of
+from areal_like.config.registry import nearest
+from areal_like.config.run_config import Config, ConfigError
+from areal_like.config.supervision import is_supervised
 from areal_like.places import CONFIGS
-from areal_like.ranges import RANGES, range_of
-from areal_like.registry import nearest
-from areal_like.supervision import is_supervised
 
 from ..starting.preflight import preflight
 from .measures import Curve, Measure, read_curve, read_measure

@@ -13,11 +13,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from areal_like import config as configs
-from areal_like import older_configs
-from areal_like.config import Config, ConfigError
+from areal_like.config import older_configs
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
-from areal_like.run_folder import CONFIG
+from areal_like.run.run_folder import CONFIG
 
 FOLDER = "model"
 _OF_WEIGHTS = ("name", "lora", "publish_dtype")
@@ -49,7 +49,7 @@ def step_model(step: Path) -> Path:
 def _write(config: Config, step: Path, folder: Path) -> None:
     from transformers.utils import logging
 
-    from areal_like.registry import build
+    from areal_like.config.registry import build
 
     logging.disable_progress_bar()
     task: Any = build("task", config.task, config.run.seed)
@@ -66,7 +66,7 @@ def _write(config: Config, step: Path, folder: Path) -> None:
 
 
 def _trainer(config: Config, vocab_size: int) -> Any:
-    from areal_like.registry import bind, build
+    from areal_like.config.registry import bind, build
     from learners.build import build_trainer
 
     if config.learner["name"] != "torch":

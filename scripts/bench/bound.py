@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.groups import make_head
+from areal_like.wire.groups import make_head
 from buffer.filters import zero_variance
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay

@@ -27,16 +27,16 @@ from typing import Any
 import numpy as np
 import zmq
 
-from areal_like import config as configs
-from areal_like import messages
-from areal_like.bus import Dealer
-from areal_like.client import LearnerClient
-from areal_like.columns import RUN
-from areal_like.groups import encode_group
-from areal_like.messages import Message
+from areal_like.config import run_config as configs
 from areal_like.places import REPOSITORY
-from areal_like.process import prepare_memory
+from areal_like.run.process import prepare_memory
 from areal_like.types import Group, Sample
+from areal_like.wire import messages
+from areal_like.wire.bus import Dealer
+from areal_like.wire.client import LearnerClient
+from areal_like.wire.columns import RUN
+from areal_like.wire.groups import encode_group
+from areal_like.wire.messages import Message
 
 GROUP_SIZE = 8
 PROMPT_TOKENS, RESPONSE_TOKENS = 750, 1000

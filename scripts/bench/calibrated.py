@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from areal_like import config as configs
-from areal_like.config import ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import ConfigError
 from areal_like.errors import UserError
-from areal_like.run_folder import SUMMARY
+from areal_like.run.run_folder import SUMMARY
 
 from ..analysis.intervals import bootstrap
 from ..console import output

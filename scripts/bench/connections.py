@@ -18,11 +18,11 @@ from pathlib import Path
 
 import zmq
 
-from areal_like.bus import routing_id
-from areal_like.client import LearnerClient
-from areal_like.messages import Hello, Manifest
-from areal_like.process import allow_many_files
-from areal_like.wire import encode
+from areal_like.run.process import allow_many_files
+from areal_like.wire.bus import routing_id
+from areal_like.wire.client import LearnerClient
+from areal_like.wire.frames import encode
+from areal_like.wire.messages import Hello, Manifest
 
 from ..console import output
 from . import buffer_paths as paths

@@ -95,8 +95,8 @@ def prepare(seed: int, folder: Path) -> None:
     """The initial model and the prompts of our run with this seed."""
     if folder.exists():
         return
-    from areal_like import config as configs
-    from areal_like.registry import build
+    from areal_like.config import run_config as configs
+    from areal_like.config.registry import build
     from areal_like.tasks.copying import Copy
 
     config = configs.load(["configs/copy4.yaml"])

@@ -26,7 +26,7 @@ from transformers import AutoConfig
 
 from actors.engines import ragged_attention
 from actors.engines.torch_engine import TorchEngine
-from areal_like.models import folder
+from areal_like.models.causal_lm import folder
 from areal_like.types import Completion, Limits
 
 from .figures import best_seconds

@@ -44,7 +44,7 @@ SLOTS, VOCAB, PROMPT, EQUAL, REQUESTS, MEDIAN, LONGEST = 64, 1000, 32, 128, 256,
 
 def model() -> PreTrainedModel:
     """The same weights each time; an engine takes over its model, so each contender has its own."""
-    from areal_like.models import qwen2  # takes seconds to import: not for `--help`
+    from areal_like.models.causal_lm import qwen2  # takes seconds to import: not for `--help`
 
     return qwen2(0, VOCAB, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512).eval()
 
@@ -117,7 +117,7 @@ def compare(suffix: str, lengths: np.ndarray, greedy: bool, repeats: int, rng: n
 def tiny_step(repeats: int, rng: np.random.Generator, batch_invariant: bool = False) -> float:
     """Seconds per decode step at hidden size 32 × 2 layers: 64 sequences of 8 prompt and 8 response tokens."""
     from actors.engines.torch_engine import TorchEngine
-    from areal_like.models import qwen2
+    from areal_like.models.causal_lm import qwen2
 
     engine = TorchEngine(qwen2(0, 16), slots=SLOTS, batch_invariant=batch_invariant)
     prompts, lengths = rng.integers(0, 16, (SLOTS, 8)), np.full(SLOTS, 8)

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from actors.engines.sampler import keyed_uniforms
 from actors.engines.torch_engine import TorchEngine
-from areal_like.models import publishable, state_of
-from areal_like.registry import COMPONENTS, resolve
+from areal_like.config.registry import COMPONENTS, resolve
+from areal_like.models.causal_lm import publishable, state_of
 from areal_like.sampling import uniforms
 from areal_like.types import Batch, Completion, Limits
 from areal_like.weights.changes import Changes

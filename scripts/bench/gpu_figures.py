@@ -21,13 +21,13 @@ import torch
 from actors.engines.slot_cache import bytes_per_token
 from actors.engines.torch_engine import TorchEngine
 from actors.subscriber import Subscriber
-from areal_like.config import load
-from areal_like.messages import Manifest
-from areal_like.models import publishable, read_state
+from areal_like.config.registry import build
+from areal_like.config.run_config import load
+from areal_like.models.causal_lm import publishable, read_state
 from areal_like.places import REPOSITORY
-from areal_like.registry import build
 from areal_like.types import Limits
 from areal_like.weights.state import State, TensorSpec
+from areal_like.wire.messages import Manifest
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo

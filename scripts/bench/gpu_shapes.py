@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from areal_like.models import qwen2
+from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch, Group, Sample
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}

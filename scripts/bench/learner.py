@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from areal_like.models import qwen2
+from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch, Group, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner

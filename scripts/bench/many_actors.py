@@ -19,8 +19,8 @@ from pathlib import Path
 
 import zmq
 
-from areal_like.client import LearnerClient
-from areal_like.messages import Heartbeat, Manifest
+from areal_like.wire.client import LearnerClient
+from areal_like.wire.messages import Heartbeat, Manifest
 
 from ..console import output
 from . import buffer_paths as paths

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from areal_like.process import Role, run_role
+from areal_like.run.process import Role, run_role
 from buffer.main import main
 
 

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from areal_like.models import folder, qwen2
+from areal_like.models.causal_lm import folder, qwen2
 from areal_like.types import Batch, Group, Sample
 from learners import prefixes
 from learners.advantages import group

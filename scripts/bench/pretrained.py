@@ -132,7 +132,7 @@ def run_ours(mode: str, args: argparse.Namespace, place: Path, name: str) -> dic
 
 def last_batch_over_unique(run: Path) -> float:
     """`computed_over_unique` of the last batch that a run trained, from the weights that it began with."""
-    from areal_like import config as configs
+    from areal_like.config import run_config as configs
     from learners.build import build_trainer
 
     from ..score import recorded

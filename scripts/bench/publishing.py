@@ -44,10 +44,10 @@ import msgpack
 import numpy as np
 import torch
 
-from areal_like.messages import Manifest
-from areal_like.models import qwen2, read_state
+from areal_like.models.causal_lm import qwen2, read_state
 from areal_like.types import Batch, Group, Sample
 from areal_like.weights.state import State
+from areal_like.wire.messages import Manifest
 from buffer.shares import split
 from learners.advantages import group
 from learners.collectives import join

@@ -58,7 +58,7 @@ VOCAB, TINY_VOCAB = 151_936, 1000
 
 
 def new_model(tiny: bool) -> PreTrainedModel:
-    from areal_like.models import qwen2  # takes seconds to import: not for `--help`
+    from areal_like.models.causal_lm import qwen2  # takes seconds to import: not for `--help`
 
     return qwen2(0, TINY_VOCAB if tiny else VOCAB, **(TINY if tiny else SHAPE))  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ async def updates(engine: SglangEngine, state: State, args: argparse.Namespace, 
 
 async def under_load(args: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
     from actors.engines.sglang_engine import SglangEngine
-    from areal_like.models import publishable
+    from areal_like.models.causal_lm import publishable
 
     model = new_model(args.tiny)
     state = publishable(model)

@@ -26,7 +26,7 @@ from statistics import mean
 
 from rich.console import Console
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from areal_like.places import REPOSITORY
 
 from ..console import output

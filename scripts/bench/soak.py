@@ -14,9 +14,9 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from areal_like.client import LearnerClient
-from areal_like.messages import Manifest
-from areal_like.process import prepare_memory
+from areal_like.run.process import prepare_memory
+from areal_like.wire.client import LearnerClient
+from areal_like.wire.messages import Manifest
 
 from ..console import output
 from . import buffer_paths as paths

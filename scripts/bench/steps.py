@@ -31,7 +31,7 @@ def cost(sequences: float, tokens: float) -> float:
 async def steps(slots: int, total: int, stream: bool, longest: int) -> float:
     """Mean duration of a step with most slots taken, over what it costs by `cost`."""
     from actors.engines.torch_engine import TorchEngine
-    from areal_like.models import qwen2
+    from areal_like.models.causal_lm import qwen2
     from areal_like.types import Limits
 
     engine, places, made = TorchEngine(qwen2(0, 16), slots=slots), asyncio.Semaphore(slots), np.random.default_rng(0)

@@ -37,7 +37,7 @@ if __name__ == "__main__":  # first: `--help` needs none of the imports below
 import numpy as np
 import xxhash
 
-from areal_like.groups import Head
+from areal_like.wire.groups import Head
 from buffer import events
 from buffer.journal import Journal
 from buffer.payloads import Stored

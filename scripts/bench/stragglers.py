@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from areal_like.config import load
+from areal_like.config.registry import build
+from areal_like.config.run_config import load
 from areal_like.places import REPOSITORY
-from areal_like.registry import build
 from areal_like.sampling import stream_key
 from areal_like.types import Limits
 from buffer.journal import scan

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from areal_like.models import qwen2, state_of
+from areal_like.models.causal_lm import qwen2, state_of
 from areal_like.weights.codec import Encoder
 from areal_like.weights.delta import DeltaHead, write
 from areal_like.weights.layout import Layout

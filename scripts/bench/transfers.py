@@ -45,13 +45,13 @@ from msgspec.structs import replace
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
-from areal_like.messages import Manifest
-from areal_like.messages import Relay as Offer
 from areal_like.weights.history import History, Hop
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State
 from areal_like.weights.update import Update
+from areal_like.wire.messages import Manifest
+from areal_like.wire.messages import Relay as Offer
 from buffer.relays import Relays
 from learners.publication import Coding, Publisher
 

@@ -34,7 +34,7 @@ import torch
 
 from actors.engines.torch_engine import TorchEngine
 from actors.subscriber import Subscriber
-from areal_like.models import publishable, qwen2, write_state
+from areal_like.models.causal_lm import publishable, qwen2, write_state
 from areal_like.types import Limits
 from areal_like.weights.changes import Changes
 from areal_like.weights.state import State

@@ -27,14 +27,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from areal_like import config as configs
-from areal_like import messages
-from areal_like.bus import Dealer
-from areal_like.groups import Head, encode_group, pack_heads
-from areal_like.messages import Message
+from areal_like.config import run_config as configs
 from areal_like.places import REPOSITORY
 from areal_like.types import Group, Sample
-from areal_like.wire import Payloads
+from areal_like.wire import messages
+from areal_like.wire.bus import Dealer
+from areal_like.wire.frames import Payloads
+from areal_like.wire.groups import Head, encode_group, pack_heads
+from areal_like.wire.messages import Message
 
 from ..console import output
 from .buffer_paths import socket_folder

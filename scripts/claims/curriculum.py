@@ -32,7 +32,7 @@ if __name__ == "__main__":  # first: `--help` needs none of the imports below
 
 import numpy as np
 
-from areal_like.groups import make_head
+from areal_like.wire.groups import make_head
 from buffer import filters, policies, samplers
 from buffer.events import Event, Push
 from buffer.journal import Record

@@ -24,7 +24,7 @@ from functools import cache
 from statistics import mean
 from typing import Any
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 
 from ..analysis.intervals import markdown_table
 from ..console.arguments import command, new_file, positive

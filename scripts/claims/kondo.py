@@ -25,7 +25,7 @@ if __name__ == "__main__":  # first: `--help` needs none of the imports below
 
 import numpy as np
 
-from areal_like.models import qwen2
+from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch, Group, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from actors.engines.inexact import quantised
-from areal_like.registry import bind
+from areal_like.config.registry import bind
 from learners.losses.contract import needs_proximal, plan_of
 
 from .algorithms import Algorithm, corrected_loss

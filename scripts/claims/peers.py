@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 
 from ..analysis.intervals import markdown_table
 from ..console.arguments import command, new_file

@@ -24,7 +24,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from actors.engines.torch_engine import TorchEngine
-from areal_like.models import publishable
+from areal_like.models.causal_lm import publishable
 from areal_like.types import Batch, Completion, Group, Limits, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner

@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from areal_like import messages
+from areal_like.wire import messages
 from buffer.sagc import Sagc
 from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler

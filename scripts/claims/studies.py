@@ -210,7 +210,7 @@ def prepare() -> None:
     are many times slower."""
     import torch  # not at the top: `--help` does not need it
 
-    from areal_like.process import prepare_memory
+    from areal_like.run.process import prepare_memory
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)

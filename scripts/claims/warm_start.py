@@ -35,9 +35,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
-from areal_like import config as configs
-from areal_like import older_configs
-from areal_like.run_folder import CONFIG, summary_of
+from areal_like.config import older_configs
+from areal_like.config import run_config as configs
+from areal_like.run.run_folder import CONFIG, summary_of
 from areal_like.tasks.copying import Reverse
 from areal_like.types import Prompt
 

@@ -20,11 +20,11 @@ from typing import Any, cast
 import numpy as np
 
 from actors.reward_pool import RewardPool
-from areal_like.groups import decode_group, encode_group
+from areal_like.config.registry import bind, build, resolve, target
 from areal_like.interfaces import PooledTask, Task
 from areal_like.places import python_path
-from areal_like.registry import bind, build, resolve, target
 from areal_like.types import Completion, Group, Limits, Prompt
+from areal_like.wire.groups import decode_group, encode_group
 
 from . import Broken, Claim, Help, demand
 
@@ -402,7 +402,7 @@ def _ran(spec: Mapping[str, object], claim: Callable[[Any, Any], Any]) -> object
     async def run() -> object:
         state = None
         if getattr(kind, "needs_model", False):
-            from areal_like.models import publishable
+            from areal_like.models.causal_lm import publishable
 
             model = build("model", {"name": "qwen2"}, SEED, VOCABULARY)
             state = publishable(model)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from areal_like.registry import bind
+from areal_like.config.registry import bind
 from learners.advantages import Episodes, marked
 from learners.losses.contract import (
     LossBatch,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgpack
 import numpy as np
 
-from areal_like.registry import bind, build
+from areal_like.config.registry import bind, build
 from buffer.policies import Waiting
 from buffer.results import WINDOW, Known
 from buffer.samplers import NEW

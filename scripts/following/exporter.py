@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from areal_like.config import ConfigError
+from areal_like.config.run_config import ConfigError
 
 from .running import View
 

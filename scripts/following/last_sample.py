@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_like.samples import FOLDER, TRAINED, Kept, decoded
+from areal_like.run.samples import FOLDER, TRAINED, Kept, decoded
 
 if TYPE_CHECKING:
     from ..samples import Texts

@@ -10,14 +10,14 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from areal_like import config as configs
-from areal_like import older_configs
-from areal_like.bus import is_loopback
-from areal_like.client import SupervisorClient
-from areal_like.config import Config, ConfigError
-from areal_like.metrics import MetricsFollower
-from areal_like.run_folder import RENDEZVOUS, SUMMARY, config_file, is_going_on
-from areal_like.supervision import is_supervised
+from areal_like.config import older_configs
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import Config, ConfigError
+from areal_like.config.supervision import is_supervised
+from areal_like.run.metrics import MetricsFollower
+from areal_like.run.run_folder import RENDEZVOUS, SUMMARY, config_file, is_going_on
+from areal_like.wire.bus import is_loopback
+from areal_like.wire.client import SupervisorClient
 
 PATIENCE = 10.0
 """Seconds that the buffer has to answer; it needs 0.2 s at most, unless its disk hangs."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from areal_like.registry import ConfigError, settled
+from areal_like.config.registry import ConfigError, settled
 
 WITHOUT_TOOLS = ("single_turn", "best_of_n")
 """Workflows without tools."""

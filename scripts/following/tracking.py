@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from areal_like import config as configs
-from areal_like.config import Config
-from areal_like.metrics import MetricsFollower
-from areal_like.registry import resolve
-from areal_like.samples import HELDOUT, TRAINED, Follower, Kept
+from areal_like.config import run_config as configs
+from areal_like.config.registry import resolve
+from areal_like.config.run_config import Config
+from areal_like.run.metrics import MetricsFollower
+from areal_like.run.samples import HELDOUT, TRAINED, Follower, Kept
 from areal_like.trackers.interface import Shown, Tracked, Tracker
 
 from ..samples import Texts

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from areal_like import config as configs
-from areal_like import samples
-from areal_like.eval_sets import OWN
-from areal_like.metrics import MetricsFollower
-from areal_like.older_configs import fill
+from areal_like.config import run_config as configs
+from areal_like.config.eval_sets import OWN
+from areal_like.config.older_configs import fill
+from areal_like.config.registry import COMPONENTS, ConfigError, knobs
+from areal_like.config.signatures import REQUIRED
 from areal_like.places import CONFIGS
-from areal_like.registry import COMPONENTS, ConfigError, knobs
-from areal_like.run_folder import RECORD, config_file, is_going_on, summary_of
-from areal_like.signatures import REQUIRED
-from areal_like.spans import FOLDER as SPANS
-from areal_like.spans import Span
+from areal_like.run import samples
+from areal_like.run.metrics import MetricsFollower
+from areal_like.run.run_folder import RECORD, config_file, is_going_on, summary_of
+from areal_like.run.spans import FOLDER as SPANS
+from areal_like.run.spans import Span
 from buffer.journal import JournalError, Recorded
 
 from ..following.fault_counts import FAULTS, faults

@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from areal_like.samples import DROPPED, HELDOUT, TRAINED, Fate, Kept, read
+from areal_like.run.samples import DROPPED, HELDOUT, TRAINED, Fate, Kept, read
 
 from ..samples import Numbers, Texts
 from .series import short

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal_like.older_configs import fill
-from areal_like.registry import ConfigError
-from areal_like.run_folder import CONFIG, config_file
+from areal_like.config.older_configs import fill
+from areal_like.config.registry import ConfigError
+from areal_like.run.run_folder import CONFIG, config_file
 
 from ..analysis.intervals import FEWEST_FOR_INTERVALS, bootstrap
 from .contents import leaves

@@ -19,15 +19,15 @@ import numpy as np
 from actors import measures
 from actors.engines.decode_clock import DecodeClock, Load, TimedRequest
 from actors.engines.lengths import AnswerLengths
-from areal_like import messages
-from areal_like.columns import FINISHES
-from areal_like.groups import Head
-from areal_like.messages import Message
-from areal_like.partials import decode_partial, encode_partial
+from areal_like.run.spans import Busy, Spans
 from areal_like.sampling import stream_key, uniform
-from areal_like.spans import Busy, Spans
 from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
-from areal_like.wire import Payloads
+from areal_like.wire import messages
+from areal_like.wire.columns import FINISHES
+from areal_like.wire.frames import Payloads
+from areal_like.wire.groups import Head
+from areal_like.wire.messages import Message
+from areal_like.wire.partials import decode_partial, encode_partial
 
 from .cores import Cores, Process
 from .costs import Costs

@@ -14,11 +14,12 @@ import numpy as np
 import yaml
 
 from actors.engines import step_costs
-from areal_like import older_configs, samples, spans
-from areal_like.config import Config, ConfigError, learner_threads, ranks_of
-from areal_like.metrics import MetricsFollower
-from areal_like.registry import build, settled
-from areal_like.run_folder import CONFIG, summary_of
+from areal_like.config import older_configs
+from areal_like.config.registry import build, settled
+from areal_like.config.run_config import Config, ConfigError, learner_threads, ranks_of
+from areal_like.run import samples, spans
+from areal_like.run.metrics import MetricsFollower
+from areal_like.run.run_folder import CONFIG, summary_of
 
 from .costs import Answers, Costs, Engine, LearnerCost, Sample, Verifier, WeightsCost, of_timed
 

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from areal_like.messages import Message
-from areal_like.wire import Payloads
+from areal_like.wire.frames import Payloads
+from areal_like.wire.messages import Message
 
 from .costs import Sample
 from .timeline import Timeline

@@ -1,6 +1,6 @@
 """What things cost in a simulated run, in seconds: of engines, the learner, weights, verifiers and the wire.
 
-Each number states its range beside its type; `read` checks a file against them (`areal_like.ranges`)."""
+Each number states its range beside its type; `read` checks a file against them (`areal_like.config.ranges`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import msgspec
 
 from actors.engines.decode_clock import DecodeCost
-from areal_like.annotations import misfit
-from areal_like.config import Config, ConfigError
-from areal_like.registry import settled
-from areal_like.supervision import is_supervised
+from areal_like.config.annotations import misfit
+from areal_like.config.registry import settled
+from areal_like.config.run_config import Config, ConfigError
+from areal_like.config.supervision import is_supervised
 
 from .draws import Dealt
 

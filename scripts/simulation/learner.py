@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from areal_like import messages
-from areal_like.checkpoints import is_due
-from areal_like.columns import RUN
-from areal_like.config import Config
-from areal_like.groups import ROW
-from areal_like.messages import Message, Table
-from areal_like.metrics import MetricsLog
-from areal_like.registry import settled
-from areal_like.spans import Spans
-from areal_like.stopping import reason_to_stop
-from areal_like.wire import Payloads
+from areal_like.config.registry import settled
+from areal_like.config.run_config import Config
+from areal_like.run.checkpoints import is_due
+from areal_like.run.metrics import MetricsLog
+from areal_like.run.spans import Spans
+from areal_like.run.stopping import reason_to_stop
+from areal_like.wire import messages
+from areal_like.wire.columns import RUN
+from areal_like.wire.frames import Payloads
+from areal_like.wire.groups import ROW
+from areal_like.wire.messages import Message, Table
 
 from .costs import Costs
 from .timeline import SimulatedRouter, Timeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
-from areal_like.config import Config, actors_of
+from areal_like.config.run_config import Config, actors_of
 from buffer.run_state import RunState
 
 from .actors import World

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from areal_like.config import Config
-from areal_like.registry import knobs
+from areal_like.config.registry import knobs
+from areal_like.config.run_config import Config
 
 from ..console.output import table
 from . import results

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
-from areal_like.registry import knobs, settled
+from areal_like.config import run_config as configs
+from areal_like.config.registry import knobs, settled
+from areal_like.config.run_config import Config, ConfigError
 from buffer.checks import RolloutsFail
 
 from .closed_form import Prediction, predict
@@ -362,7 +362,7 @@ def _predict(config: Config, costs: Costs, choice: Choice) -> Prediction:
     samples = samples_of(config)
     prompt, most = costs.answers.prompt, costs.answers.most or config.sampling.max_tokens
     if prompt is None or most is None:
-        from areal_like.registry import build
+        from areal_like.config.registry import build
 
         prompt_tokens, _, longest = prompts_of(build("task", config.task, config.run.seed), costs).of("train", 0)
         prompt, most = prompt_tokens if prompt is None else prompt, most or longest

@@ -6,9 +6,9 @@ Only reading and checking are left out. From there on a push takes the buffer's 
 
 from __future__ import annotations
 
-from areal_like.groups import Head
-from areal_like.messages import Push, Table
-from areal_like.wire import Payloads, WireError
+from areal_like.wire.frames import Payloads, WireError
+from areal_like.wire.groups import Head
+from areal_like.wire.messages import Push, Table
 from buffer.handlers import Handlers
 
 _EMPTY = Table([], b"", b"", {})

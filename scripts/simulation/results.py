@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from areal_like.config import ConfigError
-from areal_like.metrics import MetricsFollower
-from areal_like.run_folder import summary_of
+from areal_like.config.run_config import ConfigError
+from areal_like.run.metrics import MetricsFollower
+from areal_like.run.run_folder import summary_of
 
 from .run import WARMUP_STEPS, Outcome, age_at
 

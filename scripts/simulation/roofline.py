@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from areal_like.config import Config, ConfigError, ranks_of
-from areal_like.registry import settled
+from areal_like.config.registry import settled
+from areal_like.config.run_config import Config, ConfigError, ranks_of
 
 from .costs import Costs, Engine, LearnerCost, WeightsCost, of_timed, read, scaled
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from areal_like import config as configs
-from areal_like import messages
-from areal_like.config import Config, actors_of, ranks_of
+from areal_like.config import run_config as configs
+from areal_like.config.registry import build
+from areal_like.config.run_config import Config, actors_of, ranks_of
 from areal_like.interfaces import Task
-from areal_like.metrics import MetricsLog
-from areal_like.partials import digest_of
-from areal_like.registry import build
-from areal_like.spans import Spans
+from areal_like.run.metrics import MetricsLog
+from areal_like.run.spans import Spans
+from areal_like.wire import messages
+from areal_like.wire.partials import digest_of
 from buffer import recovery
 from buffer.main import build_controller, build_replay, build_state, go_on
 from buffer.outbox import Outbox

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from areal_like.messages import Message, Refused
-from areal_like.wire import Payloads, Received
+from areal_like.wire.frames import Payloads, Received
+from areal_like.wire.messages import Message, Refused
 
 from .pushes import HandedOver
 
@@ -75,7 +75,7 @@ class Peer(Protocol):
 
 
 class SimulatedRouter:
-    """In the place of `areal_like.bus.Router`: messages arrive `latency` seconds later, in order. `wake` is called when
+    """In the place of `bus.Router`: messages arrive `latency` seconds later, in order. `wake` is called when
     one is there for the buffer. The messages are the real ones, as objects: they are not packed."""
 
     def __init__(self, timeline: Timeline, latency: float):

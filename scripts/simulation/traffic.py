@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from areal_like.config import Config
+from areal_like.config.run_config import Config
 
 STEP_BITS = 2.0
 """How far an element went, mostly to a neighbour: what the codec takes beside the places."""

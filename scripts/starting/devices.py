@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from areal_like.config import Config
+from areal_like.config.registry import knobs
+from areal_like.config.run_config import Config
 from areal_like.launch.plan import RoleSpec
-from areal_like.registry import knobs
 
 from .estimate import Lengths, actor_of, learner_of, lengths_of, plain_of
 from .memory import FLOAT, HALF, KV_SHARE, RUNTIME, SERVER_FRACTION, SERVER_RUNTIME, STEP_LOGITS, Figures, Sizes

@@ -11,12 +11,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
-from areal_like import checkpoints, older_configs
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
-from areal_like.registry import COMPONENTS, build, knobs, settled
-from areal_like.run_folder import CONFIG, LOCK, NEXT, SUMMARY, progress_of
-from areal_like.stopping import reason_to_stop
+from areal_like.config import older_configs
+from areal_like.config import run_config as configs
+from areal_like.config.registry import COMPONENTS, build, knobs, settled
+from areal_like.config.run_config import Config, ConfigError
+from areal_like.run import checkpoints
+from areal_like.run.run_folder import CONFIG, LOCK, NEXT, SUMMARY, progress_of
+from areal_like.run.stopping import reason_to_stop
 
 MUST_AGREE = (
     "run.seed",

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from areal_like.defaults import SLOTS
-from areal_like.model_folder import read_config
-from areal_like.registry import build, knobs
+from areal_like.config.defaults import SLOTS
+from areal_like.config.registry import build, knobs
+from areal_like.models.model_folder import read_config
 from areal_like.weights.state import BITS
 
 from .memory import (
@@ -138,7 +138,7 @@ def group_size(plain: dict[str, Any]) -> int:
 
 
 def buffer_of(plain: dict[str, Any], longest: Lengths) -> Figures:
-    """A payload has 4 bytes per token, and 5 more per token of the response (`areal_like.groups`)."""
+    """A payload has 4 bytes per token, and 5 more per token of the response (`areal_like.wire.groups`)."""
     group = group_size(plain) * (4 * longest.whole + 5 * longest.response)
     batch = plain["groups_per_batch"] * group
     known = knobs("scheduler", plain["scheduler"]["name"]) | plain["scheduler"]

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.placement import KEY, needs_of, place
+from areal_like.config.registry import resolve
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.launch.group import ORDER
 from areal_like.machine import has_gpu
-from areal_like.placement import KEY, needs_of, place
-from areal_like.registry import resolve
 
 _ASK = (
     "import json, torch; from torch import cuda; of = map(cuda.get_device_properties, range(cuda.device_count())); "

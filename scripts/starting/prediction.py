@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from areal_like.config import Config, ConfigError
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.places import COMMANDS, python_path
-from areal_like.run_folder import CONFIG, NEXT
+from areal_like.run.run_folder import CONFIG, NEXT
 
 FILE = "prediction.json"
 LOG = "prediction.log"

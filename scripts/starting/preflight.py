@@ -15,20 +15,21 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from areal_like import keys, model_folder
-from areal_like.adapter_folder import read_adapter
-from areal_like.bus import NODE, own_address
-from areal_like.config import Config, ConfigError, heldout_workflow, ranks_of
-from areal_like.defaults import ruinous_rate, spent_schedule
+from areal_like.config.defaults import ruinous_rate, spent_schedule
+from areal_like.config.registry import COMPONENTS, as_spec, build, check, check_function, knobs, marks
+from areal_like.config.run_config import Config, ConfigError, heldout_workflow, ranks_of
+from areal_like.config.supervision import is_supervised
 from areal_like.errors import UserError
-from areal_like.heldout import HeldoutSet, sets_of
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
-from areal_like.registry import COMPONENTS, as_spec, build, check, check_function, knobs, marks
-from areal_like.supervision import is_supervised
+from areal_like.models import model_folder
+from areal_like.models.adapter_folder import read_adapter
 from areal_like.tasks.generated import GeneratedPrompts
+from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.tasks.text import load_tokenizer
 from areal_like.types import Prompt
+from areal_like.wire import keys
+from areal_like.wire.bus import NODE, own_address
 from buffer.schedulers import Scheduler
 from buffer.sizing import Sizing, check_sizes
 from learners.probe import PROMPTS
@@ -36,7 +37,7 @@ from learners.probe import PROMPTS
 from .gpus import Gpus, gpus_here, sharing
 
 LEAST_BYTES = 13
-"""Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.groups`)."""
+"""Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.wire.groups`)."""
 ON_DEVICES = ("learner", "engine")
 POSITIONS = "the model's max_position_embeddings"
 ROWS = 256

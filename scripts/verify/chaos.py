@@ -315,7 +315,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    from areal_like import config as configs
+    from areal_like.config import run_config as configs
 
     name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
     overrides = [f"run.name={name}", "resume=auto", "checkpoint.every=5", "run.target_reward=null", *args.overrides]

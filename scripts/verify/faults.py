@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from areal_like import messages
-from areal_like.client import ActorClient
-from areal_like.run_folder import RENDEZVOUS
+from areal_like.run.run_folder import RENDEZVOUS
 from areal_like.types import Group, Lease, Sample
+from areal_like.wire import messages
+from areal_like.wire.client import ActorClient
 
 SWITCH = "hang"
 """A file in an actor's folder: its `scripts.verify.hanging_engine` hangs while the file exists."""

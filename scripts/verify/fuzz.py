@@ -25,12 +25,12 @@ import msgspec
 import numpy as np
 from msgspec import inspect
 
-from areal_like import messages
-from areal_like.groups import decode_group, encode_group, pack_heads, unpack_heads
-from areal_like.messages import Batch, HandBack, Message, Part, PartialHead, Push, Table
-from areal_like.partials import check_partial, decode_partial, encode_partial, versions_of
 from areal_like.types import CarriedSamples, Completion, Group, Lease, PartialSample, Sample
-from areal_like.wire import SCHEMA, START, WireError, decode, encode
+from areal_like.wire import messages
+from areal_like.wire.frames import SCHEMA, START, WireError, decode, encode
+from areal_like.wire.groups import decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.wire.messages import Batch, HandBack, Message, Part, PartialHead, Push, Table
+from areal_like.wire.partials import check_partial, decode_partial, encode_partial, versions_of
 
 from ..console import output
 from ..console.arguments import command, new_file

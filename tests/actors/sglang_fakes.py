@@ -11,7 +11,7 @@ import pytest
 from actors.engines import sglang_flags, sglang_weights
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_server import ServerGone, SglangServer
-from areal_like.models import publishable, qwen2, state_of
+from areal_like.models.causal_lm import publishable, qwen2, state_of
 from areal_like.weights.update import Update
 
 SECONDS = 30

@@ -12,7 +12,7 @@ from torch import nn
 
 from actors.engines import sglang_loader, sglang_patch, sglang_weights
 from actors.engines.sglang_shared import SharedCopy
-from areal_like.models import tensors_of
+from areal_like.models.causal_lm import tensors_of
 from areal_like.weights.state import TensorSpec
 from areal_like.weights.update import Update
 from tests.actors.test_sglang_loader import SPECS, Fused, changed, patch_between, random_state

@@ -10,8 +10,8 @@ import torch
 from actors.engines.inexact import BLOCK, attend_in_blocks, perturb
 from actors.engines.torch_engine import TorchEngine
 from actors.main import build_engine
-from areal_like.config import load
-from areal_like.registry import ConfigError, build
+from areal_like.config.registry import ConfigError, build
+from areal_like.config.run_config import load
 from areal_like.types import Limits
 from areal_like.weights.update import Update
 from tests.actors.tiny_models import logprobs_of, new_model, prompts_of, update_of

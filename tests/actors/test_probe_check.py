@@ -10,9 +10,9 @@ import torch
 from actors.engines.sglang_replies import score_request, scored
 from actors.engines.torch_engine import TorchEngine
 from actors.probe_check import ServedProbe
-from areal_like.messages import Manifest, Probe
-from areal_like.models import publishable
+from areal_like.models.causal_lm import publishable
 from areal_like.types import Scored
+from areal_like.wire.messages import Manifest, Probe
 from tests.learners.batches import tiny_model
 
 TOKENS = [[1, 2, 3], [4, 5]]

@@ -12,9 +12,9 @@ from actors.progress import MOST_REPORTED, Progress
 from actors.resumption import Recorder, limited
 from actors.worker import Heldout, Rollout, Worker
 from actors.workflows import single_turn
-from areal_like.messages import Heartbeat
 from areal_like.types import Completion, Lease, Limits, PartialSample, Prompt
-from areal_like.wire import MAX_HEADER_BYTES, encode
+from areal_like.wire.frames import MAX_HEADER_BYTES, encode
+from areal_like.wire.messages import Heartbeat
 from tests.actors.test_worker import Client
 
 

@@ -13,13 +13,13 @@ from actors.engines.torch_engine import TorchEngine
 from actors.resumption import Recorder
 from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
-from areal_like.columns import RUN
-from areal_like.experts import NONE, Routing
-from areal_like.groups import decode_group, encode_group
-from areal_like.messages import Credit, PartialHead
-from areal_like.partials import CALL, SCORE, check_partial, decode_partial, encode_partial
+from areal_like.models.experts import NONE, Routing
 from areal_like.types import CarriedSamples, Completion, Group, Lease, Limits, PartialSample, Prompt
-from areal_like.wire import WireError
+from areal_like.wire.columns import RUN
+from areal_like.wire.frames import WireError
+from areal_like.wire.groups import decode_group, encode_group
+from areal_like.wire.messages import Credit, PartialHead
+from areal_like.wire.partials import CALL, SCORE, check_partial, decode_partial, encode_partial
 from tests.actors.tiny_models import VOCAB, new_model, update_of
 
 LAUNCH, ANSWER = 3, 24

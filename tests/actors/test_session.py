@@ -4,10 +4,10 @@ import pytest
 
 from actors import session as sessions
 from actors.session import Session
-from areal_like import messages
-from areal_like.link import BusError
 from areal_like.types import Lease
-from areal_like.wire import SAY_HELLO, Payloads, Received
+from areal_like.wire import messages
+from areal_like.wire.frames import SAY_HELLO, Payloads, Received
+from areal_like.wire.link import BusError
 
 
 class Engine:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from actors.engines import sglang_boxes, sglang_digest, sglang_loader, sglang_patch
-from areal_like.models import tensors_of
+from areal_like.models.causal_lm import tensors_of
 from areal_like.weights.digest import lanes_of
 from areal_like.weights.state import State, TensorSpec
 from tests.forked import forked, said

@@ -19,8 +19,8 @@ from actors.engines.sglang_names import stored_names
 from actors.engines.sglang_replies import NEUTRAL, Pieces, Returned, concatenated, generate_request, reply_of
 from actors.engines.sglang_shared import SharedCopy
 from areal_like.errors import UserError
-from areal_like.experts import Routing
-from areal_like.models import publishable, qwen2, specs_of, tensors_of
+from areal_like.models.causal_lm import publishable, qwen2, specs_of, tensors_of
+from areal_like.models.experts import Routing
 from areal_like.types import Limits
 from areal_like.weights.changes import Changes
 from areal_like.weights.state import State, TensorSpec

@@ -20,7 +20,7 @@ from actors.engines.sampler import keyed_uniforms, sample, sample_static
 from actors.engines.slot_cache import PooledCache
 from actors.engines.static_step import StaticStep
 from actors.engines.torch_engine import TorchEngine
-from areal_like.models import state_of
+from areal_like.models.causal_lm import state_of
 from areal_like.sampling import stream_key, uniforms
 from areal_like.types import Limits
 from areal_like.weights.changes import Changes

@@ -20,7 +20,7 @@ from areal_like.tasks.copying import Copy
 TERMINATED = """
 import asyncio, os, signal, time
 from actors.time_limit import within
-from areal_like.process import Orders
+from areal_like.run.process import Orders
 
 async def quick():
     return 1.0

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 from actors.engines import decoders, torch_engine
 from actors.engines.torch_engine import TorchEngine
 from actors.worker import Rollout, Worker
-from areal_like.partials import versions_of
 from areal_like.sampling import uniforms
 from areal_like.types import Lease, Limits, Prompt
+from areal_like.wire.partials import versions_of
 from tests.actors.tiny_models import (
     CONFIGS,
     FUSED,

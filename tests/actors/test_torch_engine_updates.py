@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from actors.engines.torch_engine import TorchEngine
-from areal_like.models import state_of, write_state
+from areal_like.models.causal_lm import state_of, write_state
 from areal_like.types import Limits
 from areal_like.weights.changes import Changes
 from areal_like.weights.update import Update

@@ -11,11 +11,11 @@ import pytest
 from actors.engines.step_costs import StepCosts
 from actors.reward_pool import RewardError
 from actors.worker import DETAIL_CHARACTERS, RESAMPLES, Heldout, Rollout, Worker
-from areal_like import messages
-from areal_like.partials import check_partial, decode_partial
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
-from areal_like.wire import decode, encode
+from areal_like.wire import messages
+from areal_like.wire.frames import decode, encode
+from areal_like.wire.partials import check_partial, decode_partial
 
 
 class Client:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-from areal_like.models import state_of
+from areal_like.models.causal_lm import state_of
 from areal_like.weights.update import Update
 from tests.seeds import seeded, shifted
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 from areal_like.errors import UserError
-from areal_like.process import Role, run_role
+from areal_like.run.process import Role, run_role
 
 
 def child(role: Role) -> None:

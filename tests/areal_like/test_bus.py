@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from areal_like.bus import LOGGED_REFUSALS, AsyncDealer, Dealer, Router, SharedDealer, is_loopback
-from areal_like.link import BusError
-from areal_like.messages import (
+from areal_like.wire.bus import LOGGED_REFUSALS, AsyncDealer, Dealer, Router, SharedDealer, is_loopback
+from areal_like.wire.frames import MAX_FRAMES, WireError, encode
+from areal_like.wire.link import BusError
+from areal_like.wire.messages import (
     Applied,
     Chunk,
     Heartbeat,
@@ -26,7 +27,6 @@ from areal_like.messages import (
     Trained,
     Welcome,
 )
-from areal_like.wire import MAX_FRAMES, WireError, encode
 from tests.faults.proxy import Proxy
 
 SECONDS = 30.0

@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from areal_like import messages
-from areal_like.bus import Router
-from areal_like.client import ActorClient, LearnerClient
-from areal_like.groups import encode_group, pack_heads
-from areal_like.link import BusError
-from areal_like.messages import Batch, Push, Refused, Table
 from areal_like.types import Batch as Taken
 from areal_like.types import Group, Sample
-from areal_like.wire import ONLY_THE_LEARNER, Received
+from areal_like.wire import messages
+from areal_like.wire.bus import Router
+from areal_like.wire.client import ActorClient, LearnerClient
+from areal_like.wire.frames import ONLY_THE_LEARNER, Received
+from areal_like.wire.groups import encode_group, pack_heads
+from areal_like.wire.link import BusError
+from areal_like.wire.messages import Batch, Push, Refused, Table
 from tests.faults.proxy import Proxy
 
 

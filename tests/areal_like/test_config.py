@@ -14,10 +14,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
-from areal_like import config, layers, registry
-from areal_like.config import ConfigError, load
-from areal_like.corrections import USUAL
-from areal_like.registry import COMPONENTS
+from areal_like.config import layers, registry
+from areal_like.config import run_config as config
+from areal_like.config.corrections import USUAL
+from areal_like.config.registry import COMPONENTS
+from areal_like.config.run_config import ConfigError, load
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -301,7 +302,7 @@ def test_every_key_of_base_has_a_comment() -> None:
 def test_loading_a_config_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "from areal_like.config import load\n"
+        "from areal_like.config.run_config import load\n"
         "load(['configs/quickstart.yaml', 'mode=sync'])\n"
         "print(*sorted({'torch', 'transformers', 'zmq', 'ray', 'sglang', 'numpy'} & set(sys.modules)))"
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import config as configs
-from areal_like.config import ConfigError, load
-from areal_like.defaults import describe_learning, describe_machine
+from areal_like.config import run_config as configs
+from areal_like.config.defaults import describe_learning, describe_machine
+from areal_like.config.run_config import ConfigError, load
 
 PRETRAINED = "model={name: folder, path: /somewhere}"
 
@@ -33,7 +33,7 @@ def test_the_learning_rate_follows_the_model_unless_it_is_set(overrides: list[st
 
 def test_a_model_of_ones_own_says_itself_that_it_is_pretrained(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    source = "from areal_like.models import pretrained\n{}def mine(seed, vocab_size): ...\n"
+    source = "from areal_like.models.causal_lm import pretrained\n{}def mine(seed, vocab_size): ...\n"
     for name, mark in (("trained_model", "@pretrained\n"), ("random_model", "")):
         (tmp_path / f"{name}.py").write_text(source.format(mark))
     assert [load(["base", f"model={name}:mine"]).learner.lr for name in ("trained_model", "random_model")] == [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.expressions import evaluate
+from areal_like.tasks.expressions import evaluate
 
 
 @given(st.integers(-999, 999), st.sampled_from(["+", "-", "*", "//", "%", "/"]), st.integers(1, 999), st.integers(0, 9))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from areal_like.launch import forks
 from areal_like.launch.forks import Forks, ForksGone
 from areal_like.launch.local import LocalLauncher
@@ -21,7 +21,7 @@ from areal_like.launch.outcome import RunFailed, in_words, nothing
 from areal_like.launch.plan import RoleSpec, plan
 from areal_like.launch.restarts import RestartLimits
 from areal_like.places import REPOSITORY
-from areal_like.process import EXIT_FORKS_GONE
+from areal_like.run.process import EXIT_FORKS_GONE
 from tests.areal_like.test_launch import MODULE, alive, offered, until
 
 PROBE = """

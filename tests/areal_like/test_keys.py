@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from areal_like import keys, link
-from areal_like.bus import AsyncDealer, Dealer, Router, SharedDealer
-from areal_like.keys import KeysError
-from areal_like.link import BusError
-from areal_like.messages import KINDS, Hello, Message, Status, Trained, Welcome
-from areal_like.wire import MAY_SAY, Received, WireError
+from areal_like.wire import keys, link
+from areal_like.wire.bus import AsyncDealer, Dealer, Router, SharedDealer
+from areal_like.wire.frames import MAY_SAY, Received, WireError
+from areal_like.wire.keys import KeysError
+from areal_like.wire.link import BusError
+from areal_like.wire.messages import KINDS, Hello, Message, Status, Trained, Welcome
 from scripts.verify import fuzz
 
 SECONDS = 30.0

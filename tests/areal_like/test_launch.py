@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from areal_like.launch import forks, group, restarts
 from areal_like.launch.children import Children
 from areal_like.launch.local import LocalLauncher
@@ -23,8 +23,8 @@ from areal_like.launch.plan import RoleSpec, describe, plan
 from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.places import REPOSITORY, python_path
-from areal_like.process import EXIT_TERMINATED
-from areal_like.run_folder import note_step
+from areal_like.run.process import EXIT_TERMINATED
+from areal_like.run.run_folder import note_step
 
 MODULE = "tests.areal_like.acting_role"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.metrics import MetricsFollower, MetricsLog
+from areal_like.run.metrics import MetricsFollower, MetricsLog
 
 
 def test_rows_are_seen_once_and_in_order(tmp_path: Path) -> None:

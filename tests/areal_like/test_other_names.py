@@ -4,11 +4,12 @@ import re
 
 import pytest
 
-from areal_like import config, registry
-from areal_like.layers import CONFIGS
-from areal_like.other_names import ALIASES, COMPONENTS, KEYS
-from areal_like.registry import ConfigError, knobs
-from areal_like.schema import SECTIONS, Config
+from areal_like.config import registry
+from areal_like.config import run_config as config
+from areal_like.config.layers import CONFIGS
+from areal_like.config.other_names import ALIASES, COMPONENTS, KEYS
+from areal_like.config.registry import ConfigError, knobs
+from areal_like.config.schema import SECTIONS, Config
 
 TOP = [name for name in Config.__dataclass_fields__ if name not in SECTIONS and name not in registry.COMPONENTS]
 KNOWN = {*TOP, "run.name", "run.dir"}

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
+from areal_like.config.placement import Needs, devices_of, place, visible
+from areal_like.config.registry import ConfigError
 from areal_like.launch import forks, group
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import describe, plan
 from areal_like.launch.ray import RayLauncher
 from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
-from areal_like.placement import Needs, devices_of, place, visible
-from areal_like.registry import ConfigError
 from scripts.join import guests
 from scripts.starting.gpus import Gpus, memory_in, placed
 from scripts.train import main
@@ -151,7 +151,7 @@ def test_devices_are_counted_among_those_that_the_starter_sees() -> None:
 
 PRINT = """
 import os, sys
-from areal_like.process import Role, run_role
+from areal_like.run.process import Role, run_role
 def main(role: Role) -> None:
     (role.run / f"{role.name}.devices").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "unset") + "|"
         + os.environ.get("CUDA_DEVICE_ORDER", "unset"))

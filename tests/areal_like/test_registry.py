@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from areal_like.errors import UserError
-from areal_like.keys import KeysError
-from areal_like.link import BusError, WrongKeysError
-from areal_like.registry import (
+from areal_like.config.registry import (
     COMPONENTS,
     REQUIRED,
     ConfigError,
@@ -26,6 +23,9 @@ from areal_like.registry import (
     marks,
     resolve,
 )
+from areal_like.errors import UserError
+from areal_like.wire.keys import KeysError
+from areal_like.wire.link import BusError, WrongKeysError
 
 OWN = """
 raise_on_import = 1 / 0
@@ -270,7 +270,7 @@ def test_a_value_that_the_component_refuses_is_the_users_error_and_no_other_is()
     sys.modules["refusing"] = refusing = ModuleType("refusing")
     refusing.component, refusing.other = component, of_another_kind  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("areal_like.registry.check", lambda kind, spec: None)
+        patch.setattr("areal_like.config.registry.check", lambda kind, spec: None)
         with pytest.raises(UserError, match=r"^what it says$"):
             build("engine", {"name": "refusing:component", "error": ValueError})
         with pytest.raises(TimeoutError):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import areal_like as al
-from areal_like import config as configs
-from areal_like import run
-from areal_like.config import ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import ConfigError
+from areal_like.run import api as run
 
 
 @pytest.fixture

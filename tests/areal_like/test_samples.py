@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Kept, SampleLog, kept, read
+from areal_like.run.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Kept, SampleLog, kept, read
 from areal_like.types import Sample
 
 

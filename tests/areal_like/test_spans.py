@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.spans import FOLDER, Busy, Span, Spans, read
+from areal_like.run.spans import FOLDER, Busy, Span, Spans, read
 
 
 def written(folder: Path, role: str, *rows: tuple[str, float, float]) -> Path:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.transfer import Inbound, Outbound, to_device
+from areal_like.weights.transfer import Inbound, Outbound, to_device
 
 
 def test_tensors_larger_than_a_piece_arrive_whole_and_in_order():

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like import messages
-from areal_like.messages import KINDS, MAX_TEXT, Message
-from areal_like.wire import SCHEMA, WireError, decode, schema_of
+from areal_like.wire import messages
+from areal_like.wire.frames import SCHEMA, WireError, decode, schema_of
+from areal_like.wire.messages import KINDS, MAX_TEXT, Message
 
 
 def test_another_schema_is_refused_by_number() -> None:

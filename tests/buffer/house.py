@@ -7,10 +7,10 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from areal_like.groups import Head, encode_group, pack_heads
-from areal_like.messages import Message, Refused
 from areal_like.types import Group, Sample
-from areal_like.wire import SCHEMA, Received, WireError, decode
+from areal_like.wire.frames import SCHEMA, Received, WireError, decode
+from areal_like.wire.groups import Head, encode_group, pack_heads
+from areal_like.wire.messages import Message, Refused
 from buffer.controller import Controller
 from buffer.evaluation import Asked, Evaluation
 from buffer.outbox import Outbox

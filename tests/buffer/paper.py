@@ -5,8 +5,8 @@ from typing import Any
 
 import xxhash
 
-from areal_like.groups import Head
-from areal_like.messages import PartialHead
+from areal_like.wire.groups import Head
+from areal_like.wire.messages import PartialHead
 from buffer.events import Admit, Event, Push, Snapshot, decode, encode
 from buffer.journal import Record
 from buffer.payloads import Extent, Payload, Stored, load

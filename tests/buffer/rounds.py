@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from areal_like.groups import encode_group
-from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, PartialSample, Sample
+from areal_like.wire.groups import encode_group
+from areal_like.wire.partials import encode_partial
 from buffer import filters
 from buffer.sagc import Sagc
 from buffer.schedulers import SyncScheduler

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.groups import pack_heads
-from areal_like.messages import Batch, Pushed, SetAside, Stop
+from areal_like.wire.groups import pack_heads
+from areal_like.wire.messages import Batch, Pushed, SetAside, Stop
 from buffer.events import Defer, Push, Serve, Snapshot
 from buffer.journal import Journal, scan
 from buffer.outbox import COMMIT_POLL_SECONDS, MOST_ACKNOWLEDGEMENTS, Outbox

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from areal_like.groups import encode_group
-from areal_like.link import BusError
 from areal_like.types import Group, Sample
+from areal_like.wire.groups import encode_group
+from areal_like.wire.link import BusError
 from buffer.events import LeaveOut
 from buffer.filters import zero_variance
 from buffer.policies import fifo

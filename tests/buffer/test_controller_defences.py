@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from areal_like.link import BusError
+from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail
 from buffer.store import LEASED, Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, said, table

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from areal_like.groups import Head, encode_group
-from areal_like.messages import GradientNoise
 from areal_like.types import Group, Sample
+from areal_like.wire.groups import Head, encode_group
+from areal_like.wire.messages import GradientNoise
 from buffer import events
 from buffer.evaluation import Asked, Evaluation
 from buffer.gauges import Gauges, idle_shares

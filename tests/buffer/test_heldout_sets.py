@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
+from areal_like.config.registry import ConfigError, build
 from areal_like.estimates import figures, interval
-from areal_like.heldout import sets_of
-from areal_like.registry import ConfigError, build
+from areal_like.tasks.heldout import sets_of
 from buffer.evaluation import Asked, Evaluation, asked
 from learners.main import heldout_metrics
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import zmq
 
-from areal_like import messages
-from areal_like.bus import Dealer, Router
-from areal_like.groups import encode_group
 from areal_like.types import Group, Sample
-from areal_like.wire import MAX_FRAMES, SCHEMA
+from areal_like.wire import messages
+from areal_like.wire.bus import Dealer, Router
+from areal_like.wire.frames import MAX_FRAMES, SCHEMA
+from areal_like.wire.groups import encode_group
 from buffer.controller import Controller
 from buffer.evaluation import Evaluation
 from buffer.outbox import Outbox

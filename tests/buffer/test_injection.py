@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from areal_like.groups import make_head
-from areal_like.registry import ConfigError
+from areal_like.config.registry import ConfigError
+from areal_like.wire.groups import make_head
 from buffer.injection import AgedSlots, Ages, InjectionBroken, may_announce, may_train
 from buffer.policies import in_order
 from buffer.replay import Replay

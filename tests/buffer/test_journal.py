@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.groups import make_head
+from areal_like.wire.groups import make_head
 from buffer import segment_file
 from buffer.events import Begin, Branch, Drop, Finish, HandBack, Open, Push, Requeue, Serve, Settle
 from buffer.journal import Journal, JournalError, Record, Recorded, scan, segments, since_snapshot

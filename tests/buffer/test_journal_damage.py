@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from areal_like.groups import make_head
-from areal_like.messages import PartialHead
+from areal_like.wire.groups import make_head
+from areal_like.wire.messages import PartialHead
 from buffer import journal as module
 from buffer import segment_file
 from buffer.events import CopiedPayload, Drop, Event, HandBack, Padding, Requeue

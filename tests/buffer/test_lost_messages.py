@@ -1,6 +1,6 @@
 """Messages lost with a broken connection are sent again: nothing is counted, served or trained twice."""
 
-from areal_like.wire import SAY_HELLO
+from areal_like.wire.frames import SAY_HELLO
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
 from buffer.store import LEASED, NO_SLOT, Stage

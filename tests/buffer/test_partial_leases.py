@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from areal_like.columns import RUN
-from areal_like.messages import PartialHead
-from areal_like.partials import CALL, encode_partial
 from areal_like.types import Completion, PartialSample
+from areal_like.wire.columns import RUN
+from areal_like.wire.messages import PartialHead
+from areal_like.wire.partials import CALL, encode_partial
 from buffer.partial_group import PartialGroup
 from buffer.policies import fifo
 from buffer.replay import Replay

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from areal_like.groups import make_head
+from areal_like.wire.groups import make_head
 from buffer.events import Finish, Serve
 from buffer.journal import Record
 from buffer.playback import Playback

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from areal_like.groups import make_head
-from areal_like.registry import ConfigError, check
+from areal_like.config.registry import ConfigError, check
+from areal_like.wire.groups import make_head
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.replay import Replay
 from buffer.staleness import Bound, Holder, place, rescue

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from areal_like.groups import make_head
-from areal_like.partials import encode_partial
 from areal_like.types import Completion, PartialSample
+from areal_like.wire.groups import make_head
+from areal_like.wire.partials import encode_partial
 from buffer.events import Begin, Finish
 from buffer.journal import JournalError
 from buffer.partial_group import PartialGroup

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_like.groups import Head, encode_group
-from areal_like.partials import encode_partial
 from areal_like.types import Completion, Group, PartialSample, Sample
+from areal_like.wire.groups import Head, encode_group
+from areal_like.wire.partials import encode_partial
 from buffer.checks import RolloutsFail
 from buffer.status import status
 from buffer.store import LEASED, Stage

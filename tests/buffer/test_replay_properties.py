@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from areal_like.groups import Head, make_head
-from areal_like.partials import encode_partial, versions_of
 from areal_like.types import Completion, PartialSample
+from areal_like.wire.groups import Head, make_head
+from areal_like.wire.partials import encode_partial, versions_of
 from buffer import filters
 from buffer.events import Admit, Drop, Filter
 from buffer.partial_group import PartialGroup

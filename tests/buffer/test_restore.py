@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from areal_like import checkpoints
-from areal_like.groups import make_head
+from areal_like.run import checkpoints
+from areal_like.wire.groups import make_head
 from buffer import main
 from buffer.gauges import Gauges
 from buffer.journal import JournalError, segments

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.groups import Head, make_head
+from areal_like.wire.groups import Head, make_head
 from buffer import journal as module
 from buffer.events import Begin, Branch, Drop, Finish, HandBack, LeaveOut, Requeue, Serve, Snapshot
 from buffer.journal import Journal, Recorded, check_payloads, reader, scan, segments, since_snapshot

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from areal_like.groups import Head, encode_group, make_head
 from areal_like.types import Group, Sample
+from areal_like.wire.groups import Head, encode_group, make_head
 from buffer import policies
 from buffer.filters import zero_variance
 from buffer.prompts import PromptCursor, Share

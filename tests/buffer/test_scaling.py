@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from areal_like.groups import make_head
+from areal_like.wire.groups import make_head
 from buffer import store
 from buffer.actor import Actor
 from buffer.policies import in_order

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.groups import make_head
+from areal_like.wire.groups import make_head
 from buffer.events import Finish, Serve
 from buffer.journal import Record
 from buffer.playback import Playback

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from areal_like.groups import make_head
-from areal_like.messages import PartialHead
+from areal_like.wire.groups import make_head
+from areal_like.wire.messages import PartialHead
 from buffer import filters
 from buffer.partial_group import PartialGroup
 from buffer.policies import fifo, in_order

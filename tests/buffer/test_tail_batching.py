@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
-from areal_like.config import load
-from areal_like.partials import encode_partial
+from areal_like.config.run_config import load
 from areal_like.types import Completion, PartialSample
+from areal_like.wire.partials import encode_partial
 from buffer.policies import in_order
 from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler

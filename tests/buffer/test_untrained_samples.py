@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from areal_like.groups import encode_group, pack_heads
-from areal_like.partials import digest_of, encode_partial
-from areal_like.samples import DROPPED, HELDOUT, read
+from areal_like.run.samples import DROPPED, HELDOUT, read
 from areal_like.types import Completion, Group, PartialSample, Sample
+from areal_like.wire.groups import encode_group, pack_heads
+from areal_like.wire.partials import digest_of, encode_partial
 from buffer.gauges import MANY_LOST
 from buffer.store import Stage
 from buffer.untrained_samples import UntrainedSamples

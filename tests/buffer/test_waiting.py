@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.partials import encode_partial
 from areal_like.types import Completion, PartialSample
+from areal_like.wire.partials import encode_partial
 from buffer.journal import Recorded, reader
 from buffer.payloads import Stored, load
 from buffer.policies import in_order

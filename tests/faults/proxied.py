@@ -7,7 +7,7 @@ from areal_like.launch.children import Children, RoleProcess
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import RestartLimits
-from areal_like.run_folder import RENDEZVOUS
+from areal_like.run.run_folder import RENDEZVOUS
 
 
 class ProxiedLauncher(LocalLauncher):

@@ -18,7 +18,7 @@ async def lying(engine, reward, prompt, limits, request, filler=0):
     """A workflow, which the actors call. One gives a wrong digest for the first version from 2 on it uses, in some
     groups: if it lied in all, each batch with one of them would be set aside, and no other version would ever come."""
     from actors.workflows import single_turn
-    from areal_like.client import ActorClient
+    from areal_like.wire.client import ActorClient
 
     push, lied, groups = ActorClient.push, set(), iter(range(LIES))
 

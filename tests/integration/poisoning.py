@@ -22,7 +22,7 @@ async def poisoning(engine, reward, prompt, limits, request, filler=0):
     """A workflow, which the actors call. One group of actor-1, from version 2 or later, gets a token that no model
     knows."""
     from actors.workflows import single_turn
-    from areal_like.client import ActorClient
+    from areal_like.wire.client import ActorClient
 
     push = ActorClient.push
 

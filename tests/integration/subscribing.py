@@ -11,8 +11,8 @@ import msgspec
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
-from areal_like.messages import Manifest
 from areal_like.weights.update import Update
+from areal_like.wire.messages import Manifest
 
 
 class Engine:

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from areal_like import keys
-from areal_like.client import SupervisorClient
-from areal_like.link import BusError
-from areal_like.run_folder import is_going_on
+from areal_like.run.run_folder import is_going_on
+from areal_like.wire import keys
+from areal_like.wire.client import SupervisorClient
+from areal_like.wire.link import BusError
 from scripts import join, status, stop
 from scripts.audit import audit
 from scripts.following import running

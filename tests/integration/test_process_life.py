@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from areal_like import keys
 from areal_like.launch import forks
+from areal_like.wire import keys
 from tests.integration.living import PATIENCE, Run, processes
 from tests.integration.runs import rows, summary, train
 
@@ -318,7 +318,7 @@ def test_a_journal_that_can_not_grow_makes_everybody_wait_and_says_so(
 
 
 def followed(folder: Path) -> list[dict[str, Any]]:
-    from areal_like.metrics import MetricsFollower
+    from areal_like.run.metrics import MetricsFollower
 
     found = MetricsFollower(folder / "metrics.jsonl").new_rows()
     assert found

@@ -12,9 +12,9 @@ import pytest
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from areal_like import checkpoints
-from areal_like.config import ConfigError
-from areal_like.models import state_of
+from areal_like.config.run_config import ConfigError
+from areal_like.models.causal_lm import state_of
+from areal_like.run import checkpoints
 from scripts.audit import audit
 from scripts.eval import model_folder
 from scripts.following.running import Running

@@ -24,11 +24,11 @@ from msgspec.structs import replace
 from actors.relay import Relay
 from actors.sources import CHUNK_BYTES, Unreachable
 from actors.subscriber import Subscriber
-from areal_like import keys
-from areal_like.bus import Router
-from areal_like.messages import Chunk, Fetch, Gone, Hops, Manifest
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.state import State, TensorSpec
+from areal_like.wire import keys
+from areal_like.wire.bus import Router
+from areal_like.wire.messages import Chunk, Fetch, Gone, Hops, Manifest
 from buffer.relays import Relays
 from tests.forked import Command
 from tests.integration.runs import REPOSITORY, rows, summary

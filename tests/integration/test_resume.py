@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import checkpoints
-from areal_like.process import EXIT_PAUSED
+from areal_like.run import checkpoints
+from areal_like.run.process import EXIT_PAUSED
 from buffer.events import Serve
 from buffer.journal import scan
 from tests.forked import Command

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.samples import HELDOUT, TRAINED, read
+from areal_like.run.samples import HELDOUT, TRAINED, read
 from scripts import report, samples
 from tests.chromium import PROGRAM, chromium
 from tests.folders import write_folder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.groups import Head
+from areal_like.wire.groups import Head
 from buffer.events import Push
 from buffer.journal import scan
 from tests.integration.runs import rows, summary, train

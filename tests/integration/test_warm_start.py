@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from areal_like.config import ConfigError
+from areal_like.config.run_config import ConfigError
 from tests.integration.runs import rows, summary, train, train_in_processes
 
 TINY = ["loss=sft", "task={name: reverse, digits: 4, min_digits: 2}", "groups_per_batch=8", "eval.prompts=16"]

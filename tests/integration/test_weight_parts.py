@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from actors.subscriber import Subscriber
-from areal_like.messages import Manifest
 from areal_like.weights.layout import Layout
 from areal_like.weights.state import State, TensorSpec
+from areal_like.wire.messages import Manifest
 from learners.publication import Coding, Publisher
 from tests.integration.test_weights import RecordingEngine, moved, subscriber_of
 

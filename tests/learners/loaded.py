@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from areal_like.models import deferred_weights, folder, qwen2
+from areal_like.models.causal_lm import deferred_weights, folder, qwen2
 from learners.advantages import group
 from learners.collectives import Ranks, join
 from learners.learner import TorchLearner

@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor
 
 from actors.relay import Relay
 from actors.subscriber import Subscriber
-from areal_like.messages import Manifest
-from areal_like.models import qwen2
+from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch
 from areal_like.weights.state import State
 from areal_like.weights.update import Update
+from areal_like.wire.messages import Manifest
 from learners import publication
 from learners.advantages import group
 from learners.collectives import join

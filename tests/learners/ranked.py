@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from areal_like.models import qwen2
+from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch
 from buffer.shares import split
 from learners.advantages import distill, gae, group

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from areal_like.registry import ConfigError
+from areal_like.config.registry import ConfigError
 from learners.adapters import Adapters
 from learners.objective import frozen
 from tests.learners.batches import make_batch, tiny_model
@@ -136,7 +136,7 @@ def test_folders_without_an_adapter_are_named(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_cut_short_are_told(tmp_path: Path) -> None:
-    from areal_like.models import folder as model_in
+    from areal_like.models.causal_lm import folder as model_in
 
     tiny_model().save_pretrained(tmp_path)
     os.truncate(tmp_path / "model.safetensors", 5000)

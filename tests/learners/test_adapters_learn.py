@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from areal_like.models import qwen2, write_state
+from areal_like.models.causal_lm import qwen2, write_state
 from areal_like.types import Batch, Group, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.config import load
-from areal_like.registry import ConfigError, bind
+from areal_like.config.registry import ConfigError, bind
+from areal_like.config.run_config import load
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, gspo

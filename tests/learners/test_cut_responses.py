@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.config import load
+from areal_like.config.run_config import load
 from areal_like.normal_scores import scores
 from learners.advantages import group
 from learners.build import build_trainer

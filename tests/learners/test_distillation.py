@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.config import ConfigError, load
-from areal_like.models import qwen2
+from areal_like.config.run_config import ConfigError, load
+from areal_like.models.causal_lm import qwen2
 from learners.advantages import Episodes, distill, group
 from learners.distillation import lumped_kl, prefix_weights
 from learners.learner import TorchLearner

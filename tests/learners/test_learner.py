@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal_like.models import qwen2, state_of
+from areal_like.models.causal_lm import qwen2, state_of
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo

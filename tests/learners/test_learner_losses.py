@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.config import load
-from areal_like.layers import CONFIGS
-from areal_like.registry import COMPONENTS
+from areal_like.config.layers import CONFIGS
+from areal_like.config.registry import COMPONENTS
+from areal_like.config.run_config import load
 from learners.advantages import group
 from learners.build import build_trainer
 from learners.learner import TorchLearner

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from areal_like.models import deferred_weights, folder, handed_on, qwen2, weight_files
+from areal_like.models.causal_lm import deferred_weights, folder, handed_on, qwen2, weight_files
 from tests.forked import forked, said
 from tests.learners.batches import tiny_model
 from tests.learners.loaded import RANDOM

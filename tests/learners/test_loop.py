@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from areal_like import checkpoints
-from areal_like import config as configs
-from areal_like.messages import Manifest
-from areal_like.metrics import MetricsLog
-from areal_like.process import Role
+from areal_like.config import run_config as configs
+from areal_like.run import checkpoints
+from areal_like.run.metrics import MetricsLog
+from areal_like.run.process import Role
 from areal_like.types import Batch
+from areal_like.wire.messages import Manifest
 from learners.attestation import Attestation, AttestationError
 from learners.main import NotFinite, TrainLoop
 from learners.probe import Reference

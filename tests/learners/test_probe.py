@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.messages import Manifest, Probe
-from areal_like.models import publishable
-from areal_like.registry import build
+from areal_like.config.registry import build
+from areal_like.models.causal_lm import publishable
+from areal_like.wire.messages import Manifest, Probe
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo

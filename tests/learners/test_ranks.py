@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from areal_like.models import state_of
+from areal_like.models.causal_lm import state_of
 from learners.collectives import Ranks
 from tests.learners.batches import assert_metrics_close, tiny_model
 from tests.learners.exact import STEPPED, SUMMED

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from areal_like.samples import read
+from areal_like.run.samples import read
 from areal_like.types import Batch
 from learners.advantages import group
 from learners.learner import TorchLearner

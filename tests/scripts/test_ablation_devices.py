@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
-from areal_like.placement import VISIBLE
+from areal_like.config import run_config as configs
+from areal_like.config.placement import VISIBLE
+from areal_like.config.run_config import Config, ConfigError
 from scripts.ablation import devices as ablation_devices
 from scripts.ablation.devices import DevicePool, pool_for, wanted
 from scripts.ablation.runs import Folder, Width, run_all

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from areal_like import config as configs
-from areal_like.config import Config, ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.layers import CONFIGS
+from areal_like.config.registry import build
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
-from areal_like.layers import CONFIGS
-from areal_like.registry import build
 from scripts import ablate
 from scripts import eval as evaluation
 from scripts.ablation import final, overall, results, slurm, study

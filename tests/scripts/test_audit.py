@@ -5,7 +5,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from areal_like.groups import make_head
+from areal_like.wire.groups import make_head
 from buffer.events import (
     Admit,
     Begin,

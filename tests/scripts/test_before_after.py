@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from scripts import before_after
 from tests.folders import write_folder
 

@@ -5,8 +5,8 @@ import json
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal_like import config as configs
-from areal_like.registry import build
+from areal_like.config import run_config as configs
+from areal_like.config.registry import build
 from areal_like.tasks.copying import Copy
 from scripts.bench import copying as bench
 

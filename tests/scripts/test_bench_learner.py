@@ -8,7 +8,7 @@ import torch
 
 import learners.learner
 import learners.packing
-from areal_like.models import qwen2
+from areal_like.models.causal_lm import qwen2
 from learners.advantages import group
 from learners.losses.clipped import ppo
 from scripts.bench import learner as bench

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.models import qwen2
+from areal_like.models.causal_lm import qwen2
 from scripts.bench import modes
 from tests.forked import forked, said
 

@@ -9,11 +9,11 @@ import pytest
 from actors.engines import step_costs
 from actors.engines.decode_clock import DecodeCost
 from actors.engines.step_costs import StepCosts
-from areal_like import config as configs
+from areal_like.config import run_config as configs
+from areal_like.config.registry import build
 from areal_like.machine import cores
-from areal_like.registry import build
-from areal_like.run_folder import write_costs
-from areal_like.spans import Spans
+from areal_like.run.run_folder import write_costs
+from areal_like.run.spans import Spans
 from scripts.calibrate import main
 from scripts.simulation.calibration import _alone, calibrate, nonnegative
 from scripts.simulation.costs import read

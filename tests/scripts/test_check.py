@@ -13,7 +13,7 @@ import torch
 import areal_like as al
 from actors.tools import Tools
 from actors.workflows import single_turn
-from areal_like.registry import COMPONENTS, ConfigError
+from areal_like.config.registry import COMPONENTS, ConfigError
 from areal_like.types import Outcome
 from buffer.schedulers import AsyncScheduler
 from buffer.sizing import Sizing

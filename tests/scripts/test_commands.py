@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import scripts
-from areal_like import config as configs
-from areal_like.config import ConfigError
-from areal_like.run_folder import room_wanted
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import ConfigError
+from areal_like.run.run_folder import room_wanted
 from scripts import train
 from scripts.console import arguments
 from scripts.train import resolve_folders

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.ranges import RANGES
-from areal_like.registry import COMPONENTS, described, knobs
-from areal_like.schema import SECTIONS, Config
+from areal_like.config.ranges import RANGES
+from areal_like.config.registry import COMPONENTS, described, knobs
+from areal_like.config.schema import SECTIONS, Config
 from scripts import config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from areal_like import config as configs
-from areal_like.config import Config
+from areal_like.config import run_config as configs
+from areal_like.config.layers import CONFIGS
+from areal_like.config.registry import ConfigError
+from areal_like.config.run_config import Config
 from areal_like.launch.plan import plan
-from areal_like.layers import CONFIGS
-from areal_like.registry import ConfigError
 from scripts.starting.devices import Devices, describe
 from scripts.starting.estimate import model_of, plain_of
 from scripts.starting.gpus import Gpus, placed

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from scripts.simulation.costs import Answers, of_timed
 from scripts.simulation.draws import Dealt
 from scripts.simulation.run import Simulation

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from areal_like import checkpoints
-from areal_like import config as configs
-from areal_like.config import ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import ConfigError
 from areal_like.launch.plan import plan
 from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
-from areal_like.run_folder import config_file, discard, note_step
+from areal_like.run import checkpoints
+from areal_like.run.run_folder import config_file, discard, note_step
 from buffer.events import Admit, Begin, Branch, Finish
 from buffer.journal import Journal
 from buffer.main import other_settings

@@ -14,10 +14,10 @@ from transformers import Qwen2Config
 
 from actors.engines.slot_cache import SlotCache
 from actors.engines.torch_engine import TorchEngine
-from areal_like import config as configs
-from areal_like.groups import encode_group
-from areal_like.models import qwen2
+from areal_like.config import run_config as configs
+from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch, Group
+from areal_like.wire.groups import encode_group
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo

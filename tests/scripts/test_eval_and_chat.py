@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal_like import config as configs
 from areal_like import estimates
-from areal_like.registry import build
+from areal_like.config import run_config as configs
+from areal_like.config.registry import build
 from areal_like.tasks.byte_tokens import byte_tokenizer
 from scripts import chat
 from scripts import eval as evaluation

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from areal_like import groups, messages, wire
-from areal_like.wire import WireError, decode
+from areal_like.wire import frames as wire
+from areal_like.wire import groups, messages
+from areal_like.wire.frames import WireError, decode
 from scripts.verify import fuzz
 
 MOST_DEEP = 12

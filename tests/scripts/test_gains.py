@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.samples import HELDOUT, SampleLog, kept
+from areal_like.run.samples import HELDOUT, SampleLog, kept
 from areal_like.types import Sample
 from scripts import gains
 from tests.scripts.written_runs import written_run

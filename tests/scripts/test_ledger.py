@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from areal_like.groups import Head, encode_group, make_head
 from areal_like.types import Group, Sample
+from areal_like.wire.groups import Head, encode_group, make_head
 from buffer.events import Begin, Filter, Finish, LeaveOut, Push, Serve
 from buffer.filters import zero_variance
 from buffer.journal import Record

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from areal_like import Run
-from areal_like import config as configs
-from areal_like.config import ConfigError
-from areal_like.older_configs import ALWAYS_THERE, fill, load
+from areal_like.config import run_config as configs
+from areal_like.config.older_configs import ALWAYS_THERE, fill, load
+from areal_like.config.run_config import ConfigError
+from areal_like.config.schema import SECTIONS
 from areal_like.places import CONFIGS
-from areal_like.schema import SECTIONS
 from scripts import compare, eval, report, samples, status
 from scripts.eval import run_of
 from scripts.starting.earlier_runs import reopen_run_folder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from scripts.plan import choices, main
 from scripts.simulation import costs, roofline
 from scripts.simulation.closed_form import predict

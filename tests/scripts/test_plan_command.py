@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from areal_like.weights.codec import Encoder
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import pack

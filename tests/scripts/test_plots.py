@@ -14,7 +14,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.text import Text
 from PIL import Image
 
-from areal_like.spans import Span
+from areal_like.run.spans import Span
 from scripts import plots
 from scripts.analysis.intervals import CURVE_POINTS, Estimate
 from scripts.bench import stragglers

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal_like import config as configs
-from areal_like.heldout import sets_of
-from areal_like.registry import build
+from areal_like.config import run_config as configs
+from areal_like.config.registry import build
+from areal_like.tasks.heldout import sets_of
 from scripts.starting import gpus, preflight
 from scripts.starting.gpus import Gpus
 from scripts.train import parse, prepare

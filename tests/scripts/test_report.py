@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from areal_like.config import ConfigError
-from areal_like.eval_sets import OWN
+from areal_like.config.eval_sets import OWN
+from areal_like.config.run_config import ConfigError
 from areal_like.places import REPOSITORY
-from areal_like.samples import HELDOUT, TRAINED, Kept
+from areal_like.run.samples import HELDOUT, TRAINED, Kept
 from learners.main import heldout_metrics
 from scripts import report, watch
 from scripts.following.running import NotRunning, Running

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.samples import DROPPED, SampleLog, unanswered
+from areal_like.run.samples import DROPPED, SampleLog, unanswered
 from scripts.report import Report
 from scripts.reporting.live import Server
 from scripts.reporting.page import page

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import config as configs
-from areal_like.run_folder import RENDEZVOUS
+from areal_like.config import run_config as configs
+from areal_like.run.run_folder import RENDEZVOUS
 from scripts.following import running
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from areal_like.config import ConfigError
-from areal_like.samples import TRAINED, read
+from areal_like.config.run_config import ConfigError
+from areal_like.run.samples import TRAINED, read
 from scripts import eval, samples, watch
 from scripts.console.output import console, table, visible
 from tests.scripts.written_runs import HOSTILE, QUESTION, written_run

@@ -9,8 +9,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from areal_like import config as configs
-from areal_like.registry import build
+from areal_like.config import run_config as configs
+from areal_like.config.registry import build
 from scripts import serve
 from tests.forked import forked, said
 

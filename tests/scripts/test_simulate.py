@@ -8,13 +8,13 @@ import signal
 import pytest
 
 from actors.engines.lengths import AnswerLengths
-from areal_like import config as configs
-from areal_like.groups import Head, pack_heads
-from areal_like.messages import Push
+from areal_like.config import run_config as configs
 from areal_like.places import REPOSITORY
+from areal_like.run.spans import read
 from areal_like.sampling import stream_key, uniform
-from areal_like.spans import read
-from areal_like.wire import Payloads, decode, encode
+from areal_like.wire.frames import Payloads, decode, encode
+from areal_like.wire.groups import Head, pack_heads
+from areal_like.wire.messages import Push
 from buffer.handlers import Handlers
 from buffer.relays import Relays
 from scripts.simulate import main

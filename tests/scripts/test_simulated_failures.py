@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from areal_like import config as configs
-from areal_like import messages
-from areal_like.config import ConfigError
+from areal_like.config import run_config as configs
+from areal_like.config.run_config import ConfigError
 from areal_like.types import Lease
+from areal_like.wire import messages
 from buffer.checks import RolloutsFail
 from scripts.simulation import costs, results
 from scripts.simulation.actors import Prompts, SimulatedActor, World

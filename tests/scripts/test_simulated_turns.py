@@ -2,9 +2,9 @@
 
 import pytest
 
-from areal_like import messages
-from areal_like.config import ConfigError
-from areal_like.wire import Payloads
+from areal_like.config.run_config import ConfigError
+from areal_like.wire import messages
+from areal_like.wire.frames import Payloads
 from scripts.simulate import main
 from scripts.simulation import costs
 from scripts.simulation.cores import SUBMITTING, Cores, Process

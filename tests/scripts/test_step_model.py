@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal_like import checkpoints
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from areal_like.errors import UserError
-from areal_like.run_folder import CONFIG
+from areal_like.run import checkpoints
+from areal_like.run.run_folder import CONFIG
 from learners.build import build_trainer
 from scripts import eval as evaluation
 from scripts.eval import model_folder

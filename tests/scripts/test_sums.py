@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from scripts import sums
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from areal_like.places import REPOSITORY
-from areal_like.spans import Span
+from areal_like.run.spans import Span
 from scripts.timeline import main, shares, timeline, trace_events
 from tests.areal_like.test_spans import written
 from tests.integration.runs import train

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors.tools import Tools
-from areal_like.samples import DROPPED, TRAINED, Kept, SampleLog, kept, unanswered
+from areal_like.run.samples import DROPPED, TRAINED, Kept, SampleLog, kept, unanswered
 from areal_like.types import Sample
 from scripts import samples
 from scripts.following.tool_calls import Call, Marks, calls_of, marks_of

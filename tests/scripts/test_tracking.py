@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from areal_like import config as configs
-from areal_like.samples import HELDOUT, TRAINED, SampleLog, kept
+from areal_like.config import run_config as configs
+from areal_like.run.samples import HELDOUT, TRAINED, SampleLog, kept
 from areal_like.trackers.interface import Shown, Tracked
 from areal_like.types import Sample
 from scripts.following import tracking

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import config as configs
-from areal_like.config import ConfigError
-from areal_like.registry import COMPONENTS, knobs
+from areal_like.config import run_config as configs
+from areal_like.config.registry import COMPONENTS, knobs
+from areal_like.config.run_config import ConfigError
 from scripts.starting.preflight import check_port
 from scripts.train import main, make_run_folder, parse, prepare, resolve_transport, told_apart, write_record
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from areal_like import config as configs
+from areal_like.config import run_config as configs
 from areal_like.launch.outcome import Death
-from areal_like.samples import TRAINED, SampleLog, kept
+from areal_like.run.samples import TRAINED, SampleLog, kept
 from areal_like.types import Sample
 from scripts.console.sparkline import sparkline
 from scripts.following.fault_counts import faults

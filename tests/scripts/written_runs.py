@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from areal_like import config as configs
-from areal_like.metrics import MetricsLog
-from areal_like.samples import DROPPED, HELDOUT, TRAINED, Fate, Kept, SampleLog, kept, unfinished
+from areal_like.config import run_config as configs
+from areal_like.run.metrics import MetricsLog
+from areal_like.run.samples import DROPPED, HELDOUT, TRAINED, Fate, Kept, SampleLog, kept, unfinished
 from areal_like.types import Completion, PartialSample, Prompt, Sample
 
 HOSTILE = (

@@ -8,7 +8,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from areal_like.models import write_state
+from areal_like.models.causal_lm import write_state
 from areal_like.tasks.characters import CharacterCodec
 from areal_like.types import Batch, Group, Limits, Prompt, Sample
 from learners.advantages import group

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from actors.probe_check import EXACT, ROUNDED, ServedProbe
-from areal_like.messages import Manifest
+from areal_like.wire.messages import Manifest
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
+from areal_like.config.registry import build
 from areal_like.launch.plan import limits, plan
-from areal_like.registry import build
 from scripts.audit import audit
 from tests import placed
 from tests.integration.runs import REPOSITORY, rows, summary, train

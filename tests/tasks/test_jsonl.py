@@ -10,7 +10,7 @@ import pytest
 
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
-from areal_like.registry import ConfigError, check
+from areal_like.config.registry import ConfigError, check
 from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.jsonl import Jsonl
 from areal_like.tasks.maths import exact, math_verify

@@ -12,11 +12,11 @@ import pytest
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
 from actors.workflows import for_tasks
-from areal_like.config import load
-from areal_like.groups import encode_group
-from areal_like.registry import ConfigError, build
+from areal_like.config.registry import ConfigError, build
+from areal_like.config.run_config import load
 from areal_like.tasks.mixture import whole_ratios
 from areal_like.types import Group, Sample
+from areal_like.wire.groups import encode_group
 from buffer import segment_file
 from buffer.events import Admit, decode, encode
 from buffer.gauges import by_task

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.bus import Dealer
-from areal_like.messages import Chunk, Fetch, Gone, Hops, Later, Message, Refused, Sync, Want
 from areal_like.weights import server as server_module
 from areal_like.weights.history import Hop
 from areal_like.weights.replica import NOTHING
 from areal_like.weights.server import LATER_SECONDS, WeightServer
+from areal_like.wire.bus import Dealer
+from areal_like.wire.messages import Chunk, Fetch, Gone, Hops, Later, Message, Refused, Sync, Want
 
 HOP = Hop(4, 5, 10, "checksum")
 PAYLOAD = memoryview(bytes(range(10)))

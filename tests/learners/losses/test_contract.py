@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.registry import COMPONENTS, resolve
+from areal_like.config.registry import COMPONENTS, resolve
 from learners.losses.contract import LossBatch, is_supervised, plan_of, with_plan
 from learners.losses.corrections import Corrected
 from learners.losses.supervised import sft

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.registry import COMPONENTS, bind
+from areal_like.config.registry import COMPONENTS, bind
 from learners.losses.clipped import decoupled_ppo, gspo, ppo
 from learners.losses.contract import LossBatch, leaves_out, needs_proximal, plan_of, planned_for, with_plan
 from learners.losses.corrections import Corrected, capped, none, ratio, sequence_mask, tis

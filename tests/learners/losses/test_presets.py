@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.config import load
+from areal_like.config.run_config import load
 from areal_like.types import Batch
 from learners.build import build_trainer
 from tests.learners.batches import make_batch

@@ -6,9 +6,9 @@ import pytest
 import torch
 import yaml
 
-from areal_like.layers import CONFIGS
-from areal_like.process import explain
-from areal_like.registry import COMPONENTS, bind
+from areal_like.config.layers import CONFIGS
+from areal_like.config.registry import COMPONENTS, bind
+from areal_like.run.process import explain
 from learners.losses.clipped import ppo
 from learners.losses.contract import total
 from learners.losses.trial import BadLoss, try_loss

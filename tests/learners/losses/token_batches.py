@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from areal_like.registry import COMPONENTS, bind, resolve
+from areal_like.config.registry import COMPONENTS, bind, resolve
 from learners.losses.clipped import decoupled_ppo, gspo, ppo, sapo
 from learners.losses.contract import LossBatch, with_plan
 from learners.losses.corrections import (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from areal_like.config import load
+from areal_like.config.run_config import load
 from scripts.claims import kept, sagc
 from scripts.claims.sagc import GROUP_SIZE, SAMPLES, Rounds, Setting, mean_over, train
 from scripts.claims.studies import Cell

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from areal_like import config
+from areal_like.config import run_config as config
 from areal_like.launch.plan import plan
 from scripts.claims.warm_start import COMMON, STUDENTS, WholeReverse
 

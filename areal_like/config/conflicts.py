@@ -1,0 +1,274 @@
+"""Settings that contradict one another, though each is valid alone: refused before any process starts.
+
+The component itself would refuse them, too, but seconds later, when it is built, and in a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from areal_like.config import corrections
+from areal_like.config.defaults import optimizer_steps
+from areal_like.config.judge_knobs import refuse_odd_judge
+from areal_like.config.placement import AUTO, needs_of, place
+from areal_like.config.placement import KEY as PLACEMENT
+from areal_like.config.registry import ConfigError, as_spec, check_part, correction_of, knobs, marks, settled
+from areal_like.config.schema import Config
+from areal_like.models.model_folder import ROUTED, read_config
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def refuse_odd_transport(config: Config) -> None:
+    """A port, or the address of another interface, needs TCP. Raises ConfigError."""
+    buffer, key = config.buffer, "buffer.transport"
+    asked = [f"buffer.port={buffer.port}"] if buffer.port else []
+    asked += [] if buffer.host in LOOPBACK else [f"buffer.host={buffer.host}"]
+    if asked and buffer.transport == "ipc":
+        raise ConfigError(f"{key}=ipc has no use for {' and '.join(asked)}: leave that out, or set {key}=tcp", key)
+
+
+def refuse_odd_launcher(config: Config) -> None:
+    """Check what can't work in one process, and what can't work between several. Raises ConfigError."""
+    one_process = "ONE_PROCESS" in marks("launcher", config.launcher["name"])
+    if config.buffer.transport == "inproc" and not one_process:
+        key = "buffer.transport"
+        raise ConfigError(f"{key}=inproc reaches no other process: leave it out, or set launcher=inline", key)
+    if not one_process:
+        return
+    if config.placement != AUTO:
+        raise ConfigError(
+            f"{PLACEMENT}: launcher=inline has one process, which sees all devices: leave it out", PLACEMENT
+        )
+    learner, threads = config.learner, config.actors.threads
+    if learner.get("ranks", 1) > 1:
+        raise ConfigError("learner.ranks: launcher=inline has one process, so 1 rank only", "learner.ranks")
+    if (learner.get("threads") or threads) != threads:
+        key = "learner.threads"
+        raise ConfigError(
+            f"{key}: with launcher=inline torch has one number of threads: leave it out, or set {key}={threads}", key
+        )
+
+
+def refuse_odd_placement(config: Config) -> None:
+    """Devices that the processes can't have, whatever the machine. Raises ConfigError."""
+    for spelling in ("base-gpu-id", "base_gpu_id"):
+        if spelling in (settled("engine", config.engine).get("server") or {}):
+            key = f"engine.server.{spelling}"
+            raise ConfigError(f"{key}: {PLACEMENT}.actors says which devices the servers get; leave it out", key)
+    if config.actors.count is None:  # not known yet
+        return
+    placed = place(config.placement, needs_of(config), None)
+    if placed and placed.shared and "ACROSS_HOSTS" in marks("launcher", config.launcher["name"]):
+        name = config.launcher["name"]
+        raise ConfigError(
+            f"{PLACEMENT}.share: launcher={name} gives each process devices of its own; share them with launcher=local",
+            f"{PLACEMENT}.share",
+        )
+    known = settled("engine", config.engine)
+    room = {str(key).replace("_", "-") for key in known.get("server") or {}} & {"mem-fraction-static"}
+    if placed and placed.shared and "server" in known and not room:
+        raise ConfigError(
+            f"engine.server: a server would take nearly all memory of a device that it shares ({PLACEMENT}.share, "
+            "gpu=1x): say how much it may have, such as engine.server={mem-fraction-static: 0.4}, or take engine=torch",
+            "engine.server",
+        )
+
+
+def refuse_odd_model(config: Config) -> None:
+    """Heads share the hidden size and turn pairs of numbers (RoPE); groups of them share keys. Raises ConfigError."""
+    known = settled("model", config.model)
+    hidden, heads, kv_heads = (
+        known.get(knob) for knob in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    )
+    if isinstance(hidden, int) and isinstance(heads, int) and hidden % (2 * heads):
+        key, nearest = "model.hidden_size", 2 * heads * max(1, round(hidden / (2 * heads)))
+        why = f"must be a multiple of 2 * model.num_attention_heads={2 * heads}"
+        raise ConfigError(f"{key}={hidden}: {why}; the nearest is {nearest}", key)
+    if isinstance(kv_heads, int) and isinstance(heads, int) and heads % kv_heads:
+        key, fitting = "model.num_key_value_heads", [n for n in range(1, heads + 1) if heads % n == 0]
+        nearest = min(fitting, key=lambda n: abs(n - kv_heads))
+        why = f"must divide model.num_attention_heads={heads}"
+        raise ConfigError(f"{key}={kv_heads}: {why}; the nearest is {nearest}", key)
+
+
+def refuse_odd_words(config: Config) -> None:
+    """A judge's address, texts and numbers, the marks of an agent's calls, and a sampler's bounds. Raises
+    ConfigError."""
+    judge, sampler = settled("group_reward", config.group_reward), settled("sampler", config.sampler)
+    if judge["name"] == "judge":
+        refuse_odd_judge(judge["compare"], judge["scale"], judge["prices"], judge["template"])
+        if not str(judge["base_url"]).startswith(("http://", "https://")):
+            key = "group_reward.base_url"
+            raise ConfigError(f"{key}={judge['base_url']}: want the address of a server, such as http://HOST/v1", key)
+    hard, easy = sampler.get("hard_to"), sampler.get("easy_from")
+    if isinstance(hard, float) and isinstance(easy, float) and hard >= easy:
+        key = "sampler.hard_to"
+        raise ConfigError(f"{key}={hard}: a prompt would be hard and easy; want less than easy_from={easy}", key)
+    marks_of_calls = config.workflow.get("call_marks") if config.workflow["name"] == "agent" else None
+    if marks_of_calls is not None and (len(marks_of_calls) != 2 or not all(marks_of_calls)):
+        key = "workflow.call_marks"
+        raise ConfigError(f"{key}={list(marks_of_calls)}: want two texts, neither of them empty", key)
+
+
+def refuse_odd_training(config: Config) -> None:
+    """Check what scheduler, loss, advantage and learner require of one another. Raises ConfigError."""
+    known = settled("learner", config.learner)
+    if known.get("lora") is not None:
+        check_part("learner.lora", known["lora"])
+    _refuse_odd_teacher(config, known)
+    epochs = known.get("num_minibatch_epochs", 1)
+    if epochs > 1 and "single_pass" in marks("loss", config.loss["name"]):
+        key = "learner.num_minibatch_epochs"
+        raise ConfigError(f"{key}: loss={config.loss['name']} diverges with more than 1, got {epochs}", key)
+    _refuse_odd_correction(config, stream=known.get("stream") is True)
+    if known.get("ranks", 1) > 1 and known.get("stream"):
+        raise ConfigError("learner.ranks: learner.stream works with 1 rank only", "learner.ranks")
+    if known.get("schedule", "constant") != "constant" and known.get("schedule_steps") is not None:
+        _refuse_warmup(known)
+    advantage = config.advantage["name"]
+    if known.get("stream") is True:
+        _refuse_stream(config, known)
+    for knob in ("kl_reward", "overlong_penalty"):
+        if advantage == "maxrl" and known.get(knob):
+            key = f"learner.{knob}"
+            raise ConfigError(f"{key}: advantage=maxrl takes no negative rewards, which this would cause", key)
+    if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
+        key = "learner.critic_lr"
+        raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
+    _refuse_odd_shaping(config, known)
+    _refuse_lone_samples(config, known)
+
+
+def _refuse_lone_samples(config: Config, learner: Mapping[str, object]) -> None:
+    """Groups of one sample: some advantages learn nothing from them."""
+    advantage, sizing, key = config.advantage["name"], settled("sizing", config.sizing), "sizing.group_size"
+    learns_else = learner.get("teacher") is not None or "supervised" in marks("loss", config.loss["name"])
+    if "teacher" not in learner or learns_else or sizing["name"] != "fixed":  # `learner=timed` learns nothing anyway
+        return
+    if sizing["group_size"] == 1 and "compares_samples" in marks("advantage", advantage):
+        raise ConfigError(
+            f"{key}=1: advantage={advantage} compares the samples of one prompt, so all advantages would be 0: "
+            "take larger groups, or advantage=batch",
+            key,
+        )
+
+
+def _refuse_odd_correction(config: Config, stream: bool) -> None:
+    """Corrections whose knobs contradict one another, the loss, or streaming."""
+    loss = settled("loss", config.loss)
+    found, own = marks("loss", loss["name"]), None
+    if "wants_proximal" in found and loss.get("proximal", "recompute") is not None:
+        own = "proximal_current"
+    elif "ratio_to_behaviour" in found:
+        own = "behaviour_current"
+    path, spec = "loss.correction", correction_of(config.loss)
+    if "supervised" in found and spec["name"] != corrections.NONE:
+        raise ConfigError(f"{path}: demonstrations were sampled by no policy: leave it out", path)
+    while spec["name"] != corrections.NONE:
+        chosen = settled("correction", spec)
+        if "weight" not in chosen:  # one of the user's own
+            return
+        problem = corrections.problem_of(chosen) or corrections.problem_with_loss(chosen, own)
+        if stream and (chosen["self_normalise"] or chosen["rejected"] == "drop"):
+            knob = "self_normalise" if chosen["self_normalise"] else "rejected"
+            problem = knob, "learner.stream takes gradients before the whole batch is there; leave one of the two out"
+        if problem:
+            raise ConfigError(f"{path}.{problem[0]}: {problem[1]}", f"{path}.{problem[0]}")
+        path, spec = f"{path}.correction", as_spec(chosen["correction"])
+
+
+def _refuse_odd_teacher(config: Config, learner: Mapping[str, object]) -> None:
+    """A teacher that is missing, or that nobody asks."""
+    key, wanted = "learner.teacher", "needs_teacher" in marks("advantage", config.advantage["name"])
+    teacher = learner.get("teacher")
+    if teacher is None:
+        if wanted:
+            name = config.advantage["name"]
+            raise ConfigError(f"advantage={name} needs a teacher: set {key}.path to the folder of a model", key)
+        return
+    if not isinstance(teacher, Mapping):
+        raise ConfigError(f"{key}: expected {{path: FOLDER, knobs}}, got {teacher!r}", key)
+    check_part(key, teacher)
+    if (teacher.get("path") is None) is (teacher.get("url") is None):
+        raise ConfigError(f"{key}: give path (a folder) or url (a server), one of the two", key)
+    if teacher.get("url") is not None and teacher.get("top"):
+        raise ConfigError(f"{key}.top: a server says only what the sampled token is worth: give {key}.path", key)
+    if not wanted and not teacher.get("top"):
+        raise ConfigError(f"{key} has nothing to do: set advantage=distill, or {key}.top above 0", key)
+
+
+def _refuse_odd_shaping(config: Config, learner: Mapping[str, object]) -> None:
+    """Knobs that would do nothing, for lack of another."""
+    advantage = settled("advantage", config.advantage)
+    key, problem = "", ""
+    if learner.get("critic_clip") is not None and learner.get("critic_lr") == 0:
+        key, problem = "learner.critic_clip", "there is no critic whose values it could clip: set learner.critic_lr"
+    if learner.get("kl_cut") is not None and not (learner.get("kl_loss") or learner.get("kl_reward")):
+        key, problem = "learner.kl_cut", "there is no KL to cut: set learner.kl_loss or learner.kl_reward"
+    if advantage.get("bootstrap") is True and learner.get("overlong_filter") is True:
+        key, problem = "advantage.bootstrap", "learner.overlong_filter leaves cut answers out: choose one of the two"
+    if advantage.get("deviation_of") == "rewards" and advantage.get("std") is False:
+        key, problem = "advantage.deviation_of", "advantage.std=false divides by no deviation: leave one of them out"
+    if key:
+        raise ConfigError(f"{key}: {problem}", key)
+
+
+def refuse_odd_replay(config: Config) -> None:
+    """Router replay needs a model that has experts, and an engine that returns them. Raises ConfigError."""
+    known, key = settled("learner", config.learner), "learner.router_replay"
+    if config.engine.get("return_experts"):
+        problem = f"{key} says whether experts come back: leave this out"
+        raise ConfigError(f"engine.return_experts: {problem}", "engine.return_experts")
+    if not known.get("router_replay"):
+        return
+    if known.get("compile"):
+        raise ConfigError(f"{key} does not go with learner.compile: leave one of them out", key)
+    name = config.engine["name"]
+    if "return_experts" not in knobs("engine", name):
+        raise ConfigError(f"{key}: engine={name} does not return the experts that its model chooses: leave it out", key)
+    path = settled("model", config.model).get("path")
+    kind = read_config(path)["model_type"] if isinstance(path, str) else config.model["name"]
+    if kind not in ROUTED and (isinstance(path, str) or kind == "qwen2"):
+        kinds = ", ".join(sorted(ROUTED))
+        raise ConfigError(f"{key}: a model of {kind} has no experts that can be replayed (those of {kinds} have)", key)
+
+
+def refuse_odd_mismatch(config: Config) -> None:
+    """Noise can stay, and has a seed; quantisation and the order of attention stay anyway. Raises ConfigError."""
+    engine = config.engine
+    if isinstance(engine.get("inject_mismatch"), int | float):
+        return
+    for knob, what in (("mismatch_stays", "could stay"), ("mismatch_seed", "could have a seed")):
+        if engine.get(knob):
+            problem = f"there is no noise that {what}: set engine.inject_mismatch to a number, or leave this out"
+            raise ConfigError(f"engine.{knob}: {problem}", f"engine.{knob}")
+
+
+def _refuse_warmup(learner: Mapping[str, int]) -> None:
+    """A falling learning rate needs steps in which it falls."""
+    steps, warmup = optimizer_steps(learner), learner["warmup_steps"] or 0
+    if steps <= warmup:
+        key, schedule = "learner.warmup_steps", learner["schedule"]
+        raise ConfigError(
+            f"{key}={warmup}: learner.schedule={schedule} ends after {steps} optimizer steps; lower the warm-up, or "
+            "raise run.steps (learner.schedule_steps)",
+            key,
+        )
+
+
+def _refuse_stream(config: Config, learner: Mapping[str, object]) -> None:
+    """Streaming takes gradients group by group: nothing may depend on the whole batch."""
+    loss, advantage, policy = (part["name"] for part in (config.loss, config.advantage, config.policy))
+    key, problem = "learner.stream", ""
+    for knob in ("num_minibatches", "num_minibatch_epochs"):
+        if learner.get(knob, 1) != 1:
+            problem = f"takes one step per batch: set learner.{knob}=1"
+    if "planned" in marks("loss", loss):
+        problem = f"does not go with loss={loss}, which weighs all tokens of a batch at once"
+    if "needs_batch" in marks("advantage", advantage):
+        problem = f"does not go with advantage={advantage}, which is normalised over the whole batch"
+    if policy != "in_order":
+        problem = "needs policy=in_order: with others it is not known which batch a group will be in"
+    if problem:
+        raise ConfigError(f"{key} {problem}", key)

@@ -1,0 +1,206 @@
+"""Defaults that depend on the model and the machine. They are filled in when a config is loaded, for knobs that are not
+set.
+
+    learner.lr             random weights: 2e-3; pretrained: 1e-5; adapters of pretrained (LoRA): 1e-4
+    learner.warmup_steps   pretrained: 10 optimizer steps, or half of a shorter schedule's; else 0
+    learner.schedule_steps train steps until a `linear` or `cosine` schedule ends: run.steps
+    learner.gradient_noise measured where `sizing` chooses by it
+
+    of a large model that is computed on this machine's CPU:
+    learner.threads        async: the cores that the actors leave; rounds, in which one side waits for the other: all
+    actors.count, .threads one actor (one batch is decoded faster than two halves) with a quarter of the cores; in
+                           rounds with all of them. Small models, or others' machines: two actors of one thread; on
+                           GPUs as many as `placement` names devices for, or one
+    engine.slots           64 per thread of an actor, where the bound lets so many sequences run; 64 at least
+    compute_dtype          of learner and engine: bfloat16 for a large pretrained model on CUDA, or a CPU that has it;
+                           else float32. On a CPU float32 also for losses whose clip range is finer than bfloat16's
+                           rounding (gspo): learner and engine would disagree by more than it. An engine on CUDA
+                           computes any large model in bfloat16, unless the learner is set to float32
+
+A knob that is set keeps its value. The values are part of the run's config. A resume or a replay has the same ones,
+except for defaults of learning that its own settings change (e.g. the rate of a replay that trains adapters).
+1e-5 is the upper end of usual rates for full training of language models by RL (1e-6 in TRL, 1.7e-5 in AReaL's example
+for 1.5B). It suits small models that a CPU can train, and tens of steps rather than thousands. LoRA needs ten times the
+rate of full training, whatever the model ("LoRA Without Regret", Thinking Machines, 2025). Adam's first steps move
+every weight by about lr, however small the gradient: hence the warm-up.
+
+With two cores an actor has one thread beside the learner's two. The actor idles most of the time, and a learner with
+one thread would leave that core idle, too. The number of threads changes the last bits of sums: another reason to keep
+it in the run's config.
+
+Imports no torch. Drivers: `config.run_config` fills in, `scripts.train` says what came out (`describe_learning`,
+`describe_machine`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from areal_like.config.placement import actors_on
+from areal_like.config.registry import marks, settled
+from areal_like.config.schema import Config
+from areal_like.config.supervision import is_supervised
+from areal_like.models.model_folder import weight_bytes
+
+RANDOM_LR = 2e-3
+PRETRAINED_LR = 1e-5
+LORA_LR = 10 * PRETRAINED_LR
+WARMUP_STEPS = 10
+RUINOUS_LR = 1e-4
+"""A rate above which full training of a pretrained model is more likely a mistake than meant."""
+RUINOUS_LORA_LR = 10 * RUINOUS_LR
+"""The same for adapters. Adapters of a model of 135M parameters learned at 4e-4; at 1e-3 they lost it again."""
+
+
+def is_pretrained(config: Config) -> bool:
+    """Does the run begin with trained weights? The model component is marked so."""
+    return "pretrained" in marks("model", config.model["name"])
+
+
+LEARNING = ("lr", "warmup_steps", "schedule_steps")
+"""The learner's knobs that `learning_defaults` fills in."""
+
+
+def learning_defaults(config: Config) -> dict[str, object]:
+    """Dotted key → value, for knobs that the learner has and that are not set."""
+    known = settled("learner", config.learner)
+    pretrained, lora = is_pretrained(config), known.get("lora") is not None
+    warmup = WARMUP_STEPS if pretrained else 0
+    filled: dict[str, object] = {
+        "lr": (LORA_LR if lora else PRETRAINED_LR) if pretrained else RANDOM_LR,
+        "warmup_steps": warmup,
+    }
+    if known.get("schedule", "constant") != "constant":
+        steps = config.run.steps if known.get("schedule_steps") is None else known["schedule_steps"]
+        filled["schedule_steps"] = steps
+        filled["warmup_steps"] = min(warmup, optimizer_steps(known | {"schedule_steps": steps}) // 2)
+    sizing = settled("sizing", config.sizing)
+    if "hears_gradients" in marks("sizing", sizing["name"]) and sizing.get("decisions", "") is None:
+        filled |= {} if is_supervised(config) else {"gradient_noise": True}
+    return {f"learner.{knob}": value for knob, value in filled.items() if known.get(knob, "") is None}
+
+
+SLOTS = 64
+"""Sequences that one thread decodes at once: with fewer, a decode step costs nearly as much."""
+LARGE_PARAMETERS = 20_000_000
+"""From here on a model's matrices are large enough for several threads, and for bfloat16, to pay."""
+
+
+def is_large(config: Config) -> bool:
+    """By the size of its files (two bytes per parameter), or by its knobs."""
+    known = settled("model", config.model)
+    if isinstance(path := known.get("path"), str):
+        return weight_bytes(path) >= 2 * LARGE_PARAMETERS
+    match [known.get(knob) for knob in ("num_hidden_layers", "hidden_size", "intermediate_size")]:
+        case [int(layers), int(hidden), int(inner)]:
+            return layers * hidden * (4 * hidden + 3 * inner) >= LARGE_PARAMETERS
+    return False
+
+
+def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = False) -> dict[str, object]:
+    """Dotted key → value, for knobs that exist and are not set, on a machine with `cores` cores. `bfloat16`: the cores
+    multiply in it faster than in float32. `gpu`: there is a GPU, on which an engine computes unless told otherwise."""
+    known = {kind: settled(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")}
+    if known["engine"].get("device") == "auto":
+        known["engine"]["device"] = "cuda" if gpu else "cpu"
+    launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
+    here, one_process = "ACROSS_HOSTS" not in launcher, "ONE_PROCESS" in launcher  # its roles take turns
+    learns, acts = (here and large and _on_cpu(kind, known[kind]) for kind in ("learner", "engine"))
+    acts = acts and not is_supervised(config)
+    embedded = {"needs_model", "needs_folder"} & marks("engine", config.engine["name"]) == {"needs_model"}  # no servers
+    decodes_on_gpu = embedded and _on_cuda(known["engine"])
+    quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
+    shared = learns and acts and not rounds and not one_process
+    actors = config.actors
+    few = 1 if acts or known["engine"].get("url") else actors_on(config.placement, known["engine"])
+    few = few or (1 if large and decodes_on_gpu else 2)
+    count = actors.count or max(few, actors.min_alive)
+    threads = actors.threads or max(1, (quarter if shared else cores) // count if acts else 1)
+    found: dict[str, object] = {"actors.count": count, "actors.threads": threads}
+    if learns:
+        left = max(1, cores - count * threads) if shared and quarter else cores
+        found["learner.threads"] = max(1, left // known["learner"].get("ranks", 1))
+    found["engine.slots"] = _slots(config, threads, count)
+    exact = "clips_finely" in marks("loss", config.loss["name"])
+    half = large and is_pretrained(config)
+    for kind in ("learner", "engine"):
+        half = half and (_on_cuda(known[kind]) or (here and bfloat16 and not exact))
+        if kind == "engine" and large and decodes_on_gpu:
+            half = known["learner"].get("compute_dtype") != "float32"
+        chosen = found[f"{kind}.compute_dtype"] = "bfloat16" if half else "float32"
+        half = (known[kind].get("compute_dtype") or chosen) == "bfloat16"  # an engine rounds as its learner does
+    values = {"actors.count": actors.count, "actors.threads": actors.threads}
+    values |= {f"{kind}.{knob}": value for kind in ("learner", "engine") for knob, value in known[kind].items()}
+    return {key: value for key, value in found.items() if values.get(key, "") is None}
+
+
+def _slots(config: Config, threads: int, actors: int) -> int:
+    """Sequences that an actor decodes at once."""
+    size = int(settled("sizing", config.sizing).get("group_size", 1))
+    versions: float = 1 + settled("scheduler", config.scheduler).get("max_staleness", 0)  # may be infinite
+    allowed = config.groups_per_batch * size * versions / actors
+    return max(SLOTS, math.ceil(min(SLOTS * threads, allowed)))
+
+
+def _on_cpu(kind: str, known: Mapping[str, str]) -> bool:
+    return "needs_model" in marks(kind, known["name"]) and known.get("device", "cpu") == "cpu"
+
+
+def _on_cuda(known: Mapping[str, str]) -> bool:
+    return (known.get("device") or "").startswith("cuda")
+
+
+def describe_machine(config: Config, cores: int) -> str:
+    """A line for people: which role gets which share of the machine."""
+    learner, engine, actors = config.learner, config.engine, config.actors
+    found = [("learner.threads", learner.get("threads")), ("learner.compute_dtype", learner.get("compute_dtype"))]
+    if not is_supervised(config):
+        found += [("engine.compute_dtype", engine.get("compute_dtype")), ("engine.slots", engine.get("slots"))]
+        found += [("actors.count", actors.count), ("actors.threads", actors.threads)]
+    shares = ", ".join(f"{key}={value}" for key, value in found if value is not None)
+    return f"machine: {cores} core{'s' * (cores != 1)}; {shares}"
+
+
+def optimizer_steps(known: Mapping[str, int]) -> int:
+    """Optimizer steps within a schedule's train steps, from the learner's knobs."""
+    per_batch = known.get("num_minibatches", 1) * known.get("num_minibatch_epochs", 1)
+    return int(known["schedule_steps"] * per_batch)
+
+
+def describe_learning(config: Config) -> str:
+    """A line for people: the learning rate and its schedule. Empty for learners without a rate."""
+    known = settled("learner", config.learner)
+    if known.get("lr") is None:
+        return ""
+    of = "a pretrained model" if is_pretrained(config) else "random initial weights"
+    adapters = ", adapters (LoRA)" if known.get("lora") is not None else ""
+    falls = "" if known.get("schedule", "constant") == "constant" else f" over {known['schedule_steps']} train steps"
+    parts = [f"learner.lr={known['lr']:g}", f"{known.get('schedule', 'constant')}{falls}"]
+    parts += [f"warm-up {known['warmup_steps']} optimizer steps"] if known.get("warmup_steps") else []
+    parts += [f"{knob}={known[knob]:g}" for knob in ("weight_decay", "clip_grad") if knob in known]
+    return f"learning: {', '.join(parts)} ({of}{adapters})"
+
+
+def ruinous_rate(config: Config) -> str:
+    """A warning if the rate is likely to ruin a pretrained model; otherwise empty."""
+    known = settled("learner", config.learner)
+    lora = known.get("lora") is not None
+    if not is_pretrained(config) or (known.get("lr") or 0.0) <= (RUINOUS_LORA_LR if lora else RUINOUS_LR):
+        return ""
+    what, usual, unset = "a pretrained model", "1e-6 to 5e-5", PRETRAINED_LR
+    if lora:
+        what, usual, unset = "adapters (LoRA) of a pretrained model", "1e-5 to 5e-4", LORA_LR
+    return f"learner.lr={known['lr']:g} is likely to ruin {what}: usual are {usual} (unset: {unset:g} with warm-up)"
+
+
+def spent_schedule(config: Config) -> str:
+    """A warning if the schedule ends before the run, whose later steps then train nothing; otherwise empty."""
+    known, steps = settled("learner", config.learner), config.run.steps
+    end = known.get("schedule_steps")
+    if known.get("schedule", "constant") == "constant" or end is None or end >= steps:
+        return ""
+    return (
+        f"learner.schedule_steps={end}: train steps {end + 1} to run.steps={steps} have a learning rate of 0 "
+        f"(learner.schedule={known['schedule']}) and train nothing; leave it out, or raise it"
+    )

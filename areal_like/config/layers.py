@@ -1,0 +1,254 @@
+"""Merges config files and command-line overrides into one tree of plain containers, and remembers who set what.
+
+The order, later wins: the files that a file `extends` (in order), the file's choices, its values; then the command
+line's choices, then its values. Choices come before values, so `scheduler.max_staleness=4 mode=async` means the same in
+either order.
+
+- Files are looked up beside the file that names them, then in `configs/`.
+- A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges `mode/sync.yaml`) or that names
+  a component (`engine: timed` is `engine: {name: timed}`). A file may set more than its key: `loss: grpo` sets loss,
+  advantage, normalisation and KL.
+- A component whose `name` changes replaces the inherited one whole, at any depth: knobs of one never reach another.
+- Lists are replaced, never joined; interpolations (`${run.seed}`) stay text until the whole tree is there.
+
+Knows nothing of the tree's shape: `areal_like.config.run_config` drives it and checks what comes out.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from areal_like.config.other_names import ALIASES, instead_of_component
+from areal_like.config.registry import COMPONENTS, ConfigError, nearest
+from areal_like.places import CONFIGS
+
+COMMAND_LINE = "command line"
+MACHINE = "gpu"
+"""The choice that sets several components to what suits a machine: merged first, so that choices of these win."""
+
+Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
+"""What yaml can say, as plain containers."""
+Tree = dict[str, Value]
+Items = list[tuple[str, Value, str]]
+"""Dotted keys, values, and where each came from."""
+
+
+class Layers:
+    """A tree that layers are merged into, and where each of its values came from."""
+
+    def __init__(self) -> None:
+        self.tree: Tree = {}
+        self._origins: dict[str, str] = {}
+        self._open: list[Path] = []
+        """Files being merged, outermost first: a file that extends itself is refused."""
+        self._overriders = {COMMAND_LINE}
+
+    def add_command_line(self, argv: Sequence[str], origins: Mapping[str, str] | None = None) -> None:
+        """Merge `[file, key=value, ...]`. `origins`: where overrides came from, by key; the others from the command
+        line. Raises ConfigError."""
+        origins = origins or {}
+        self._overriders |= set(origins.values())
+        if "=" in argv[0]:
+            raise ConfigError(f"{argv[0]!r} is an override where the config file should be; give the file first")
+        main = find(argv[0], Path.cwd(), COMMAND_LINE)
+        overrides = [parse_override(text) for text in argv[1:]]
+        self.add_file(main)
+        self._add([(key, value, origins.get(key, COMMAND_LINE)) for key, value in overrides], main.parent)
+
+    def add_file(self, path: Path) -> None:
+        if path in self._open:
+            chain = " -> ".join(shown(file) for file in [*self._open, path])
+            raise ConfigError(f"configs extend one another in a circle: {chain}")
+        self._open.append(path)
+        content = read(path)
+        for name in _names(content.pop("extends", []), path):
+            self.add_file(find(name, path.parent, f"extends in {shown(path)}"))
+        self._add([(str(key), value, shown(path)) for key, value in content.items()], path.parent)
+        self._open.pop()
+
+    def origin(self, key: str) -> str | None:
+        """Where the value at a dotted path, or the nearest one above it, came from."""
+        while key and key not in self._origins:
+            key = key.rpartition(".")[0]
+        return self._origins.get(key)
+
+    def is_overridden(self, key: str) -> bool:
+        """Whether an override has set the value at a dotted path."""
+        return self.origin(key) in self._overriders
+
+    def note(self, keys: Iterable[str], origin: str) -> None:
+        """Record the origin of values that were filled in after the layers."""
+        self._origins |= dict.fromkeys(keys, origin)
+
+    def _add(self, items: Items, folder: Path) -> None:
+        """Merge dotted keys and values of one layer: the choices first, then the values."""
+        items = [(_known_as(key, origin), value, origin) for key, value, origin in items]
+        items.sort(key=lambda item: item[0] != MACHINE)
+        values: Items = []
+        for key, value, origin in items:
+            if key not in COMPONENTS and value is None:  # no choice
+                values.append((key, value, origin))
+            elif not isinstance(value, dict) and (key in COMPONENTS or _group(key, folder)):
+                self._choose(key, str(value), folder, origin)
+            elif _names_component(key):
+                self._merge(self.tree, _nested(key, value), origin)
+            else:
+                values.append((key, value, origin))
+        for key, value, origin in values:
+            self._refuse_below_a_value(key, origin)
+            self._merge(self.tree, _nested(key, value), origin)
+
+    def _refuse_below_a_value(self, key: str, origin: str) -> None:
+        """`run=5 run.steps=3`: the first took the place of a section, which the second asks for."""
+        above, tree = "", self.tree
+        for part in key.split(".")[:-1]:
+            above = f"{above}.{part}" if above else part
+            value = tree.get(part)
+            if not isinstance(value, dict):
+                if value is not None:
+                    set_by = f"{above} is {value!r} [from {self.origin(above)}], which has no keys"
+                    raise ConfigError(f"{key}: {set_by}; leave one of the two out [from {origin}]", key)
+                return
+            tree = value
+
+    def _choose(self, key: str, name: str, folder: Path, origin: str) -> None:
+        """Merge the group file of this name, or name the component."""
+        files = _group(key, folder)
+        known = dict.fromkeys([*COMPONENTS.get(key, {}), *files])
+        if name not in known and not (key in COMPONENTS and ":" in name):
+            hint = f"{instead_of_component(key, name) or nearest(name, known)} There are {', '.join(known)}"
+            raise ConfigError(f"{key}: there is no {key} {name!r}.{hint} [from {origin}]", key)
+        if name in files and files[name] not in self._open:
+            self.add_file(files[name])
+        elif key in COMPONENTS:
+            self._merge(self.tree, {key: {"name": name}}, origin)
+        if key not in COMPONENTS:
+            self._merge(self.tree, {key: name}, origin)
+
+    def _merge(self, tree: Tree, layer: Tree, origin: str, path: str = "") -> None:
+        for key, value in layer.items():
+            here = f"{path}.{key}" if path else str(key)
+            inherited = tree.get(key)
+            if isinstance(inherited, dict) and isinstance(value, dict) and not _replaces(here, inherited, value):
+                self._merge(inherited, value, origin, here)
+            else:
+                tree[key] = copy.deepcopy(value)
+                for below in [known for known in self._origins if known.startswith(f"{here}.")]:
+                    del self._origins[below]
+                self._origins[here] = origin
+
+
+def _replaces(path: str, inherited: Tree, spec: Tree) -> bool:
+    """Whether `spec` names another component than the one inherited (a section's `name`, as in `run`, is a value)."""
+    is_component = path.removeprefix("eval.").partition(".")[0] in COMPONENTS
+    return is_component and "name" in inherited and spec.get("name", inherited["name"]) != inherited["name"]
+
+
+def _names_component(key: str) -> bool:
+    """Whether the key is `scheduler.name` and its like: replacing a component is a choice, too."""
+    return key.endswith(".name") and key.partition(".")[0] in COMPONENTS
+
+
+def _known_as(key: str, origin: str) -> str:
+    """Our own name for a key of other systems, said once to the user."""
+    if key not in ALIASES:
+        return key
+    print(f"note: {key} is called {ALIASES[key]} here [from {origin}]", file=sys.stderr)
+    return ALIASES[key]
+
+
+def _nested(key: str, value: Value) -> Tree:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return cast(Tree, value)
+
+
+# Reading
+
+
+def read(path: Path) -> Tree:
+    """The mapping in a yaml file, as plain containers with interpolations left as text. Raises ConfigError."""
+    try:
+        state = path.stat()
+        return copy.deepcopy(_read(path, state.st_ino, state.st_mtime_ns, state.st_size))
+    except OSError as error:
+        raise ConfigError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _read(path: Path, *state: int) -> Tree:
+    """`read`, once for each state of a file: a study loads the same files hundreds of times."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{shown(path)}: not valid yaml: {_one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{shown(path)}: a config is a mapping (key: value), not a list")
+    return cast(Tree, _with_infinities(cast(Tree, content)))
+
+
+def parse_override(text: str) -> tuple[str, Value]:
+    """`key=value` as the dotted key and the value, which is read as yaml (nothing after `=` means null)."""
+    key, equals, value = text.partition("=")
+    if not (equals and all(key.split(".")) and not key.startswith("-")):
+        raise ConfigError(f"{text!r} is no override; write key=value, such as learner.lr=1e-3")
+    try:
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{text!r}: the value is not valid yaml: {_one_line(error)}", key) from None
+    return key, _with_infinities(cast(Tree, parsed)["value"])
+
+
+def _with_infinities(value: Value) -> Value:
+    """Take the word `inf` for the number, as Python does; yaml itself spells it `.inf`."""
+    if isinstance(value, dict):
+        return {key: _with_infinities(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_infinities(item) for item in value]
+    return float(value) if value in ("inf", "-inf") else value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# Finding files
+
+
+def find(name: str, folder: Path, origin: str) -> Path:
+    """The file of a name: in `folder`, then in `configs/`; `.yaml` may be left out. Raises ConfigError."""
+    for place in (folder, CONFIGS):
+        for candidate in (place / name, place / f"{name}.yaml"):
+            if candidate.is_file():
+                return candidate.resolve()
+    known = [str(file.relative_to(CONFIGS).with_suffix("")) for file in sorted(CONFIGS.rglob("*.yaml"))]
+    hint = nearest(name.removeprefix("configs/").removesuffix(".yaml"), known)
+    raise ConfigError(f"there is no config {name!r} in {shown(folder)} or {shown(CONFIGS)}.{hint} [from {origin}]")
+
+
+def _group(key: str, folder: Path) -> dict[str, Path]:
+    """Name → file of the group `key`; a file beside the config hides one of the same name in `configs/`."""
+    places = (CONFIGS, folder) if key.isidentifier() else ()
+    return {file.stem: file.resolve() for place in places for file in sorted((place / key).glob("*.yaml"))}
+
+
+def _names(extends: Value, path: Path) -> list[str]:
+    names = [extends] if isinstance(extends, str) else extends
+    found = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if found != names:
+        raise ConfigError(f"{shown(path)}: extends is a name or a list of names, not {extends!r}")
+    return found
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,231 @@
+"""Which devices (GPUs) each process of a run gets: a plan made from the config, before anything starts.
+
+    placement: {learner: [0-3], actors: [4-7]}
+
+Devices are counted from 0, among those that the starter sees. A rank of the learner has one, an actor those of all its
+servers (engine.replicas * engine.tp_size; an embedded engine has one), in the order of the lists. Each process is
+started with its own in CUDA_VISIBLE_DEVICES, so it counts them from 0 again. `auto` gives the first devices to the
+learner and the next ones to the actors. Where there is one device only, all share it.
+
+Slurm and Ray choose the devices themselves: they are asked for each process's number of them (`Needs`).
+
+Pure: asks no device. Drivers: `areal_like.config.conflicts` refuses what can't be, `scripts.train` settles `auto`,
+`areal_like.launch.plan` reads the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from areal_like.config.registry import ConfigError, settled
+from areal_like.config.schema import Config
+from areal_like.config.supervision import is_supervised
+
+KEY = "placement"
+AUTO = "auto"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ROLES = ("learner", "actors")
+_FORM = "want auto, or devices such as {learner: [0-3], actors: [4-7]}; share: true lets processes share devices"
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_MOST = 1 << 16
+"""Highest device number: a longer range is a typing error."""
+
+Devices = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """How many processes compute on devices: `ranks` of the learner, one device each, and `actors` with `per_actor`
+    devices each. None: the component has no knob `device`, or names its own, and gets what the placement says."""
+
+    ranks: int
+    on_device: bool | None
+    actors: int
+    per_actor: int | None
+
+    @property
+    def learner(self) -> int:
+        """Devices of the learner, as far as known."""
+        return self.ranks if self.on_device else 0
+
+    @property
+    def total(self) -> int:
+        return self.learner + self.actors * (self.per_actor or 0)
+
+    def __str__(self) -> str:
+        parts = [f"learner.ranks={self.ranks}"] if self.on_device else []
+        if self.actors and self.per_actor:
+            each = f" with engine.replicas * engine.tp_size = {self.per_actor} each" if self.per_actor > 1 else ""
+            parts.append(f"actors.count={self.actors}{each}")
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Devices by process: of each rank, of each actor. None: nothing is said about them."""
+
+    ranks: tuple[Devices | None, ...]
+    actors: tuple[Devices | None, ...]
+
+    @property
+    def shared(self) -> Devices:
+        """Devices of more than one process."""
+        named = [device for devices in (*self.ranks, *self.actors) for device in devices or ()]
+        return tuple(sorted({device for device in named if named.count(device) > 1}))
+
+    def plain(self, needs: Needs) -> dict[str, list[int] | bool]:
+        """As the config says it."""
+        lists = [[device for devices in some for device in devices or ()] for some in (self.ranks, self.actors)]
+        return {"learner": lists[0], "actors": lists[1], "share": bool(self.shared)}
+
+
+def needs_of(config: Config, gpu: bool = False) -> Needs:
+    """From the knobs `device`, `ranks`, `replicas`, `tp_size` and `url` of learner and engine. An engine with
+    `device: auto` computes on a device where there is one (`gpu`), or where the placement names devices for actors."""
+    learner, engine = settled("learner", config.learner), settled("engine", config.engine)
+    on_device = learner["device"] == "cuda" if "device" in learner else None
+    actors = 0 if config.replay or is_supervised(config) else int(config.actors.count or 1)
+    per_actor = _per_actor(engine, gpu or bool(_named(config.placement)))
+    return Needs(int(learner.get("ranks", 1)), on_device, actors, per_actor)
+
+
+def actors_on(spec: object, engine: Mapping[str, object]) -> int:
+    """How many actors suit a placement and an engine's knobs; 0: any number. An actor with servers has as many servers
+    as there is work for."""
+    named = _named(spec)
+    each = _per_actor(engine, bool(named))
+    return max(1, len(named) // each) if each and (named or "replicas" in engine) else 0
+
+
+def _per_actor(engine: Mapping[str, object], gpu: bool) -> int | None:
+    device = str(engine.get("device", ""))
+    if not device or device.startswith("cuda:"):  # a device of the engine's own choice
+        return None
+    here = (device == "cuda" or (device == "auto" and gpu)) and not engine.get("url")
+    replicas, tp_size = (int(str(engine.get(knob, 1))) for knob in ("replicas", "tp_size"))
+    return replicas * tp_size if here else 0
+
+
+def _named(spec: object) -> Devices:
+    """The devices that a placement names for actors."""
+    return devices_of(spec.get("actors"), f"{KEY}.actors") if isinstance(spec, Mapping) else ()
+
+
+def place(spec: object, needs: Needs, count: int | None) -> Placement | None:
+    """The devices of each process, with `count` devices (None: unknown). None where there is nothing to say: `auto`
+    without devices, or without a process that computes on one. Raises ConfigError."""
+    if spec == AUTO:
+        return _automatic(needs, count) if count and needs.total else None
+    if not isinstance(spec, Mapping) or not spec or spec.keys() - {*_ROLES, "share"}:
+        raise ConfigError(f"{KEY}={spec!r}: {_FORM}", KEY)
+    share = spec.get("share", False)
+    if not isinstance(share, bool):
+        raise ConfigError(f"{KEY}.share={share!r}: want true or false", f"{KEY}.share")
+    named = {role: devices_of(spec.get(role), f"{KEY}.{role}", count) for role in _ROLES}
+    if not needs.actors:
+        named["actors"] = ()
+    placement = Placement(_ranks(named["learner"], needs), _actors(named["actors"], needs))
+    if placement.shared and not share:
+        raise ConfigError(
+            f"{KEY}: {_in_words(placement.shared)} would have several processes: give each its own devices, or say "
+            f"that they share: {KEY}.share=true",
+            KEY,
+        )
+    return placement
+
+
+def devices_of(spec: object, key: str, count: int | None = None) -> Devices:
+    """`[0-3, 6]`, `"0-3"` or `6` as device numbers. Raises ConfigError."""
+    if spec is None:
+        return ()
+    parts = spec if isinstance(spec, Sequence) and not isinstance(spec, str) else str(spec).split(",")
+    found: list[int] = []
+    for part in parts:
+        text = str(part).strip()
+        matched = None if isinstance(part, bool) else _RANGE.fullmatch(text)
+        first, last = (int(matched[1]), int(matched[2] or matched[1])) if matched else (1, 0)
+        if not first <= last <= _MOST:
+            raise ConfigError(f"{key}: {text!r} is no device: want numbers and ranges from 0, such as [0-3, 6]", key)
+        found += range(first, last + 1)
+    missing = sorted({device for device in found if count is not None and device >= count})
+    if missing:
+        there = f"there are {count} (0-{count - 1 if count else 0})" if count else "there is none"
+        raise ConfigError(f"{key}: there is no {_in_words(missing)}: {there}", key)
+    return tuple(found)
+
+
+def visible(devices: Devices, inherited: str | None) -> str:
+    """CUDA_VISIBLE_DEVICES of a process. `inherited`: the starter's own, among which the devices are counted. Raises
+    ConfigError."""
+    if inherited is None:
+        return ",".join(map(str, devices))
+    known = [name.strip() for name in inherited.split(",") if name.strip()]
+    if missing := [device for device in devices if device >= len(known)]:
+        raise ConfigError(f"{KEY}: there is no {_in_words(missing)}: {VISIBLE}={inherited} has {len(known)}", KEY)
+    return ",".join(known[device] for device in devices)
+
+
+def _automatic(needs: Needs, count: int) -> Placement:
+    """The learner first, then actor by actor; on a single device both."""
+    learner, actors = needs.learner, needs.actors * (needs.per_actor or 0)
+    if needs.total <= count:
+        return Placement(_ranks(range(learner), needs), _actors(range(learner, needs.total), needs))
+    if count == 1 and learner <= 1 and needs.per_actor in (0, 1, None):
+        return Placement(_ranks([0] * learner, needs), _actors([0] * actors, needs))
+    raise ConfigError(
+        f"{needs}: {needs.total} devices are needed, and there {'is 1' if count == 1 else f'are {count}'}: ask for "
+        f"fewer, or say which are shared, such as {KEY}={{learner: [0], actors: [0], share: true}}",
+        KEY,
+    )
+
+
+def _ranks(devices: Sequence[int], needs: Needs) -> tuple[Devices | None, ...]:
+    """Of each rank. Raises ConfigError."""
+    key, many = f"{KEY}.learner", len(devices)
+    if needs.on_device is False:
+        if many:
+            raise ConfigError(
+                f"{key}: the learner computes on the CPU: say learner.device=cuda, or leave {key} out", key
+            )
+        return ((),) * needs.ranks
+    if needs.on_device is None and not many:
+        return (None,) * needs.ranks
+    if many != needs.ranks:
+        raise ConfigError(
+            f"{key} names {_many(many)}, and each of learner.ranks={needs.ranks} has one: name {needs.ranks}"
+            + (f", or say learner.ranks={many}" if many else ""),
+            key,
+        )
+    return tuple((device,) for device in devices)
+
+
+def _actors(devices: Sequence[int], needs: Needs) -> tuple[Devices | None, ...]:
+    """Of each actor. Raises ConfigError."""
+    key, many, each = f"{KEY}.actors", len(devices), needs.per_actor
+    if each == 0 and many and needs.actors:
+        raise ConfigError(f"{key}: the engine computes elsewhere: say engine.device=cuda, or leave {key} out", key)
+    if each is None:
+        if not many:
+            return (None,) * needs.actors
+        each, left = divmod(many, needs.actors)
+        if left:
+            raise ConfigError(f"{key}: actors.count={needs.actors} actors can't divide {_many(many)} evenly", key)
+    if many != needs.actors * each:
+        what = "has one" if each == 1 else f"has engine.replicas * engine.tp_size = {each}"
+        fitting = f", or say actors.count={many // each}" if many and many % each == 0 else ""
+        raise ConfigError(
+            f"{key} names {_many(many)}, and each of actors.count={needs.actors} {what}: name "
+            f"{needs.actors * each}{fitting}",
+            key,
+        )
+    return tuple(tuple(devices[i * each : (i + 1) * each]) for i in range(needs.actors))
+
+
+def _many(count: int) -> str:
+    return "1 device" if count == 1 else f"{count or 'no'} devices"
+
+
+def _in_words(devices: Sequence[int]) -> str:
+    return f"device{'s' * (len(devices) > 1)} {', '.join(map(str, devices))}"

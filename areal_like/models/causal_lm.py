@@ -1,0 +1,270 @@
+"""Models that actors and learners share: made from a config or a local folder, and turned into published bits and back.
+
+The model definitions are transformers'. Every process that holds a model builds it here from the same config, so
+names, shapes and initial values agree; from then on the published bits decide. All computing on the CPU is done in
+float32 on values that the published dtype can represent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from areal_like.weights.changes import Changes
+from areal_like.weights.state import ALIGN, State, TensorSpec
+from areal_like.weights.transfer import Inbound, Outbound
+
+_BITS_AS_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}
+"""Width in bytes → a type that NumPy and torch share."""
+
+
+def qwen2(  # noqa: PLR0913 - the knobs are those of Qwen2Config
+    seed: int,
+    vocab_size: int,
+    *,
+    hidden_size: Annotated[int, "[1, inf)"] = 32,
+    num_hidden_layers: Annotated[int, "[1, inf)"] = 2,
+    num_attention_heads: Annotated[int, "[1, inf)"] = 2,
+    num_key_value_heads: Annotated[int, "[1, inf)"] | None = None,
+    intermediate_size: Annotated[int, "[1, inf)"] = 64,
+    max_position_embeddings: Annotated[int, "[1, inf)"] = 4096,
+    rope_theta: Annotated[float, "(0, inf)"] = 100.0,
+    initializer_range: Annotated[float, "[0, inf)"] = 0.02,
+    tie_word_embeddings: bool = True,
+) -> PreTrainedModel:
+    """A Qwen2-architecture model from random initial weights that depend on `seed` alone; knobs as in Qwen2Config."""
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=num_key_value_heads or num_attention_heads,
+        intermediate_size=intermediate_size,
+        max_position_embeddings=max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
+        initializer_range=initializer_range,
+        tie_word_embeddings=tie_word_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+    def made() -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Qwen2ForCausalLM(config)
+
+    return _handed_on(config, made) or made()
+
+
+def pretrained(model: Callable[..., PreTrainedModel]) -> Callable[..., PreTrainedModel]:
+    """Mark a model component with trained weights: the defaults for random weights would ruin these
+    (`areal_like.config.defaults`)."""
+    model.pretrained = True  # type: ignore[attr-defined]
+    return model
+
+
+@pretrained
+def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
+    """A causal language model from a local Hugging Face folder. Raises FileNotFoundError, ValueError (vocabulary,
+    damaged weights)."""
+    if not (Path(path) / "config.json").is_file():
+        raise FileNotFoundError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
+    whole = functools.partial(AutoModelForCausalLM.from_pretrained, path, dtype=torch.float32, local_files_only=True)
+    try:
+        model = (_skeleton(Path(path)) if _DEFERRED.get() is not None else None) or (
+            _handed_on(AutoConfig.from_pretrained(path, local_files_only=True), whole) or whole()
+        )
+    except SafetensorError as error:
+        raise ValueError(f"model.path: the weights in {path!r} can't be read: {error}: get the model again") from error
+    if model.config.vocab_size < vocab_size:
+        raise ValueError(f"model in {path!r} knows {model.config.vocab_size} token ids; the task uses {vocab_size}")
+    return model
+
+
+_DEFERRED: contextvars.ContextVar[bool | None] = contextvars.ContextVar("deferred", default=None)
+
+
+@contextlib.contextmanager
+def deferred_weights(maker: bool = True) -> Iterator[None]:
+    """Models made in this context may come without memory for their weights, on the device `meta`: `weight_files` then
+    says where their weights are. If no file has them in this form (random weights, files with other names), one
+    process, the `maker`, makes them, and `HandedOn` gives them to the others."""
+    token = _DEFERRED.set(maker)
+    try:
+        yield
+    finally:
+        _DEFERRED.reset(token)
+
+
+def weight_files(model: PreTrainedModel) -> dict[str, Path]:
+    """Parameter name → the safetensors file that holds it, of a model without weights; empty for one that has them."""
+    return getattr(model, "_weight_files", {})
+
+
+class HandedOn:
+    """Weights of a model on `meta` that one process has made. In that process `tensors` has them by name; elsewhere it
+    is None. Copies of the model share them."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor] | None):
+        self.tensors = tensors
+
+    def __deepcopy__(self, _: object) -> HandedOn:
+        return self
+
+
+def handed_on(model: PreTrainedModel) -> HandedOn | None:
+    """The weights of a model that came without; None where files or the model itself have them."""
+    return getattr(model, "_handed_on", None)
+
+
+def _handed_on(config: PretrainedConfig, made: Callable[[], PreTrainedModel]) -> PreTrainedModel | None:
+    """The model on `meta`; None where nobody asks for it, or it has buffers that are saved."""
+    maker = _DEFERRED.get()
+    if maker is None:
+        return None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if set(model.state_dict()) & {name for name, _ in model.named_buffers()}:
+        return None
+    whole = made() if maker else None
+    if whole is not None:
+        model.generation_config = whole.generation_config
+    model._handed_on = HandedOn(None if whole is None else {n: p.detach() for n, p in whole.named_parameters()})
+    return model
+
+
+def _skeleton(path: Path) -> PreTrainedModel | None:
+    """The model of a folder on `meta`. None where its files name or shape tensors otherwise than the model does."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    found: dict[str, Path] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            found |= {name: file for name in tensors.keys()}  # noqa: SIM118 - it is no mapping
+    names = [name for name, _ in model.named_parameters()]
+    saved = set(model.state_dict())
+    if any(name in saved for name, _ in model.named_buffers()) or not all(name in found for name in names):
+        return None
+    for name, parameter in model.named_parameters():
+        with safe_open(found[name], "pt") as tensors:
+            if tensors.get_slice(name).get_shape() != list(parameter.shape):
+                return None
+    if (path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    model._weight_files = {name: found[name] for name in names}
+    return model
+
+
+def specs_of(model: PreTrainedModel, dtype: str = "bfloat16") -> list[TensorSpec]:
+    """The table of a model's parameters as they are published (a tied weight appears once)."""
+    return [TensorSpec(name, dtype, tuple(p.shape)) for name, p in model.named_parameters()]
+
+
+def _as_torch(spec: TensorSpec, bits: np.ndarray) -> torch.Tensor:
+    """The tensor with these bits, flat, in the same memory."""
+    return torch.from_numpy(bits.view(_BITS_AS_NUMPY[spec.itemsize])).view(getattr(torch, spec.dtype))
+
+
+def tensors_of(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor, in the published dtype, of each part of a state; they share its memory."""
+    for spec, bits in state.tensors():
+        yield spec.name, _as_torch(spec, bits).view(spec.shape)
+
+
+def _nothing(_: int) -> None:
+    pass
+
+
+@torch.no_grad()
+def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
+    """Round tensors to the state's dtypes (nearest even) and write their bits into it; of a state that is a part, the
+    elements that it has. `done` is told after each tensor how many bytes of the buffer are written."""
+    offset, outbound = 0, None
+    for spec, bits in state.tensors():
+        tensor = tensors[spec.name].detach()
+        offset += -(-bits.nbytes // ALIGN) * ALIGN
+        arrived = functools.partial(done or _nothing, offset)
+        if tensor.is_cuda:
+            outbound = outbound or Outbound(tensor.device)
+            outbound.copy(tensor, _as_torch(spec, bits), arrived)
+        else:
+            _as_torch(spec, bits).view(tensor.shape).copy_(tensor)
+            arrived()
+    if outbound:
+        outbound.drain()
+
+
+@torch.no_grad()
+def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes | None = None) -> None:
+    """Copy published bits into tensors of the same names and shapes; the values are exact in float32. With `changes`
+    only what those name."""
+    inbound: Inbound | None = None
+    for index, (spec, bits) in enumerate(state.tensors()):
+        source, target = _as_torch(spec, bits), tensors[spec.name]
+        if changes is None:
+            target.copy_(source.view(spec.shape))
+            continue
+        flat = target.view(-1)
+        for where in changes.tensors.get(index, ()):
+            if in_batches(flat):
+                inbound = inbound or Inbound(flat.device)
+                inbound.put(source, flat, where)
+            elif isinstance(where, slice):
+                flat[where].copy_(source[where])
+            else:
+                places = torch.from_numpy(where)
+                flat[places] = source[places].to(flat.dtype)
+    if inbound:
+        inbound.flush()
+
+
+def in_batches(tensor: torch.Tensor) -> bool:
+    """Is it faster to write into it by `Inbound`?"""
+    return tensor.is_cuda
+
+
+def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None:
+    """Write published bits as a Hugging Face folder that `from_pretrained` loads with these very values.
+
+    Config and generation config are the model's own; the weights are in the published dtype, and the config says so.
+    The tokenizer is the task's to write.
+    """
+    tensors = dict(tensors_of(state))
+    model.save_pretrained(folder, state_dict=tensors)
+    config = copy.deepcopy(model.config)
+    config.dtype = getattr(torch, state.specs[0].dtype)
+    config.save_pretrained(folder)
+
+
+def state_of(model: PreTrainedModel, dtype: str = "bfloat16") -> State:
+    """The model's weights as published bits."""
+    state = State(specs_of(model, dtype))
+    read_state(dict(model.named_parameters()), state)
+    return state
+
+
+def publishable(model: PreTrainedModel, dtype: str = "bfloat16") -> State:
+    """Round the model's weights in place to what `dtype` can represent; returns their bits."""
+    state = state_of(model, dtype)
+    write_state(state, dict(model.named_parameters()))
+    return state

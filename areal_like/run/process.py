@@ -1,0 +1,284 @@
+"""What every role process does at its start and end: arguments, log, signals, rendezvous, error reports.
+
+`python -m ROOM.main --run DIR --name NAME --sockets DIR` starts a role. It reads `DIR/config.yaml` and logs to its
+standard error, which the launcher sends to `DIR/logs/NAME.log`. It ends on SIGTERM, and when the process that started
+it dies. Roles find one another through small files in `DIR/rendezvous`, so no ports need to be chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import errno
+import fcntl
+import gc
+import itertools
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from setproctitle import setproctitle, setthreadtitle
+
+from areal_like import turns
+from areal_like.config.run_config import Config, load_resolved, replace
+from areal_like.errors import UserError
+from areal_like.launch import sockets
+from areal_like.run.run_folder import RENDEZVOUS, config_file
+from areal_like.wire.bus import NODE, deliver, is_loopback, own_address
+from areal_like.wire.link import BusError
+
+EXIT_USER_ERROR = 2
+"""Exit code for a UserError: starting again would not help."""
+EXIT_NO_SPACE = 74
+"""Exit code for a full disk (EX_IOERR): the log may not be able to say so."""
+EXIT_TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a process that was told to end; 0 means that the work is done."""
+EXIT_PAUSED = 75
+"""Exit code of the learner, and then of the starter, after a signal stopped the run at a checkpoint: start it again
+later (EX_TEMPFAIL)."""
+EXIT_STOPPED = 76
+"""Exit code of the learner when a person asked the run to stop."""
+EXIT_FORKS_GONE = 253
+"""Describes the end of a process whose fork server died: the cause is unknown."""
+EXIT_NODE_FAILED = 254
+"""Describes the end of a process whose node is gone."""
+TERM_SECONDS = 2
+"""Seconds that a role has to end after SIGTERM."""
+DELIVERY_SECONDS = 0.5
+"""Seconds that a process that was told to end waits for its last messages to be sent."""
+_PR_SET_PDEATHSIG = 1
+_OBJECTS_BETWEEN_COLLECTIONS = 20_000
+_MALLOC_KNOBS = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}
+"""glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD, in bytes."""
+_services = itertools.count()
+"""Numbers of the services that are a role's own: there may be several of them in a process."""
+
+
+class Orders:
+    """What a role is told from outside, here by signals: to end (SIGTERM) and to stop at a checkpoint (SIGUSR1)."""
+
+    def on_end(self, begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None:
+        """Call `begin` on SIGTERM, in the main thread between two instructions. The role then has `seconds` to end."""
+
+        def terminate(signum: int, frame: object) -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            end_within(seconds)
+            begin()
+
+        signal.signal(signal.SIGTERM, terminate)
+
+    def on_pause(self, begin: Callable[[], object]) -> None:
+        """Call `begin` on SIGUSR1 (stop at a checkpoint), also for a signal that came earlier. Until a role calls this,
+        the signal stays blocked: Slurm sends it to all processes, also to those without a checkpoint."""
+        signal.signal(signal.SIGUSR1, lambda signum, frame: begin())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+    def end_within(self, seconds: int) -> None:
+        """End the process if the role still runs after `seconds`."""
+        end_within(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What this process (or thread) is.
+
+    `sockets`: the folder for local sockets (None: tcp only). `grace`: seconds for an orderly end after SIGTERM (0: end
+    at once). `orders`: how it hears that it should end or pause.
+    """
+
+    name: str
+    run: Path
+    sockets: Path | None
+    config: Config
+    grace: int = 0
+    orders: Orders = field(default_factory=Orders)
+
+    @property
+    def keys(self) -> str | None:
+        """The folder of keys for all connections of this role. None within one process."""
+        return None if self.config.buffer.transport == "inproc" else self.config.security.key_folder
+
+    def endpoint(self, service: str) -> str:
+        """Where this role binds `service`: a file for ipc, a name for inproc, the configured host and port for tcp.
+        Raises UserError where anybody could talk to it."""
+        buffer = self.config.buffer
+        if buffer.transport == "tcp":
+            if not self.keys:
+                raise UserError("security.key_folder: nothing binds to TCP without keys; scripts.train makes some")
+            host = own_address() if buffer.host == NODE else buffer.host
+            return f"tcp://{host}:{buffer.port if service == 'buffer' else 0}"
+        return f"{buffer.transport}://{self.sockets}/{service}"
+
+    def own_endpoint(self) -> str:
+        """Where this role binds a service that only it offers, on the host that this process runs on."""
+        if self.config.buffer.transport == "tcp":
+            return f"tcp://{'127.0.0.1' if is_loopback(self.config.buffer.host) else own_address()}:0"
+        return f"{self.config.buffer.transport}://{self.sockets}/w{os.getpid()}.{next(_services)}"
+
+    def offer(self, service: str, endpoint: str) -> None:
+        """Publish where a service is. The file is renamed into place, so nobody reads half of it."""
+        folder = self.run / RENDEZVOUS
+        folder.mkdir(exist_ok=True)
+        beside = folder / f".{service}.{os.getpid()}"
+        beside.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "host": socket.gethostname()}))
+        beside.replace(folder / f"{service}.json")
+
+    def is_offered(self, service: str, endpoint: str) -> bool:
+        """Is the service still where it was found?"""
+        try:
+            return bool(json.loads((self.run / RENDEZVOUS / f"{service}.json").read_text())["endpoint"] == endpoint)
+        except FileNotFoundError:
+            return False
+
+    def find(self, service: str) -> str:
+        """Wait for a service and return its endpoint. Raises BusError after `launcher.ready_timeout` seconds."""
+        path = self.run / RENDEZVOUS / f"{service}.json"
+        deadline = time.monotonic() + float(self.config.launcher.get("ready_timeout", 120.0))
+        while time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):
+                return str(json.loads(path.read_text())["endpoint"])
+            turns.sleep(0.02)
+        raise BusError(f"{self.name} gave up waiting for the {service} to start: see its log in {self.run}/logs")
+
+
+def end_with_starter(starter: int) -> None:
+    """Ask Linux for SIGTERM when the starter dies. On other systems only the launcher's clean-up ends this process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != starter:  # the starter died during this start: no signal will come
+            sys.exit(EXIT_TERMINATED)
+
+
+def _hold(run: Path) -> TextIO:
+    """Lock the run's config (shared) until the file is closed: nobody may resume the run while one of its processes
+    lives, even if its starter is dead."""
+    file = config_file(run).open()
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def prepare_memory() -> None:
+    """Tune malloc and the garbage collector of a process that handles groups and batches.
+
+    Batches are megabytes that come and go. malloc keeps freed memory for the next batch; by default it returns it to
+    the kernel and asks for it again, page by page, which costs more than filling it. Batches are also many small
+    objects without cycles, so Python looks for cycles seldom; by default it does so every few hundred objects.
+    """
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        for knob, value in _MALLOC_KNOBS.items():
+            mallopt(knob, value)
+
+
+def allow_many_files() -> None:
+    """Raise the limit of open files as far as allowed: each peer takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def end_within(seconds: int) -> None:
+    """End the process after `seconds`, by an alarm. Replaces its handler (`actors.time_limit` sets one)."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
+
+
+class Terminated(SystemExit):
+    """SIGTERM has arrived."""
+
+
+def _terminate(signum: int, frame: object) -> None:
+    """Unwind the stack, so that sockets are closed and files finished.
+
+    A library's callback may swallow the exception, or the unwinding may hang. Then the alarm ends the process.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_within(TERM_SECONDS)
+    raise Terminated(EXIT_TERMINATED)
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """The message for a person about an error that ends a role, and its exit code."""
+    if isinstance(error, UserError):
+        return str(error), EXIT_USER_ERROR
+    return _words(error), _code(error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Write the traceback to the log; its last line is what the launcher shows to the user."""
+    text, code = explain(error)
+    with contextlib.suppress(OSError):  # the log's disk may be full
+        logging.error("ending after an error", exc_info=error)
+        print(f"error: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _words(error: Exception) -> str:
+    """The message alone where it explains the error; else the error's type, too."""
+    if type(error).__name__ == "BdbQuit":  # it has no text; bdb is not imported for this
+        return "the debugger has ended (only with launcher=inline does a role have a terminal for one)"
+    explained = isinstance(error, BusError | ValueError) or (isinstance(error, OSError) and error.errno)
+    return str(error) if explained and str(error) else f"{type(error).__name__}: {error}"
+
+
+def _code(error: BaseException | None) -> int:
+    """The exit code for an error. Libraries wrap the error of a full disk in their own, or quote its text."""
+    while error is not None:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or os.strerror(errno.ENOSPC) in str(error):
+            return EXIT_NO_SPACE
+        error = error.__cause__ or error.__context__
+    return 1
+
+
+def run_role(main: Callable[[Role], None]) -> None:
+    """Set up the process, call `main(role)`, and turn an error into one line and an exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--sockets", type=Path, help="folder for the sockets of one machine (ipc)")
+    parser.add_argument("--grace", type=int, default=0, help="seconds for an orderly end after SIGTERM; 0: end at once")
+    parser.add_argument("--guest", action="store_true", help="a resume need not wait for this process to end")
+    parser.add_argument("--keys", help="folder of keys (default: that of the config)")
+    parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that asked for this one")
+    parser.add_argument("--parent", type=int, help="the process that this one must not outlive, if not the starter")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    args = parser.parse_args()
+    parent = args.parent or args.starter
+    # Seen by py-spy and ps: the name first, then the arguments; by top: the name. One without a space: Slurm's
+    # linuxproc plugin and others split /proc/PID/stat at spaces, and would not find a process that has one there.
+    setproctitle(" ".join([args.name, "areal_like", *sys.argv[1:]]))
+    setthreadtitle(args.name)
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGUSR2, lambda signum, frame: os.kill(os.getpid(), signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    held = None if args.guest else _hold(args.run)
+    end_with_starter(parent)
+    prepare_memory()
+    allow_many_files()
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {args.name} %(levelname)s %(message)s"
+    )
+    try:
+        config = load_resolved(Path(held.name) if held else config_file(args.run))
+        if args.keys:
+            config = replace(config, "security.key_folder", args.keys)
+        main(Role(args.name, args.run, args.sockets, config, args.grace))
+    except Terminated:
+        deliver(DELIVERY_SECONDS)
+        if os.getppid() != parent and args.sockets:
+            sockets.clear(args.sockets)  # in place of the starter, which is gone; the last role to do it succeeds
+        logging.shutdown()
+        os._exit(EXIT_TERMINATED)  # all is closed; Python would take torch apart first, which takes a second or two
+    except Exception as error:
+        _fail(error)

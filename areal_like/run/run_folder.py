@@ -1,0 +1,146 @@
+"""What a start changes in a run folder, and when: a finished run stays as it is until its successor has made a step.
+
+A resume writes its config and record to `RUN/next/`, where its processes read them. With the first train step the
+learner puts them in the place of the earlier ones and removes the earlier summary (`note_step`); a start that ends
+before that leaves the folder's record as it was (`discard`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from areal_like.config.registry import ConfigError
+from areal_like.machine import cores
+from areal_like.run.metrics import Row
+
+NEXT = "next"
+CONFIG, RECORD, SUMMARY = "config.yaml", "run.json", "summary.json"
+SUBMITTED = "submitted.yaml"
+"""The config that a job of a batch system resumes with."""
+RENDEZVOUS = "rendezvous"
+"""The run's folder of endpoints; it is there while the run is."""
+COSTS = "costs"
+"""What the run's processes have measured for `scripts.calibrate`: `ROLE.json`."""
+LOCK = "lock"
+"""Held by the process that starts the run, until it ends."""
+FEW_FILES = 64
+"""With fewer free files than this a run's disk counts as full, however many bytes are free."""
+STEPPED = "stepped"
+"""In the rendezvous: this start has made a train step."""
+
+
+def config_file(run: Path) -> Path:
+    """The config that processes of the run read: the one to come where there is one."""
+    pending = run / NEXT / CONFIG
+    return pending if pending.is_file() else run / CONFIG
+
+
+def note_step(run: Path) -> None:
+    """Record that a train step is made: from now on the folder belongs to this start. Cheap when repeated. The summary
+    goes first: a process killed in between leaves a run that can be resumed. The config goes last: until then `next`
+    counts."""
+    (run / RENDEZVOUS).mkdir(exist_ok=True)
+    (run / RENDEZVOUS / STEPPED).touch()
+    if not (run / NEXT).is_dir():
+        return
+    (run / SUMMARY).unlink(missing_ok=True)
+    for name in (RECORD, CONFIG):
+        with contextlib.suppress(FileNotFoundError):
+            (run / NEXT / name).replace(run / name)
+    discard(run)
+
+
+def write_costs(run: Path, role: str, sums: Mapping[str, object]) -> None:
+    """Write what a process has measured so far, in the place of earlier sums. Raises OSError."""
+    (run / COSTS).mkdir(exist_ok=True)
+    beside = run / COSTS / f"{role}.tmp"
+    beside.write_text(json.dumps({**sums, "cores": {socket.gethostname(): cores()}}))
+    beside.replace(run / COSTS / f"{role}.json")
+
+
+def summary_of(run: Path) -> Row | None:
+    """How the run ended; None while it has not. Raises ConfigError for a damaged file."""
+    path = run / SUMMARY
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): remove it to read the rest of the run") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is damaged (no object): remove it to read the rest of the run")
+    return found
+
+
+def progress_of(run: Path, meta: Row, steps: int) -> Row:
+    """What the learner's checkpoint at `steps` says of the run so far (`meta`). If the run ended there, with the rounds
+    of held-out prompts that came behind the last step. Raises ConfigError for a damaged summary."""
+    ended = summary_of(run) or {}
+    return {**meta, "evaluations": ended["evaluations"]} if ended.get("steps") == steps else meta
+
+
+def has_stepped(run: Path) -> bool:
+    """Has this start made a train step?"""
+    return (run / RENDEZVOUS / STEPPED).exists()
+
+
+def is_going_on(run: Path) -> bool:
+    """Does the run have processes? A run that was killed with all of its processes leaves its rendezvous behind. Only
+    the machine of its buffer can detect that."""
+    if not (run / RENDEZVOUS).is_dir():
+        return False
+    try:
+        offered = json.loads((run / RENDEZVOUS / "buffer.json").read_text())
+    except (OSError, ValueError):
+        return _is_held(run / LOCK) or not (run / RENDEZVOUS / STEPPED).exists()  # it starts, or has no buffer
+    return offered.get("host") != socket.gethostname() or _lives(offered.get("pid")) or _is_held(run / LOCK)
+
+
+def _lives(pid: object) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _is_held(path: Path) -> bool:
+    """Does a run's starter hold it, though its buffer is missing? Ask only then: asking locks others out meanwhile."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def room_wanted(folder: Path) -> str:
+    """Advice for a full disk: that of `folder`, or of the nearest existing folder above it."""
+    while not folder.is_dir():
+        folder = folder.parent
+    disk = os.statvfs(folder)
+    free = f"{disk.f_bavail * disk.f_frsize / 1e6:.1f} MB are free"
+    what = f"{disk.f_favail} more files can be made" if disk.f_files and disk.f_favail < FEW_FILES else free
+    return f"make room ({what} on the disk of {folder})"
+
+
+def discard(run: Path) -> None:
+    """Remove a config that has not come into force."""
+    shutil.rmtree(run / NEXT, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

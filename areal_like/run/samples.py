@@ -1,0 +1,245 @@
+"""`RUN/samples/`: some of what the model wrote, kept for people. One JSON object per line is one sample.
+
+    trained.jsonl   groups of each train step, with what the learner computed per token
+    dropped.jsonl   what was not trained, and why
+    heldout.jsonl   every held-out answer
+
+The learner writes the first file, the buffer the others. `python -m scripts.samples RUN` shows them. The first two
+share `run.samples_bytes`, spread over the run's steps. Losing a line harms nothing: a full disk ends the writing of
+samples, never the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from areal_like.types import PartialSample, Sample
+from areal_like.wire.partials import digest_of
+
+log = logging.getLogger(__name__)
+FOLDER = "samples"
+TRAINED_SHARE = 0.7
+"""Share of `run.samples_bytes` for trained samples."""
+DIGITS = 4
+"""Decimals of a number per token."""
+Fate = Literal["trained", "dropped", "heldout"]
+TRAINED: Fate = "trained"
+DROPPED: Fate = "dropped"
+HELDOUT: Fate = "heldout"
+
+
+class Kept(msgspec.Struct, omit_defaults=True):
+    """One sample. `step`: train steps made when it was written (its own included, if it was trained); `version`: the
+    weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `of` is its set
+    and `group` the place of its prompt there. `why`: the reason in the ledger, and more about it. `tokens`: prompt,
+    then response. If the group was not rolled out to its end, they are only what the model has written so far, without
+    the prompt (`prompt_length` is 0) and without tool results. `reward` is None unless the sample was scored (0 for a
+    held-out answer that failed). `numbers`: name → one number per token of the response (None: not computed, or not
+    trained). They include `logprob` (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the
+    loss observed (`loss/ratio`), and what was subtracted from the reward (`penalty/kl`, `penalty/length`). `masked`:
+    places in the response that are not trained. `forks`: places in the response at which the context began anew
+    (`areal_like.types.Sample`). `bare`: numbers and logprobs were left out to save room."""
+
+    fate: Fate
+    step: int
+    version: int
+    group: int
+    index: int
+    tokens: list[int]
+    prompt_length: int
+    runs: list[tuple[int, int]]
+    reward: float | None
+    finish: str
+    why: str = ""
+    actor: str = ""
+    turn_rewards: list[tuple[int, float]] = []
+    masked: list[int] = []
+    numbers: dict[str, list[float | None]] = {}
+    bare: bool = False
+    of: str = "heldout"
+    forks: list[int] = []
+
+    @property
+    def response(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """The model's turns in the response: (first token, one past the last). Text of tools, an environment or a user
+        is between them, and is not trained; nor are tokens that `staleness_policy: mask_tokens` took out."""
+        others, count = set(self.masked), len(self.response)
+        edges = [at for at in range(count + 1) if (at in others or at == count) != (at == 0 or at - 1 in others)]
+        return list(zip(edges[::2], edges[1::2], strict=False))
+
+    @property
+    def staleness(self) -> int:
+        """Age of its oldest token, in versions."""
+        return self.version - min((version for version, _ in self.runs), default=self.version)
+
+
+def kept(  # noqa: PLR0913 (they are fields)
+    fate: Fate,
+    step: int,
+    version: int,
+    place: tuple[int, int],
+    sample: Sample,
+    *,
+    why: str = "",
+    actor: str = "",
+    of: str = "heldout",
+    numbers: Mapping[str, np.ndarray] | None = None,
+) -> Kept:
+    """The record of a sample: `place` is (group, index), `numbers` name → float [R]."""
+    return Kept(
+        fate,
+        step,
+        version,
+        *place,
+        tokens=sample.tokens.tolist(),
+        prompt_length=sample.prompt_length,
+        runs=[(int(made), int(count)) for made, count in sample.runs],
+        reward=float(sample.reward),
+        finish=sample.finish,
+        why=why,
+        actor=actor,
+        of=of,
+        turn_rewards=[(int(at), float(earned)) for at, earned in sample.turn_rewards],
+        masked=np.flatnonzero(~np.asarray(sample.loss_mask, bool)).tolist(),
+        numbers=_rounded({"logprob": sample.logprobs} | dict(numbers or {})),
+        forks=list(sample.forks),
+    )
+
+
+def unanswered(step: int, version: int, group: int, why: str, actor: str = "") -> Kept:
+    """The record of a group that left, or of samples that were left out; their text is not known."""
+    return Kept(DROPPED, step, version, group, 0, [], 0, [], None, "", why=why, actor=actor)
+
+
+def unfinished(step: int, version: int, place: tuple[int, int], sample: PartialSample, why: str, actor: str) -> Kept:
+    """The record of a sample if only the engine's answers are known (`place` as in `kept`)."""
+    answers = [each for each in sample.calls.values() if len(each.tokens)]
+    tokens = np.concatenate([each.tokens for each in answers])
+    return Kept(
+        DROPPED,
+        step,
+        version,
+        *place,
+        tokens=tokens.tolist(),
+        prompt_length=0,
+        runs=[(int(made), int(count)) for each in answers for made, count in each.runs],
+        reward=sample.scores.get(digest_of(tokens)),
+        finish=answers[-1].finish,
+        why=why,
+        actor=actor,
+        numbers=_rounded({"logprob": np.concatenate([each.logprobs for each in answers])}),
+    )
+
+
+def _rounded(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float | None]]:
+    """Rounded lists; names without any number are left out."""
+    table = np.round(np.stack([*numbers.values()]).astype(np.float64), DIGITS)
+    pairs = zip(numbers, table, strict=True)
+    return {name: row.tolist() for name, row in pairs if not np.isnan(row).all()}
+
+
+class SampleLog:
+    """Appends records to one of the files, at most `most` bytes in a run of `steps` train steps (None: no limit): after
+    a share of the steps no more than that share of the bytes. Records of steps after `done` are removed first: a
+    resumed run makes them again."""
+
+    def __init__(self, run: Path, name: Fate, *, steps: int, most: float | None, done: int = 0):
+        self.path = run / FOLDER / f"{name}.jsonl"
+        self._most, self._steps = most, max(1, steps)
+        self._broken = False
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            _keep_steps(self.path, done)
+            self._file = self.path.open("ab", buffering=0)
+            self._used = self._file.tell()
+        except OSError as error:
+            self._give_up(error)
+
+    def room(self, step: int, rare: bool = False) -> float:
+        """Bytes that may be written now, after `step` train steps; what is `rare` may use the bytes of later steps."""
+        if self._broken:
+            return 0.0
+        share = 1.0 if rare else min(1.0, (step + 1) / self._steps)
+        return float("inf") if self._most is None else self._most * share - self._used
+
+    def write(self, record: Kept, rare: bool = False) -> bool:
+        """Append a record, without its numbers if they do not fit. False if not even that fits."""
+        room = self.room(record.step, rare)
+        line = msgspec.json.encode(record) + b"\n"
+        if len(line) > room:
+            line = msgspec.json.encode(msgspec.structs.replace(record, numbers={}, bare=True)) + b"\n"
+        if len(line) > room:
+            return False
+        try:
+            self._used += self._file.write(line)
+        except OSError as error:
+            self._give_up(error)
+        return not self._broken
+
+    def _give_up(self, error: OSError) -> None:
+        self._broken = True
+        log.warning("%s: no more samples are kept: %s", self.path, error)
+
+    def close(self) -> None:
+        if not self._broken:
+            self._file.close()
+
+
+def _keep_steps(path: Path, done: int) -> None:
+    if path.is_file():
+        beside = path.with_suffix(".tmp")
+        with beside.open("wb") as file:
+            file.writelines(msgspec.json.encode(each) + b"\n" for each in _read(path) if each.step <= done)
+        beside.replace(path)
+
+
+def read(run: Path, names: Sequence[Fate] = (TRAINED, DROPPED, HELDOUT)) -> Iterator[Kept]:
+    """The records of a run, file by file, also during the run. Skips torn and damaged lines."""
+    for name in names:
+        path = run / FOLDER / f"{name}.jsonl"
+        if path.is_file():
+            yield from _read(path)
+
+
+class Follower:
+    """Reads the records of a growing file, each once."""
+
+    def __init__(self, run: Path, name: Fate):
+        self._path, self._position = run / FOLDER / f"{name}.jsonl", 0
+
+    def new(self) -> list[Kept]:
+        """Records that were written since the last call; a torn last line is left for the next."""
+        if not self._path.is_file():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return [found for line in whole.splitlines() if (found := decoded(line))]
+
+
+def _read(path: Path) -> Iterator[Kept]:
+    with path.open("rb") as file:
+        yield from (found for line in file if (found := decoded(line)))
+
+
+_decoder = msgspec.json.Decoder(Kept)
+
+
+def decoded(line: bytes) -> Kept | None:
+    """A record; None of a torn or damaged line."""
+    try:
+        return _decoder.decode(line)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,104 @@
+"""The held-out sets of a run: the prompts of evaluations, how often they are asked, and how they are answered.
+
+`eval.*` describes the run's own set: the first held-out rows of its task, or of each task of a mixture. `eval.sets`
+adds others by name: the same rows answered differently (sampled, for example), another task, or all rows of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from areal_like.config import run_config as configs
+from areal_like.config.eval_sets import KNOBS, OWN, task_spec
+from areal_like.config.registry import build
+from areal_like.config.run_config import Config
+from areal_like.estimates import powers
+from areal_like.interfaces import Task
+from areal_like.tasks.mixture import refuse_other_tokens
+from areal_like.types import Prompt
+
+
+@dataclass(frozen=True)
+class HeldoutSet:
+    """Prompts of a set: `rows` are (split, row) of its task. Each gets `samples` answers at `temperature` (0: greedy),
+    `every` so many train steps (0: before and after training). `ks`: those of pass@k; `right`: the least reward of a
+    right answer; `workflow`: the spec of the one that answers; `own`: it belongs to the run's own set."""
+
+    name: str
+    task: Task
+    rows: Sequence[tuple[str, int]]
+    samples: int
+    temperature: float
+    every: int
+    ks: tuple[int, ...]
+    right: float
+    workflow: Mapping[str, object]
+    own: bool = False
+
+    def prompt(self, place: int) -> Prompt:
+        return self.task.prompt(*self.rows[place])
+
+
+def sets_of(config: Config, task: Task) -> list[HeldoutSet]:
+    """The sets of a run, its own first; none if `eval.prompts` is 0 and there are no others. Raises ConfigError,
+    ValueError, OSError."""
+    found = [_made(config, name, task, rows, {}, own=True) for name, rows in own_rows(config, task).items() if rows]
+    for name, spec in configs.select(config, "eval.sets").items():
+        asked, rows = _rows_of(config, task, name, spec)
+        found.append(_made(config, name, asked, rows, spec))
+    return found
+
+
+def own_rows(config: Config, task: Task, prompts: int | None = None) -> dict[str, list[tuple[str, int]]]:
+    """Name → rows of the run's own sets: the first of the task, or of each task of a mixture; `prompts` of each, or as
+    many as the config says."""
+    members, most = getattr(task, "members", None), config.eval.prompts if prompts is None else prompts
+    if members is None:
+        return {OWN: [(OWN, row) for row in range(min(most, task.size(OWN)))]}
+    rows, first = {}, 0
+    for name, member in members.items():
+        size = member.size(OWN)
+        rows[name] = [(OWN, first + row) for row in range(min(most, size))]
+        first += size
+    return rows
+
+
+def _rows_of(config: Config, task: Task, name: str, spec: Mapping[str, object]) -> tuple[Task, list[tuple[str, int]]]:
+    """The task of a set, and its rows: all of a file, of others the first held-out ones."""
+    given, most = spec.get("task"), spec.get("prompts")
+    if given is None or (isinstance(given, str) and given in getattr(task, "members", ())):
+        own = own_rows(config, task, most if isinstance(most, int) else None)
+        return task, own[given] if isinstance(given, str) else [row for rows in own.values() for row in rows]
+    assert isinstance(given, str | Mapping)
+    built: Task = build(
+        "task", task_spec(configs.select(config, "task"), config.model.get("path"), given), config.run.seed
+    )
+    refuse_other_tokens(task, built, f"eval.sets.{name}.task: it and the run's task")
+    whole = isinstance(given, str) and given.endswith(".jsonl")
+    rows = [(split, row) for split in ((OWN, "train") if whole else (OWN,)) for row in range(built.size(split))]
+    return built, rows[: most if isinstance(most, int) else (None if whole else config.eval.prompts)]
+
+
+def _made(
+    config: Config,
+    name: str,
+    task: Task,
+    rows: Sequence[tuple[str, int]],
+    spec: Mapping[str, object],
+    own: bool = False,
+) -> HeldoutSet:
+    said = {knob: getattr(config.eval, knob) for knob in KNOBS if hasattr(config.eval, knob)} | dict(spec)
+    samples = int(said["samples"])
+    return HeldoutSet(
+        name,
+        task,
+        rows,
+        samples,
+        float(said["temperature"]),
+        int(said["every"]),
+        tuple(said["k"] or powers(samples)),
+        float(said["right"]),
+        configs.heldout_workflow(config, spec.get("workflow")),
+        own,
+    )

@@ -1,0 +1,407 @@
+"""ZeroMQ sockets that speak `wire` messages: a `Router` serves many peers, a `Dealer` blocks (a `SharedDealer` if
+several threads send), an `AsyncDealer` is for asyncio.
+
+All data moves over ROUTER/DEALER, which queue and never drop while a connection lives. Credits limit the amount in
+flight (an actor's slots, a subscriber's chunks). A broken connection reconnects by itself, but messages in flight are
+lost silently: dealers report it (`link`), and their user repeats what matters. With `link_timeout` a silently dead
+connection (a firewall dropped it, a host lost power) counts as broken after that time.
+
+The file system guards local sockets: their folder belongs to the user alone. On TCP a Router is a CURVE server
+(`wire.keys`). It accepts clients on its allow-list, and from each only the messages that its key's role may send.
+Dealers are CURVE clients. A stranger can make a Router hold one frame per connection, until the handshake fails or
+`HANDSHAKE_MS` have passed. A peer's use of memory is bounded: `max_frame` limits the size of a frame (refused before
+memory is taken), `UNREAD` and `unsent` limit the messages that wait in either direction, and log lines are limited,
+too. ZeroMQ does not limit the frames of one message: it collects all before it hands out the first. So a holder of
+keys, or on a local socket another process of the user, can fill the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import zmq
+import zmq.asyncio
+
+from areal_like import turns
+from areal_like.wire import keys as keyring
+from areal_like.wire.frames import (
+    MAX_FRAME_BYTES,
+    MAX_FRAMES,
+    Frame,
+    Payloads,
+    Received,
+    WireError,
+    check_role,
+    decode,
+    encode,
+)
+from areal_like.wire.link import BusError, Link
+from areal_like.wire.messages import Message, Refused
+
+log = logging.getLogger(__name__)
+Socket = TypeVar("Socket", zmq.SyncSocket, zmq.asyncio.Socket)
+_MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
+COPY_BELOW = 1 << 16
+"""Bytes from which a received frame is kept as it is: copying a smaller one is cheaper."""
+_ZERO_COPY_RECV = 10  # libzmq's number (pyzmq has no name for it)
+PINGS_PER_TIMEOUT = 3
+"""Seconds between pings on an idle connection."""
+
+UNREAD = 1000
+"""Messages that a Router receives ahead from one peer; further ones wait in that peer's own queue."""
+UNSENT = 10_000
+"""Messages that may wait for one peer: far more than a healthy peer has. A peer that does not read loses the rest."""
+HANDSHAKE_MS = 10_000
+NODE = "node"
+"""Stands for the address by which other hosts reach this host."""
+_ANYWHERE = "192.0.2.1"  # reserved for documentation: no host has it
+LOGGED_REFUSALS, REFUSALS_SECONDS = 20, 60.0
+"""Log at most this many refusals in this many seconds."""
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except OSError:
+        return False
+
+
+def own_address() -> str:
+    """The address by which other hosts reach this one: towards the starter of this job step under Slurm, else on the
+    default route. Loopback if there is no other."""
+    for towards in filter(None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE)):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, 9))  # a route is looked up, nothing is sent
+            if not is_loopback(address := str(probe.getsockname()[0])):
+                return address
+    return "127.0.0.1"
+
+
+def _configure(sock: Socket, unread: int = 0, unsent: int = 0, max_frame: int = MAX_FRAME_BYTES) -> None:
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.SNDHWM, unsent)
+    sock.setsockopt(zmq.RCVHWM, unread)
+    sock.setsockopt(zmq.MAXMSGSIZE, max_frame)
+    sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+
+
+def keep(frames: Sequence[zmq.Frame]) -> list[Frame]:
+    """Received frames in a form to keep: large ones as they are, small ones copied."""
+    return [frame if len(frame) >= COPY_BELOW else frame.bytes for frame in frames]
+
+
+def _comes_within(sock: zmq.SyncSocket, seconds: float) -> bool:
+    """Is there a message, before that time is over?"""
+    if turns.current() is None:
+        return bool(sock.poll(int(seconds * 1000)))
+    deadline = time.monotonic() + seconds
+    while not sock.poll(0):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        turns.wait(left, sock.FD)
+    return True
+
+
+def receive_within(sock: zmq.SyncSocket, timeout: float) -> list[zmq.Frame] | None:
+    """The frames of the next message as the socket has them (see `keep`), or None after `timeout` seconds. If a message
+    has too many frames, only the first of them."""
+    try:
+        frames = [sock.recv(_NOW, copy=False)]
+    except zmq.Again:
+        if timeout <= 0 or not _comes_within(sock, timeout):
+            return None
+        frames = [sock.recv(copy=False)]
+    frame = frames[-1]
+    while frame.more:
+        frame = sock.recv(copy=False)
+        if len(frames) < MAX_FRAMES + 2:  # the routing id, the most that a message may have, and one to show it
+            frames.append(frame)
+    return frames
+
+
+def send_all(sock: zmq.SyncSocket, frames: Payloads, flags: int = 0) -> None:
+    """Queue a message. Received frames are sent on as they are; anything else is copied at once."""
+    for frame in frames[:-1]:
+        sock.send(frame, _MORE | flags)
+    sock.send(frames[-1], flags)
+
+
+class Router:
+    """A bound socket that talks to many peers, each known by its routing id (bytes).
+
+    `keys` see `areal_like.wire.keys`; None: any process that can reach the endpoint may talk. `max_frame` bytes is the
+    largest frame; a peer that announces a larger one is disconnected before any of it is taken. `unsent` messages may
+    wait for one peer. `as_client`: use an actor's key pair, because the server's is not here; `key` is the public key.
+    `refused` counts messages that could not be accepted. Raises BusError, KeysError.
+
+    Small messages are copied out of the buffer that they were received into: kept in place, as libzmq does by default,
+    they pin that buffer, and each idle peer costs 4 KB more. Large ones are received into memory of their own anyway.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        keys: str | None = None,
+        *,
+        max_frame: int = MAX_FRAME_BYTES,
+        unsent: int = UNSENT,
+        as_client: bool = False,
+    ):
+        # The allow-list belongs to a context: one of its own, so that it concerns no other socket of this process.
+        self.context: zmq.SyncContext = zmq.Context() if keys else zmq.Context.instance()
+        self.context.set(_ZERO_COPY_RECV, 0)
+        self._guard = keyring.guard(self.context, keys) if keys else None
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.refused = self.unsent = 0
+        self.key = ""
+        self._told, self._told_since = 0, time.monotonic()
+        try:
+            _configure(self.socket, UNREAD, unsent, max_frame)
+            self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue is an error here, and no silent loss
+            if keys:
+                pair = keyring.client_pair(keys, "actor")[:2] if as_client else keyring.server_pair(keys)
+                self.key = self._demand_keys(pair)
+            self.socket.bind(endpoint)
+        except (zmq.ZMQError, keyring.KeysError) as error:
+            self.close()
+            if isinstance(error, keyring.KeysError):
+                raise
+            hint = "another process uses it; choose a free port, or 0" if error.errno == zmq.EADDRINUSE else str(error)
+            raise BusError(f"can't bind to {endpoint}: {hint}") from None
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _demand_keys(self, pair: tuple[bytes, bytes]) -> str:
+        """Install the keys; returns the public key."""
+        public, secret = pair
+        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        self.socket.setsockopt_string(zmq.ZAP_DOMAIN, keyring.DOMAIN)
+        self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no allow-list: accept nobody; the default accepts all
+        return public.decode()
+
+    def receive(self, timeout: float) -> tuple[bytes, Received | WireError] | None:
+        """The next message and its sender, or None after `timeout` s. A message that cannot be accepted comes as a
+        WireError; its sender has been notified."""
+        parts = receive_within(self.socket, timeout)
+        if parts is None:
+            return None
+        role = str(parts[-1].get("User-Id")) if self._guard else keyring.NO_ROLE
+        peer, *frames = keep(parts)
+        try:
+            received = decode(frames)
+            if role != keyring.NO_ROLE:
+                check_role(role, received.message)
+            return peer, received
+        except WireError as error:
+            self.refuse(peer, str(error))
+            return peer, error
+
+    def refuse(self, peer: bytes, reason: str) -> None:
+        """Tell a peer that its message was refused, and log it, up to a limit."""
+        self.refused += 1
+        self.send(peer, Refused(reason[:1000]))
+        now = time.monotonic()
+        if now - self._told_since > REFUSALS_SECONDS:
+            self._told, self._told_since = 0, now
+        self._told += 1
+        if self._told <= LOGGED_REFUSALS:
+            last = " (the log skips more of these for a minute)" if self._told == LOGGED_REFUSALS else ""
+            log.warning("refused a message of %r: %r%s", _shown(peer), reason[:1000], last)
+
+    def send(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
+        """Queue a message. A peer that is gone is no error (its silence will show); nor is one that stopped reading
+        long ago (counted in `unsent`)."""
+        try:
+            send_all(self.socket, [peer, *encode(message, payloads)], _NOW)
+        except zmq.ZMQError as error:
+            self.unsent += error.errno == errno.EAGAIN
+
+    def close(self) -> None:
+        self.socket.close(linger=200)
+        if self._guard:
+            self._guard.stop()
+            self.context.term()
+
+
+def routing_id(name: str) -> bytes:
+    """A routing id for this socket, over all its connections; a restarted process is another peer. It is random: with
+    ROUTER_HANDOVER, a process that guesses it could take over the connection of another role."""
+    return f"{name}:{os.getpid()}:{secrets.token_hex(8)}".encode()
+
+
+def _shown(peer: bytes) -> bytes:
+    """Text without secrets."""
+    return b":".join(peer.split(b":")[:2])
+
+
+def deliver(seconds: float) -> None:
+    """Close all sockets of this asyncio process, and wait up to `seconds` until queued messages are sent."""
+    zmq.asyncio.Context.instance().destroy(linger=int(seconds * 1000))
+
+
+def _dealer(
+    context: zmq.Context[Socket],
+    endpoint: str,
+    name: str,
+    peer: str,
+    link_timeout: float | None,
+    keys: str | None,
+    role: str,
+    key: str = "",
+) -> tuple[Socket, Link]:
+    own, secret, server = keyring.client_pair(keys, role) if keys else (b"", b"", b"")
+    pair = (own, secret, key.encode() or server) if keys else ()
+    sock = context.socket(zmq.DEALER)
+    _configure(sock)
+    sock.setsockopt(zmq.ROUTING_ID, routing_id(name))
+    for option, value in zip((zmq.CURVE_PUBLICKEY, zmq.CURVE_SECRETKEY, zmq.CURVE_SERVERKEY), pair, strict=False):
+        sock.setsockopt(option, value)
+    if link_timeout:
+        sock.setsockopt(zmq.HANDSHAKE_IVL, int(link_timeout * 1000))
+        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(link_timeout * 1000))
+        sock.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(link_timeout * 1000 / PINGS_PER_TIMEOUT)))
+    link = Link(sock, endpoint, peer, keys)
+    sock.connect(endpoint)
+    return sock, link
+
+
+class Dealer:
+    """A connected socket of a blocking process; `peer` names the other side in errors; `keys` see `wire.keys`;
+    `role` names the key pair to use. Raises KeysError."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        peer: str,
+        *,
+        link_timeout: float | None = None,
+        keys: str | None = None,
+        role: str = "operator",
+    ):
+        self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, link_timeout, keys, role)
+
+    def send(self, message: Message, payloads: Payloads = ()) -> None:
+        """Queue a message. Raises BusError if the other side has refused this one: then libzmq has no queue any more,
+        and a send that may block would never return."""
+        try:
+            send_all(self.socket, encode(message, payloads), _NOW)
+        except zmq.Again:
+            self.link.check()
+            raise BusError(f"the {self.link.peer} has closed the connection: nothing can be sent") from None
+
+    def receive(self, timeout: float) -> Received | None:
+        """The next message, or None after `timeout` seconds. Raises WireError; BusError if the other side does not
+        let this one in."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            frames = receive_within(self.socket, max(0.0, left if self.link.connections else min(left, 0.5)))
+            if frames is not None:
+                return decode(keep(frames))
+            self.link.check()
+            if left <= 0:
+                return None
+
+    def close(self) -> None:
+        self.link.close()
+        self.socket.close(linger=200)
+
+
+class SharedDealer(Dealer):
+    """A `Dealer` of a process in which one thread receives and others send as well, in one order for all.
+
+    A lock guards the socket. The receiver waits outside the lock, on the socket's file descriptor, which signals each
+    event once; a thread whose send consumed the signal passes it on with `_wake`."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        peer: str,
+        *,
+        link_timeout: float | None = None,
+        keys: str | None = None,
+        role: str = "operator",
+    ):
+        super().__init__(endpoint, name, peer, link_timeout=link_timeout, keys=keys, role=role)
+        self._lock, self._owner = threading.Lock(), threading.get_ident()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def send(self, message: Message, payloads: Payloads = ()) -> None:
+        with self._lock:
+            super().send(message, payloads)
+        if threading.get_ident() != self._owner:
+            os.eventfd_write(self._wake, 1)
+
+    def receive(self, timeout: float) -> Received | None:
+        """Like `Dealer.receive`; only for the thread that made this object."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                frames = receive_within(self.socket, 0.0)
+            if frames is not None:
+                return decode(keep(frames))
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._check()
+                return None
+            seconds = left if self.link.connections else min(left, 0.5)
+            turns.wait(seconds, self.socket.FD, self._wake)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            self._check()
+
+    def _check(self) -> None:
+        with self._lock:  # a send that can't proceed checks the link, too
+            self.link.check()
+
+    def close(self) -> None:
+        super().close()
+        os.close(self._wake)
+
+
+class AsyncDealer:
+    """A connected socket of an asyncio process. `peer`, `keys` and `role` as for `Dealer`; `key`: the public key that
+    the other side must show, where it is not the server's. The receiver must poll `link` to notice reconnects."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        peer: str,
+        *,
+        link_timeout: float | None = None,
+        keys: str | None = None,
+        role: str = "actor",
+        key: str = "",
+    ):
+        context = zmq.asyncio.Context.instance()
+        if endpoint.startswith("inproc:"):  # the other side is in the same process, and there in another context
+            context = zmq.asyncio.Context(zmq.Context.instance())
+        self.socket, self.link = _dealer(context, endpoint, name, peer, link_timeout, keys, role, key)
+
+    def send(self, message: Message, payloads: Payloads = ()) -> None:
+        """Queue a message. Without a high-water mark the send is done when the call returns, so it is not awaited."""
+        self.socket.send_multipart(encode(message, payloads), copy=True)
+
+    async def receive(self) -> Received:
+        """The next message. Raises WireError."""
+        return decode(keep(await self.socket.recv_multipart(copy=False)))
+
+    def close(self) -> None:
+        self.link.close()
+        self.socket.close(linger=200)

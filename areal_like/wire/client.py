@@ -1,0 +1,377 @@
+"""How actors, the learner and the starter talk to the buffer: thin classes over the bus that know only the messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from areal_like.models.experts import Routing
+from areal_like.types import Batch, CarriedSamples, Group
+from areal_like.wire import messages
+from areal_like.wire.bus import AsyncDealer, Dealer, SharedDealer
+from areal_like.wire.frames import ONLY_THE_LEARNER, Frame, Payloads, Received, WireError
+from areal_like.wire.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.wire.link import BusError
+from areal_like.wire.messages import Message, PartialHead
+from areal_like.wire.partials import decode_partial
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 5.0
+MAX_GROUPS_PER_PUSH = 64
+LOOK_SECONDS = 0.5
+"""Seconds between checks whether the connection was made again, or whether the buffer is still there."""
+TELL_SECONDS = 10.0
+M = TypeVar("M", bound=Message)
+
+
+class Stopped(Exception):
+    """Raised in place of a batch: the learner shall end. `drained`: everything admitted is trained, the run is done.
+    `by_signal`: this process got a signal; resume later. Otherwise a person asked the run to stop."""
+
+    def __init__(self, drained: bool = False, by_signal: bool = False):
+        super().__init__("drained" if drained else "asked to stop")
+        self.drained, self.by_signal = drained, by_signal
+
+
+Said = tuple[PartialHead, Frame]
+"""What samples said that are not in a group (`areal_like.wire.partials.encode_partial`)."""
+
+
+@dataclass(slots=True)
+class _Pushed:
+    """`sent`: when, in seconds."""
+
+    sent: float
+    head: Head
+    payload: Frame
+
+
+class ActorClient:
+    """An actor's side; `slots` is the number of sequences that its engine decodes at once.
+
+    A pushed group is kept, and sent again, until the buffer has acknowledged it. Groups pushed in the same turn of the
+    event loop share a message. `keys` is the folder of keys, for all clients here."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        slots: int,
+        *,
+        link_timeout: float | None = None,
+        keys: str | None = None,
+    ):
+        self.name, self.slots = name, slots
+        self.dealer = AsyncDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="actor")
+        self._ready: list[int] = []
+        self._unacknowledged: dict[int, _Pushed] = {}
+        self.relay: messages.Relay | None = None
+
+    def say(self, message: Message) -> None:
+        """Send a message that needs nothing else. The buffer forgets it when the actor says hello again."""
+        self.dealer.send(message)
+
+    def hello(self) -> None:
+        """Introduce this actor; with `relay` also as a source of weights."""
+        self.dealer.send(messages.Hello("actor", self.name, os.getpid(), self.slots))
+        if self.relay:
+            self.dealer.send(self.relay)
+
+    def heartbeat(
+        self,
+        stats: dict[str, float | str],
+        progress: Mapping[int, int] = MappingProxyType({}),
+        heldout: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """Send a sign of life, and repeat pushes that got no answer. `progress`: group → tokens of its lease, for
+        leases that have moved since the last heartbeat; `heldout`: the same for held-out prompts."""
+        self.dealer.send(messages.Heartbeat(stats, dict(progress), dict(heldout)))
+        now = time.monotonic()
+        for group_id, pushed in list(self._unacknowledged.items()):
+            if now - pushed.sent > RETRY_SECONDS:
+                log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, now - pushed.sent)
+                pushed.sent = now
+                self._push_soon(pushed)
+
+    def push(self, group: Group) -> None:
+        self._push_soon(_Pushed(time.monotonic(), *encode_group(group)))
+
+    def _push_soon(self, pushed: _Pushed) -> None:
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._push_ready)
+        self._unacknowledged[pushed.head.id] = pushed
+        self._ready.append(pushed.head.id)
+
+    def _push_ready(self) -> None:
+        ready = [*dict.fromkeys(self._ready)]  # each group once
+        for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
+            ids = ready[start : start + MAX_GROUPS_PER_PUSH]
+            some = [self._unacknowledged[each] for each in ids if each in self._unacknowledged]
+            table = pack_heads([each.head for each in some])
+            self.dealer.send(messages.Push(table), [each.payload for each in some])
+        self._ready.clear()
+
+    def acknowledged(self, ids: Iterable[int]) -> None:
+        for group_id in ids:
+            self._unacknowledged.pop(group_id, None)
+
+    def left_out(self, group_id: int, cut: list[int], redrawn: list[str], said: Said | None = None) -> None:
+        """Report what a group lacks, before its push: the tokens so far of samples that it did not wait for, and the
+        reason for each sample that was drawn again. `said`: what these samples said."""
+        head, payloads = (said[0], [said[1]]) if said else (None, [])
+        self.dealer.send(messages.LeftOut(group_id, cut, redrawn, head), payloads)
+
+    def failed(self, group_id: int, reason: str, detail: str = "", said: Said | None = None) -> None:
+        head, payloads = (said[0], [said[1]]) if said else (None, [])
+        self.dealer.send(messages.Failed(group_id, reason, detail, head), payloads)
+
+    def hand_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, Frame]], leaving: bool) -> None:
+        """Return leases unfinished; `partials` hold what was sampled for some of them (`encode_partial`)."""
+        left, found = list(ids), {head.id: (head, payload) for head, payload in partials}
+        while True:
+            some, left = left[:MAX_GROUPS_PER_PUSH], left[MAX_GROUPS_PER_PUSH:]
+            pairs = [found[group_id] for group_id in some if group_id in found]
+            message = messages.HandBack(some, [head for head, _ in pairs], leaving and not left)
+            self.dealer.send(message, [payload for _, payload in pairs])
+            if not left:
+                return
+
+    def evaluated(self, lease_id: int, version: int, answer: Group | None) -> None:
+        """The result of a held-out lease: a group of one sample. None: it has failed, at `version`, and earns 0."""
+        if answer is None:
+            self.dealer.send(messages.Evaluated(lease_id, 0.0, version, version, 0, None))
+            return
+        (sample,), (head, payload) = answer.samples, encode_group(answer)
+        versions = sample.oldest_version, sample.newest_version
+        table, length = pack_heads([head]), sample.response_length
+        self.dealer.send(messages.Evaluated(lease_id, float(sample.reward), *versions, length, table), [payload])
+
+    async def receive(self) -> Received:
+        """The next message for the actor itself."""
+        return await self.dealer.receive()
+
+    @staticmethod
+    def carried(lease: messages.Lease, payloads: Payloads) -> dict[int, CarriedSamples]:
+        """What the leases of a message carry, by group."""
+        pairs = zip(lease.partials, payloads, strict=True)
+        return {head.id: decode_partial(head, payload, usable) for (head, usable), payload in pairs}
+
+    def close(self) -> None:
+        self._push_ready()
+        self.dealer.close()
+
+
+class LearnerClient:
+    """The learner's side: blocking, one batch asked for ahead.
+
+    After a reconnect the learner repeats what the buffer may have missed: hello, its newest weights, what it has
+    trained, and its open request. The buffer accepts each of these twice without harm, and the learner takes a batch
+    only once.
+
+    With several ranks each has a client. Rank 0 speaks as if it were alone; the others only ask for their shares."""
+
+    def __init__(
+        self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None
+    ):
+        self.dealer = SharedDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="learner")
+        self.name = name
+        self.pausing = False
+        self._take: Callable[[Batch], None] | None = None
+        self._taken = 0
+        self._order = threading.Lock()
+        self._index, self.redo = -1, 0
+        self._said: dict[type[Message], Message] = {}  # the newest of each, in order, to say them again
+
+    def say(self, message: Message) -> None:
+        """Send a message; after a reconnect the newest of each kind is sent again. Any thread may call this."""
+        with self._order:
+            self._said.pop(type(message), None)
+            self._said[type(message)] = message
+            self.dealer.send(message)
+
+    def hello(self, vocab_size: int | None = None, routing: Routing | None = None) -> None:
+        """Introduce the learner and, if known, its model's vocabulary size and, if it replays experts, what its routers
+        choose: the buffer refuses groups with other tokens or experts."""
+        self.say(messages.Hello("learner", self.name, os.getpid(), 0))
+        if vocab_size is not None:
+            self.say(messages.Model(vocab_size, routing))
+
+    def published(self, manifest: messages.Manifest) -> None:
+        """Announce a version."""
+        self.say(messages.Published(manifest))
+
+    def trained(self, index: int, gradient: messages.GradientNoise | None = None) -> None:
+        self.say(messages.Trained(index, gradient))
+
+    def checkpointed(self, step: int) -> None:
+        """All batches before `step` are in a checkpoint: the buffer need not serve them again."""
+        self.dealer.send(messages.Checkpointed(step))
+
+    def want(self, index: int, version: int) -> None:
+        """Ask for a batch; it comes when it is complete."""
+        self._taken, self._index = 0, index
+        self.say(messages.Want(index, version))
+
+    def want_share(self, index: int, rank: int) -> None:
+        """Ask for the share of a rank other than 0; it comes when the learner is served that batch."""
+        self._index = index
+        self.say(messages.WantShare(index, rank))
+
+    def stream(self, take: Callable[[Batch], None]) -> None:
+        """From now on, while `batch` waits, call `take` with groups of the batch as they finish: each time a `Batch`
+        with the next groups in batch order. The whole batch contains them again."""
+        self._take = take
+        self.say(messages.Stream())
+
+    def pause(self) -> None:
+        """Make `batch` raise Stopped instead of waiting longer. For signal handlers."""
+        self.pausing = True
+
+    def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
+        """The requested batch (or share), and what the buffer reports with it. Waits, and logs that now and then.
+        Raises Stopped; without `may_pause` only when everything is drained."""
+        index = self._index
+        batch, payloads = self._wait_for(messages.Batch, f"batch {index}", self._is_wanted, may_pause)
+        return self._decode(batch, payloads, batch.places, batch.redo), batch.info
+
+    def _is_wanted(self, batch: messages.Batch) -> bool:
+        """Is this batch newer than the last one that was set aside?"""
+        return batch.index == self._index and batch.redo == self.redo
+
+    def set_aside(self, index: int, reason: str) -> None:
+        """Report that this batch cannot be trained. Returns when the buffer has set it aside; ask for it again then."""
+        self._said.pop(messages.Want, None)
+        self.say(messages.Untrainable(index, reason[: messages.MAX_TEXT]))
+        answer, _ = self._wait_for(messages.SetAside, "its answer", lambda answer: answer.index == index)
+        self.redo = answer.redo
+        self._said.pop(messages.Untrainable, None)
+
+    def _take_part(self, part: messages.Part, payloads: Payloads) -> None:
+        """Ignore a part that does not continue the earlier ones: the batch will have its groups."""
+        if self._take and part.index == self._index and part.begin == self._taken:
+            batch = self._decode(part, payloads)
+            self._taken += len(batch.groups)
+            self._take(batch)
+
+    def _decode(
+        self,
+        said: messages.Batch | messages.Part,
+        payloads: Payloads,
+        places: list[int] | None = None,
+        redo: int = 0,
+    ) -> Batch:
+        groups = [decode_group(*pair) for pair in zip(unpack_heads(said.table), payloads, strict=True)]
+        for group, actor in zip(groups, said.actors, strict=True):
+            group.actor = actor
+        batch = Batch(said.index, said.version, groups, said.oldest_allowed, places, redo)
+        if batch.oldest_allowed > 0:
+            for sample in batch.samples:
+                sample.mask_tokens_before(batch.oldest_allowed)
+        return batch
+
+    def finish(self, reason: str, steps: int) -> dict[str, Any]:
+        """End the run after `steps` trained batches: the last evaluation is made; returns the buffer's final report."""
+        self._said.pop(messages.Want, None)
+        self.say(messages.EndRun(reason[: messages.MAX_TEXT], steps))
+        return self._wait_for(messages.Report, "the last evaluation", lambda report: True)[0].report
+
+    def _wait_for(
+        self, kind: type[M], what: str, is_it: Callable[[M], bool], may_pause: bool = False
+    ) -> tuple[M, Payloads]:
+        begin = told = time.monotonic()
+        while True:
+            if self.pausing and may_pause:
+                raise Stopped(by_signal=True)
+            received = self.dealer.receive(timeout=LOOK_SECONDS)
+            now = time.monotonic()
+            if self.dealer.link.reconnected():
+                log.warning("the connection to the buffer broke and is there again")
+                self._say_all()
+            if received is None:
+                if now - told >= TELL_SECONDS:
+                    told = now
+                    log.warning("waiting for %s from the buffer for %.0f s", what, now - begin)
+            elif isinstance(received.message, kind) and is_it(received.message):
+                return received.message, received.payloads
+            else:
+                self._hear(received)
+
+    def _hear(self, received: Received) -> None:
+        """What comes while something else is waited for. Raises Stopped, BusError."""
+        message = received.message
+        if isinstance(message, messages.Part) and messages.Want in self._said:
+            self._take_part(message, received.payloads)
+        elif isinstance(message, messages.Stop) and messages.Want in self._said:
+            raise Stopped(drained=message.drain)
+        elif isinstance(message, messages.Refused):
+            if ONLY_THE_LEARNER not in message.reason:
+                raise BusError(f"the buffer refused a message: {message.reason}")
+            self._say_all()  # the first hello was lost
+
+    def _say_all(self) -> None:
+        with self._order:
+            for message in self._said.values():
+                self.dealer.send(message)
+
+    def close(self) -> None:
+        self.dealer.close()
+
+
+class SupervisorClient:
+    """The starter's side: reads reports and tells of deaths, without waiting. Raises BusError if the buffer does not
+    let it in."""
+
+    def __init__(self, endpoint: str, keys: str | None = None):
+        # Several may look in, from several hosts, and process ids are unique on one host only.
+        name = f"supervisor-{socket.gethostname()}"
+        self.dealer = Dealer(endpoint, name, "buffer", keys=keys, role="operator")
+
+    def ask(self) -> None:
+        self.dealer.send(messages.Status())
+
+    def newest_report(self) -> dict[str, Any] | None:
+        """The last answer that has arrived, if any has."""
+        report = None
+        while True:
+            try:
+                received = self.dealer.receive(timeout=0)
+            except WireError:
+                continue
+            if received is None:
+                return report
+            if isinstance(received.message, messages.Report):
+                report = received.message.report
+
+    def report(self, timeout: float, *, is_there: Callable[[], bool] = lambda: True) -> dict[str, Any] | None:
+        """Ask for a report and wait for it; None after `timeout` seconds, or once the buffer is not there any more.
+        Raises BusError if the buffer refused something."""
+        self.ask()
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0 and is_there():
+            received = self.dealer.receive(timeout=min(left, LOOK_SECONDS))
+            message = received and received.message
+            if isinstance(message, messages.Report):
+                return message.report
+            if isinstance(message, messages.Refused):
+                raise BusError(f"the buffer refused: {message.reason}")
+        return None
+
+    def stop(self, drain: bool) -> None:
+        """End the run at its next batch or, with `drain`, when everything admitted is trained."""
+        self.dealer.send(messages.Stop(drain))
+
+    def lost(self, name: str, pid: int, how: str, *, for_good: bool = False, by_itself: bool = False) -> None:
+        """Report a dead process, so that the buffer need not wait for its silence. A `pid` of 0 means: whoever has that
+        name. `for_good`: an actor of the run that will not be restarted. `by_itself`: nothing outside has killed it."""
+        self.dealer.send(messages.Lost(name, pid, how[: messages.MAX_TEXT], for_good, by_itself))
+
+    def close(self) -> None:
+        self.dealer.close()

@@ -1,0 +1,126 @@
+"""What goes over the wire: `[msgpack header][payload]...`, never pickled, checked before it is used.
+
+The header is `[SCHEMA, kind, message]`; `wire.messages` has the kinds, and a message that does not fit is refused
+with a `WireError` that names its field. Two processes whose messages differ have different schemas, by themselves. A
+payload is a frame of its own, so the buffer keeps and forwards the frame as it came: it neither decodes nor copies
+payloads. How groups look is told in `areal_like.wire.groups` and `areal_like.wire.columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from areal_like.wire.messages import KINDS, ROLES, Hello, Message
+
+MEANING = 1
+"""Raise it when a message comes to mean something else though its fields keep their names and types: the columns of
+`areal_like.wire.columns`, for example."""
+
+
+def schema_of(kinds: Iterable[type[Message]]) -> int:
+    """Another number for any other kind, field, type, limit or default. (The highest of 32 bits is always set: it takes
+    4 bytes on the wire.)"""
+    types = repr((MEANING, msgspec.inspect.multi_type_info([*kinds])))
+    return 1 << 31 | xxh3_64_intdigest(types.encode()) & (1 << 31) - 1
+
+
+SCHEMA = schema_of(KINDS.values())
+MAX_FRAMES = 1 << 16
+MAX_FRAME_BYTES = 256 << 20
+MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES = 16 << 10, 16 << 20
+"""The second of messages that are `large`."""
+SAY_HELLO = "say hello"
+ONLY_THE_LEARNER = "only the learner may say this"
+"""Part of a refusal's reason, if the sender can fix it by hello."""
+NO_HEADER = "the header is not [schema, kind, message]"
+NOT_WITH_THIS_KEY = "a key of role"
+"""Part of a refusal's reason, if the sender cannot fix it."""
+
+Frame = Any
+"""What has the buffer protocol and a length in bytes: bytes, or the socket's own frames."""
+Payloads = Sequence[Frame]
+MAY_SAY = {role: frozenset(kind for kind, made in KINDS.items() if role in made.by) for role in ROLES}
+"""Role of a key → the kinds of messages that its holder may say."""
+
+START = b"\x93" + msgspec.msgpack.encode(SCHEMA)
+"""Begins every header: a list of three, and its first entry."""
+_LONGEST_START = len(START) + 1 + 31
+_STARTS = {made: START + msgspec.msgpack.encode(kind) for kind, made in KINDS.items()}
+_DECODERS = {kind.encode(): (made, msgspec.msgpack.Decoder(made)) for kind, made in KINDS.items()}
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class WireError(ValueError):
+    """A message that was refused; the text says why."""
+
+
+class Received(NamedTuple):
+    """A message, checked, and its payloads."""
+
+    message: Message
+    payloads: Payloads = ()
+
+    @property
+    def payload(self) -> memoryview:
+        """Of a message that has one, or none: an empty one."""
+        return memoryview(self.payloads[0] if self.payloads else b"")
+
+
+def encode(message: Message, payloads: Payloads = ()) -> list[Frame]:
+    """The frames of a message."""
+    return [_STARTS[type(message)] + _encode(message), *payloads]
+
+
+def decode(frames: Payloads) -> Received:
+    """Frames → a checked message. Raises WireError.
+
+    Its memory is limited to a few MB and a multiple of the header's length, whatever the bytes are: it checks the
+    length of a list before it makes room for it, and types limit the depth of nesting.
+    """
+    if not 1 <= len(frames) <= MAX_FRAMES:
+        raise WireError(f"a message has 1 to {MAX_FRAMES} frames")
+    header, *payloads = frames
+    kind = _kind_of(header)
+    if kind not in _DECODERS:
+        raise WireError(f"unknown kind of message {kind.decode('ascii', 'replace')!r}")
+    made, decoder = _DECODERS[kind]
+    if len(header) > (MAX_LARGE_HEADER_BYTES if made.large else MAX_HEADER_BYTES):
+        raise WireError(f"a header of {len(header)} bytes is larger than the limit")
+    if payloads and max(map(len, payloads)) > MAX_FRAME_BYTES:
+        raise WireError(f"a payload is larger than {MAX_FRAME_BYTES} bytes")
+    try:
+        return Received(decoder.decode(memoryview(header)[len(START) + 1 + len(kind) :]), payloads)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"{made.kind()}: {str(error)[:500]}") from None
+
+
+def _kind_of(header: Frame) -> bytes:
+    """The kind of message, read from the header's first bytes before anything is unpacked. Raises WireError."""
+    start = bytes(memoryview(header)[:_LONGEST_START])
+    if not start.startswith(START):
+        raise WireError(_another_schema(start))
+    kind = start[len(START) :]
+    if not kind or kind[0] & 0xE0 != 0xA0:
+        raise WireError(NO_HEADER)
+    return kind[1 : 1 + (kind[0] & 0x1F)]
+
+
+def _another_schema(start: bytes) -> str:
+    """Why a header that begins like this is refused. Earlier schemas, up to 13, have one byte."""
+    old, new = start[:1] == b"\x93" and start[1:2] < b"\x80", start[:2] == START[:2] and len(start) >= len(START)
+    if len(start) < 3 or not (old or new):
+        return NO_HEADER
+    theirs = start[1] if old else int.from_bytes(start[2 : len(START)])
+    return f"the peer speaks wire schema {theirs}, this side {SCHEMA}: run the same version (and msgspec) on both"
+
+
+def check_role(role: str, message: Message) -> None:
+    """Raises WireError unless the holder of a key of `role` may say this."""
+    if role not in message.by:
+        raise WireError(f"{NOT_WITH_THIS_KEY} {role} may not say {message.kind()!r}")
+    if isinstance(message, Hello) and message.role != role:
+        raise WireError(f"{NOT_WITH_THIS_KEY} {role} can't say hello as {message.role!r}")

@@ -1,0 +1,336 @@
+"""How groups travel: the numbers of many groups as one table, and one columnar payload each.
+
+A push, a batch and a journal record carry the same table (`pack_heads`): `groups` names each group, `rows` has one
+`ROW` per sample, `runs` the (version, n) pairs of all samples, both binary and in the order of the samples; `digests`
+maps each version that made a token to the digest of its weights. Nothing in it is nested by sample, so checking a push
+of many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
+
+A payload has all columns of `wire.columns`: tokens of prompts and responses; of response tokens logprobs and loss
+masks; rewards of turns and experts where there are any. The buffer looks only at the least and the greatest number of
+each column (`check_payload`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from areal_like.models.experts import NONE, Routing, Shape, is_shape, shape_of, width
+from areal_like.types import Group, Runs, Sample
+from areal_like.wire.columns import (
+    FINISHES,
+    FORK,
+    RUN,
+    ColumnSizes,
+    PayloadError,
+    check_columns,
+    columns,
+    covered_by,
+    fill,
+    fits_float32,
+    least_of,
+    most_of,
+    starts_of,
+    table,
+)
+from areal_like.wire.frames import WireError
+from areal_like.wire.messages import Table
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+OR = " or "
+"""Separates digests if a version has several."""
+ROW = np.dtype(
+    [("prompt", "<i4"), ("response", "<i4"), ("finish", "<i2"), ("turns", "<i2"), ("runs", "<i4"), ("reward", "<f8")]
+)
+"""One sample: lengths in tokens, index into FINISHES, number of turns with a reward of their own, of runs, reward."""
+
+
+@dataclass(slots=True)
+class Head:
+    """What the buffer knows about a group without looking at its payload.
+
+    `samples` counts them; `seconds` see `Group.seconds`; `rows` and `runs` are its part of a table; `size` is that of
+    the payload in bytes; `oldest` and `newest` are the versions of its oldest and newest token; `tokens` counts those
+    of all responses. `experts`: the shape of those that the payload has.
+    """
+
+    id: int
+    samples: int
+    seconds: float
+    digests: dict[int, str]
+    rows: bytes
+    runs: bytes
+    size: int
+    oldest: int
+    newest: int
+    tokens: int
+    experts: Shape = NONE
+
+    @property
+    def rewards(self) -> list[float]:
+        """Per sample."""
+        rewards: list[float] = np.frombuffer(self.rows, ROW)["reward"].tolist()
+        return rewards
+
+    @property
+    def lengths(self) -> list[int]:
+        """Response tokens per sample."""
+        lengths: list[int] = np.frombuffer(self.rows, ROW)["response"].tolist()
+        return lengths
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions that made its tokens, ascending."""
+        return sorted(self.digests)
+
+    def oldest_tokens(self, allowed: int = 0) -> dict[int, int]:
+        """Version → number of samples whose oldest token is of that version. Only versions from `allowed` on count;
+        samples without such a token are left out."""
+        if self.oldest == self.newest:
+            return {self.oldest: self.samples} if self.oldest >= allowed else {}
+        made, starts = np.frombuffer(self.runs, RUN)["version"], starts_of(np.frombuffer(self.rows, ROW)["runs"])
+        oldest = np.minimum.reduceat(np.where(made >= allowed, made, np.iinfo(np.int32).max), starts)
+        return Counter(oldest[oldest < np.iinfo(np.int32).max].tolist())
+
+
+# ---- heads ----------------------------------------------------------------------------------------------------------
+
+
+def pack_heads(heads: Sequence[Head]) -> Table:
+    """The table of several groups; inverse of `unpack_heads`. If groups disagree on a version's digest (other weights
+    after a resume, or a false claim), the table has all their digests: see `OR`."""
+    digests: dict[int, str] = {}
+    for head in heads:
+        if not head.digests.items() <= digests.items():
+            for version, digest in head.digests.items():
+                said = digests.setdefault(version, digest)
+                digests[version] = said if digest in said.split(OR) else f"{said}{OR}{digest}"
+    return Table(
+        [(head.id, head.samples, head.seconds) for head in heads],
+        b"".join([head.rows for head in heads]),
+        b"".join([head.runs for head in heads]),
+        digests,
+        [head.experts for head in heads] if any(head.experts != NONE for head in heads) else [],
+    )
+
+
+def make_head(
+    group_id: int,
+    rows: Sequence[tuple[int, int, int, int, float]],
+    runs: Runs,
+    digests: dict[int, str],
+    seconds: float = 0.0,
+    turns: Sequence[int] | None = None,
+    experts: Shape = NONE,
+) -> Head:
+    """The head of one group: `rows` are (prompt, response, finish, runs, reward) as in ROW, `runs` those of all
+    samples, `turns` counts the turns' rewards of each (None: there are none). Raises WireError if they don't agree."""
+    counts = turns or [0] * len(rows)
+    numbers = [(*row[:3], count, *row[3:]) for row, count in zip(rows, counts, strict=True)]
+    names = [(group_id, len(rows), seconds)]
+    columns = np.array(numbers, ROW).tobytes(), np.array(runs, RUN).tobytes()
+    return unpack_heads(Table(names, *columns, digests, [experts]))[0]
+
+
+def unpack_heads(packed: Table) -> list[Head]:
+    """The groups of a table, which may come from any sender. Raises WireError if its numbers don't agree."""
+    names, digests = packed.groups, packed.digests
+    _check_names(names)
+    shapes = packed.experts or [NONE] * len(names)
+    if len(shapes) != len(names) or not all(map(is_shape, shapes)):
+        raise WireError(f"groups: {len(names)} named, and experts of the shapes {shapes[:4]}")
+    rows, runs = table(packed.rows, "groups: rows", ROW), table(packed.runs, "groups: runs", RUN)
+    per_group = np.array([samples for _, samples, _ in names], np.int64)
+    if per_group.sum() != len(rows):
+        raise WireError(f"groups: {per_group.sum()} samples named, {len(rows)} in the table")
+    _check_rows(rows, runs)
+    first = starts_of(per_group)
+    first_run = starts_of(rows["runs"])[first]
+    prompt, response = rows["prompt"].astype(np.int64), rows["response"].astype(np.int64)
+    sizes = np.add.reduceat(4 * prompt + 9 * response + 12 * rows["turns"].astype(np.int64), first).tolist()
+    if packed.experts:
+        positions = np.add.reduceat(prompt + response - 1, first).tolist()  # times the width: beyond int64, if claimed
+        sizes = [size + n * width(shape) for size, n, shape in zip(sizes, positions, shapes, strict=True)]
+    tokens = np.add.reduceat(response, first).tolist()
+    oldest = np.minimum.reduceat(runs["version"], first_run).tolist()
+    newest = np.maximum.reduceat(runs["version"], first_run).tolist()
+    ends, run_ends = [*first.tolist()[1:], len(rows)], [*first_run.tolist()[1:], len(runs)]
+    heads, row, run = [], 0, 0
+    made: set[int] = set()
+    for place, (group_id, samples, seconds) in enumerate(names):
+        row_bytes = packed.rows[row * ROW.itemsize : ends[place] * ROW.itemsize]
+        run_bytes = packed.runs[run * RUN.itemsize : run_ends[place] * RUN.itemsize]
+        row, run, low, high = ends[place], run_ends[place], oldest[place], newest[place]
+        versions = (low,) if low == high else set(np.frombuffer(run_bytes, RUN)["version"].tolist())
+        made.update(versions)
+        if not digests.keys() >= set(versions):
+            raise WireError(f"group {group_id}: the digest of a version that made it is missing")
+        mine = {version: digests[version] for version in versions}
+        heads.append(
+            Head(
+                group_id,
+                samples,
+                seconds,
+                mine,
+                row_bytes,
+                run_bytes,
+                sizes[place],
+                low,
+                high,
+                tokens[place],
+                shapes[place],
+            )
+        )
+    if len(made) != len(digests):
+        raise WireError("groups: a digest of a version that made no token of them")
+    return heads
+
+
+def _check_names(groups: Sequence[tuple[int, int, float]]) -> None:
+    if not groups:
+        raise WireError("groups: the table is empty")
+    for group_id, samples, seconds in groups:
+        if group_id < 0 or not 0 < samples < 1 << 31:
+            raise WireError(f"group {group_id}: its id or number of samples is out of range")
+        if not math.isfinite(seconds):
+            raise WireError(f"group {group_id}: its seconds are not a finite number")
+
+
+def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
+    quarters = rows.view("<i4").reshape(len(rows), -1)  # a few operations on all columns: tables are small
+    prompt, response, finish_and_turns, per_sample, *_ = least_of(quarters).tolist()
+    if min(prompt, response, per_sample) < 1:
+        raise WireError("groups: a sample's lengths are out of range: prompt, response and runs are at least 1 each")
+    if finish_and_turns < 0 or most_of(quarters[:, 2]) >= len(FINISHES):  # else there are no turns
+        if least_of(rows["turns"]) < 0:
+            raise WireError("groups: a sample's number of turns is negative")
+        if least_of(rows["finish"]) < 0 or most_of(rows["finish"]) >= len(FINISHES):
+            raise WireError("groups: a sample's finish is out of range")
+    if not fits_float32(rows["reward"]):
+        raise WireError("groups: a reward is not a finite number, or too large for float32")
+    if np.logical_or.reduce(covered_by(runs, rows["runs"], "groups") != rows["response"]):
+        raise WireError("groups: the runs of a sample do not cover its response")
+
+
+def _sizes(head: Head, n_prompts: int, n_turns: int) -> ColumnSizes:
+    """Of the columns of a group's payload; `n_prompts` are the tokens of all prompts."""
+    tokens = n_prompts + head.tokens
+    return ColumnSizes(tokens, head.tokens, head.tokens, n_turns, tokens - head.samples, head.experts)
+
+
+def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: Routing | None = None) -> None:
+    """Raises PayloadError unless a learner can train on the group: its columns are as `check_columns` says, rewards of
+    turns numbers that float32 can hold, at places in the response."""
+    rows = np.frombuffer(head.rows, ROW)  # a few numbers: Python adds them up sooner than NumPy
+    sizes = _sizes(head, sum(rows["prompt"].tolist()), sum(rows["turns"].tolist()))
+    found = columns(payload, sizes)
+    check_columns(head.id, found, vocab_size, routing, head.experts)
+    if sizes.turns:
+        try:
+            _turn_rewards(rows.tolist(), *found[3:5])
+        except WireError as error:
+            raise PayloadError(head.id, "turn rewards", str(error)) from None
+
+
+# ---- groups ---------------------------------------------------------------------------------------------------------
+
+
+def encode_group(group: Group) -> tuple[Head, bytearray]:
+    """A group's head and its payload. Raises WireError if the group has no samples, or one without tokens. Experts
+    travel only if all samples have them."""
+    samples = group.samples
+    for number, sample in enumerate(samples):
+        if not sample.response_length:
+            raise WireError(f"group {group.id}: sample {number} has an empty response: there is nothing to train")
+    rows = [(s.prompt_length, s.response_length, FINISHES.index(s.finish), len(s.runs), s.reward) for s in samples]
+    turns = [len(s.turn_rewards) for s in samples]
+    try:
+        shape = shape_of([s.experts for s in samples])
+    except ValueError as error:
+        raise WireError(f"group {group.id}: {error}") from None
+    runs = [run for s in samples for run in s.runs]
+    head = make_head(group.id, rows, runs, group.digests, group.seconds, turns, shape)
+    payload = bytearray(head.size)
+    sizes = _sizes(head, sum(s.prompt_length for s in samples), sum(turns))
+    tokens, logprobs, masks, places, rewards, experts = columns(payload, sizes)
+    fill(tokens, [sample.tokens for sample in samples])
+    fill(logprobs, [sample.logprobs for sample in samples])
+    fill(masks.view(np.bool_), [sample.loss_mask for sample in samples])
+    if any(sample.forks for sample in samples):
+        _mark_forks(samples, masks)
+    if any(turns):
+        pairs = [pair for sample in samples for pair in sample.turn_rewards]
+        places[:], rewards[:] = [place for place, _ in pairs], [reward for _, reward in pairs]
+    if shape != NONE:
+        fill(experts, [sample.experts for sample in samples])
+    return head, payload
+
+
+def _mark_forks(samples: Sequence[Sample], masks: np.ndarray) -> None:
+    """In the loss masks of all, uint8. Raises WireError."""
+    start = 0
+    for number, sample in enumerate(samples):
+        places = np.array(sample.forks, np.int64)
+        if len(places) and (places[0] < 0 or (np.diff(places) < 1).any() or not places[-1] < sample.response_length):
+            raise WireError(f"sample {number}: its forks {sample.forks} are not ascending places in its response")
+        if masks[start + places].any():
+            raise WireError(f"sample {number}: the first token of a new context is trained, which nothing predicts")
+        masks[start + places] = FORK
+        start += sample.response_length
+
+
+def _forks(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of a payload's loss masks: which tokens are trained, bool, and the places of forks. Where there are none nothing
+    is copied."""
+    if most_of(masks) < FORK:
+        return masks.view(np.bool_), np.empty(0, np.int64)
+    return masks == 1, np.flatnonzero(masks == FORK)
+
+
+def decode_group(head: Head, payload: Buffer) -> Group:
+    """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied (but loss masks where
+    contexts fork). Raises WireError where the rewards of turns are no numbers or have no place in the response."""
+    rows = np.frombuffer(head.rows, ROW).tolist()
+    runs = np.frombuffer(head.runs, RUN).tolist()
+    sizes = _sizes(head, sum([row[0] for row in rows]), sum([row[3] for row in rows]))
+    tokens, logprobs, masks, places, rewards, experts = columns(memoryview(payload).toreadonly(), sizes)
+    masks, forks = _forks(masks)
+    turns = _turn_rewards(rows, places, rewards) if sizes.turns else [[] for _ in rows]
+    samples, t, r, run, at = [], 0, 0, 0, 0
+    for (prompt, response, finish, _, n_runs, reward), earned in zip(rows, turns, strict=True):
+        t_end, r_end, run_end, at_end = t + prompt + response, r + response, run + n_runs, at + prompt + response - 1
+        samples.append(
+            Sample(
+                tokens[t:t_end],
+                prompt,
+                logprobs[r:r_end],
+                masks[r:r_end],
+                runs[run:run_end],
+                reward,
+                FINISHES[finish],
+                earned,
+                None if head.experts == NONE else experts[at:at_end],
+                (forks[(forks >= r) & (forks < r_end)] - r).tolist() if len(forks) else [],
+            )
+        )
+        t, r, run, at = t_end, r_end, run_end, at_end
+    return Group(head.id, samples, head.digests, head.seconds)
+
+
+def _turn_rewards(
+    rows: Sequence[Sequence[int]], places: np.ndarray, rewards: np.ndarray
+) -> list[list[tuple[int, float]]]:
+    """Per sample its pairs (place, reward)."""
+    counts, responses = [row[3] for row in rows], np.array([row[1] for row in rows])
+    if not fits_float32(rewards) or (places < 0).any() or (places >= np.repeat(responses, counts)).any():
+        raise WireError("groups: the reward of a turn is no float32 number, or its place is not in the response")
+    pairs = list(zip(places.tolist(), rewards.tolist(), strict=True))
+    ends = np.cumsum(counts).tolist()
+    return [pairs[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -1,0 +1,479 @@
+"""The messages that roles send one another: one struct per kind, whose types limit sizes and depth when it is read.
+
+The name of a kind on the wire is its class name in lower case. `by`: roles of keys (`wire.keys`) that may send
+it; the buffer and sources of weights may send all. Payloads are separate frames beside the message (`wire.frames`);
+the docstrings here say which messages have payloads, and what they hold.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from areal_like.models.experts import NONE, Routing, Shape
+from areal_like.types import Lease as OneLease
+
+MOST, MOST_STATS, MAX_NAME, MAX_TEXT, MAX_SLOTS = 1 << 16, 128, 100, 2000, 1 << 20
+"""Entries of any list or map, of an actor's stats; characters of a name, of a text; slots of an engine."""
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Version = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Held = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+"""A version, or -1: none."""
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+"""For people, or a place."""
+Ids = Annotated[list[Count], Meta(max_length=MOST)]
+Names = Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MOST)]
+Digests = Annotated[dict[Version, Annotated[str, Meta(max_length=MOST)]], Meta(max_length=MOST)]
+"""Version → digest of its weights, or several (`areal_like.wire.groups.OR`)."""
+Tokens = Annotated[dict[Count, Count], Meta(max_length=1 << 12)]
+"""Lease → tokens so far."""
+if TYPE_CHECKING:
+    Facts = dict[str, Any]
+else:
+    Fact = Plain = None | bool | int | float | str
+    for _ in range(5):
+        Facts = Annotated[dict[str | int, Fact], Meta(max_length=MOST)]
+        Fact = Plain | Facts | Annotated[list[Fact], Meta(max_length=MOST)]
+"""Metrics and reports: plain data, nested five deep at most. (A type that names itself has no limit of depth.)"""
+
+ROLES = ("learner", "actor", "operator", "observer")
+LEARNER, ACTOR, OPERATOR, OBSERVER = (frozenset({role}) for role in ROLES)
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """`large`: it may have a header longer than most (`areal_like.wire.frames`)."""
+
+    by: ClassVar[frozenset[str]] = frozenset()
+    large: ClassVar[bool] = False
+
+    @classmethod
+    def kind(cls) -> str:
+        """Its name on the wire."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+class Table(msgspec.Struct, forbid_unknown_fields=True):
+    """The numbers of several groups: see `wire.groups`. `groups`: (id, samples, seconds) of each; `experts`: of
+    each, too, or empty where no payload has any."""
+
+    groups: Annotated[list[tuple[int, int, float]], Meta(max_length=MOST)]
+    rows: bytes
+    runs: bytes
+    digests: Digests
+    experts: Annotated[list[Shape], Meta(max_length=MOST)] = []
+
+
+class Probe(msgspec.Struct, forbid_unknown_fields=True):
+    """A few sequences of token ids, and the learner's own logprob, at temperature 1 and under the manifest's version,
+    of each token after the first. `dtype`: in which the learner multiplies matrices."""
+
+    tokens: Annotated[list[Annotated[list[Count], Meta(min_length=2, max_length=1 << 12)]], Meta(max_length=64)]
+    logprobs: Annotated[list[Annotated[list[Finite], Meta(max_length=1 << 12)]], Meta(max_length=64)]
+    dtype: Name
+
+
+class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A version of the weights, and where to fetch it. The buffer reads the first two fields, actors read all. `bytes`:
+    in total. `tensors`: (name, dtype, shape) of each. `parts`: endpoint of each part's publisher. `relays`: (endpoint,
+    public key) of the sources to ask first. `probe`: now and then, what engines must say under these weights."""
+
+    version: Version
+    digest: Text
+    bytes: Count = 0
+    tensors: Annotated[list[tuple[Text, Text, Annotated[list[Count], Meta(max_length=16)]]], Meta(max_length=MOST)] = []
+    block_bytes: Count = 0
+    parts: Annotated[list[Text], Meta(max_length=MOST)] = []
+    relays: Annotated[list[tuple[Text, Text]], Meta(max_length=MOST)] = []
+    probe: Probe | None = None
+
+
+class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
+    """The numbers of a partial group: see `areal_like.wire.partials`."""
+
+    id: Count
+    calls: bytes
+    runs: bytes
+    scores: bytes
+    digests: Digests
+    positions: bytes = b""
+    experts: Shape = NONE
+
+
+# ---- actor or learner → buffer --------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """First of all, and again after each reconnect. `slots`: sequences that an actor's engine decodes at once."""
+
+    by = LEARNER | ACTOR
+    role: Name
+    name: Name
+    pid: Count
+    slots: Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
+
+
+# ---- starter, or a monitor → buffer --------------------------------------------------------------------------
+
+
+class Status(Message):
+    """Asks for a `Report`."""
+
+    by = ACTOR | OPERATOR | OBSERVER
+
+
+class Lost(Message):
+    """A process of that name has died: no need to wait for its silence. `pid` 0: any process of that name. `for_good`:
+    it will not be restarted. `by_itself`: nothing outside has killed it."""
+
+    by = ACTOR | OPERATOR
+    name: Name
+    pid: Count
+    how: Text
+    for_good: bool
+    by_itself: bool = False
+
+
+class Stop(Message):
+    """A user asks the run to end; the buffer then sends it to the learner, in place of a batch. `drain`: end once all
+    admitted groups are trained."""
+
+    by = OPERATOR
+    drain: bool
+
+
+# ---- actor → buffer -------------------------------------------------------------------------------------------------
+
+
+class Heartbeat(Message):
+    """Sent every few seconds: running totals, and the leases that made progress since the last heartbeat. `heldout`:
+    the same for held-out prompts."""
+
+    by = ACTOR
+    stats: Annotated[dict[Name, Finite | Text], Meta(max_length=MOST_STATS)]
+    progress: Tokens
+    heldout: Tokens
+
+
+class Push(Message):
+    """Groups that are rolled out, each with its payload. Repeated until `Pushed`."""
+
+    by, large = ACTOR, True
+    table: Table
+
+
+class HandBack(Message):
+    """Leases that end unfinished: the actor leaves, or the buffer recalled them. `partials`, each with its payload:
+    what was sampled for some of them."""
+
+    by, large = ACTOR, True
+    ids: Ids
+    partials: Annotated[list[PartialHead], Meta(max_length=MOST)]
+    leaving: bool
+
+
+class Relay(Message):
+    """Offers to hand weights on to others, after hello; `key` is the public key ("": no keys)."""
+
+    by = ACTOR
+    endpoint: Name
+    key: Annotated[str, Meta(max_length=MAX_NAME)]
+
+
+class Credit(Message):
+    """So many leased sequences have ended since hello: as many more may be leased. After a reconnect it counts from
+    minus the sequences that still run. See `Room`."""
+
+    by = ACTOR
+    ended: Annotated[int, Meta(ge=-MAX_SLOTS, le=1 << 62)]
+
+
+class LeftOut(Message):
+    """Sent before the push of a group that lacks samples. `cut`: tokens of each sample that it did not wait for.
+    `redrawn`: the reason of each sample that was drawn again. `said`, with its payload: what they said, for people; its
+    samples are numbered through `cut`, then `redrawn` (None: not sent)."""
+
+    by, large = ACTOR, True
+    id: Count
+    cut: Annotated[list[Annotated[int, Meta(gt=0, lt=1 << 31)]], Meta(max_length=MOST)]
+    redrawn: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=MOST)]
+    said: PartialHead | None = None
+
+
+class Failed(Message):
+    """A lease that ends without a group. `said`, with its payload: answers that its samples had got, for people."""
+
+    by, large = ACTOR, True
+    id: Count
+    reason: Text
+    detail: Text
+    said: PartialHead | None = None
+
+
+class Evaluated(Message):
+    """The result of a held-out lease, with the versions of its oldest and newest token. `answer`, with its payload, is
+    the sample (None: there is none, it failed)."""
+
+    by = ACTOR
+    id: Count
+    reward: Finite
+    oldest: Held
+    newest: Held
+    length: Count
+    answer: Table | None = None
+
+
+class Applied(Message):
+    """From now on the engine samples with this version."""
+
+    by = ACTOR
+    version: Version
+    digest: Text
+
+
+# ---- learner → buffer -----------------------------------------------------------------------------------------------
+
+
+class Model(Message):
+    """After hello: what the learner's model knows. Groups with other tokens are refused, and where it replays the
+    engine's experts (`routing`) those with others."""
+
+    by = LEARNER
+    vocab_size: Count
+    routing: Routing | None = None
+
+
+class Published(Message):
+    """A version that can be fetched now."""
+
+    by, large = LEARNER, True
+    manifest: Manifest
+
+
+class Want(Message):
+    """Asks for a batch, one ahead of training; it comes when it is complete."""
+
+    by = LEARNER
+    index: Version
+    version: Version
+
+
+class WantShare(Message):
+    """Another rank of the learner asks for its share of a batch."""
+
+    by = LEARNER
+    index: Version
+    rank: Count
+
+
+class Stream(Message):
+    """From now on, send the ready groups of the wanted batch early, as `Part`s."""
+
+    by = LEARNER
+
+
+class GradientNoise(msgspec.Struct, forbid_unknown_fields=True):
+    """`learners.gradient_noise` of a batch whose groups have `size` samples."""
+
+    size: Annotated[int, Meta(ge=2, le=MOST)]
+    signal: Finite
+    between: Finite
+    within: Finite
+
+
+class Trained(Message):
+    """All batches up to this one are trained. `gradient`: of the last one, if it was measured."""
+
+    by = LEARNER
+    index: Version
+    gradient: GradientNoise | None = None
+
+
+class Checkpointed(Message):
+    """All batches before this step are in a checkpoint."""
+
+    by = LEARNER
+    step: Version
+
+
+class Untrainable(Message):
+    """Asks for other groups in place of those of this batch; answered by `SetAside`."""
+
+    by = LEARNER
+    index: Version
+    reason: Text
+
+
+class EndRun(Message):
+    """No more batches: make the last evaluation, then `Report`."""
+
+    by = LEARNER
+    reason: Text
+    steps: Version
+
+
+# ---- buffer → actor -------------------------------------------------------------------------------------------------
+
+
+class Welcome(Message):
+    """Answers hello."""
+
+
+class Lease(Message):
+    """Prompts to roll out. `partials`, each with its payload: partial groups from earlier leases of some prompts, and
+    the samples that continue."""
+
+    large = True
+    leases: Annotated[list[OneLease], Meta(max_length=MOST)]
+    partials: Annotated[list[tuple[PartialHead, Ids]], Meta(max_length=MOST)]
+
+
+class Pushed(Message):
+    """Do not push these groups again: they are recorded, or refused."""
+
+    large = True
+    ids: Ids
+
+
+class Announce(Message):
+    """The newest version that the actor must take, and the sources to get it from."""
+
+    large = True
+    manifest: Manifest
+
+
+class Cancel(Message):
+    """These leases end. `hand_back`: hand back what was sampled."""
+
+    large = True
+    ids: Ids
+    hand_back: bool
+
+
+class Room(Message):
+    """No lease is smaller than this many sequences, and each size is a multiple of `step`. So send `Credit` only when
+    the engine has this many free places, and then for each `step` more, or when none runs. Before the first `Room`,
+    send each credit."""
+
+    sequences: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
+    step: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
+
+
+class Quit(Message):
+    """The buffer gives up this actor: it must end and be restarted."""
+
+    reason: Text
+
+
+# ---- buffer → learner, its ranks, or the sender of a request --------------------------------------------------------
+
+
+class Batch(Message):
+    """A batch, or one rank's share of it: payloads as in `Push`; `actors` made its groups, `info` are metrics,
+    `places` those of a share's groups in the batch; `redo` counts the batches that were set aside before."""
+
+    large = True
+    index: Version
+    version: Version
+    oldest_allowed: int
+    actors: Names
+    table: Table
+    info: Facts
+    redo: Count = 0
+    places: Ids | None = None
+
+
+class Part(Message):
+    """Groups of the wanted batch, from place `begin` on, sent before the batch."""
+
+    large = True
+    index: Version
+    version: Version
+    oldest_allowed: int
+    actors: Names
+    table: Table
+    begin: Count
+
+
+class SetAside(Message):
+    """Answers `Untrainable`; see `Batch.redo`."""
+
+    index: Version
+    redo: Count
+
+
+class Report(Message):
+    """How the run stands (`buffer.status`)."""
+
+    large = True
+    report: Facts
+
+
+class Refused(Message):
+    """To any sender: its message was refused and changed nothing. `reason`: why."""
+
+    reason: Text
+
+
+# ---- subscriber → publisher or relay, and back ----------------------------------------------------------------------
+
+
+class Sync(Message):
+    """How do I get from what I hold of a part (`held`, `digest`) to `version`? Answered by `Hops`, or `Later`."""
+
+    by = ACTOR
+    part: Count
+    version: Version
+    held: Held
+    digest: Text
+
+
+class Fetch(Message):
+    """Asks for `size` bytes of a hop. Answered by `Chunk` or `Gone`."""
+
+    by = ACTOR
+    part: Count
+    base: Held
+    version: Version
+    offset: Count
+    size: Count
+
+
+class Hops(Message):
+    """The hops to fetch, one after the other: (base, version, bytes, checksum). None: there is no route."""
+
+    part: Count
+    version: Version
+    hops: Annotated[list[tuple[Held, Version, Count, Text]], Meta(max_length=256)]
+
+
+class Later(Message):
+    """The version is not here yet; `progress` grows while it comes."""
+
+    part: Count
+    version: Version
+    progress: Count
+
+
+class Chunk(Message):
+    """Its payload are the bytes that were asked for."""
+
+    part: Count
+    base: Held
+    version: Version
+    offset: Count
+
+
+class Gone(Message):
+    """The requested bytes are not kept any more."""
+
+    part: Count
+    version: Version
+
+
+KINDS: dict[str, type[Message]] = {each.kind(): each for each in Message.__subclasses__()}
