@@ -18,23 +18,21 @@ from typing import Any
 
 import pytest
 
-import scripts
 from areal_like.config import run_config as configs
 from areal_like.config.run_config import ConfigError
 from areal_like.run.run_folder import room_wanted
-from scripts import train
+from scripts import cli, train
 from scripts.console import arguments
 from scripts.train import resolve_folders
 from scripts.verify import elastic
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "scripts"
-MODULES = sorted(
+COMMANDS = sorted(
     ".".join(path.relative_to(FOLDER).with_suffix("").parts)
     for path in FOLDER.rglob("*.py")
-    if path.name != "__init__.py"
+    if 'if __name__ == "__main__"' in path.read_text()
 )
-COMMANDS = [name for name in MODULES if name not in scripts.PARTS]
 WALK = """
 import contextlib, io, json, runpy, sys
 said = {}
@@ -68,10 +66,8 @@ def own_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def test_each_module_is_a_command_or_a_known_part_of_one() -> None:
-    parsers = [name for name in MODULES if "__main__" in (FOLDER / f"{name.replace('.', '/')}.py").read_text()]
-    assert set(parsers) == set(COMMANDS), "a module without a main belongs into scripts.PARTS, one with a main does not"
-    assert all(whole.split()[0] in COMMANDS for whole in scripts.PARTS.values())
+def test_the_verbs_are_the_modules_at_the_top() -> None:
+    assert {name for name in COMMANDS if "." not in name} >= {"cli", *cli.VERBS}
 
 
 def test_help_says_something_and_imports_nothing_heavy() -> None:
@@ -91,17 +87,6 @@ def test_help_names_commands_as_the_user_calls_them() -> None:
     assert "usage: areal-like samples" in done.stdout and "What the model wrote: `areal-like samples" in done.stdout
     assert "areal-like train quickstart" in done.stdout and "more: areal-like config PART" in done.stdout
     assert "-m scripts" not in " ".join(done.stdout.split()) and "-m scripts" not in done.stderr
-
-
-@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("a run", 2)])
-def test_a_part_of_a_command_names_the_command_and_imports_nothing(argument: str, code: int) -> None:
-    """`estimate` imports torch: the list of modules that Python prints would show it."""
-    done = python("-X", "importtime", "-m", "scripts.starting.estimate", argument)
-    assert done.returncode == code
-    assert (
-        "scripts.starting.estimate is not a command but part of one: python -m scripts.train --dry-run" in done.stdout
-    )
-    assert "torch" not in done.stderr and "omegaconf" not in done.stderr
 
 
 def test_an_interrupt_during_imports_is_no_traceback(tmp_path: Path) -> None:
