@@ -76,7 +76,7 @@ class TorchLearner:
 
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the actors' sampling temperature. A batch
     is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
-    and gone through `num_minibatch_epochs` times. `max_tokens` bounds the input tokens of a micro-batch. `lr`,
+    and gone through `num_minibatch_epochs` times. `micro_batch_tokens` bounds the input tokens of a micro-batch. `lr`,
     `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.schedules`; configs
     fill in what is None by the kind of model (`config.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype
     of the published weights; gradients are taken at these values, held in float32. `critic_lr` > 0 trains a critic
@@ -129,7 +129,7 @@ class TorchLearner:
         clip_grad: Annotated[float, "[0, inf)"] = 1.0,
         num_minibatches: Annotated[int, "[1, inf)"] = 2,
         num_minibatch_epochs: Annotated[int, "[1, inf)"] = 1,
-        max_tokens: Annotated[int, "[1, inf)"] = 16384,
+        micro_batch_tokens: Annotated[int, "[1, inf)"] = 16384,
         min_microbatches: Annotated[int, "[1, inf)"] = 1,
         publish_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
         critic_lr: Annotated[float, "[0, inf)"] = 0.0,
@@ -184,7 +184,9 @@ class TorchLearner:
         self._critic = head(self.model, self.ranks) if critic_lr else None
         self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
         self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self._critic, self.ranks)
-        passes_of = partial(Passes, max_tokens=max_tokens, min_microbatches=min_microbatches, experts=router_replay)
+        passes_of = partial(
+            Passes, micro_batch_tokens=micro_batch_tokens, min_microbatches=min_microbatches, experts=router_replay
+        )
         autocast = compute_dtype == "bfloat16" and half is None
         self._passes = passes_of(self.model, self.ranks, self._device, temperature, half_matrices=autocast)
         self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`

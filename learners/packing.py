@@ -31,21 +31,23 @@ from learners.prefixes import Forest, cut, is_worth, paths
 from learners.row_layout import RowLayout
 
 
-def pack(lengths: Sequence[int] | np.ndarray, *, max_tokens: int, min_microbatches: int = 1) -> list[list[int]]:
-    """Split sequences into micro-batches of at most `max_tokens` tokens: lists of indices into `lengths`.
+def pack(lengths: Sequence[int] | np.ndarray, *, micro_batch_tokens: int, min_microbatches: int = 1) -> list[list[int]]:
+    """Split sequences into micro-batches of at most `micro_batch_tokens` tokens: lists of indices into `lengths`.
 
     AReaL (arXiv 2505.24298), Algorithm 1: longest first; a new micro-batch is opened while there are fewer than
     `min_microbatches` or when the sequence fits into none; else it joins the fitting one that holds the fewest
-    sequences. A sequence longer than `max_tokens` gets a micro-batch of its own. Ties go to the earlier one, so the
-    result depends on the lengths alone.
+    sequences. A sequence longer than `micro_batch_tokens` gets a micro-batch of its own. Ties go to the earlier one,
+    so the result depends on the lengths alone.
     """
-    if max_tokens < 1 or min_microbatches < 1:
-        raise ValueError(f"max_tokens and min_microbatches must be positive, got {max_tokens} and {min_microbatches}")
+    if micro_batch_tokens < 1 or min_microbatches < 1:
+        raise ValueError(
+            f"micro_batch_tokens and min_microbatches must be positive, got {micro_batch_tokens} and {min_microbatches}"
+        )
     microbatches: list[list[int]] = []
     totals: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = int(lengths[index])
-        fitting = [m for m, total in enumerate(totals) if total + length <= max_tokens]
+        fitting = [m for m, total in enumerate(totals) if total + length <= micro_batch_tokens]
         if len(microbatches) < min_microbatches or not fitting:
             microbatches.append([index])
             totals.append(length)
@@ -175,9 +177,9 @@ class Columns:
             self._forest = Forest.of(labels, self._starts, self._lengths)
         return self._forest
 
-    def cuts(self, samples: np.ndarray, *, max_tokens: int, min_microbatches: int) -> list[np.ndarray]:
-        """The given samples (int [n], each with a trained token) in micro-batches of at most `max_tokens` tokens by
-        Algorithm 1. It packs groups, whose shared tokens count once, and cuts a larger one."""
+    def cuts(self, samples: np.ndarray, *, micro_batch_tokens: int, min_microbatches: int) -> list[np.ndarray]:
+        """The given samples (int [n], each with a trained token) in micro-batches of at most `micro_batch_tokens`
+        tokens by Algorithm 1. It packs groups, whose shared tokens count once, and cuts a larger one."""
         families: list[np.ndarray] = []
         costs: list[int] = []
         for group in np.unique(self._group[samples]):
@@ -185,10 +187,10 @@ class Columns:
             order, shared = self.forest.among(self._first_sequences(members))
             members = members[order]
             lengths = self._unshared(members)
-            for run in cut(lengths.tolist(), shared.tolist(), max_tokens):
+            for run in cut(lengths.tolist(), shared.tolist(), micro_batch_tokens):
                 families.append(members[run])
                 costs.append(int(lengths[run].sum() - shared[run[1:]].sum()))
-        packed = pack(costs, max_tokens=max_tokens, min_microbatches=min_microbatches)
+        packed = pack(costs, micro_batch_tokens=micro_batch_tokens, min_microbatches=min_microbatches)
         return [np.concatenate([families[i] for i in part]) for part in packed]
 
     def _first_sequences(self, samples: np.ndarray) -> np.ndarray:
@@ -208,15 +210,15 @@ class Columns:
             lengths[place] -= shared.sum()
         return lengths
 
-    def microbatch(self, samples: np.ndarray, device: torch.device, max_tokens: float = math.inf) -> MicroBatch:
-        """The given samples (int [n], each with a trained token) as one row, of `max_tokens` tokens if they fit. With
-        shared prefixes it needs no more memory than a plain row of that many tokens."""
+    def microbatch(self, samples: np.ndarray, device: torch.device, micro_batch_tokens: float = math.inf) -> MicroBatch:
+        """One row of the given samples (int [n], each with a trained token), of `micro_batch_tokens` tokens if they fit.
+        With shared prefixes it needs no more memory than a plain row of that many tokens."""
         sequences, counts = self._sequences(samples), self._trained_counts[samples]
         lengths, trained = self._lengths[sequences], ranges(self._trained_starts[samples], counts)
         order, shared = self.forest.among(sequences)
         total = int(lengths.sum())
-        if is_worth(total, total - int(shared.sum()), max_tokens):
-            lean = total > max_tokens
+        if is_worth(total, total - int(shared.sum()), micro_batch_tokens):
+            lean = total > micro_batch_tokens
             rows, starts, depths, places, layout = self._tree(sequences[order], shared, device, lean)
             first = np.empty_like(lengths)
             first[order] = starts

@@ -20,7 +20,7 @@ from learners.packing import Columns, MicroBatch, empty_microbatch
 
 
 class Passes:
-    """`max_tokens` bounds the input tokens of a micro-batch; a rank makes at least `min_microbatches` where it can.
+    """`micro_batch_tokens` bounds the input tokens of a micro-batch; a rank makes at least `min_microbatches` if it can.
     `temperature` is the run's. With `half_matrices` matrices are multiplied in bfloat16, whatever dtype weights have;
     with `experts` tokens go to those that the engine's routers chose."""
 
@@ -31,14 +31,14 @@ class Passes:
         device: torch.device,
         temperature: float,
         *,
-        max_tokens: int,
+        micro_batch_tokens: int,
         min_microbatches: int,
         half_matrices: bool,
         experts: bool,
     ):
         self._model, self._ranks, self._device = model, ranks, device
         self.temperature = temperature
-        self._max_tokens, self._min_microbatches = max_tokens, min_microbatches
+        self._micro_batch_tokens, self._min_microbatches = micro_batch_tokens, min_microbatches
         self._half, self._experts = half_matrices, experts
 
     def precision(self) -> torch.autocast:
@@ -50,11 +50,13 @@ class Passes:
         cuts: list[np.ndarray] = []
         if columns:
             samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
-            cuts = columns.cuts(samples, max_tokens=self._max_tokens, min_microbatches=self._min_microbatches)
+            cuts = columns.cuts(
+                samples, micro_batch_tokens=self._micro_batch_tokens, min_microbatches=self._min_microbatches
+            )
         count = self._ranks.max(len(cuts))
         for part in cuts:
             assert columns
-            made = columns.microbatch(part, self._device, self._max_tokens)
+            made = columns.microbatch(part, self._device, self._micro_batch_tokens)
             yield made if self._experts else replace(made, experts=None)
         for _ in range(count - len(cuts)):
             yield empty_microbatch(self._device)

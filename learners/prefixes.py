@@ -20,9 +20,9 @@ WORTH = 0.95
 plain sequences; with .96 left it was no slower (`scripts.bench.prefixes`)."""
 
 
-def is_worth(total: int, unique: int, max_tokens: float) -> bool:
+def is_worth(total: int, unique: int, micro_batch_tokens: float) -> bool:
     """Shall sequences of `total` tokens, `unique` without repetitions, share them? Also if they fit only then."""
-    return unique <= WORTH * total or unique < total > max_tokens
+    return unique <= WORTH * total or unique < total > micro_batch_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _GPUS = "learner.ranks and actors.count"
 _KL_LOSS = "learner.kl_loss, the factor of the KL in the loss (0: off)"
 _KL_REWARD = "learner.kl_reward, the factor of the KL in the reward (0: off)"
 _LENGTH = "sampling.max_tokens"
-_MICRO = "learner.max_tokens, the tokens of a micro-batch"
+_MICRO = "learner.micro_batch_tokens, the tokens of a micro-batch"
 _MINI = "learner.num_minibatches, optimizer steps per batch"
 _NAME = "run.dir and run.name"
 _PAPERS = "loss=grpo, loss=dapo, loss=dr_grpo, ... (docs/algorithms.md)"
@@ -204,7 +204,7 @@ KEYS = {
     "max_new_tokens": _LENGTH,
     "max_prompt_length": "task.max_prompt_tokens, of task=jsonl",
     "max_response_length": _LENGTH,
-    "max_tokens": "sampling.max_tokens (of an answer) or learner.max_tokens (of a micro-batch)",
+    "max_tokens": "sampling.max_tokens (of an answer) or learner.micro_batch_tokens (of a micro-batch)",
     "prompt_max_len": "task.max_prompt_tokens, of task=jsonl",
     "rollout_max_response_len": _LENGTH,
     "seq_len": _MICRO,

@@ -53,7 +53,7 @@ def mfu(place: Place, size: str) -> Figures:
     yield {"layers": float(model.config.num_hidden_layers)}
     batch = made_batch(model.config.vocab_size, 2 if place.tiny else 8, 8, 64 if place.tiny else 4096)
     work, tokens = flops(model, batch), sum(len(sample.tokens) for sample in batch.samples)
-    learner = _learner(place, model, max_tokens=8192)
+    learner = _learner(place, model, micro_batch_tokens=8192)
     seconds = []
     for step in range(2 if place.tiny else 6):
         begin = time.perf_counter()
@@ -307,7 +307,7 @@ def memory(place: Place, size: str) -> Figures:
     if not place.gpu:
         return
     model = new_model(place, size, vocab_size=expected_vocabulary(config))
-    learner = _learner(place, model, max_tokens=config.learner.get("max_tokens", 16_384))
+    learner = _learner(place, model, micro_batch_tokens=config.learner.get("micro_batch_tokens", 16_384))
     longest = int(expected["step"]["longest sequence (tokens)"]) - 64
     torch.cuda.reset_peak_memory_stats()
     for index in range(2):

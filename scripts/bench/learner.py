@@ -109,7 +109,7 @@ class PaddedPasses(Passes):
         while start < len(samples):
             end = start + 1
             while end < len(samples):
-                if int(columns.lengths[samples[start : end + 1]].max()) * (end + 1 - start) > self._max_tokens:
+                if int(columns.lengths[samples[start : end + 1]].max()) * (end + 1 - start) > self._micro_batch_tokens:
                     break
                 end += 1
             part = columns.microbatch(samples[start:end], self._model.device)
@@ -152,7 +152,7 @@ def run_own(kind: str, batch: Batch, repeats: int) -> list[float]:
     if kind == "padded":
         pad()
     noise = kind == "noise"
-    learner = cls(model(), ppo, group, lr=LR, num_minibatches=1, max_tokens=BUDGET, gradient_noise=noise)
+    learner = cls(model(), ppo, group, lr=LR, num_minibatches=1, micro_batch_tokens=BUDGET, gradient_noise=noise)
     mark_memory()
     return timed(lambda: learner.train(batch), repeats)
 

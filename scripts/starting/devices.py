@@ -220,8 +220,8 @@ def cheap(devices: Devices) -> Iterator[tuple[str, Any]]:
     known = knobs("learner", "torch") | devices.plain["learner"]
     if not known["checkpoint_activations"]:
         yield "checkpoint_activations", True
-    if known["max_tokens"] > devices.longest.whole:
-        yield "max_tokens", devices.longest.whole
+    if known["micro_batch_tokens"] > devices.longest.whole:
+        yield "micro_batch_tokens", devices.longest.whole
     if known["max_logits"] > 1 << 24:
         yield "max_logits", 1 << 24
 

@@ -46,7 +46,15 @@ LEARNER_MAY_CHANGE = (
     *("entropy_bonus", "kl_loss", "kl_loss_estimator", "kl_reward", "kl_reward_estimator", "normalise"),
     *("overlong_penalty", "overlong_limit", "overlong_buffer", "overlong_filter", "reward_scale", "reward_clip"),
     *("kl_cut", "critic_clip", "num_minibatches", "num_minibatch_epochs"),
-    *("max_tokens", "min_microbatches", "max_logits", "checkpoint_activations", "compile", "compute_dtype", "device"),
+    *(
+        "micro_batch_tokens",
+        "min_microbatches",
+        "max_logits",
+        "checkpoint_activations",
+        "compile",
+        "compute_dtype",
+        "device",
+    ),
     *("threads", "grad_norm_by_staleness", "gradient_noise", "param_dtype", "fp32_head", "collective_timeout"),
 )
 """Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that training will not make

@@ -126,8 +126,8 @@ def step_of(plain: dict[str, Any], longest: Lengths) -> Figures:
         "of these with each prompt once (tokens)": plain["groups_per_batch"] * longest.group(group_size(plain)),
         "trained tokens at most (tokens)": samples * longest.response,
     }
-    if "max_tokens" in known:
-        fitting = max(1, known["max_tokens"] // longest.whole)
+    if "micro_batch_tokens" in known:
+        fitting = max(1, known["micro_batch_tokens"] // longest.whole)
         figures["micro-batches at most (n)"] = math.ceil(samples / fitting)
         figures["optimizer steps (n)"] = known["num_minibatches"] * known["num_minibatch_epochs"]
     return figures
@@ -174,9 +174,9 @@ def learner_of(plain: dict[str, Any], model: Any, longest: Lengths) -> Figures:
     trained, frozen = trained_of(known, model, sizes)
     wants_reference = plain["learner"].get("kl_loss") or plain["learner"].get("kl_reward")
     groups, size = math.ceil(plain["groups_per_batch"] / known["num_minibatches"]), group_size(plain)
-    row = min(max(known["max_tokens"], longest.whole), math.ceil(groups * longest.inputs(size) / ranks))
+    row = min(max(known["micro_batch_tokens"], longest.whole), math.ceil(groups * longest.inputs(size) / ranks))
     paths = math.ceil(groups * size * longest.whole / ranks)
-    copied = paths if row < paths <= known["max_tokens"] else 0  # else they are not kept (`learners.attention`)
+    copied = paths if row < paths <= known["micro_batch_tokens"] else 0  # else they are not kept (`learners.attention`)
     logits = round(row * size * longest.response / longest.group(size)) * sizes.vocabulary
     lean = known["checkpoint_activations"]
     kept, other = f"activations of {row} tokens", "(without checkpointing)" if lean else "(with checkpointing)"

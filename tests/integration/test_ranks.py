@@ -23,7 +23,7 @@ from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step
 
 FEW = ["run.target_reward=null", "eval.every=0", "eval.prompts=4"]
-FEW += ["groups_per_batch=5", "sizing.group_size=4", "learner.max_tokens=128"]
+FEW += ["groups_per_batch=5", "sizing.group_size=4", "learner.micro_batch_tokens=128"]
 RUN = [*FEW, "run.steps=14", "learner.publish_dtype=float32", "actors.count=1", "checkpoint.every=3"]
 
 

@@ -62,7 +62,7 @@ class Case:
 HALF = {"compute_dtype": "bfloat16", "publish_dtype": "bfloat16", "param_dtype": "bfloat16"}
 CASES = {
     "plain": Case(),
-    "other cut": Case(knobs={"max_tokens": 23}),
+    "other cut": Case(knobs={"micro_batch_tokens": 23}),
     "minibatches gone through again": Case(ppo, knobs={"num_minibatches": 3, "num_minibatch_epochs": 2}),
     "reference": Case(knobs={"kl_loss": 0.1, "kl_reward": 0.05, "normalise": "sequence_mean"}),
     "critic": Case(advantage=gae, knobs={"critic_lr": 1e-2, "critic_trunk": 0.1}),
@@ -76,15 +76,15 @@ CASES = {
     "plan over groups": Case(tpo, model="llama", knobs={"normalise": "sequence_mean"}),
     "ranks without a group": Case(model="qwen3", groups=1),
     "pieces and recomputing": Case(knobs={"max_logits": 40, "checkpoint_activations": True}),
-    "norms by staleness": Case(knobs={"grad_norm_by_staleness": True, "entropy_bonus": 0.05, "max_tokens": 23}),
+    "norms by staleness": Case(knobs={"grad_norm_by_staleness": True, "entropy_bonus": 0.05, "micro_batch_tokens": 23}),
     "norms by staleness, critic": Case(advantage=gae, knobs={"grad_norm_by_staleness": True, "critic_lr": 1e-2}),
-    "noise of gradients": Case(knobs={"gradient_noise": True, "num_minibatches": 2, "max_tokens": 23}),
+    "noise of gradients": Case(knobs={"gradient_noise": True, "num_minibatches": 2, "micro_batch_tokens": 23}),
     "gradients too alike": Case(reinforce, knobs={"num_minibatch_epochs": 2, "grad_cosine_cap": 0.05}),
     "adapters": Case(model="llama", knobs={"lora": {"rank": 3}, "kl_loss": 0.1, "lr": 3e-2}),
     "shared prefixes": Case(shared=True, model="qwen3", knobs={"num_minibatches": 2}),
-    "shared prefixes, cut": Case(tpo, shared=True, model="llama", knobs={"max_tokens": 19, "kl_loss": 0.1}),
+    "shared prefixes, cut": Case(tpo, shared=True, model="llama", knobs={"micro_batch_tokens": 19, "kl_loss": 0.1}),
     "shared prefixes, critic": Case(advantage=gae, shared=True, knobs={"critic_lr": 1e-2, "num_minibatches": 2}),
-    "teacher": Case(advantage=distill, taught=True, knobs={"num_minibatches": 2, "max_tokens": 23}),
+    "teacher": Case(advantage=distill, taught=True, knobs={"num_minibatches": 2, "micro_batch_tokens": 23}),
     "teacher's likely tokens": Case(
         advantage=partial(distill, sampled=0.0),
         taught=True,
@@ -93,7 +93,7 @@ CASES = {
     "stale tokens": Case(stale=True, knobs={"mismatch_every": 1}),
     "float32": Case(exact=False),
     "bfloat16": Case(exact=False, knobs={"compute_dtype": "bfloat16"}),
-    "half parameters": Case(reinforce, exact=False, knobs=HALF | {"max_tokens": 23}),
+    "half parameters": Case(reinforce, exact=False, knobs=HALF | {"micro_batch_tokens": 23}),
     **{f"loss {name}": Case(loss) for name, loss in LOSSES.items()},
 }
 

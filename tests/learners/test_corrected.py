@@ -51,7 +51,7 @@ def stale_batch(learner: TorchLearner):
 @pytest.mark.parametrize("normalise", ["token_mean", "sequence_mean", 16.0])
 @pytest.mark.parametrize("loss", [reinforce, m2po, partial(dg_kondo, keep=0.5)], ids=["plain", "m2po", "kondo"])
 def test_what_is_dropped_is_as_if_it_had_not_been_in_the_batch(loss, normalise):
-    knobs = {"normalise": normalise, "entropy_bonus": 0.1, "kl_loss": 0.1, "max_tokens": 40}
+    knobs = {"normalise": normalise, "entropy_bonus": 0.1, "kl_loss": 0.1, "micro_batch_tokens": 40}
     dropping = ratio(loss, weight="none", reject="ratio", high=BOUND, rejected="drop")
     learner, plain = learner_of(dropping, **knobs), learner_of(loss, **knobs)
     batch, less = stale_batch(learner)
@@ -66,7 +66,9 @@ def test_what_is_dropped_is_as_if_it_had_not_been_in_the_batch(loss, normalise):
 def test_a_token_left_out_by_the_correction_or_the_loss_counts_once(loss, rejected):
     """m2po sees what the correction masks, not what it drops."""
     own = partial(m2po, threshold=0.01) if loss == "m2po" else partial(dppo, tv=0.01)
-    learner = learner_of(ratio(own, weight="none", reject="ratio", high=BOUND, rejected=rejected), max_tokens=30)
+    learner = learner_of(
+        ratio(own, weight="none", reject="ratio", high=BOUND, rejected=rejected), micro_batch_tokens=30
+    )
     batch, _ = stale_batch(learner)
     current, behaviour = logprobs(learner, batch), np.concatenate([s.logprobs[s.loss_mask] for s in batch.samples])
     gains = learner._begin(batch).advantages.numpy()
@@ -115,7 +117,7 @@ def test_a_batch_of_which_nothing_is_left_has_no_gradient():
 def test_neither_micro_batches_nor_later_minibatches_change_what_is_planned(loss):
     """The proximal policy of the second minibatch is that before the first."""
     knobs = {"num_minibatches": 2, "lr": 1e-2}
-    whole, pieces = learner_of(loss, **knobs), learner_of(loss, max_tokens=30, **knobs)
+    whole, pieces = learner_of(loss, **knobs), learner_of(loss, micro_batch_tokens=30, **knobs)
     batch, _ = stale_batch(whole)
     expected, metrics = whole.train(batch), pieces.train(batch)
     torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-5, atol=1e-7)
@@ -126,7 +128,7 @@ def test_neither_micro_batches_nor_later_minibatches_change_what_is_planned(loss
 
 def test_the_effective_sample_size_behind_a_corrections_bounds_is_that_of_its_factors():
     correction = ratio(reinforce, weight_high=1.05, reject="ratio", low=0.9)
-    learner = learner_of(correction, max_tokens=30)
+    learner = learner_of(correction, micro_batch_tokens=30)
     batch, _ = stale_batch(learner)
     known = logprobs(learner, batch)
     weight = np.exp(known - np.concatenate([s.logprobs[s.loss_mask] for s in batch.samples]))

@@ -169,7 +169,7 @@ def test_buckets_add_up_to_the_whole():
 
 
 def test_gradients_by_staleness_add_up_to_the_gradient():
-    knobs = {"num_minibatches": 1, "publish_dtype": "float32", "entropy_bonus": 0.05, "max_tokens": 40}
+    knobs = {"num_minibatches": 1, "publish_dtype": "float32", "entropy_bonus": 0.05, "micro_batch_tokens": 40}
     plain, split = learner_of(**knobs), learner_of(**knobs, grad_norm_by_staleness=True)
     batch = batches(1, version=3)[0]
     expected, metrics = plain.train(batch), split.train(batch)

@@ -163,7 +163,11 @@ def test_the_gradient_of_the_kl_over_tokens_is_that_of_a_plain_loop(folder: str,
     assert ("teacher_trace" in metrics) is bool(trace)
 
 
-CUTS = {"samples alone": {"max_tokens": 1}, "few logits": {"max_logits": 30}, "other": {"max_tokens": 40}}
+CUTS = {
+    "samples alone": {"micro_batch_tokens": 1},
+    "few logits": {"max_logits": 30},
+    "other": {"micro_batch_tokens": 40},
+}
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)

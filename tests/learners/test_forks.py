@@ -80,7 +80,7 @@ def learner_of(loss=ppo, advantage=as_they_are, **knobs) -> TorchLearner:
 
 @pytest.mark.parametrize(
     "knobs",
-    [{}, {"max_tokens": 20}, {"loss": tis(reinforce), "num_minibatches": 2}, {"stream": True, "kl_loss": 0.1}],
+    [{}, {"micro_batch_tokens": 20}, {"loss": tis(reinforce), "num_minibatches": 2}, {"stream": True, "kl_loss": 0.1}],
     ids=["plain", "small micro-batches", "tis", "streamed"],
 )
 def test_a_train_step_is_that_of_the_contexts_as_sequences_of_their_own(knobs):
@@ -109,11 +109,11 @@ def test_a_loss_of_whole_samples_sees_one():
     joint, _ = batches()
     columns = Columns(joint)
     trained = np.arange(len(joint.samples))
-    cuts = columns.cuts(trained, max_tokens=12, min_microbatches=1)
+    cuts = columns.cuts(trained, micro_batch_tokens=12, min_microbatches=1)
     assert sorted(np.concatenate(cuts).tolist()) == trained.tolist() and len(cuts) > 3
     whole = columns.microbatch(trained, CPU)
     assert whole.sequence.tolist() == columns.sample.tolist()
-    small, large = learner_of(gspo, group, max_tokens=12), learner_of(gspo, group)
+    small, large = learner_of(gspo, group, micro_batch_tokens=12), learner_of(gspo, group)
     small.train(joint)
     large.train(joint)
     torch.testing.assert_close(small.optimizer.gradient, large.optimizer.gradient, **SUMMED)

@@ -109,7 +109,7 @@ def test_the_learner_measures_the_products_of_its_own_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs", [{}, {"max_tokens": 40}, {"grad_norm_by_staleness": True}, {"advantage": gae, "critic_lr": 1e-2}]
+    "knobs", [{}, {"micro_batch_tokens": 40}, {"grad_norm_by_staleness": True}, {"advantage": gae, "critic_lr": 1e-2}]
 )
 def test_measuring_changes_a_step_by_rounding_only(knobs: dict) -> None:
     batch = batches(1, version=3)[0]
@@ -170,7 +170,9 @@ def test_of_streams_of_samples_whose_gradients_are_known_the_estimates_are_right
     assert (abs(mean - truth) < 4 * error).all() and (error < 0.2 * truth).all()
 
 
-@pytest.mark.parametrize("knobs", [{}, {"max_tokens": 40}, {"stream_groups": 2}, {"advantage": gae, "critic_lr": 1e-2}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"micro_batch_tokens": 40}, {"stream_groups": 2}, {"advantage": gae, "critic_lr": 1e-2}]
+)
 def test_measuring_changes_a_streamed_step_by_rounding_only(knobs: dict) -> None:
     batch = batches(1, version=3)[0]
     plain, measured = streams(**knobs, gradient_noise=False), streams(**knobs)

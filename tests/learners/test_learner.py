@@ -110,7 +110,7 @@ def test_the_seed_orders_the_minibatches():
     assert digest(0) == digest(0) != digest(1)
 
 
-@pytest.mark.parametrize("cut", [{"max_tokens": 1}, {"max_tokens": 40}, {"min_microbatches": 5}])
+@pytest.mark.parametrize("cut", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 40}, {"min_microbatches": 5}])
 def test_the_cut_into_micro_batches_does_not_change_the_step(cut):
     knobs = {"num_minibatches": 2, "entropy_bonus": 0.05, "publish_dtype": "float32"}
     whole, pieces = learner_of(**knobs), learner_of(**knobs, **cut)

@@ -57,7 +57,7 @@ def test_a_train_step_of_each_choice(name):
 @every_loss
 def test_the_cut_into_micro_batches_does_not_change_the_gradient(loss):
     knobs = {"num_minibatches": 2, "publish_dtype": "float32", "lr": 1e-4, "normalise": "sequence_mean"}
-    whole, pieces = learner_of(loss, **knobs), learner_of(loss, **knobs, max_tokens=25)
+    whole, pieces = learner_of(loss, **knobs), learner_of(loss, **knobs, micro_batch_tokens=25)
     batch = near_policy(whole, batches(1)[0])
     expected, metrics = whole.train(batch), pieces.train(batch)
     torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-3, atol=2e-5)

@@ -15,37 +15,37 @@ LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 
 
 @given(LENGTHS, st.integers(1, 100), st.integers(1, 6))
-def test_every_sequence_once_and_none_over_the_limit(lengths, max_tokens, minimum):
-    cuts = pack(lengths, max_tokens=max_tokens, min_microbatches=minimum)
+def test_every_sequence_once_and_none_over_the_limit(lengths, micro_batch_tokens, minimum):
+    cuts = pack(lengths, micro_batch_tokens=micro_batch_tokens, min_microbatches=minimum)
     assert sorted(i for cut in cuts for i in cut) == list(range(len(lengths)))
     assert all(cut for cut in cuts)
     for cut in cuts:
-        assert sum(lengths[i] for i in cut) <= max_tokens or len(cut) == 1
+        assert sum(lengths[i] for i in cut) <= micro_batch_tokens or len(cut) == 1
     assert len(cuts) >= min(minimum, len(lengths))
 
 
 @given(LENGTHS, st.integers(60, 200), st.integers(1, 6))
-def test_a_micro_batch_is_opened_only_when_it_must(lengths, max_tokens, minimum):
+def test_a_micro_batch_is_opened_only_when_it_must(lengths, micro_batch_tokens, minimum):
     """Each one beyond the minimum was opened by a sequence that fitted into none of the earlier ones."""
-    cuts = pack(lengths, max_tokens=max_tokens, min_microbatches=minimum)
+    cuts = pack(lengths, micro_batch_tokens=micro_batch_tokens, min_microbatches=minimum)
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     for m, cut in enumerate(cuts[minimum:], minimum):
         before = order[: order.index(cut[0])]
         for earlier in cuts[:m]:
             held = sum(lengths[i] for i in earlier if i in before)
-            assert held + lengths[cut[0]] > max_tokens
+            assert held + lengths[cut[0]] > micro_batch_tokens
 
 
 def test_follows_algorithm_1():
     # Longest first: 9 | 6 opens the second of k_min | 5 fits the second alone | 3 and 1: fewest sequences first.
-    assert pack([3, 9, 1, 6, 5], max_tokens=12, min_microbatches=2) == [[1, 0], [3, 4, 2]]
+    assert pack([3, 9, 1, 6, 5], micro_batch_tokens=12, min_microbatches=2) == [[1, 0], [3, 4, 2]]
 
 
 def test_a_sequence_above_the_limit_is_alone():
-    assert pack([5, 30, 5], max_tokens=10) == [[1], [0, 2]]
+    assert pack([5, 30, 5], micro_batch_tokens=10) == [[1], [0, 2]]
 
 
-@pytest.mark.parametrize("knobs", [{"max_tokens": 0}, {"max_tokens": 5, "min_microbatches": 0}])
+@pytest.mark.parametrize("knobs", [{"micro_batch_tokens": 0}, {"micro_batch_tokens": 5, "min_microbatches": 0}])
 def test_limits_must_be_positive(knobs):
     with pytest.raises(ValueError, match="positive"):
         pack([1], **knobs)

@@ -154,11 +154,11 @@ KNOBS = [
     {},
     {"loss": ppo, "num_minibatches": 2, "entropy_bonus": 0.05},
     {"loss": gspo, "normalise": "sequence_mean"},
-    {"loss": tis(reinforce), "max_tokens": 30},
+    {"loss": tis(reinforce), "micro_batch_tokens": 30},
     {"normalise": 16.0, "kl_loss": 0.1, "kl_reward": 0.1},
     {"advantage": gae, "critic_lr": 1e-2, "critic_trunk": 0.1},
     {"grad_norm_by_staleness": True},
-    {"checkpoint_activations": True, "max_logits": 100, "max_tokens": 90},
+    {"checkpoint_activations": True, "max_logits": 100, "micro_batch_tokens": 90},
     {"lora": {"rank": 2}},
     {"stream": True},
 ]
@@ -207,7 +207,7 @@ def test_no_model_sees_that_prefixes_are_shared(model, temperature, monkeypatch)
 def test_compiled_layers_share_prefixes_of_any_length(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=lambda graph, _: graph.forward))
     shapes = [(9, [3, 7, 5, 2], 1), (8, [4, 12, 10, 5], 2)]
-    assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, 0.9, compile=True, max_tokens=40)
+    assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, 0.9, compile=True, micro_batch_tokens=40)
 
 
 class Alive(TorchDispatchMode):
@@ -240,7 +240,7 @@ def group_of(prompt, answer, size):
 
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(300, 6, 30), (60, 40, 6)], ids=["long prompt", "long answers"])
-def test_attention_over_paths_of_more_than_max_tokens_needs_the_memory_of_a_plain_row(shape, half):
+def test_attention_over_paths_of_more_than_micro_batch_tokens_needs_the_memory_of_a_plain_row(shape, half):
     """Per token of the row: memory kept for the backward pass, and peak memory."""
 
     def bytes_per_token(shape, limit):
@@ -262,7 +262,7 @@ def test_attention_over_paths_of_more_than_max_tokens_needs_the_memory_of_a_plai
     assert shared[1] <= 3 * plain[1]
 
 
-def test_copies_are_kept_while_all_paths_fit_and_rows_stay_within_max_tokens():
+def test_copies_are_kept_while_all_paths_fit_and_rows_stay_within_micro_batch_tokens():
     columns, samples = group_of(100, 5, 4)
     total = int(columns.lengths.sum())
     assert not columns.microbatch(samples, CPU, total).layout.lean
@@ -276,7 +276,7 @@ def test_copies_are_kept_while_all_paths_fit_and_rows_stay_within_max_tokens():
 def test_micro_batches_keep_groups_together_and_count_shared_tokens_once():
     columns = Columns(batch_of([(40, [4] * 4, 1)] * 1 + [(40, [3] * 4, 1), (40, [2] * 4, 1)], seed=3))
     samples = np.flatnonzero(columns.lengths)
-    parts = columns.cuts(samples, max_tokens=120, min_microbatches=1)
+    parts = columns.cuts(samples, micro_batch_tokens=120, min_microbatches=1)
     assert sorted(i for part in parts for i in part) == samples.tolist()
     assert sorted(len(part) for part in parts) == [4, 8], "two groups of 40 + 4 · 3 tokens fit, three do not"
     assert all(columns.microbatch(part, CPU, 120).input_ids.shape[1] <= 120 for part in parts)

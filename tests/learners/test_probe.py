@@ -23,7 +23,9 @@ def learner_of(**knobs) -> TorchLearner:
     return TorchLearner(tiny_model(), decoupled_ppo, partial(group), 0.7, lr=1e-2, **knobs)
 
 
-@pytest.mark.parametrize("knobs", [{}, {"max_tokens": 4}, {"lora": {"rank": 2}}], ids=["whole", "in parts", "adapters"])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"micro_batch_tokens": 4}, {"lora": {"rank": 2}}], ids=["whole", "in parts", "adapters"]
+)
 def test_logprobs_are_those_of_the_model_at_temperature_1(knobs):
     learner = learner_of(**knobs)
     found, dtype = learner.logprobs_of(SEQUENCES)

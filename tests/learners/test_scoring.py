@@ -39,7 +39,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_the_gradient_is_that_of_a_train_step_with_the_loss(loss, normalise: str = "sequence_mean") -> None:
-    learner = scorer(normalise=normalise, max_tokens=20)
+    learner = scorer(normalise=normalise, micro_batch_tokens=20)
     batch = batch_near(learner)
     found = learner.score(batch, {"it": loss})["it"]
     trained = TorchLearner(tiny_model(), loss, partial(group), 1.0, 0, normalise=normalise, **ONE_STEP)

@@ -45,7 +45,7 @@ def seen_by_advantage(**knobs) -> list[np.ndarray]:
 # Overlong filtering
 
 
-@pytest.mark.parametrize("knobs", [{}, {"max_tokens": 9}, {"stream": True}], ids=["whole", "pieces", "stream"])
+@pytest.mark.parametrize("knobs", [{}, {"micro_batch_tokens": 9}, {"stream": True}], ids=["whole", "pieces", "stream"])
 def test_cut_answers_have_no_gradient_and_count_for_their_groups_mean(knobs):
     """Masked by hand, with the advantages of all samples: the same step, whatever the cut into micro-batches."""
     batch, by_hand = with_cut_answers()[0], with_cut_answers()[0]
@@ -69,7 +69,7 @@ def test_a_batch_of_cut_answers_alone_changes_nothing():
 # Values behind cut answers
 
 
-@pytest.mark.parametrize("knobs", [{}, {"max_tokens": 9}], ids=["whole", "pieces"])
+@pytest.mark.parametrize("knobs", [{}, {"micro_batch_tokens": 9}], ids=["whole", "pieces"])
 def test_the_value_behind_a_cut_answer_is_that_of_the_state_after_its_last_token(knobs):
     seen = []
 
@@ -137,7 +137,7 @@ def test_value_clipping_holds_the_critic_and_does_not_depend_on_the_cut():
     """The head moves far in the first minibatch; so later ones are clipped, in whatever pieces."""
     knobs = {"critic_lr": 0.3, "num_minibatches": 4, "num_minibatch_epochs": 2}
     free = learner_of(advantage=gae, **knobs)
-    whole, pieces = (learner_of(advantage=gae, critic_clip=0.05, **knobs, **c) for c in ({}, {"max_tokens": 9}))
+    whole, pieces = (learner_of(advantage=gae, critic_clip=0.05, **knobs, **c) for c in ({}, {"micro_batch_tokens": 9}))
     batch = batches(1)[0]
     assert "value_clip_share" not in free.train(batch)
     found = whole.train(batch)

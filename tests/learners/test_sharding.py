@@ -89,7 +89,12 @@ def test_bfloat16_multiplies_in_bfloat16_and_keeps_weights_and_gradients_in_floa
 
 
 def test_layers_with_weights_in_bfloat16_have_the_same_weights_and_add_gradients_up_in_float32():
-    knobs = {"compute_dtype": "bfloat16", "publish_dtype": "bfloat16", "max_tokens": 23, "checkpoint_activations": True}
+    knobs = {
+        "compute_dtype": "bfloat16",
+        "publish_dtype": "bfloat16",
+        "micro_batch_tokens": 23,
+        "checkpoint_activations": True,
+    }
     knobs |= {"kl_loss": 0.1, "entropy_bonus": 0.0}
     plain, half = (
         learner_of(reinforce, publish_dtype="bfloat16"),
@@ -137,8 +142,11 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("loss", [decoupled_ppo, gspo, vtrace])
 def test_nothing_waits_for_the_device_once_per_micro_batch(loss):
     counts = []
-    for max_tokens in (1000, 1):
-        learner, batch = learner_of(loss, max_tokens=max_tokens, entropy_bonus=0.0), make_batch(seeded(0))
+    for micro_batch_tokens in (1000, 1):
+        learner, batch = (
+            learner_of(loss, micro_batch_tokens=micro_batch_tokens, entropy_bonus=0.0),
+            make_batch(seeded(0)),
+        )
         with Waits() as waits:
             learner.train(batch)
         counts.append(waits.count)
@@ -171,7 +179,7 @@ def test_compiled_layers_have_as_many_graphs_whatever_the_batch(kernel, monkeypa
         kernel_on_cpu()
         varlen._agrees.cache_clear()  # another test may have found that no kernel runs here
         monkeypatch.setattr(varlen, "runs_on", lambda device: True)
-    learner = learner_of(compile=True, max_tokens=40, compute_dtype="bfloat16" if kernel else None)
+    learner = learner_of(compile=True, micro_batch_tokens=40, compute_dtype="bfloat16" if kernel else None)
     counts = numbers_of_graphs(learner, graphs)
     if kernel:
         assert 0 < counts[-1] <= 3, "for plain sequences, shared prefixes, and such as need little memory"

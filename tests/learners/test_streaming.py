@@ -50,7 +50,7 @@ KNOBS = [
     {"normalise": "sequence_mean", "entropy_bonus": 0.05},
     {"normalise": 16.0, "kl_loss": 0.1, "kl_reward": 0.1},
     {"loss": dg, "overlong_penalty": 0.5, "overlong_limit": 20, "overlong_buffer": 10},
-    {"loss": tis(reinforce), "max_tokens": 20},
+    {"loss": tis(reinforce), "micro_batch_tokens": 20},
     {"advantage": gae, "critic_lr": 1e-2, "critic_trunk": 0.1},
     {"stream_groups": 4, "normalise": "sequence_mean"},
 ]

@@ -24,14 +24,14 @@ def test_padding_changes_the_time_and_not_the_gradient(monkeypatch):
         prompt = made.samples[0].tokens[: made.samples[0].prompt_length]
         for sample in made.samples:
             sample.tokens[: sample.prompt_length] = prompt
-    packed = learners.learner.TorchLearner(tiny_model(), ppo, partial(group), num_minibatches=1, max_tokens=40)
+    packed = learners.learner.TorchLearner(tiny_model(), ppo, partial(group), num_minibatches=1, micro_batch_tokens=40)
     expected = packed.train(batch)
     assert expected["computed_tokens"] < expected["backward_tokens"], "prompts are shared"
     monkeypatch.setattr(learners.learner, "forward_logprobs", learners.learner.forward_logprobs)  # to be put back
     monkeypatch.setattr(learners.learner, "Passes", learners.learner.Passes)
     monkeypatch.setattr(learners.packing, "is_worth", learners.packing.is_worth)
     bench.pad()
-    padded = bench.PaddedLearner(tiny_model(), ppo, partial(group), num_minibatches=1, max_tokens=40)
+    padded = bench.PaddedLearner(tiny_model(), ppo, partial(group), num_minibatches=1, micro_batch_tokens=40)
     found = padded.train(batch)
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
     torch.testing.assert_close(padded.optimizer.gradient, packed.optimizer.gradient, rtol=1e-3, atol=1e-5)

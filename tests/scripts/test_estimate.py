@@ -176,7 +176,7 @@ def test_a_prompt_is_counted_once_per_group_and_copied_keys_while_they_are_kept(
     row, paths = 4 * (9 + 8 * 7), sum(len(sample.tokens) for sample in batch.samples)
     assert found["step"]["of these with each prompt once (tokens)"] == row + 4 * 8 < 0.6 * paths
     name = f"activations of {row} tokens"
-    lean = estimate.estimate(configs.load([*SMALL, f"learner.max_tokens={row}"]))["learner"]
+    lean = estimate.estimate(configs.load([*SMALL, f"learner.micro_batch_tokens={row}"]))["learner"]
     assert found["learner"][name] == lean[name] + (paths - row) * Sizes.of(learner.model).kv(4)
 
 

@@ -55,7 +55,7 @@ def test_print_config_all_has_every_knob_and_is_a_config(capsys: pytest.CaptureF
     whole = configs.load([str(tmp_path / "whole.yaml")])
     for kind in COMPONENTS.keys() & configs.Config.__dataclass_fields__.keys():
         assert set(getattr(whole, kind)) == {"name", *knobs(kind, getattr(whole, kind)["name"])}
-    assert whole.loss["clip"] == 0.2 and whole.learner["max_tokens"] == 16384
+    assert whole.loss["clip"] == 0.2 and whole.learner["micro_batch_tokens"] == 16384
     with pytest.raises(SystemExit):
         main([QUICKSTART, "--all"])
 
