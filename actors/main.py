@@ -177,7 +177,7 @@ def rollout_of(config: Any, task: Task, rewards_of: Callable[[Task], RewardFunct
         for each in sets_of(config, task)
     }
     workflow = for_tasks(bind("workflow", config.workflow), task)
-    return Rollout(config.run.seed, sampling.temperature, sampling.max_tokens, workflow, heldout, told)
+    return Rollout(config.run.seed, sampling.temperature, sampling.max_new_tokens, workflow, heldout, told)
 
 
 def build_pool(rewards: Rewards) -> RewardPool:

@@ -34,13 +34,13 @@ def build_trainer(config: Any, rank: int = 0) -> Trainer:
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
     try_loss(loss, config.loss.name)
     if spec.get("normalise") == RESPONSE_LIMIT:
-        spec["normalise"] = response_limit(task, config.sampling.max_tokens)
+        spec["normalise"] = response_limit(task, config.sampling.max_new_tokens)
     if config.scheduler.get("cut_responses") == "weigh":
         spec["started_per_trained"] = config.scheduler["oversample_responses"]
     return build("learner", spec, model, loss, advantage, config.sampling.temperature, config.run.seed)
 
 
 def response_limit(task: Task, max_tokens: int | None) -> int:
-    """The longest response that a run allows, in tokens: the least of `sampling.max_tokens` and the task's limit."""
+    """Longest response that a run allows, in tokens: least of `sampling.max_new_tokens` and the task's limit."""
     limit = task.prompt("train", 0).max_tokens
     return limit if max_tokens is None else min(limit, max_tokens)

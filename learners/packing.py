@@ -211,7 +211,7 @@ class Columns:
         return lengths
 
     def microbatch(self, samples: np.ndarray, device: torch.device, micro_batch_tokens: float = math.inf) -> MicroBatch:
-        """One row of the given samples (int [n], each with a trained token), of `micro_batch_tokens` tokens if they fit.
+        """A row of the given samples (int [n], each with a trained token), of `micro_batch_tokens` if they fit.
         With shared prefixes it needs no more memory than a plain row of that many tokens."""
         sequences, counts = self._sequences(samples), self._trained_counts[samples]
         lengths, trained = self._lengths[sequences], ranges(self._trained_starts[samples], counts)

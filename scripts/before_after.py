@@ -76,7 +76,7 @@ async def answers(config: Config, task: Any, model: Any, prompts: list[Any]) -> 
     engine, workflow = TorchEngine(model), for_tasks(bind("workflow", configs.heldout_workflow(config)), task)
 
     async def answer(row: int, prompt: Any) -> Answer:
-        longest = config.sampling.max_tokens or prompt.max_tokens
+        longest = config.sampling.max_new_tokens or prompt.max_tokens
         limits = Limits(longest, config.eval.temperature, task.stop_tokens, key=row, trained=False)
         sample = await workflow(engine, task.reward, prompt, limits, str(row), 0)
         if sample is None:

@@ -31,7 +31,7 @@ ALWAYS_THERE = (
     *("loss", "learner", "eval.prompts", "launcher"),
 )
 """Keys of all versions, in the order of a file: without one of them it is damaged."""
-CHANGES_NOTHING = ("inject_staleness", "sampler", "filter", "group_reward", "sampling.max_tokens")
+CHANGES_NOTHING = ("inject_staleness", "sampler", "filter", "group_reward", "sampling.max_new_tokens")
 """Keys whose default is that of a version without them: they switch something on."""
 
 

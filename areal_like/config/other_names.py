@@ -14,7 +14,7 @@ _CLIP_HIGH = "loss.clip_high"
 _GPUS = "learner.ranks and actors.count"
 _KL_LOSS = "learner.kl_loss, the factor of the KL in the loss (0: off)"
 _KL_REWARD = "learner.kl_reward, the factor of the KL in the reward (0: off)"
-_LENGTH = "sampling.max_tokens"
+_LENGTH = "sampling.max_new_tokens"
 _MICRO = "learner.micro_batch_tokens, the tokens of a micro-batch"
 _MINI = "learner.num_minibatches, optimizer steps per batch"
 _NAME = "run.dir and run.name"
@@ -200,11 +200,11 @@ KEYS = {
     # sampling and lengths
     "generate_max_len": _LENGTH,
     "max_completion_length": _LENGTH,
-    "max_model_len": "task.max_prompt_tokens, of task=jsonl, and sampling.max_tokens",
+    "max_model_len": "task.max_prompt_tokens, of task=jsonl, and sampling.max_new_tokens",
     "max_new_tokens": _LENGTH,
     "max_prompt_length": "task.max_prompt_tokens, of task=jsonl",
     "max_response_length": _LENGTH,
-    "max_tokens": "sampling.max_tokens (of an answer) or learner.micro_batch_tokens (of a micro-batch)",
+    "max_tokens": "sampling.max_new_tokens (of an answer) or learner.micro_batch_tokens (of a micro-batch)",
     "prompt_max_len": "task.max_prompt_tokens, of task=jsonl",
     "rollout_max_response_len": _LENGTH,
     "seq_len": _MICRO,

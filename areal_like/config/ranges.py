@@ -22,7 +22,7 @@ RANGES = {
     "groups_per_batch": "[1, inf)",
     "weight_sync_interval": "[1, inf)",
     "sampling.temperature": "[0, inf)",
-    "sampling.max_tokens": "[1, inf)",
+    "sampling.max_new_tokens": "[1, inf)",
     "eval.every": "[0, inf)",
     "eval.prompts": "[0, inf)",
     "eval.samples": "[1, inf)",

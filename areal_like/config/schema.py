@@ -33,7 +33,7 @@ class Run:
 @dataclass
 class Sampling:
     temperature: float
-    max_tokens: int | None
+    max_new_tokens: int | None
 
 
 @dataclass

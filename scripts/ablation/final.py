@@ -29,7 +29,7 @@ def ask(folder: Path, config: Config, prompts: int) -> None:
     from ..eval import both, parse
 
     how = {"prompts": prompts, "temperature": config.eval.temperature, "threads": config.actors.threads}
-    how |= {"max-tokens": config.sampling.max_tokens} if config.sampling.max_tokens else {}
+    how |= {"max-tokens": config.sampling.max_new_tokens} if config.sampling.max_new_tokens else {}
     found, _ = both(parse([str(folder), *(f"--{name}={value}" for name, value in how.items())]))
     reward = fmean(figures["reward"][0] for figures in found.figures.values())
     beside = _file(folder, prompts).with_suffix(".tmp")

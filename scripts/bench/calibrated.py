@@ -32,7 +32,7 @@ from .simulation import FIGURES, compared, trained
 
 CONFIG = "configs/quickstart.yaml"
 COMMON = ["actors.count=1", "eval.prompts=0", "run.target_reward=null", "groups_per_batch=16", "run.steps=12"]
-COMMON += ["sampling.max_tokens=420"]
+COMMON += ["sampling.max_new_tokens=420"]
 COMMON += ["task={name: copy, digits: 8, length_trace: {median: 60, sigma: 0.6, noise: 0.5, max: 400}}"]
 SETTINGS = {
     "sync": ["mode=sync"],

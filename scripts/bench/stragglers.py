@@ -102,7 +102,7 @@ def measure(mode: str, ratio: float, seed: int, folder: Path, steps: int = STEPS
     command += [f"run.dir={folder}", f"run.name={name}", f"run.steps={steps}", f"run.seed={seed}"]
     command += [f"groups_per_batch={GROUPS}", f"sizing.group_size={GROUP_SIZE}", "engine.slots=320"]
     command += [f"engine.base={0.001 / speed}", f"engine.per_sequence={0.000002 / speed}", f"engine.median={MEDIAN}"]
-    command += [f"engine.sigma={spread(ratio)}", f"engine.noise={NOISE}", f"sampling.max_tokens={MEDIAN * CAP}"]
+    command += [f"engine.sigma={spread(ratio)}", f"engine.noise={NOISE}", f"sampling.max_new_tokens={MEDIAN * CAP}"]
     command += [
         f"learner.base={BASE / speed}",
         f"learner.per_token={PER_TOKEN / speed}",

@@ -40,7 +40,7 @@ MTBF = 100 * HOUR, 30 * HOUR, 15 * HOUR
 QUICK = 32, 6, 20.0
 """Nodes, train steps, and how many times as often a node fails."""
 CONFIG = [
-    *("configs/bench/modes.yaml", "sizing.group_size=4", "scheduler.max_staleness=8", "sampling.max_tokens=16384"),
+    *("configs/bench/modes.yaml", "sizing.group_size=4", "scheduler.max_staleness=8", "sampling.max_new_tokens=16384"),
     *("buffer.max_bytes=400000000000", "buffer.journal=fsync", "buffer.heartbeat_timeout=90", "partial_rollout=resume"),
     "launcher.ready_timeout=1000000",
 ]

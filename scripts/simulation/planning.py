@@ -360,7 +360,7 @@ def samples_of(config: Config) -> int:
 
 def _predict(config: Config, costs: Costs, choice: Choice) -> Prediction:
     samples = samples_of(config)
-    prompt, most = costs.answers.prompt, costs.answers.most or config.sampling.max_tokens
+    prompt, most = costs.answers.prompt, costs.answers.most or config.sampling.max_new_tokens
     if prompt is None or most is None:
         from areal_like.config.registry import build
 

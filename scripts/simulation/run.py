@@ -154,7 +154,7 @@ class Simulation:
         Turns(timeline, router, self._turn, costs.buffer, costs.sample.buffer, waited=waited, takes=takes)
         if journal:
             journal.wake = router.wake
-        most, timeout = costs.answers.most or config.sampling.max_tokens, config.rewards.timeout
+        most, timeout = costs.answers.most or config.sampling.max_new_tokens, config.rewards.timeout
         self._world = World(
             timeline,
             router,

@@ -88,7 +88,7 @@ def plain_of(config: Any) -> dict[str, Any]:
 def lengths_of(plain: dict[str, Any]) -> Lengths:
     """From the task's knobs, or from a prompt if the task states no lengths of prompts (it makes them)."""
     known = knobs("task", plain["task"]["name"]) | plain["task"]
-    response = plain["sampling"]["max_tokens"]
+    response = plain["sampling"]["max_new_tokens"]
     if "max_prompt_tokens" in known:
         return Lengths(known["max_prompt_tokens"], response or known["max_tokens"])
     prompt = build("task", plain["task"], plain["run"]["seed"]).prompt("train", 0)

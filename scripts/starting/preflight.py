@@ -311,7 +311,7 @@ def check_lengths(task: Task, heldout: int, config: Config, model: dict[str, Any
     """Every prompt can be made and, with its longest response, fits the model; of a task without `rows_beyond`, the
     first `ROWS` of each split, and of those that are held out no more than the first `heldout`. Raises ConfigError for
     the first prompt that doesn't fit, with the number of others."""
-    most = config.sampling.max_tokens
+    most = config.sampling.max_new_tokens
     bounds = {"engine.kv_tokens": config.engine.get("kv_tokens"), POSITIONS: positions_of(config, model)}
     known = {name: bound for name, bound in bounds.items() if bound is not None}
     asked = repr((config.task, config.run.seed, most, heldout, known))
@@ -379,7 +379,7 @@ def rows_to_check(task: Task, split: str, heldout: int, config: Config, bound: i
         first = task.prompt(split, 0)
     except ValueError:
         return range(task.size(split))
-    room = sys.maxsize if bound is None else bound - (config.sampling.max_tokens or first.max_tokens)
+    room = sys.maxsize if bound is None else bound - (config.sampling.max_new_tokens or first.max_tokens)
     return range(task.size(split)) if first.filler else sorted({0, *task.rows_beyond(split, room)})
 
 
@@ -399,14 +399,14 @@ def with_progress(rows: Sequence[int], split: str) -> Iterator[int]:
 
 
 def too_long(prompt: Prompt, split: str, most: int | None, name: str, bound: int) -> str:
-    """Describes why a prompt is too long for a bound; empty if it is not. `most`: of `sampling.max_tokens`."""
+    """Describes why a prompt is too long for a bound; empty if it is not. `most`: of `sampling.max_new_tokens`."""
     filler = max(prompt.filler, default=0) if split == "train" else 0
     response = (most or prompt.max_tokens) + filler
     if (needed := len(prompt.tokens) + response) <= bound:
         return ""
     return (
         f"a {split} prompt of {len(prompt.tokens)} tokens with a response of up to {response} needs {needed}; "
-        f"{name}={bound}: lower sampling.max_tokens (or task.max_tokens)"
+        f"{name}={bound}: lower sampling.max_new_tokens (or task.max_tokens)"
     )
 
 

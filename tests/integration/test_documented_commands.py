@@ -124,7 +124,7 @@ def write_python(clone: Path, first: str = "") -> None:
 def test_the_quickstarts_run_to_their_end(clone: Path, script: str) -> None:
     small = SMALL
     if script.endswith("2"):
-        small = [*SMALL, "sampling.max_tokens=8", "filter=none"]
+        small = [*SMALL, "sampling.max_new_tokens=8", "filter=none"]
         write_python(clone, "-m tests.in_fork")  # four commands that import transformers
     done = subprocess.run(
         ["bash", *f"{clone}/scripts/{script}".split(), *small],
@@ -157,7 +157,7 @@ def scaled(words: list[str], folder: Path) -> list[str]:
     if any(word.startswith("resume=runs") for word in arguments):
         small[0] = "run.steps=5"  # two more
     if "task=jsonl" in arguments or any(word.endswith("gsm8k.yaml") for word in arguments):
-        small.append("sampling.max_tokens=8")  # the model takes no more
+        small.append("sampling.max_new_tokens=8")  # the model takes no more
     if "resume=auto" in arguments:
         small.append("run.name=none")  # nothing is unfinished there
     if small and "--dry-run" not in arguments and not keys & {"launcher", "run.name"}:

@@ -16,7 +16,7 @@ TIMED = [
     "engine=timed",
     "learner=timed",
     "learner.base=0.02",
-    "sampling.max_tokens=200",
+    "sampling.max_new_tokens=200",
     "engine.median=30",
     "run.trackers=[]",
 ]

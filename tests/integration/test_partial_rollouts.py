@@ -66,7 +66,7 @@ def test_a_sync_run_is_the_same_with_an_actor_that_leaves(tmp_path: Path) -> Non
 @pytest.mark.parametrize("partial_rollout", ["resume", "restart"])
 def test_an_async_run_keeps_its_bound_and_loses_nothing(tmp_path: Path, partial_rollout: str) -> None:
     timed = [
-        "sampling.max_tokens=1000",
+        "sampling.max_new_tokens=1000",
         "engine=timed",
         "engine.median=150",
         "engine.base=0.002",

@@ -372,7 +372,7 @@ def test_a_final_model_is_asked_as_the_run_asks(outcome: Outcome, monkeypatch: p
     heard = []
     made = SimpleNamespace(figures={"a": {"reward": [0.5]}, "b": {"reward": [1.0]}})
     monkeypatch.setattr(evaluation, "both", lambda args: (heard.append(args), (made, None))[1])
-    for overrides in ({"eval.temperature": 0.0}, {"eval.temperature": 0.7, "sampling.max_tokens": 5}):
+    for overrides in ({"eval.temperature": 0.0}, {"eval.temperature": 0.7, "sampling.max_new_tokens": 5}):
         config = outcome.config
         for key, value in overrides.items():
             config = configs.replace(config, key, value)

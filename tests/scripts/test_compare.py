@@ -37,7 +37,7 @@ def test_seeds_are_taken_together(runs: list[Path], tmp_path: Path, capsys: pyte
 
 def test_runs_that_differ_are_never_taken_for_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """However many keys differ between other runs."""
-    far = ["mode=sync", "groups_per_batch=4", "sizing.group_size=4", "sampling.max_tokens=9", "advantage=rloo"]
+    far = ["mode=sync", "groups_per_batch=4", "sizing.group_size=4", "sampling.max_new_tokens=9", "advantage=rloo"]
     far += ["loss=dg", "eval.every=3", "learner.weight_decay=0.5"]
     folders = [written_run(tmp_path / "far", *far, steps=2)]
     folders += [written_run(tmp_path / name, f"learner.lr={name}", steps=2) for name in ("1e-3", "1e-4")]

@@ -156,14 +156,14 @@ class Exits:
         ),
         (["policy={name: priority, key: 'nomod:f'}"], "policy.key=nomod:f: module 'nomod' cannot be found"),
         (
-            ["sampling.max_tokens=5000"],
+            ["sampling.max_new_tokens=5000"],
             "row 0 of train: a train prompt of 9 tokens with a response of up to 5000",
         ),
         (
             ["task=arithmetic", "group_reward={name: judge, base_url: 'http://127.0.0.1:9/v1', model_name: m}"],
             "group_reward=judge reads text, e.g. of task=jsonl; task=arithmetic has none",
         ),
-        (["engine.kv_tokens=4"], "engine.kv_tokens=4: lower sampling.max_tokens"),
+        (["engine.kv_tokens=4"], "engine.kv_tokens=4: lower sampling.max_new_tokens"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -358,7 +358,7 @@ SHARDS = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b"
         (CONFIG, lambda _: b"[]", "config.json holds no JSON object"),
         (CONFIG, with_fields(model_type="abacus"), "knows no causal language model of model_type 'abacus'"),
         (CONFIG, with_fields(vocab_size=100), "knows 100 token ids, the task uses"),
-        (CONFIG, with_fields(max_position_embeddings=24), "max_position_embeddings=24: lower sampling.max_tokens"),
+        (CONFIG, with_fields(max_position_embeddings=24), "max_position_embeddings=24: lower sampling.max_new_tokens"),
         (WEIGHTS, None, "(model.safetensors is missing): download them"),
         (WEIGHTS, lambda content: content[:200], "model.safetensors is cut off: it has 200 bytes, and its header says"),
         (WEIGHTS, lambda content: content[:-7], "model.safetensors is cut off"),

@@ -25,7 +25,7 @@ def test_its_rounds_take_as_long_as_those_of_the_production_buffer(tail: float) 
             *("configs/bench/modes.yaml", "mode=sync", f"scheduler.oversample_prompts={tail}", f"run.steps={STEPS}"),
             *(f"groups_per_batch={SAMPLES // GROUP_SIZE}", f"sizing.group_size={GROUP_SIZE}", "engine.slots=320"),
             *(f"engine.median={sagc.MEDIAN}", f"engine.sigma={setting.tau}", f"engine.noise={setting.sigma}"),
-            *(f"sampling.max_tokens={sagc.LONGEST}", f"engine.base={sagc.STEP}", f"engine.per_sequence={2e-6}"),
+            *(f"sampling.max_new_tokens={sagc.LONGEST}", f"engine.base={sagc.STEP}", f"engine.per_sequence={2e-6}"),
             *("learner.base=0", f"learner.per_token={sagc.PER_TOKEN}"),
         ]
     )
