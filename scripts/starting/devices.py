@@ -20,7 +20,6 @@ from .estimate import Lengths, actor_of, learner_of, lengths_of, plain_of
 from .memory import FLOAT, HALF, KV_SHARE, RUNTIME, SERVER_FRACTION, SERVER_RUNTIME, STEP_LOGITS, Figures, Sizes
 
 GIB = 1 << 30
-MOST_RANKS = 128
 FEW = 8
 """A server with room for fewer longest sequences than this part of its slots would wait for memory most of the time."""
 KINDS = {True: "each rank of the learner", False: "each actor's device"}
@@ -145,7 +144,7 @@ def describe(devices: Devices) -> str:
         parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in use.parts.items())
         lines.append(f"{kind}, in GiB: {parts}{'; ' * bool(use.note)}{use.note}")
     if devices.memory:
-        lines += list(advice(devices)) or ["it fits"]
+        lines += list(hints(devices)) or ["it fits"]
     return "\n".join(lines) + "\n"
 
 
@@ -161,102 +160,23 @@ def gib(value: float) -> str:
     return f"{value / GIB:.1f} GiB"
 
 
-# What to change
-
-
-def advice(devices: Devices) -> Iterator[str]:
-    """What to change where a device is too small, or has room for few sequences."""
-    small = {role.essential: roles for roles in devices.on.values() if not fit(devices, roles) for role in roles}
-    learner, actor = (next((r for r in small.get(kind, ()) if r.essential is kind), None) for kind in (True, False))
-    if learner and actor:
-        beside = devices.use(actor).total
-        if changes := cheap_changes(devices, learner, devices.memory - beside):
-            yield f"too small: set {said(changes)}"
-            return
-        yield "too small for both: give learner and actors devices of their own (placement={learner: 0, actors: 1})"
-        learner, actor = (None if fit(devices, [role]) else role for role in (learner, actor))
-    if learner:
-        yield f"too small for the learner: {for_learner(devices, learner)}"
-    serves = devices.plain["engine"]["name"] == "sglang"
-    if actor:
-        yield f"too small for the engine: {for_server(devices) if serves else for_engine(devices)}"
-    elif serves and any(devices.use(role).few for roles in devices.on.values() for role in roles):
-        yield f"little room for keys and values: {for_server(devices)}"
-
-
-def fit(devices: Devices, roles: Sequence[RoleSpec]) -> bool:
+def fits(devices: Devices, roles: Sequence[RoleSpec]) -> bool:
     uses = [devices.use(role) for role in roles]
     return sum(use.total + use.lacking for use in uses) <= devices.memory
 
 
-def cheap_changes(devices: Devices, role: RoleSpec, room: float) -> dict[str, Any] | None:
-    """Settings of the learner that cost time only, and with which a rank takes `room` bytes at most; None: there are
-    none."""
-    changes: dict[str, Any] = {}
-    for knob, value in cheap(devices):
-        changes[knob] = value
-        if total_of(devices, role, changes) <= room:
-            return changes
-    return None
-
-
-def for_learner(devices: Devices, role: RoleSpec) -> str:
-    """Settings with which a rank fits on a device of its own: the cheapest, or more ranks, or adapters."""
-    if changes := cheap_changes(devices, role, devices.memory):
-        return f"set {said(changes)}"
-    changes, ranks = dict(cheap(devices)), devices.plain["learner"].get("ranks", 1)
-    fitting: list[str] = []
-    while (ranks := 2 * ranks) <= MOST_RANKS and not fitting:
-        if total_of(devices, role, changes | {"ranks": ranks}) <= devices.memory:
-            fitting = [f"set {said(changes | {'ranks': ranks})}, and give each rank a device"]
-    lora = changes | {"lora": {"rank": 16}}
-    if devices.plain["learner"].get("lora") is None and total_of(devices, role, lora) <= devices.memory:
-        fitting.append(f"train adapters: {said(lora)}")
-    return "; or ".join(fitting) or f"{MOST_RANKS} ranks are not enough"
-
-
-def cheap(devices: Devices) -> Iterator[tuple[str, Any]]:
-    """The learner's settings that cost time only."""
-    known = knobs("learner", "torch") | devices.plain["learner"]
-    if not known["checkpoint_activations"]:
-        yield "checkpoint_activations", True
-    if known["micro_batch_tokens"] > devices.longest.whole:
-        yield "micro_batch_tokens", devices.longest.whole
-    if known["max_logits"] > 1 << 24:
-        yield "max_logits", 1 << 24
-
-
-def total_of(devices: Devices, role: RoleSpec, changes: dict[str, Any]) -> float:
-    return devices.use(role, devices.plain | {"learner": devices.plain["learner"] | changes}).total
-
-
-def said(changes: dict[str, Any]) -> str:
-    """The learner's settings as on the command line."""
-    return " ".join(f"learner.{knob}={in_yaml(value)}" for knob, value in changes.items())
-
-
-def in_yaml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {each}" for key, each in value.items()) + "}"
-    return str(value).lower()
-
-
-def for_engine(devices: Devices) -> str:
-    """Fewer keys and values in the embedded engine."""
-    use = engine_use(devices.plain, devices.sizes, devices.longest, devices.memory)
-    token = actor_of(devices.plain, devices.sizes, devices.longest)["KV cache, per token"]
-    tokens = int((devices.memory - (use.total - use.parts["keys and values"])) / token)
-    if tokens < devices.longest.whole:
-        return "there is no room for a longest sequence: set engine=sglang engine.tp_size=2"
-    return f"set engine.kv_tokens={tokens} ({room(tokens, devices.longest, slots_of(devices.plain))})"
-
-
-def for_server(devices: Devices) -> str:
-    """More devices for a server."""
-    engine = devices.plain["engine"]
-    for tp_size in (2, 4, 8):
-        changed = devices.plain | {"engine": engine | {"tp_size": tp_size}}
-        use = server_use(changed, devices.sizes, devices.longest, devices.memory)
-        if tp_size > engine.get("tp_size", 1) and not use.few and use.total + use.lacking <= devices.memory:
-            return f"set engine.tp_size={tp_size}, with so many devices per server ({use.note})"
-    return "8 devices per server (engine.tp_size) are not enough"
+def hints(devices: Devices) -> Iterator[str]:
+    """Keys to change where a device is too small for its processes, or a server has room for few sequences."""
+    small = [roles for roles in devices.on.values() if not fits(devices, roles)]
+    serves = devices.plain["engine"]["name"] == "sglang"
+    if any(len(roles) > 1 for roles in small):
+        yield "too small for both: placement={learner: 0, actors: 1} gives learner and actors devices of their own"
+    if any(role.essential for roles in small for role in roles):
+        yield (
+            "too small for the learner: learner.checkpoint_activations=true, a smaller learner.micro_batch_tokens or "
+            "learner.max_logits, more learner.ranks, or learner.lora={rank: 16}"
+        )
+    if any(not role.essential for roles in small for role in roles):
+        yield f"too small for the engine: {'engine.tp_size=2' if serves else 'a smaller engine.kv_tokens'}"
+    elif serves and any(devices.use(role).few for roles in devices.on.values() for role in roles):
+        yield "little room for keys and values: engine.tp_size=2, or fewer engine.slots"
