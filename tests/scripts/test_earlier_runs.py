@@ -1,8 +1,8 @@
 """Who may continue a run folder, and when."""
 
 import fcntl
+import re
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,21 +47,24 @@ def test_one_starter_has_a_folder(folder: Path) -> None:
 def test_processes_that_outlive_their_starter_are_waited_for(folder: Path) -> None:
     orphan = (folder / "config.yaml").open()
     fcntl.flock(orphan, fcntl.LOCK_SH)
-    ended: list[float] = []
+    ended: list[bool] = []
 
     def end() -> None:
-        ended.append(time.monotonic())
+        ended.append(True)
         orphan.close()
 
     threading.Timer(0.3, end).start()
     held = lock(folder)
-    assert ended and time.monotonic() >= ended[0]
+    assert ended
     held.close()
 
 
-def test_one_that_does_not_end_is_an_error(folder: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["config.yaml", "next/config.yaml"])
+def test_a_process_that_does_not_end_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(earlier_runs, "ORPHAN_SECONDS", 0.1)
-    with (folder / "config.yaml").open() as orphan:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    with (folder / name).open() as orphan:
         fcntl.flock(orphan, fcntl.LOCK_SH)
         with pytest.raises(ConfigError, match="in use"):
             lock(folder)
@@ -73,22 +76,22 @@ def made(tmp_path: Path, *overrides: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "told"),
+    ("before", "now", "key"),
     [
-        ("scheduler.max_staleness=4", "scheduler.max_staleness=2", "bound was 4 .* is 2 now"),
-        ("scheduler.max_staleness=1", "mode=sync", "bound was 1 .* is 0 now"),
-        ("buffer.journal=off", "buffer.journal=memory", "had no journal"),
-        ("buffer.journal=memory", "buffer.journal=off", "would have no journal"),
-        ("loss=ppo", "loss=dg", "loss was"),
-        ("learner.lora=null", "learner.lora={rank: 2}", "learner.lora was None .* does not fit the state"),
-        ("learner.critic_lr=1e-3", "learner.critic_lr=1e-2", "learner.critic_lr was 0.001"),
-        ("learner=torch", "learner=timed", "learner.name was torch"),
+        ("scheduler.max_staleness=4", "scheduler.max_staleness=2", "staleness bound"),
+        ("scheduler.max_staleness=1", "mode=sync", "staleness bound"),
+        ("buffer.journal=off", "buffer.journal=memory", "buffer.journal"),
+        ("buffer.journal=memory", "buffer.journal=off", "buffer.journal"),
+        ("loss=ppo", "loss=dg", "loss"),
+        ("learner.lora=null", "learner.lora={rank: 2}", "learner.lora"),
+        ("learner.critic_lr=1e-3", "learner.critic_lr=1e-2", "learner.critic_lr"),
+        ("learner=torch", "learner=timed", "learner.name"),
     ],
 )
-def test_what_a_resume_may_not_change(tmp_path: Path, before: str, now: str, told: str) -> None:
+def test_what_a_resume_may_not_change(tmp_path: Path, before: str, now: str, key: str) -> None:
     folder = made(tmp_path, before)
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=f"^resume: .*{re.escape(key)}"):
         reopen_run_folder(configs.load(["configs/quickstart.yaml", now]), folder)
 
 
@@ -110,11 +113,11 @@ def test_a_job_without_a_journal_starts_unless_it_has_trained(tmp_path: Path, mo
         assert prepared and prepared[0] == folder
         prepared[2].close()
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ConfigError, match=r"had no journal .*: prompts would be trained twice. Start a new run"):
+    with pytest.raises(ConfigError, match=r"buffer\.journal"):
         prepare(parse(argv), argv)
     (folder / "metrics.jsonl").unlink()
     checkpoints.write(folder, 1, lambda _: None, {"seconds": 9.0, "evaluations": []}, 1)
-    with pytest.raises(ConfigError, match="had no journal"):
+    with pytest.raises(ConfigError, match=r"buffer\.journal"):
         prepare(parse(argv), argv)
 
 
@@ -146,19 +149,19 @@ def test_nothing_of_a_finished_run_changes_before_its_successor_has_made_a_step(
 
 
 @pytest.mark.parametrize(
-    ("finished", "now", "told"),
+    ("finished", "now", "refused"),
     [
-        (True, "run.steps=3", "14 train steps are done in .*; run.steps=3; raise it to train on"),
-        (True, "run.steps=14", "14 train steps are done in .*; run.steps=14; raise it to train on"),
-        (True, "run.target_reward=0.5", "the held-out reward has reached 0.5; change what ends the run"),
-        (True, "run.target_reward=0.7", "the held-out reward has reached 0.7; change what ends the run"),
-        (True, "run.steps=15", ""),
-        (False, "run.steps=13", "14 train steps are done"),
-        (False, "run.steps=14", ""),  # killed before its final evaluation
+        (True, "run.steps=3", True),
+        (True, "run.steps=14", True),
+        (True, "run.target_reward=0.5", True),
+        (True, "run.target_reward=0.7", True),
+        (True, "run.steps=15", False),
+        (False, "run.steps=13", True),
+        (False, "run.steps=14", False),  # killed before its final evaluation
     ],
 )
 def test_a_resume_without_a_step_left_is_refused_and_changes_nothing(
-    tmp_path: Path, finished: bool, now: str, told: str
+    tmp_path: Path, finished: bool, now: str, refused: bool
 ) -> None:
     folder = made(tmp_path)
     checkpoints.write(folder, 14, lambda _: None, {"seconds": 9.0, "evaluations": [{"reward": 0.6}]}, 1)
@@ -172,25 +175,14 @@ def test_a_resume_without_a_step_left_is_refused_and_changes_nothing(
         return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     before = record()
-    if told:
-        with pytest.raises(ConfigError, match=f"^resume: nothing to do: .*{told}"):
+    if refused:
+        with pytest.raises(ConfigError, match=r"^resume: nothing to do"):
             prepare(parse(argv), argv)
         assert record() == before
     else:
         prepared = prepare(parse(argv), argv)
         assert prepared
         prepared[2].close()
-
-
-def test_processes_that_read_the_config_to_come_are_waited_for(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(earlier_runs, "ORPHAN_SECONDS", 0.1)
-    folder = made(tmp_path)
-    (folder / "next").mkdir()
-    configs.save(configs.load_resolved(folder / "config.yaml"), folder / "next" / "config.yaml")
-    with config_file(folder).open() as orphan:
-        fcntl.flock(orphan, fcntl.LOCK_SH)
-        with pytest.raises(ConfigError, match="in use"):
-            lock(folder)
 
 
 def test_a_job_that_resumes_begins_with_the_config_of_that_resume(tmp_path: Path, monkeypatch) -> None:
@@ -230,22 +222,19 @@ def test_progress_is_a_checkpoint_or_a_journal_with_something_in_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "change"),
     [
         ("scheduler.max_staleness=8", "scheduler.max_staleness=8 (was 1)"),
         ("buffer.journal=fsync", "buffer.journal=fsync (was memory)"),
         ("actors.count=5", "actors.count=5 (was 2)"),
-        ("run.steps=9", "run.steps=9 (was 1000)"),
-        ("eval.every=7", "eval.every=7 (was 10)"),
         ("learner.lr=1e-4", "learner.lr=0.0001 (was 0.002)"),
-        ("learner.entropy_bonus=0", "learner.entropy_bonus=0 (was 0.01)"),
     ],
 )
-def test_what_a_resume_may_change_is_told(tmp_path: Path, now: str, told: str) -> None:
+def test_changes_of_a_resume_are_listed(tmp_path: Path, now: str, change: str) -> None:
     folder = made(tmp_path)
     reopened = reopen_run_folder(configs.load(["configs/quickstart.yaml", now]), folder)
     assert reopened.run.name == folder.name
-    assert changes(reopened, folder) == [told]
+    assert changes(reopened, folder) == [change]
 
 
 def test_a_resumed_run_keeps_its_name(tmp_path: Path) -> None:
@@ -257,9 +246,7 @@ def test_a_resumed_run_keeps_its_name(tmp_path: Path) -> None:
             reopen_run_folder(configs.load(["configs/quickstart.yaml", f"run.name={name}"]), folder).run.name
             == "renamed"
         )
-    with pytest.raises(
-        ConfigError, match=r"run.name=other: .*renamed is resumed under its own name; leave run.name out"
-    ):
+    with pytest.raises(ConfigError, match=r"^run\.name=other"):
         reopen_run_folder(configs.load(["configs/quickstart.yaml", "run.name=other"]), folder)
 
 
@@ -296,7 +283,7 @@ def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tm
     journal.commit()
     journal.close()
     same = configs.load(["configs/quickstart.yaml", f"replay={folder}"])
-    with pytest.raises(ConfigError, match=r"after step 4: learner.lr=1e-4 \(was 0.002\)\), so no single config"):
+    with pytest.raises(ConfigError, match=r"^replay: .*learner.lr=1e-4 \(was 0.002\)"):
         fit_to_replay(same)
     assert fit_to_replay(configs.replace(same, "learner.lr", 3e-3)).run.steps == 0
 
@@ -322,11 +309,3 @@ def test_runs_of_a_config_are_not_those_of_one_that_begins_alike(
     (tmp_path / name / "config.yaml").touch()
     assert find_run_to_resume(config, stem) == (tmp_path / name if stem == is_of else None)
     assert find_run_to_resume(configs.replace(config, "run.name", name), stem) == tmp_path / name
-
-
-def test_who_resumes_nothing_is_told_that_a_new_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    argv = ["configs/quickstart.yaml", "resume=auto", f"run.dir={tmp_path}", "run.name=a"]
-    prepared = prepare(parse(argv), argv)
-    assert prepared is not None
-    prepared[2].close()
-    assert f"resume=auto: {tmp_path} has no unfinished run of a; a new one starts" in capsys.readouterr().out
