@@ -43,7 +43,6 @@ from areal_like.wire.link import BusError
 
 from .console.arguments import EXIT_INTERRUPTED, command, other
 from .console.streams import lasting_output
-from .starting import prediction
 from .starting.earlier_runs import (
     NEVER_TOLD,
     changes,
@@ -268,7 +267,6 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
 
     launcher, roles = launcher_of(config, folder), plan(config)
     watch = Watch(config, folder, plain or is_one_process(config))
-    predicts = prediction.begin(config, folder)
     try:
         signals.check()
         shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
@@ -282,19 +280,13 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
                 watch.update(launcher.running.deaths)
                 turns.sleep(0.05, signals.check)
             watch.update(launcher.running.deaths, last=True)
-        prediction.end(predicts, prediction.PATIENCE)
-        if predicts and (missing := prediction.missing(folder)):
-            watch.say(missing)
     finally:
-        prediction.end(predicts)
         launcher.stop()
         shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)
         watch.close()
     path = folder / SUMMARY
     deaths, left_out = launcher.running.deaths, launcher.running.left_out
     summary = json.loads(path.read_text()) | {"restarts": len(deaths) - len(left_out), "left_out": left_out}
-    if found := prediction.compared(folder):
-        summary["prediction"] = found
     beside = path.with_suffix(".tmp")
     beside.write_text(json.dumps(summary, indent=2) + "\n")
     beside.replace(path)
@@ -380,7 +372,6 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         dry_run(config, args)
         return None
     warn(preflight(config))
-    prediction.check(config)
     if config.replay:
         config = fit_to_replay(config)
     earlier, stem = earlier_run(config, args), Path(args.config).stem

@@ -37,7 +37,6 @@ from .console.arguments import command, other, port, refuse
 from .console.sparkline import sparkline
 from .following.fault_counts import faults
 from .following.last_sample import LastSample
-from .starting import prediction
 
 if TYPE_CHECKING:
     from .following.tracking import Tracking
@@ -285,7 +284,6 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         **({"faults": found} if (found := faults(summary.get("faults", {}))) else {}),
         "actor restarts": str(summary.get("restarts", 0)),
         **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
-        **prediction.lines(summary.get("prediction", {})),
         **_places(folder),
     }
     _print_lines(lines, show("stopped_because", "{}"))

@@ -115,7 +115,6 @@ class Config:
     run: Run
     resume: str | None
     replay: str | None
-    simulate: Free
     groups_per_batch: int
     weight_sync_interval: int
     staleness_policy: Literal["wait", "drop", "requeue", "mask_tokens"]

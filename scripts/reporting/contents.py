@@ -53,7 +53,7 @@ MOST_ROLES = 24
 JOURNAL_BYTES = 1 << 29
 """The ledger of a run with a longer journal has counts only: reading it would take minutes."""
 BINS = 30
-NOT_THE_RUNS = ("run.name", "run.dir", "resume", "replay", "simulate")
+NOT_THE_RUNS = ("run.name", "run.dir", "resume", "replay")
 """Keys that say nothing about what a run does."""
 
 

@@ -17,8 +17,6 @@ function tiles(run) {
   const count = Object.fromEntries(run.ledger.fates.map((each) => [each.fate, each.count]));
   const admitted = run.ledger.fates.reduce((sum, each) => sum + each.count, 0);
   if (admitted) found.push(tile("groups trained", number(count.trained || 0), `of ${number(admitted)} admitted`));
-  const shown = (name, value) => (name.endsWith("share") ? percent(value) : number(value));
-  for (const [name, each] of Object.entries(summary.prediction || {})) found.push(tile(`predicted ${name.replaceAll("_", " ")}`, shown(name, each.predicted), `measured ${shown(name, each.measured)}, error ${percent(each.error)}`));
   return el("div", { class: "tiles" }, found);
 }
 

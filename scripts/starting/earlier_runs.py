@@ -60,7 +60,7 @@ LEARNER_MAY_CHANGE = (
 """Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that training will not make
 again are then rolled out again (`buffer.main.other_settings`)."""
 
-NEVER_TOLD = ("resume", "replay", "simulate", "run.name", "run.dir", "security.key_folder")
+NEVER_TOLD = ("resume", "replay", "run.name", "run.dir", "security.key_folder")
 """Settings of a start, not of the run."""
 
 ORPHAN_SECONDS = 10.0

@@ -9,7 +9,6 @@ import pytest
 
 from actors.engines.lengths import AnswerLengths
 from areal_like.config import run_config as configs
-from areal_like.places import REPOSITORY
 from areal_like.run.spans import read
 from areal_like.sampling import stream_key, uniform
 from areal_like.wire.frames import Payloads, decode, encode
@@ -22,7 +21,6 @@ from scripts.simulation import costs, results, roofline
 from scripts.simulation.draws import RIGHT, Draws
 from scripts.simulation.pushes import HandedOver, SimulatedHandlers
 from scripts.simulation.run import Outcome, Simulation, Stuck
-from scripts.starting import prediction
 
 BASE = "configs/bench/modes.yaml"
 FREE = {"sample": costs.Sample(), "weights": costs.WeightsCost(encode=0.001, fetch=0.003)}
@@ -274,42 +272,6 @@ def test_what_was_under_way_at_a_death_is_in_the_timeline(tmp_path) -> None:
     simulation.timeline.run(200)
     last = [span for span in read(tmp_path)["actor-0"] if span.name == "generate"][-1]
     assert last.end == pytest.approx(0.5) and last.begin < 0.45
-
-
-def test_a_prediction_is_made_wherever_a_run_is_started(tmp_path, monkeypatch) -> None:
-    """Also without this folder on the path of modules."""
-    config = configs.load([str(REPOSITORY / BASE), "run.steps=4", "scheduler.max_staleness=1", "simulate=true"])
-    monkeypatch.chdir(tmp_path)
-    configs.save(config, tmp_path / "config.yaml")
-    prediction.end(prediction.begin(config, tmp_path), 120.0)
-    assert (tmp_path / prediction.FILE).is_file(), (tmp_path / prediction.LOG).read_text()
-    assert prediction.missing(tmp_path) == ""
-
-
-def test_a_prediction_that_was_not_made_says_why(tmp_path) -> None:
-    (tmp_path / prediction.LOG).write_text("simulate: error: no such thing\n")
-    assert "no such thing" in prediction.missing(tmp_path)
-    (tmp_path / prediction.LOG).write_text("")
-    assert "5 s after the run" in prediction.missing(tmp_path)
-
-
-def test_a_run_that_asks_for_it_is_predicted_beside_and_compared(tmp_path, capsys) -> None:
-    overrides = ["run.steps=6", "scheduler.max_staleness=1", "simulate=true"]
-    run = tmp_path / "run"
-    assert main([BASE, *overrides, "--run", str(run)]) == 0  # in the place of a real one
-    assert prediction.compared(run) == {} and prediction.begin(configs.load([BASE]), run) is None
-    process = prediction.begin(configs.load([BASE, *overrides]), run)
-    assert process is not None
-    prediction.end(process, 120.0)
-    found = prediction.compared(run)
-    assert "staleness_mean" in found and "seconds" not in found, (run / prediction.LOG).read_text()
-    assert all(each["error"] == pytest.approx(0.0, abs=1e-6) for each in found.values())
-    assert "(+0.0%); staleness p95" in prediction.lines(found)["prediction"]
-    prediction.check(configs.load([BASE, *overrides]))
-    with pytest.raises(configs.ConfigError, match="--costs"):
-        prediction.check(configs.load(["quickstart", "simulate=true"]))
-    with pytest.raises(configs.ConfigError, match="simulate=7"):
-        prediction.check(configs.load(["quickstart", "simulate=7"]))
 
 
 def test_runs_that_are_not_simulated_are_refused(capsys) -> None:
