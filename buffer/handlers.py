@@ -201,9 +201,9 @@ class Handlers:
                 finisher.has_finished()
             state.gauges.tokens_pushed += head.tokens
             state.gauges.samples_pushed += head.samples
-            if state.scheduler.sizing.looks:
+            if len(state.scheduler.sizing.sizes) > 1:
                 tokens, was_cut = (*head.lengths, *cut), (False,) * head.samples + (True,) * len(cut)
-                state.gauges.see(GroupLengths(tokens, was_cut, True, tuple(head.rewards), now))
+                state.gauges.see(GroupLengths(tokens, was_cut, True))
             state.largest_payload = max(state.largest_payload, head.size)
         return new
 
@@ -258,7 +258,7 @@ class Handlers:
                 if self.state.runs_on_elsewhere(entry, actor):
                     continue  # the other actor has begun without these samples
                 cut = group_id in left and entry.stage is Stage.RECALLED
-                if cut and self.state.scheduler.sizing.looks:
+                if cut and len(self.state.scheduler.sizing.sizes) > 1:
                     self.state.gauges.see(left[group_id].lengths.of(entry.launch))
                 self.state.replay.hand_back(group_id, left.get(group_id))
             for group_id in message.ids:
@@ -345,10 +345,7 @@ class Handlers:
     @_on.register
     def _on_trained(self, message: messages.Trained, peer: bytes, actor: Actor | None, payloads: Payloads) -> None:
         self._only_the_learner(peer)
-        new = message.index >= self.state.learner.steps  # a message may come again
         self._trained_before(message.index + 1)
-        if new and message.gradient:
-            self.state.scheduler.sizing.note_gradient(message.gradient)
 
     def _trained_before(self, steps: int) -> None:
         """Batches before `steps` are trained, even if a message about one was lost. No batch is counted twice."""

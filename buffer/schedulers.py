@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from buffer.sizing import GroupLengths, Rounds, Sizing
+from buffer.sizing import GroupLengths, Sizing
 
 CutResponses = Literal["drop", "weigh"]
 
@@ -71,20 +71,15 @@ class Scheduler:
         return True
 
     def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
-        """The number of groups of the next batch. It has `samples` samples (more or fewer if the sizing keeps the
-        number of prompts). `deferred`: groups in the queue. `seen`: lengths of all groups that ended or were broken off
-        since the last batch was opened. `least`: with fewer groups, part of the queue would remain at the end of the
-        data. If the sizing wants fewer, take its largest size that gives enough groups."""
-        self.sizing.rounds = self.rounds(samples)
-        size, groups = self.sizing.next_size(seen), self.sizing.groups
-        if groups(size) < least:
-            size = max((each for each in self.sizing.sizes if groups(each) >= least), default=size)
+        """The number of groups of the next batch, which has `samples` samples. `deferred`: groups in the queue. `seen`:
+        lengths of all groups that ended or were broken off since the last batch was opened. `least`: with fewer groups,
+        part of the queue would remain at the end of the data. If the sizing wants fewer, take its largest size that
+        gives enough groups."""
+        size = self.sizing.next_size(seen)
+        if samples // size < least:
+            size = max((each for each in self.sizing.sizes if samples // each >= least), default=size)
         self.group_size = self.launch = size
-        return groups(size)
-
-    def rounds(self, samples: int) -> Rounds:
-        """How it will run the next batch, for a sizing that predicts how long that takes."""
-        return Rounds(samples, waits=self.max_staleness == 0)
+        return samples // size
 
     def admit(self, view: View) -> GroupPlan | None:
         """The next group to start on an actor with room for `launch` sequences. None: start none now. A group that lost
@@ -149,9 +144,6 @@ class AsyncScheduler(Scheduler):
         self.launch = math.ceil(self.group_size * self.oversample_responses)
         return groups
 
-    def rounds(self, samples: int) -> Rounds:
-        return super().rounds(samples)._replace(responses=self.oversample_responses, at_once=self.max_inflight_groups)
-
     def admit(self, view: View) -> GroupPlan | None:
         capped = self.max_inflight_groups is not None and view.running >= self.max_inflight_groups
         return None if capped or view.room < 1 else GroupPlan(self.launch, self.group_size, view.deferred > 0)
@@ -205,9 +197,6 @@ class SyncScheduler(Scheduler):
         over = 1.0 if self.long and not self.weighs else self.oversample_responses
         self.launch = math.ceil(self.group_size * over)
         return self.groups
-
-    def rounds(self, samples: int) -> Rounds:
-        return Rounds(samples, True, self.oversample_prompts, self.oversample_responses, self.weighs)
 
     def admit(self, view: View) -> GroupPlan | None:
         now = view.round()

@@ -1,8 +1,8 @@
-"""How many samples a group has: what all controllers share. No I/O, no clock.
+"""How many samples a group has. No I/O, no clock.
 
 The size is fixed when a batch is opened, so it changes only between steps. A batch keeps its number of samples: with
-larger groups it has fewer prompts (`keep`). To write your own controller, inherit from `Sizing` and name the class in
-the config as `module:Name`. `buffer.sagc` and `buffer.sagc_plain` have those that follow stragglers.
+larger groups it has fewer prompts. To write your own controller, inherit from `Sizing` and name the class in the config
+as `module:Name`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from areal_like.wire.messages import GradientNoise
-
-Keep = Literal["samples", "prompts"]
 State = Any
 """Plain data, as the journal keeps it."""
 
@@ -22,24 +19,16 @@ State = Any
 class GroupLengths(NamedTuple):
     """One group as it ended or was broken off. `tokens`: of each response so far. `cut`: the response was not done (its
     length is censored: the true one is larger). `closed`: the group has all responses that it needs; those that were
-    cut were extra (`oversample_responses`). `rewards`: of the responses that were done, in their order; () if the group
-    was broken off. `at`: when it ended, in seconds of the buffer's clock (nan: not known)."""
+    cut were extra (`oversample_responses`)."""
 
     tokens: tuple[int, ...]
     cut: tuple[bool, ...]
     closed: bool = False
-    rewards: tuple[float, ...] = ()
-    at: float = math.nan
 
     @property
     def median_at_most(self) -> float:
         """Upper bound of the median length: counts a response that was cut as infinitely long."""
         return median(math.inf if cut else tokens for tokens, cut in zip(self.tokens, self.cut, strict=True))
-
-    @property
-    def done(self) -> list[int]:
-        """Lengths of the responses that were done."""
-        return [tokens for tokens, cut in zip(self.tokens, self.cut, strict=True) if not cut]
 
     def of(self, launch: int) -> GroupLengths:
         """The same group with all `launch` responses: those that had not begun are cut after 0 tokens."""
@@ -47,29 +36,9 @@ class GroupLengths(NamedTuple):
         return self._replace(tokens=self.tokens + (0,) * missing, cut=self.cut + (True,) * missing)
 
 
-class Rounds(NamedTuple):
-    """How the scheduler will run the next batch. `samples`: of a batch of the usual groups. `waits`: the batch ends
-    with its last group. `prompts`, `responses`: number started per one needed; in a long round this holds for responses
-    only if `long_responses`. `at_once`: most groups in generation (None: all)."""
-
-    samples: int = 256
-    waits: bool = True
-    prompts: float = 1.0
-    responses: float = 1.0
-    long_responses: bool = False
-    at_once: int | None = None
-
-
 class Sizing:
-    """A group has `group_size` samples unless `next_size` says otherwise. `sizes`: all possible sizes. `looks`: does it
-    use the lengths of groups that ended? `hears_gradients`: should the learner measure noise for `note_gradient`?
-    `keep`: what stays equal in every batch, samples (groups_per_batch · group_size) or prompts (groups_per_batch).
-    `rounds`: the scheduler sets it before it asks for a size."""
-
-    looks = True
-    hears_gradients = False
-    keep: Keep = "samples"
-    rounds = Rounds()
+    """A group has `group_size` samples unless `next_size` returns another size. `sizes`: all possible sizes; with a
+    single one the buffer measures no lengths. A batch has groups_per_batch · group_size samples."""
 
     def __init__(self, *, group_size: Annotated[int, "[1, inf)"] = 8):
         if group_size < 1:
@@ -80,16 +49,9 @@ class Sizing:
     def sizes(self) -> Sequence[int]:
         return (self.group_size,)
 
-    def groups(self, size: int) -> int:
-        """The groups of a batch whose groups have `size` samples."""
-        return self.rounds.samples // (size if self.keep == "samples" else self.group_size)
-
     def next_size(self, seen: Sequence[GroupLengths]) -> int:
         """The size of the next batch's groups. `seen`: groups that ended since the last call."""
         return self.group_size
-
-    def note_gradient(self, measured: GradientNoise) -> None:
-        """The learner has trained a batch and measured the noise of its gradient."""
 
     def metrics(self) -> dict[str, float]:
         """Metrics that explain the newest size."""
@@ -106,14 +68,160 @@ class Sizing:
 class Fixed(Sizing):
     """A fixed group size."""
 
-    looks = False
+
+class Sagc(Sizing):
+    """Straggler-aware group control (after arXiv 2606.02218): the largest groups that keep the long-run share of groups
+    with a straggler at `budget`.
+
+    A group has a straggler if its longest response is more than `straggler_ratio` times its median. The paper publishes
+    no formula; this is a reconstruction. p, the risk that one response is a straggler, has a Beta posterior. Its
+    evidence fades by `forget` per step, and every candidate G learns from every step:
+    risk(G) = 1 − E[(1 − p)^G] = 1 − Π_{i<G} (b + i) / (a + b + i). A virtual queue Q is the dual variable of the
+    budget. It grows by the excess of a step's share s over the budget: Q ← max(0, Q + s − budget). The next size is
+    argmax_G weight · log G / log G_max − Q · risk(G). So the mean share is at most budget + Q / steps.
+
+    Lengths of responses that were cut are lower bounds. To leave them out would hide the stragglers.
+
+    The median of a group that was broken off lies between two bounds. Its responses count only where the side of the
+    threshold is sure, however long the cut ones would become. Such a group without a straggler does not count as a
+    group: it is judged when it comes again.
+
+    A group that was closed at its first responses does not come again, and its cut responses are its longest. Each
+    counts by the probability that it would have become a straggler, given its length so far:
+    P(L > ratio · median) / P(L > length). Lengths are taken as log-normal within a prompt, with one spread for all. The
+    responses below the medians, which are all done, give the spread: E[ln(median / L) | L < median] =
+    sigma · sqrt(2 / pi).
+
+    `group_size` (times groups_per_batch) only sets how many samples a batch has; each of `candidates` must divide that.
+    """
+
+    def __init__(
+        self,
+        *,
+        candidates: Sequence[Annotated[int, "[2, inf)"]] = (4, 8, 16, 32),
+        budget: Annotated[float, "(0, 1)"] = 0.3,
+        straggler_ratio: Annotated[float, "(1, inf)"] = 3.0,
+        group_size: Annotated[int, "[1, inf)"] = 8,
+        forget: Annotated[float, "(0, 1]"] = 0.98,
+        weight: Annotated[float, "(0, inf)"] = 1.0,
+    ):
+        super().__init__(group_size=group_size)
+        whole = [type(each) is int and each >= 2 for each in candidates]
+        if not whole or not all(whole) or sorted(set(candidates)) != list(candidates):
+            raise ValueError(f"sizing.candidates must be ascending whole numbers >= 2, not {list(candidates)}")
+        self.candidates = tuple(candidates)
+        self.budget, self.straggler_ratio, self.forget, self.weight = budget, straggler_ratio, forget, weight
+        self.a = self.b = 1.0
+        self.below = self.below_sum = 0.0  # responses shorter than their median, and the sum of ln(median / length)
+        self.queue = 0.0
+        self.share = 0.0
+        self.share_sum = 0.0
+        self.steps = 0
+        self.chosen = self.candidates[-1]
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.candidates
+
+    @property
+    def share_mean(self) -> float:
+        """Mean straggler share over all steps, which the budget limits."""
+        return self.share_sum / max(1, self.steps)
+
+    def next_size(self, seen: Sequence[GroupLengths]) -> int:
+        self._note_spread(seen)
+        judged = [self._judge(group) for group in seen]
+        events = [event for event, _, _ in judged if event is not None]
+        if judged:
+            self.a = self.forget * self.a + sum(count for _, count, _ in judged)
+            self.b = self.forget * self.b + sum(count for _, _, count in judged)
+        if events:
+            self.share = sum(events) / len(events)
+            self.share_sum += self.share
+            self.steps += 1
+            self.queue = max(0.0, self.queue + self.share - self.budget)
+        self.chosen = max(self.candidates, key=self._score)
+        return self.chosen
+
+    def risk(self, size: int) -> float:
+        """Posterior probability that a group of `size` has a straggler."""
+        return 1.0 - math.prod((self.b + i) / (self.a + self.b + i) for i in range(size))
+
+    def _score(self, size: int) -> float:
+        return self.weight * math.log(size) / math.log(self.candidates[-1]) - self.queue * self.risk(size)
+
+    @property
+    def spread(self) -> float:
+        """Sigma of log-normal lengths within a prompt; 0 before any evidence."""
+        return math.sqrt(math.pi / 2) * self.below_sum / max(self.below, 1.0)
+
+    def _note_spread(self, seen: Sequence[GroupLengths]) -> None:
+        if not any(group.closed and any(group.cut) for group in seen):
+            return
+        below = []
+        for group in seen:
+            middle = group.median_at_most
+            if middle < math.inf:
+                below += [math.log(middle / tokens) for tokens in group.tokens if 0 < tokens < middle]
+        self.below = self.forget * self.below + len(below)
+        self.below_sum = self.forget * self.below_sum + sum(below)
+
+    def _judge(self, group: GroupLengths) -> tuple[float | None, float, float]:
+        """(Does it have a straggler? None: unknown; number of stragglers; number of responses that are surely none)."""
+        most = self.straggler_ratio * group.median_at_most
+        stragglers = sum(tokens > most for tokens in group.tokens)
+        if group.closed and any(group.cut) and most < math.inf:
+            chances = [self._chance(tokens, most) for tokens, cut in zip(group.tokens, group.cut, strict=True) if cut]
+            done = sum(not cut and tokens > most for tokens, cut in zip(group.tokens, group.cut, strict=True))
+            none = math.prod(1.0 - chance for chance in chances) * (done == 0)
+            return 1.0 - none, done + sum(chances), len(group.tokens) - done - sum(chances)
+        least = self.straggler_ratio * median(group.tokens)
+        pairs = zip(group.tokens, group.cut, strict=True)
+        surely_none = sum(tokens <= least and not cut for tokens, cut in pairs)
+        known = stragglers > 0 or not any(group.cut)
+        return (float(stragglers > 0) if known else None), stragglers, surely_none
+
+    def _chance(self, tokens: int, most: float) -> float:
+        """Probability that a response, cut after `tokens` tokens, would have become longer than `most`."""
+        if tokens > most:
+            return 1.0
+        if not self.spread:
+            return 0.0
+        middle = most / self.straggler_ratio
+        longer = _tail(math.log(max(tokens, 1) / middle) / self.spread)
+        return _tail(math.log(self.straggler_ratio) / self.spread) / longer
+
+    def metrics(self) -> dict[str, float]:
+        found = {f"sizing/risk_{size}": self.risk(size) for size in self.candidates}
+        return found | {
+            "sizing/group_size": float(self.chosen),
+            "sizing/dual": self.queue,
+            "sizing/straggler_share": self.share,
+            "sizing/straggler_share_mean": self.share_mean,
+            "sizing/budget": self.budget,
+            **({"sizing/spread": self.spread} if self.below else {}),
+        }
+
+    def state_dict(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in _REMEMBERED}
+
+    def load_state_dict(self, state: State) -> None:
+        for name in _REMEMBERED:
+            setattr(self, name, state.get(name, getattr(self, name)))
+
+
+def _tail(z: float) -> float:
+    """P(standard normal > z)."""
+    return math.erfc(z / math.sqrt(2)) / 2
+
+
+_REMEMBERED = ("a", "b", "below", "below_sum", "queue", "share", "share_sum", "steps", "chosen")
 
 
 def check_sizes(sizing: Sizing, groups_per_batch: int) -> int:
-    """The number of samples of a batch of the usual groups. Raises ValueError if groups of some size can't make up a
-    batch."""
+    """The number of samples of a batch. Raises ValueError if groups of some size can't make up a batch."""
     samples = groups_per_batch * sizing.group_size
-    for size in sizing.sizes if sizing.keep == "samples" else ():
+    for size in sizing.sizes:
         if samples % size:
             fitting = [each for each in sizing.sizes if samples % each == 0]
             raise ValueError(

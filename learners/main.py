@@ -33,7 +33,7 @@ from areal_like.run.spans import Spans
 from areal_like.run.stopping import reason_to_stop
 from areal_like.types import Batch
 from areal_like.wire.client import LearnerClient, Stopped
-from areal_like.wire.messages import GradientNoise, Manifest
+from areal_like.wire.messages import Manifest
 from learners.attestation import Attestation
 from learners.build import build_trainer
 from learners.demonstrated import Demonstrated, Score
@@ -142,7 +142,7 @@ class TrainLoop:
             except Untrainable as fault:
                 self._set_aside(fault)
                 continue
-            self.client.trained(progress.steps, noise_of(batch, row))
+            self.client.trained(progress.steps)
             progress.steps += 1
             if progress.steps % self.config.weight_sync_interval == 0 and not self.alone:
                 row["publish/seconds"] = self._publish()
@@ -345,14 +345,6 @@ def heldout_metrics(sets: dict[str, dict[str, float]]) -> dict[str, float]:
         found |= {f"{prefix}/{figure}": value for figure, value in figures.items() if figure != "reward"}
         found["eval/reward" if name == OWN else prefix] = figures["reward"]
     return found
-
-
-def noise_of(batch: Batch, row: dict[str, Any]) -> GradientNoise | None:
-    """The gradient noise in a train step's metrics; None if they have none."""
-    if "gradient/signal" not in row:
-        return None
-    size = len(batch.groups[0].samples)
-    return GradientNoise(size, row["gradient/signal"], row["gradient/between"], row["gradient/within"])
 
 
 def save_model(role: Role, trainer: Trainer, task: Task) -> None:

@@ -75,9 +75,6 @@ def learning_defaults(config: Config) -> dict[str, object]:
         steps = config.run.steps if known.get("schedule_steps") is None else known["schedule_steps"]
         filled["schedule_steps"] = steps
         filled["warmup_steps"] = min(warmup, optimizer_steps(known | {"schedule_steps": steps}) // 2)
-    sizing = settled("sizing", config.sizing)
-    if "hears_gradients" in marks("sizing", sizing["name"]) and sizing.get("decisions", "") is None:
-        filled |= {} if is_supervised(config) else {"gradient_noise": True}
     return {f"learner.{knob}": value for knob, value in filled.items() if known.get(knob, "") is None}
 
 

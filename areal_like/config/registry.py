@@ -84,8 +84,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "sizing": {
         "fixed": "buffer.sizing:Fixed",
-        "sagc": "buffer.sagc:Sagc",
-        "sagc_plain": "buffer.sagc_plain:SagcPlain",
+        "sagc": "buffer.sizing:Sagc",
     },
     "policy": {
         "in_order": "buffer.policies:in_order",

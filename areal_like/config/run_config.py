@@ -205,8 +205,6 @@ def _with_defaults(config: Config, inherited: Config | None, layers: Layers) -> 
         kept = {key: value for key, value in known.items() if value is not None and value != usual.get(key)}
         layers.note(kept, "the earlier run")
         found |= kept
-        if "gradient_noise" not in inherited.learner:  # it changes the order of summation, so the last bits
-            found.pop("learner.gradient_noise", None)
     return _filled(config, found) if found else config
 
 

@@ -208,8 +208,8 @@ class LearnerClient:
         """Announce a version."""
         self.say(messages.Published(manifest))
 
-    def trained(self, index: int, gradient: messages.GradientNoise | None = None) -> None:
-        self.say(messages.Trained(index, gradient))
+    def trained(self, index: int) -> None:
+        self.say(messages.Trained(index))
 
     def checkpointed(self, step: int) -> None:
         """All batches before `step` are in a checkpoint: the buffer need not serve them again."""

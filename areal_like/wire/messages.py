@@ -277,21 +277,11 @@ class Stream(Message):
     by = LEARNER
 
 
-class GradientNoise(msgspec.Struct, forbid_unknown_fields=True):
-    """`learners.gradient_noise` of a batch whose groups have `size` samples."""
-
-    size: Annotated[int, Meta(ge=2, le=MOST)]
-    signal: Finite
-    between: Finite
-    within: Finite
-
-
 class Trained(Message):
-    """All batches up to this one are trained. `gradient`: of the last one, if it was measured."""
+    """All batches up to this one are trained."""
 
     by = LEARNER
     index: Version
-    gradient: GradientNoise | None = None
 
 
 class Checkpointed(Message):

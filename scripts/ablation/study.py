@@ -163,8 +163,6 @@ class Study:
         for config in self.main_configs():
             if by_samples and "group_size" not in config.sizing:
                 raise ConfigError(f"sizing={config.sizing['name']} has no group_size: measure steps, not samples")
-            if by_samples and config.sizing.get("keep") == "prompts":
-                raise ConfigError("sizing.keep=prompts: steps differ in samples: measure steps, not samples")
 
     def _runs(self, stage: str, labels: Labels, tuned: Labels, seeds: Iterable[int]) -> list[Run]:
         return [Run(stage, labels, tuned, seed, functools.partial(self._config, labels, tuned)) for seed in seeds]

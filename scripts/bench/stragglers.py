@@ -8,7 +8,7 @@ run takes seconds); most of the spread is between prompts, the rest within. The 
 2509.21009) answers of up to 8k, 16k and 32k tokens: sigma gives each the ratio of p99 to p50 in SETTINGS, which grows
 with the cap. These ratios are our choice: the paper shows them only in plots.
 
-It also runs the controller of plain SAGC (`sagc_plain`) alone on drifting lengths (`simulate`), since a run of seconds
+It also runs the controller of SAGC (`sagc`) alone on drifting lengths (`simulate`), since a run of seconds
 says little about shares in the long run. And it shows by how much trained responses are shorter than offered ones
 (`kept`, by quarter of the run: waiting groups weigh less and less, cut samples are lost): by the engine's own lengths,
 which are known here, and by the estimate of `scripts.ledger`.
@@ -36,8 +36,7 @@ from areal_like.places import REPOSITORY
 from areal_like.sampling import stream_key
 from areal_like.types import Limits
 from buffer.journal import scan
-from buffer.sagc_plain import SagcPlain
-from buffer.sizing import GroupLengths
+from buffer.sizing import GroupLengths, Sagc
 
 from ..console import output
 from ..console.arguments import picture
@@ -59,7 +58,7 @@ SETTINGS = {"8k": 6.0, "16k": 9.0, "32k": 12.0}
 SYNC = ["mode=sync"]
 TAIL = [*SYNC, "scheduler.oversample_prompts=1.25"]
 RESPONSES = ["scheduler.oversample_responses=1.25"]
-SAGC = ["sizing={name: sagc_plain, candidates: [4, 8, 16, 32], budget: 0.3, straggler_ratio: 3.0}"]
+SAGC = ["sizing={name: sagc, candidates: [4, 8, 16, 32], budget: 0.3, straggler_ratio: 3.0}"]
 STREAM = ["learner.stream=true"]
 MODES = {
     "sync": SYNC,
@@ -79,7 +78,7 @@ SAID = {
     "sync": "plain rounds (sync)",
     "tail, prompts only": "tail batching, prompts only",
     "tail": "tail batching",
-    "sagc": "plain SAGC",
+    "sagc": "SAGC",
     "stream": "stream trainer",
     "all": "all techniques together",
     "all but sagc": "all but SAGC",
@@ -179,7 +178,7 @@ def drifting(samples: int, steps: int, seed: int) -> Iterator[np.ndarray]:
 
 def simulate(steps: int = 4000, samples: int = 128, budget: float = 0.3) -> dict[str, list[float]]:
     """SAGC's controller under drift: per quarter the share of groups with a straggler and the mean group size."""
-    controller = SagcPlain(budget=budget)
+    controller = Sagc(budget=budget)
     shares: list[float] = []
     sizes: list[int] = []
     seen: list[GroupLengths] = []

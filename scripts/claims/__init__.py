@@ -8,7 +8,6 @@
 | `single_arm` | how much of the failures' gradient DG removes: its second moment across the true direction |
 | `kondo` | 3 % of the backward passes are enough |
 | `off_policy` | (ours) which correction holds when actors are inexact, stale or broken; what foretells a fall |
-| `sagc` | (ours) group sizes that follow stragglers against static ones: reward per second, in virtual time |
 | `failures` | (ours) what failures of actors, nodes and the learner cost 1,000 nodes, in virtual time |
 | `peers` | AReaL, verl, RollPacker: what they report, in simulation |
 | `cut_responses` | (ours) over-provisioned responses: bias of lengths and rewards against speed, weighed or not |

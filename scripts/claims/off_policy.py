@@ -14,7 +14,7 @@
 | collapse | which sign sees a fall first, over the learners of all of these that are kept in the folder |
 | page | nothing is trained: tables and pictures of docs/off-policy.md from the published `results.csv` |
 
-`page` also makes tables of docs/results.md: rewards against staleness, `claims.sagc`, `claims.cut_responses` and
+`page` also makes tables of docs/results.md: rewards against staleness, `claims.cut_responses` and
 `claims.curriculum`, from the numbers of runs in docs/data.
 
 Hundreds of small learners train side by side (`lagging`), a seed of each method from the same start on the same draws.
@@ -59,7 +59,7 @@ from ..ablation.results import of_file
 from ..ablation.study import load
 from ..plotting.drawing import keep, picture
 from ..plotting.plot import Plot
-from . import arithmetic, curriculum, cut_responses, foretelling, kept, sagc
+from . import arithmetic, curriculum, cut_responses, foretelling, kept
 from .designs import DESIGNS, Design
 from .found import Found, numbers_of, read_csv, write_csv
 from .lagging import GATED, Actor, Policy, train
@@ -68,7 +68,6 @@ from .studies import Measure, Row, Study, best_rates, one_by_one, prepare, tell
 
 COLLAPSE, PAGE = "collapse", "page"
 OTHERS: dict[str, Callable[[Path], dict[str, str]]] = {
-    "sagc": lambda results: sagc.tables(sagc.read(results)),
     "cut_responses": cut_responses.tables,
     "curriculum": curriculum.tables,
 }

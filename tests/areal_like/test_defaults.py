@@ -242,26 +242,3 @@ def test_the_shares_of_the_machine_are_said(large: str) -> None:
     assert said.startswith("machine: 4 cores; learner.threads=3, learner.compute_dtype=")
     assert describe_machine(load(["base"]), 1).startswith("machine: 1 core; ")
     assert ", actors.count=1, actors.threads=" in said
-
-
-@pytest.mark.parametrize(
-    ("overrides", "measured"),
-    [
-        ([], None),
-        (["sizing=sagc"], True),
-        (["sizing=sagc", "sizing.decisions=6"], None),
-        (["sizing=sagc_plain"], None),
-        (["sizing=sagc", "learner.num_minibatches=1", "learner.stream=true"], True),
-        (["sizing=sagc", "learner.gradient_noise=false"], False),
-    ],
-)
-def test_noise_is_measured_where_the_sizing_chooses_by_it(overrides: list[str], measured: bool | None) -> None:
-    config = load(["configs/quickstart.yaml", "mode=sync", *overrides])
-    assert config.learner.get("gradient_noise") is measured
-
-
-def test_a_run_of_before_goes_on_without_what_would_change_its_last_bits() -> None:
-    arguments = ["configs/quickstart.yaml", "mode=sync", "sizing=sagc"]
-    now, before = load(arguments), load([*arguments, "sizing.decisions=6"])  # as if nobody knew of the knob
-    assert load(arguments, inherited=now).learner.gradient_noise is True
-    assert "gradient_noise" not in load(arguments, inherited=before).learner

@@ -15,9 +15,8 @@ from areal_like.types import Completion, Group, PartialSample, Sample
 from areal_like.wire.groups import encode_group
 from areal_like.wire.partials import encode_partial
 from buffer import filters
-from buffer.sagc import Sagc
 from buffer.schedulers import SyncScheduler
-from buffer.sizing import Fixed, GroupLengths, Sizing
+from buffer.sizing import Fixed, GroupLengths, Sagc, Sizing
 from buffer.store import NO_SLOT, Stage
 from tests.buffer.house import B, House, table
 from tests.buffer.paper import Paper
@@ -45,15 +44,9 @@ class Restless(Sizing):
         self.batches = state["batches"]
 
 
-class Eager(Sagc):
-    """Chooses from the second batch on."""
-
-    least_evidence = 1
-
-
 SIZINGS = {
     "fixed": lambda: Fixed(group_size=SIZE),
-    "sagc": lambda: Eager(group_size=SIZE, candidates=[4, 8, 16], budget=0.2, least_prompts=1),
+    "sagc": lambda: Sagc(group_size=SIZE, candidates=[4, 8, 16], budget=0.2),
     "restless": Restless,
 }
 

@@ -16,7 +16,7 @@ from buffer.filters import zero_variance
 from buffer.policies import fifo
 from buffer.run_state import Learner, RunState
 from buffer.schedulers import AsyncScheduler, SyncScheduler
-from buffer.sizing import Fixed
+from buffer.sizing import Fixed, Sagc
 from buffer.status import levels, status
 from buffer.store import LEASED, Stage
 from scripts.status import render
@@ -201,10 +201,9 @@ def test_staleness_is_split_into_flight_and_queue() -> None:
 
 
 def test_samples_that_were_cut_are_seen_by_who_sizes_groups_and_written_down() -> None:
-    house = House(asynchronous(max_staleness=1, oversample_responses=1.25))
+    house = House(AsyncScheduler(Sagc(candidates=(4, 8)), max_staleness=1, oversample_responses=1.25))
     records = []
     house.state.replay.record = lambda event, payload: records.append(event) or payload
-    house.state.scheduler.sizing.looks = True
     house.start()
     name = next(name for name in house.names if 0 in house.leases(name))
     house.say(name, "left_out", {"id": 0, "cut": [70, 90], "redrawn": ["reward crashed: no"]})

@@ -7,15 +7,13 @@ import pytest
 
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
-from areal_like.wire.messages import GradientNoise
 from buffer import events
 from buffer.evaluation import Asked, Evaluation
 from buffer.gauges import Gauges, idle_shares
 from buffer.journal import since_snapshot
-from buffer.sagc import Sagc
-from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import SyncScheduler
 from buffer.segment_file import MAGIC, path_of
+from buffer.sizing import Sagc
 from buffer.status import levels, waits
 from buffer.store import Entry, Stage
 from tests.buffer.house import B, House, asynchronous
@@ -74,20 +72,6 @@ def test_the_metrics_of_a_batch_say_how_its_round_was_sized():
     house.start()
     decision = house.state.gauges.decision(0)
     assert decision["rounds/deferred"] == 0 and any(name.startswith("sizing/") for name in decision)
-
-
-def test_what_the_learner_finds_of_its_gradient_is_heard_once():
-    house = House(SyncScheduler(sizing := Sagc(candidates=(4, 8))))
-    house.start()
-    for group_id in range(house.state.replay.bound.groups_per_batch):
-        house.finish(group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    heard = []
-    sizing.note_gradient = heard.append
-    for _ in range(2):  # as after a lost connection
-        found = {"size": 8, "signal": 1.0, "between": 2.0, "within": 3.0}
-        house.say("learner", "trained", {"index": 0, "gradient": found})
-    assert heard == [GradientNoise(8, 1.0, 2.0, 3.0)] and house.state.learner.steps == 1
 
 
 def test_groups_that_are_lost_are_counted_by_reason():
@@ -157,8 +141,3 @@ def test_a_segment_whose_first_bytes_are_torn_begins_again(tmp_path):
     segment.write_bytes(MAGIC[:3])
     assert list(since_snapshot(folder, repair=True)) == []
     assert segment.read_bytes() == MAGIC
-
-
-def test_sizing_refuses_a_weight_of_zero():
-    with pytest.raises(ValueError, match="weight > 0"):
-        SagcPlain(weight=0.0)

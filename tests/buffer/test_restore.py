@@ -14,9 +14,8 @@ from buffer.journal import JournalError, segments
 from buffer.payloads import load
 from buffer.policies import fifo
 from buffer.replay import Replay
-from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import AsyncScheduler
-from buffer.sizing import GroupLengths
+from buffer.sizing import GroupLengths, Sagc
 from buffer.staleness import Bound
 from buffer.store import Stage
 
@@ -119,7 +118,7 @@ def test_group_sizes_and_what_explains_them_are_those_of_before(tmp_path: Path) 
         return scheduler.state_dict(), [gauges.decision(batch) for batch in range(2)]
 
     def sized() -> AsyncScheduler:
-        return AsyncScheduler(SagcPlain(candidates=[4, 8]))
+        return AsyncScheduler(Sagc(candidates=[4, 8]))
 
     _, replay, end = started(tmp_path)
     scheduler, told = sized(), []

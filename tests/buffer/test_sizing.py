@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from buffer.sagc_plain import SagcPlain
 from buffer.schedulers import AsyncScheduler, GroupPlan, Round, View
-from buffer.sizing import Fixed, GroupLengths, check_sizes
+from buffer.sizing import Fixed, GroupLengths, Sagc, check_sizes
 
 
 def done(*tokens: int) -> GroupLengths:
@@ -15,7 +14,7 @@ def done(*tokens: int) -> GroupLengths:
 
 
 def test_risk_is_that_of_the_beta_posterior() -> None:
-    sagc = SagcPlain(candidates=[4, 8])
+    sagc = Sagc(candidates=[4, 8])
     sagc.a, sagc.b = 2.0, 30.0
     p = np.random.default_rng(0).beta(2.0, 30.0, 400_000)
     for size in (4, 8):
@@ -23,7 +22,7 @@ def test_risk_is_that_of_the_beta_posterior() -> None:
 
 
 def test_the_dual_variable_and_the_choice_by_hand() -> None:
-    sagc = SagcPlain(candidates=[2, 4], budget=0.25, straggler_ratio=3.0, forget=0.5, group_size=4)
+    sagc = Sagc(candidates=[2, 4], budget=0.25, straggler_ratio=3.0, forget=0.5, group_size=4)
     assert sagc.next_size([]) == 4 and sagc.steps == 0, "no evidence: the largest"
     sagc.next_size([done(1, 1, 1, 10), done(1, 1, 1, 1)])
     assert (sagc.a, sagc.b) == (0.5 + 1, 0.5 + 7)
@@ -37,7 +36,7 @@ def test_the_dual_variable_and_the_choice_by_hand() -> None:
 
 
 def test_cut_responses_are_lower_bounds() -> None:
-    sagc = SagcPlain(candidates=[4], group_size=4, forget=1.0)
+    sagc = Sagc(candidates=[4], group_size=4, forget=1.0)
     sagc.next_size([GroupLengths((1, 1, 1, 10), (False, False, False, True))])
     assert (sagc.a, sagc.b, sagc.share) == (2.0, 4.0, 1.0), "past the threshold already: a straggler"
     sagc.next_size([GroupLengths((1, 1, 1, 2), (False, False, False, True))])
@@ -51,7 +50,7 @@ def test_cut_responses_are_lower_bounds() -> None:
 def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -> None:
     """Lengths drift. `hidden`: lengths beyond 4 medians are cut there, and the controller sees only that they are
     longer."""
-    sagc, random, steps = SagcPlain(budget=0.3), np.random.default_rng(1), 4000
+    sagc, random, steps = Sagc(budget=0.3), np.random.default_rng(1), 4000
     shares, sizes, seen = [], [], []
     for step in range(steps):
         size = sagc.next_size(seen)
@@ -82,7 +81,7 @@ def closed(lengths: np.ndarray, need: int) -> GroupLengths:
 def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() -> None:
     """Lengths e^(.6 z): three of ten are cut at 1.4 medians. Each is a straggler with P(L > 3) / P(L > 1.4)."""
     group = GroupLengths((407, 549, 698, 835, 990, 1010, 1270, *(1400,) * 3), (False,) * 7 + (True,) * 3, True)
-    sagc = SagcPlain(candidates=[8], forget=1.0)
+    sagc = Sagc(candidates=[8], forget=1.0)
     sagc.below, sagc.below_sum = 1e9, 1e9 * 0.6 * math.sqrt(2 / math.pi)  # the spread is known
     sagc.next_size([group])
 
@@ -101,7 +100,7 @@ def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() ->
 @pytest.mark.parametrize("over", [1.25, 1.5])
 def test_closing_groups_at_the_first_responses_hides_no_straggler(over: float) -> None:
     """The true share among all started responses stays near the budget, though no straggler ever ends."""
-    random, sagc, seen = np.random.default_rng(0), SagcPlain(), list[GroupLengths]()
+    random, sagc, seen = np.random.default_rng(0), Sagc(), list[GroupLengths]()
     shares, sizes = [], []
     for step in range(2000):
         size = sagc.next_size(seen)
@@ -118,13 +117,13 @@ def test_closing_groups_at_the_first_responses_hides_no_straggler(over: float) -
 
 
 def test_a_closed_group_of_which_most_was_cut_tells_no_spread() -> None:
-    sagc = SagcPlain(candidates=[4], group_size=4)
+    sagc = Sagc(candidates=[4], group_size=4)
     sagc.next_size([GroupLengths((5, 9, 9, 9), (False, True, True, True), closed=True)])
     assert (sagc.spread, sagc.below) == (0.0, 0.0)
 
 
 def test_closed_groups_of_equal_lengths_have_no_straggler() -> None:
-    sagc = SagcPlain()
+    sagc = Sagc()
     for _ in range(3):
         sagc.next_size([closed(np.full(10, 50), 8)])
     assert (sagc.share, sagc.spread, sagc.chosen) == (0.0, 0.0, 32)
@@ -133,26 +132,26 @@ def test_closed_groups_of_equal_lengths_have_no_straggler() -> None:
 
 
 def test_its_state_survives_a_crash() -> None:
-    sagc = SagcPlain(group_size=8)
+    sagc = Sagc(group_size=8)
     sagc.next_size([done(*range(1, 9))] * 3)
-    again = SagcPlain(group_size=8)
+    again = Sagc(group_size=8)
     again.load_state_dict(sagc.state_dict())
     assert again.metrics() == sagc.metrics() and again.next_size([]) == sagc.next_size([])
 
 
 def test_a_batch_keeps_its_samples() -> None:
-    assert check_sizes(SagcPlain(group_size=8), 16) == 128 == check_sizes(Fixed(group_size=8), 16)
+    assert check_sizes(Sagc(group_size=8), 16) == 128 == check_sizes(Fixed(group_size=8), 16)
     words = (
         r"sizing\.candidates: groups of 32 can't make up a batch of 48.*sizing\.candidates=\[4, 8, 16\].*multiple of 32"
     )
     with pytest.raises(ValueError, match=words):
-        check_sizes(SagcPlain(group_size=8), 6)
+        check_sizes(Sagc(group_size=8), 6)
 
 
 @pytest.mark.parametrize("candidates", [[], [1, 8], [8, 4], [4, 4], [4.0, 8.0], ["few", "many"], [True, 8]])
 def test_candidates_are_ascending_whole_numbers(candidates: list) -> None:
     with pytest.raises(ValueError, match=r"sizing\.candidates must be ascending whole numbers >= 2, not \["):
-        SagcPlain(candidates=candidates)
+        Sagc(candidates=candidates)
 
 
 def test_a_group_may_have_one_sample_and_not_none() -> None:

@@ -58,7 +58,7 @@ def test_an_epoch_has_each_prompt_once_though_some_wait_until_the_next_one_has_b
         for epoch in range(len(ids) // 7):
             assert sorted(run.row_of[7 * epoch + place] for place in range(7)) == list(range(7))
         overtaken += ids != sorted(ids, key=lambda group_id: group_id // 7)
-    assert overtaken > 5
+    assert overtaken >= 3
 
 
 def started(scheduler: SyncScheduler, **rules) -> House:

@@ -40,7 +40,6 @@ STUDY = {
 ABSENT = "absent"
 SUPERVISED = {"config": "base", "grid": {"learner.lr": [0.001, 0.002]}, "tune": ABSENT}
 SUPERVISED["set"] = {"loss": "sft", "task": "reverse", "model": "tiny", "groups_per_batch": 8, "run.steps": 4}
-OTHER_SAMPLES = {"mode": "sync", "sizing": "sagc", "sizing.group_size": 8, "sizing.keep": "prompts"}
 
 
 def load(folder: Path, **changes) -> Study:
@@ -221,10 +220,6 @@ def test_final_models_of_the_tuning_are_asked_before_the_main_runs(
         ({"measure": {"x": {"metric": "loss", "take": "median"}}}, "take is mean"),
         ({"curve": {"x": "hours"}}, "curve: expected y"),
         ({"grid": {"loss": ["ppo", "pppo"]}, "tune": ABSENT, "curve": {"x": "steps"}}, "loss=pppo.*no loss 'pppo'"),
-        (
-            {"set": OTHER_SAMPLES, "grid": {"loss": ["ppo"]}, "tune": ABSENT},
-            "sizing.keep=prompts.*measure steps",
-        ),
         ({"set": {"run.stepz": 3}}, r"unknown key 'run.stepz'.*\[from set in .*study.yaml\]"),
         ({"grid": {"run.stepz": [3, 4]}, "tune": ABSENT}, r"'run.stepz'.*\[from grid in .*study.yaml\]"),
         ({"tune": STUDY["tune"] | {"grid": {"learner.lrr": [1]}}}, r"'lrr'.*\[from tune.grid in .*study.yaml\]"),
