@@ -6,8 +6,8 @@ either order.
 
 - Files are looked up beside the file that names them, then in `configs/`.
 - A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges `mode/sync.yaml`) or that names
-  a component (`engine: timed` is `engine: {name: timed}`). A file may set more than its key: `loss: grpo` sets loss,
-  advantage, normalisation and KL.
+  a component (`engine: timed` is `engine: {name: timed}`). `gpu` and `algorithm` name files that set several
+  components: `algorithm: grpo` sets loss, advantage, normalisation and KL. They are merged before other choices.
 - A component whose `name` changes replaces the inherited one whole, at any depth: knobs of one never reach another.
 - Lists are replaced, never joined; interpolations (`${run.seed}`) stay text until the whole tree is there.
 
@@ -27,13 +27,13 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from areal_like.config.other_names import ALIASES, instead_of_component
-from areal_like.config.registry import COMPONENTS, ConfigError, nearest
+from areal_like.config.other_names import ALIASES
+from areal_like.config.registry import COMPONENTS, ConfigError, component_hint, nearest
 from areal_like.places import CONFIGS
 
 COMMAND_LINE = "command line"
-MACHINE = "gpu"
-"""The choice that sets several components to what suits a machine: merged first, so that choices of these win."""
+PRESETS = ("gpu", "algorithm")
+"""Choices that set several components: merged first, so that choices of these components take precedence."""
 
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 """What yaml can say, as plain containers."""
@@ -92,7 +92,7 @@ class Layers:
     def _add(self, items: Items, folder: Path) -> None:
         """Merge dotted keys and values of one layer: the choices first, then the values."""
         items = [(_known_as(key, origin), value, origin) for key, value, origin in items]
-        items.sort(key=lambda item: item[0] != MACHINE)
+        items.sort(key=lambda item: item[0] not in PRESETS)
         values: Items = []
         for key, value, origin in items:
             if key not in COMPONENTS and value is None:  # no choice
@@ -125,7 +125,7 @@ class Layers:
         files = _group(key, folder)
         known = dict.fromkeys([*COMPONENTS.get(key, {}), *files])
         if name not in known and not (key in COMPONENTS and ":" in name):
-            hint = f"{instead_of_component(key, name) or nearest(name, known)} There are {', '.join(known)}"
+            hint = f"{component_hint(key, name, known)} There are {', '.join(known)}"
             raise ConfigError(f"{key}: there is no {key} {name!r}.{hint} [from {origin}]", key)
         if name in files and files[name] not in self._open:
             self.add_file(files[name])

@@ -18,7 +18,7 @@ _LENGTH = "sampling.max_new_tokens"
 _MICRO = "learner.micro_batch_tokens, the tokens of a micro-batch"
 _MINI = "learner.num_minibatches, optimizer steps per batch"
 _NAME = "run.dir and run.name"
-_PAPERS = "loss=grpo, loss=dapo, loss=dr_grpo, ... (docs/algorithms.md)"
+_PAPERS = "algorithm=grpo, algorithm=dapo, algorithm=dr_grpo, ... (docs/algorithms.md)"
 _PASSES = "learner.num_minibatch_epochs"
 _PROJECT = "run.project, which trackers show, and run.name"
 _REWARD = "task=jsonl with task.reward=my_module:my_reward"
@@ -106,7 +106,7 @@ KEYS = {
     "eps_clip_higher": _CLIP_HIGH,
     "epsilon": "loss.clip",
     "epsilon_high": _CLIP_HIGH,
-    "importance_sampling_level": "loss=gspo for whole sequences, and loss.correction.weight",
+    "importance_sampling_level": "algorithm=gspo for whole sequences, and loss.correction.weight",
     "loss_agg_mode": "learner.normalise (token_mean, sequence_mean, or a number of tokens)",
     "algorithm": _PAPERS,
     "loss_type": _PAPERS,
@@ -270,7 +270,7 @@ COMPONENTS = {
     "loss": {
         "clip_cov": "loss=ppo",
         "dpo": "loss=ppo: pairs of preferences are not trained here",
-        "drgrpo": "loss=dr_grpo",
+        "drgrpo": "algorithm=dr_grpo",
         "pg": "loss=is_pg, or loss=reinforce without correction",
         "ppo_clip": "loss=ppo",
         "reinforce++": "loss=ppo advantage=reinforce_pp",
@@ -278,8 +278,8 @@ COMPONENTS = {
         "vanilla": "loss=ppo",
     },
     "advantage": {
-        "dr_grpo": "advantage=group, or all of the paper with loss=dr_grpo",
-        "grpo": "advantage=group advantage.std=true, or all of the paper with loss=grpo",
+        "dr_grpo": "advantage=group, or all of the paper with algorithm=dr_grpo",
+        "grpo": "advantage=group advantage.std=true, or all of the paper with algorithm=grpo",
         "reinforce++": "advantage=reinforce_pp",
         "reinforce_plus_plus": "advantage=reinforce_pp",
         "reinforce_plus_plus_baseline": "advantage=reinforce_pp advantage.baseline=true",

@@ -356,6 +356,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def component_hint(kind: str, name: str, known: Iterable[str]) -> str:
+    """What to write for an unknown component or choice: the algorithm of this name, or the nearest known name."""
+    if kind == "loss" and (CONFIGS / "algorithm" / f"{name}.yaml").is_file():
+        return f" Did you mean algorithm={name}?"
+    return instead_of_component(kind, name) or nearest(name, known)
+
+
 def _list(words: Iterable[str]) -> str:
     return ", ".join(words) or "none"
 
@@ -368,15 +375,10 @@ def _target(kind: str, name: str) -> tuple[str, str]:
     module, colon, attribute = target.partition(":")
     if not (colon and module and attribute):
         known = COMPONENTS[kind]
-        hint = _preset(kind, name) or instead_of_component(kind, name) or nearest(name, known)
+        hint = component_hint(kind, name, known)
         others = f"There are {_list(known)}; or name your own as module:Name"
         raise ConfigError(f"{kind}.name: there is no {kind} {name!r}.{hint} {others}", f"{kind}.name")
     return module, attribute
-
-
-def _preset(kind: str, name: str) -> str:
-    """`loss.name=grpo` where `loss=grpo` is a file that sets more than the name."""
-    return f" Write {kind}={name}, a preset." if (CONFIGS / kind / f"{name}.yaml").is_file() else ""
 
 
 def _signature_of(kind: str, name: str) -> Signature:

@@ -122,6 +122,7 @@ class Config:
     inject_staleness: Free
     placement: Free
     gpu: str | None
+    algorithm: str | None
     task: Spec
     group_reward: Spec
     model: Spec

@@ -26,7 +26,6 @@ def refuse_odd_supervision(config: Config) -> None:
         "sampling.temperature": config.sampling.temperature != 1.0,
         "group_reward": config.group_reward["name"] != "none",
         "eval.sets": bool(config.eval.sets),
-        "advantage": "needs_values" in marks("advantage", config.advantage["name"]),
         **{f"learner.{knob}": bool(learner.get(knob)) for knob in OF_ROLLOUTS},
     }
     for key, is_set in asked.items():

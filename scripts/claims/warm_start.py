@@ -3,7 +3,7 @@
 `python -m scripts.claims.warm_start [--quick] [--seeds N] [--out FOLDER]`
 
 The task is to say five digits backwards, with a reward of 1 for the whole answer and 0 otherwise (`WholeReverse`): from
-random weights about one answer in 370,000 is right. For each seed: reinforcement learning alone; imitation (`loss=sft`)
+random weights about one answer in 370,000 is right. For each seed: RL alone; imitation (`algorithm=sft`)
 of right answers, ended early; reinforcement learning from its checkpoint; and smaller students, from random weights,
 that are distilled from what that leaves, with rollouts of age 0 and 8, with and without corrections. Rewards are
 held-out ones (greedy), `kl` is the mean k3 of the student's tokens against the teacher, in the last ten batches.
@@ -55,14 +55,20 @@ COMMON += ["weights.probe_every=0", "rewards.workers=0", "run.trackers=[]", "che
 RL = ["learner.entropy_bonus=0", "learner.lr=1e-3", "learner.warmup_steps=0"]
 STUDENT = ["learner.entropy_bonus=0", "learner.lr=3e-3", "groups_per_batch=32"]
 STUDENT += ["model.hidden_size=24", "model.intermediate_size=48"]  # 12,096 weights; the teacher has 21,248
+TOP = ["algorithm=distill", "advantage.sampled=0", "learner.teacher={path: null, top: 32, trace: 1.0}"]
 AGED = ["inject_staleness=8"]
 STUDENTS: dict[str, list[str]] = {
-    "age 0, sampled token": ["mode=sync", "loss=distill"],
-    "age 8, sampled token, no correction": [*AGED, "loss=distill", "loss={name: reinforce}", "advantage.of=behaviour"],
-    "age 8, sampled token, weighed (tis)": [*AGED, "loss=distill"],
-    "age 0, all tokens": ["mode=sync", "loss=distill_top", "learner.teacher.trace=null"],
-    "age 8, all tokens, no correction": [*AGED, "loss=distill_top", "learner.teacher.trace=null"],
-    "age 8, all tokens, weighed by their prefix": [*AGED, "loss=distill_top"],
+    "age 0, sampled token": ["mode=sync", "algorithm=distill"],
+    "age 8, sampled token, no correction": [
+        *AGED,
+        "algorithm=distill",
+        "loss={name: reinforce}",
+        "advantage.of=behaviour",
+    ],
+    "age 8, sampled token, weighed (tis)": [*AGED, "algorithm=distill"],
+    "age 0, all tokens": ["mode=sync", *TOP, "learner.teacher.trace=null"],
+    "age 8, all tokens, no correction": [*AGED, *TOP, "learner.teacher.trace=null"],
+    "age 8, all tokens, weighed by their prefix": [*AGED, *TOP],
 }
 """Label → overrides."""
 
@@ -107,7 +113,9 @@ def study(folder: Path, seed: int, scale: float) -> dict[str, Mapping[str, float
         return str(folder / f"{name}-{seed}" / "checkpoints" / "final")
 
     found = {"RL alone": run(folder, "alone", seed, steps(STEPS), *RL)}
-    found["imitation"] = run(folder, "warm", seed, steps(WARM), "loss=sft", "groups_per_batch=64", "learner.lr=1e-2")
+    found["imitation"] = run(
+        folder, "warm", seed, steps(WARM), "algorithm=sft", "groups_per_batch=64", "learner.lr=1e-2"
+    )
     begun = ["model=folder", f"model.path={left('warm')}"]
     found["RL after imitation"] = run(folder, "taught", seed, steps(STEPS), *begun, *RL)
     for number, (label, overrides) in enumerate(STUDENTS.items()):

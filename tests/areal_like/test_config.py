@@ -352,7 +352,10 @@ STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
         (["advantage=maxrl", "learner.kl_reward=0.1"], "learner.kl_reward: advantage=maxrl"),
         (["learner.critic_clip=0.2"], "learner.critic_clip: there is no critic"),
         (["learner.kl_cut=10"], "learner.kl_cut: there is no KL to cut"),
-        (["advantage=gae", "advantage.bootstrap=true", "learner.overlong_filter=true"], "advantage.bootstrap: learner"),
+        (
+            ["advantage=gae", "learner.critic_lr=1e-3", "advantage.bootstrap=true", "learner.overlong_filter=true"],
+            "advantage.bootstrap: learner",
+        ),
         (["advantage={name: batch, std: false, deviation_of: rewards}"], "advantage.deviation_of: advantage.std=false"),
         (["advantage.std=bessel"], "advantage.std: expected"),
         (["learner.router_replay=true"], "learner.router_replay: a model of qwen2 has no experts"),
@@ -383,10 +386,10 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
 @pytest.mark.parametrize(
     "argv",
     [
-        ["advantage=gae"],
+        ["advantage=gae", "learner.critic_lr=1e-3"],
         ["advantage=maxrl", "learner.kl_loss=0.1", "learner.clip_grad=0"],
         ["advantage.std=sample", "learner.kl_loss=0.1", "learner.kl_cut=10"],
-        ["advantage=gae", "advantage.bootstrap=true", "learner.critic_clip=0.2"],
+        ["advantage=gae", "learner.critic_lr=1e-3", "advantage.bootstrap=true", "learner.critic_clip=0.2"],
         ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=1"],
         ["loss=ppo", "learner.num_minibatch_epochs=2"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],

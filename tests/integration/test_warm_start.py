@@ -1,4 +1,4 @@
-"""Runs with loss=sft: the learner alone, its resumes, ranks and adapters; and reinforcement learning behind it."""
+"""Runs with algorithm=sft: the learner alone, its resumes, ranks and adapters; and reinforcement learning behind it."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from areal_like.config.run_config import ConfigError
 from tests.integration.runs import rows, summary, train, train_in_processes
 
-TINY = ["loss=sft", "task={name: reverse, digits: 4, min_digits: 2}", "groups_per_batch=8", "eval.prompts=16"]
+TINY = ["algorithm=sft", "task={name: reverse, digits: 4, min_digits: 2}", "groups_per_batch=8", "eval.prompts=16"]
 SCHEDULED = ["learner.schedule=cosine", "learner.schedule_steps=6", "learner.warmup_steps=1", "eval.every=2"]
 
 

@@ -192,7 +192,7 @@ def test_a_loss_may_go_without_its_usual_correction():
         ),
         (["loss=dg", "loss.correction=7"], "loss.correction: expected a name"),
         (["loss=tis", "loss.correction.weight_high=0.5"], "loss.correction.weight_high: must be at least 1"),
-        (["loss=sft", "loss.correction=tis"], "loss.correction: demonstrations were sampled by no policy"),
+        (["algorithm=sft", "loss.correction=tis"], "loss.correction: demonstrations were sampled by no policy"),
         (["loss=tis", "loss.cap=3"], "Here that is loss.correction.weight_high, of loss=tis"),
         (
             ["loss=reinforce", "loss.correction={self_normalise: true}", "learner.stream=true"],

@@ -21,7 +21,7 @@ TASK = Reverse(0, digits=5, min_digits=2, train_size=37, heldout_size=9)
 
 
 def config_of(*overrides: str):
-    return configs.load(["configs/quickstart.yaml", "loss=sft", "task={name: reverse}", *overrides])
+    return configs.load(["configs/quickstart.yaml", "algorithm=sft", "task={name: reverse}", *overrides])
 
 
 def source(*overrides: str, score=None, rank: int = 0) -> Demonstrated:
@@ -124,7 +124,6 @@ def test_a_pause_ends_it_before_the_next_batch() -> None:
     [
         "run.target_reward=0.9",
         "sampling.temperature=0.7",
-        "advantage=gae",
         "learner.stream=true",
         "learner.kl_reward=0.1",
         "inject_staleness=1",

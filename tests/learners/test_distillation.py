@@ -313,7 +313,7 @@ def test_one_that_is_not_there_or_dies_in_the_middle_of_its_answers_ends_the_run
         (["learner.teacher={url: y, top: 3}"], r"a server says only what the sampled token is worth"),
         (["learner.teacher=x"], r"expected Mapping|expected \{path"),
         (["learner.teacher={path: x, tops: 3}"], r"learner.teacher.tops: .* has no knob"),
-        (["loss=sft", "learner.teacher={path: x, top: 2}"], r"has neither rollouts nor rewards"),
+        (["algorithm=sft", "learner.teacher={path: x, top: 2}"], r"has neither rollouts nor rewards"),
     ],
 )
 def test_odd_settings_are_refused(settings: list[str], told: str) -> None:

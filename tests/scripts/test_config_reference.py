@@ -61,13 +61,13 @@ def test_every_number_has_a_range() -> None:
 
 
 def test_a_preset_is_shown_with_what_it_sets(capsys: pytest.CaptureFixture) -> None:
-    assert config.main(["loss.grpo"]) == 0
+    assert config.main(["algorithm.grpo"]) == 0
     said = capsys.readouterr().out
     assert "2402.03300" in said and "sequence_mean" in said and "kl_loss: 0.04" in said
-    config.main(["loss.gspo"])
+    config.main(["algorithm.gspo"])
     assert "3.0e-4" in (said := capsys.readouterr().out) and "geometric mean" in said and "clip_high" in said
     config.main([])
-    assert "tpo, sft; or a3po, dapo, distill, distill_top, dr_grpo, grpo" in " ".join(capsys.readouterr().out.split())
+    assert "algorithm: dapo, distill, dr_grpo, grpo" in " ".join(capsys.readouterr().out.split())
 
 
 def test_parts_are_found_by_name_and_a_wrong_name_is_told_the_right_one(capsys: pytest.CaptureFixture) -> None:
@@ -80,11 +80,11 @@ def test_parts_are_found_by_name_and_a_wrong_name_is_told_the_right_one(capsys: 
     assert "Did you mean 'loss'?" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         config.main(["grpo"])
-    assert "Did you mean 'loss.grpo'?" in capsys.readouterr().err
+    assert "Did you mean 'algorithm.grpo'?" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         config.main(["learning_rate"])
     assert "Here that is learner.lr." in capsys.readouterr().err
-    assert config.main(["loss=grpo"]) == 0 and "sets" in capsys.readouterr().out
+    assert config.main(["algorithm=grpo"]) == 0 and "sets" in capsys.readouterr().out
 
 
 def test_a_knob_is_found_by_its_key(capsys: pytest.CaptureFixture) -> None:

@@ -20,7 +20,7 @@ from tests.folders import write_folder
 from tests.scripts.test_estimate import write_config
 
 H100 = 80 * 10**9
-GROUPS = {"advantage", "gpu", "launcher", "loss", "mode", "model", "task", "ablation"}
+GROUPS = {"algorithm", "gpu", "launcher", "mode", "model", "task", "ablation"}
 SHIPPED = sorted(file for file in CONFIGS.rglob("*.yaml") if file.parent.name not in GROUPS)
 MODELS: dict[str, Any] = {}
 """By `model.path`, on the meta device: to make one takes seconds."""

@@ -47,7 +47,10 @@ VALUES = [
         "learner.normalise: expected Literal['token_mean', 'sequence_mean', 'response_limit'] | float",
     ),
     (["learner.overlong_filter=true"], "learner.overlong_filter: answers of task=copy have a fixed length"),
-    (["advantage=gae", "advantage.bootstrap=true"], "advantage.bootstrap: answers of task=copy have a fixed length"),
+    (
+        ["advantage=gae", "learner.critic_lr=1e-3", "advantage.bootstrap=true"],
+        "advantage.bootstrap: answers of task=copy have a fixed length",
+    ),
     (["engine.slots=0"], "engine.slots: must be at least 1, got 0"),
     (["engine.kv_tokens=-1"], "engine.kv_tokens: must be at least 1, got -1"),
     (["workflow={name: best_of_n, n: 0}"], "workflow.n: must be at least 1, got 0"),

@@ -282,7 +282,7 @@ def test_runs_that_are_not_simulated_are_refused(capsys) -> None:
         with pytest.raises(SystemExit):
             main(words)
         assert why in capsys.readouterr().err
-    alone = configs.load(["quickstart", "loss=sft", "run.target_reward=null"])
+    alone = configs.load(["quickstart", "algorithm=sft", "run.target_reward=null"])
     with pytest.raises(configs.ConfigError, match="loss=sft: the learner trains alone"):
         Simulation(alone, costs.Costs())
 

@@ -50,7 +50,7 @@ def test_print_config_is_light_and_can_be_read_back(tmp_path: Path) -> None:
 
 
 def test_print_config_all_has_every_knob_and_is_a_config(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    assert main([QUICKSTART, "--print-config", "--all", "loss=grpo"]) == 0
+    assert main([QUICKSTART, "--print-config", "--all", "algorithm=grpo"]) == 0
     (tmp_path / "whole.yaml").write_text(capsys.readouterr().out)
     whole = configs.load([str(tmp_path / "whole.yaml")])
     for kind in COMPONENTS.keys() & configs.Config.__dataclass_fields__.keys():

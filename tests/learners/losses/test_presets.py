@@ -1,4 +1,4 @@
-"""`loss=grpo` and its relatives against the papers' own formulas, in plain loops over float64, value and gradient.
+"""`algorithm=grpo` and its relatives against the papers' own formulas, in plain loops over float64, value and gradient.
 
 The loss goes the learner's whole way: preset file, advantages, shares, denominator, loss function, KL term."""
 
@@ -15,7 +15,7 @@ from tests.learners.batches import make_batch
 from tests.seeds import seeded
 
 RESPONSE_LIMIT = 8
-"""Of task=copy8: the constant of Dr. GRPO."""
+"""Of configs/quickstart.yaml: the constant of Dr. GRPO."""
 
 
 def advantages(rewards: list[float], std: bool) -> np.ndarray:
@@ -57,16 +57,13 @@ def paper(name: str, groups: list[list[dict]]) -> float:
                 case "gspo":  # equations 5 and 7: one ratio per answer
                     ratio = np.exp(np.mean(now - then))
                     total += clipped(ratio, advantage, 3e-4, 4e-4) / answers
-                case "luspo":  # the same, times the answer's length
-                    ratio = np.exp(np.mean(now - then))
-                    total += len(now) * clipped(ratio, advantage, 3e-4, 4e-4) / answers
     return total
 
 
 def trainer_of(name: str):
-    """A trainer as `loss=NAME` builds it, with one minibatch and no other term."""
+    """A trainer as `algorithm=NAME` builds it, with one minibatch and no other term."""
     knobs = ["learner.num_minibatches=1", "learner.entropy_bonus=0", "model.initializer_range=0.3"]
-    return build_trainer(load(["quickstart", f"loss={name}", *knobs]))
+    return build_trainer(load(["quickstart", f"algorithm={name}", *knobs]))
 
 
 def as_answers(step, batch: Batch, current: np.ndarray, reference: np.ndarray) -> list[list[dict]]:
@@ -83,7 +80,7 @@ def as_answers(step, batch: Batch, current: np.ndarray, reference: np.ndarray) -
     return found
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "luspo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo"])
 def test_value_and_gradient_are_the_papers(name: str) -> None:
     trainer, batch = trainer_of(name), make_batch(seeded(1), groups=4, version=0)
     for sample in batch.groups[0].samples:
@@ -114,7 +111,7 @@ def test_value_and_gradient_are_the_papers(name: str) -> None:
     assert np.count_nonzero(expected) > 5
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "luspo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo"])
 def test_a_train_step_has_the_papers_loss(name: str) -> None:
     trainer, batch = trainer_of(name), make_batch(seeded(3), groups=4, version=0)
     step = trainer._begin(batch)
@@ -135,10 +132,12 @@ def test_a_preset_leaves_nothing_of_the_recipe_that_it_is_used_with(tmp_path: Pa
         "advantage: {name: batch}\nlearner: {kl_reward: 0.1, kl_loss: 1.0, normalise: 7}\n"
     )
     for name, kl, normalise in (("grpo", 0.04, "sequence_mean"), ("dr_grpo", 0, "response_limit")):
-        config = load([str(recipe), f"loss={name}"])
+        config = load([str(recipe), f"algorithm={name}"])
         assert config.loss == {"name": "ppo", "clip": 0.2, "clip_high": None, "dual_clip": None}
         assert config.advantage == {"name": "group", "std": name == "grpo"}
         learner = config.learner
         assert (learner["kl_loss"], learner["kl_reward"], learner["normalise"]) == (kl, 0, normalise)
-    assert load([str(recipe), "loss=dapo"]).filter["name"] == "zero_variance"
-    assert load([str(recipe), "loss=grpo", "learner.kl_loss=0"]).learner["kl_loss"] == 0, "what is said goes before"
+    assert load([str(recipe), "algorithm=dapo"]).filter["name"] == "zero_variance"
+    assert load([str(recipe), "algorithm=grpo", "learner.kl_loss=0"]).learner["kl_loss"] == 0, (
+        "what is said goes before"
+    )
