@@ -73,6 +73,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("config", help="a yaml file, or the name of a shipped one, such as quickstart")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
+    parser.add_argument("--resume", metavar="RUN", help="continue this run folder; auto: the newest unfinished run")
+    parser.add_argument("--replay", metavar="RUN", help="train again on this run's recorded batches, without actors")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
     parser.add_argument("--all", action="store_true", help="with --print-config: also knobs that have their defaults")
     parser.add_argument("--dry-run", action="store_true", help="print the processes and their memory needs, and stop")
@@ -84,6 +86,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         option, equals, value = unknown[0].partition("=")
         value = value if equals else "".join(argv[argv.index(option) + 1 :][:1])
         parser.error(f"unrecognized arguments: {' '.join(unknown)}.{instead_of_option(option, value)}")
+    args.overrides += [f"{key}={run}" for key in ("resume", "replay") if (run := getattr(args, key)) is not None]
     if args.all and not args.print_config:
         parser.error("--all goes with --print-config")
     if not args.dry_run and (args.devices is not None or args.device_memory):

@@ -60,6 +60,11 @@ def test_print_config_all_has_every_knob_and_is_a_config(capsys: pytest.CaptureF
         main([QUICKSTART, "--all"])
 
 
+def test_resume_and_replay_are_options_too() -> None:
+    assert parse(["quickstart", "--resume", "auto", "run.steps=5"]).overrides == ["run.steps=5", "resume=auto"]
+    assert parse(["quickstart", "--replay=runs/x"]).overrides == ["replay=runs/x"]
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
