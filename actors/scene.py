@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -9,21 +10,15 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from actors.environments.errors import EpisodeError
 from actors.resumption import limited
-from actors.time_limit import Breathing, Overtime, within
 from areal_like.config.registry import build
+from areal_like.errors import EpisodeError
 from areal_like.interfaces import RolloutEngine
 from areal_like.types import Outcome, Prompt
 
-BUSY_SECONDS = 15.0
-"""Most seconds from one await of an environment to the next, or of a whole call that is not async. Meanwhile the actor
-stands still; after twice that it counts as dead (`buffer.heartbeat_timeout`)."""
 _TOLD_CHARACTERS = 300
 MOST_CHARACTERS = 1 << 20
 CHARACTERS_PER_TOKEN = 64
-
-_in_turn = Breathing()
 
 
 def most_characters(room: int) -> int:
@@ -46,18 +41,18 @@ class Scene:
     async def build(self) -> None:
         """Make the environment. Raises EpisodeError (it takes too long, or exits), as the others do, and what the
         environment raises."""
-        self.world = await self._heard("constructor")
+        self.world = await self._call("constructor")
         if getattr(self.world, "limited", False):
             self._seconds, self._waiting = math.inf, partial(limited, self._engine)
 
     async def reset(self, prompt: Prompt) -> str:
         """What is shown first. Raises TypeError for what is no text."""
-        shown = await self._heard("reset", prompt)
+        shown = await self._call("reset", prompt)
         return self._text("reset", "" if shown is None else shown)
 
     async def step(self, action: str) -> Outcome:
         """Raises TypeError for an answer that is none."""
-        answer = await self._heard("step", action)
+        answer = await self._call("step", action)
         try:
             shown, reward, done = answer
             earned = None if reward is None else float(reward)
@@ -69,20 +64,19 @@ class Scene:
         return Outcome(self._text("step", shown), earned, bool(done))
 
     async def close(self) -> None:
-        if not hasattr(self.world, "close"):
-            return
-        try:
-            with self._waiting():
-                await within(self._seconds, BUSY_SECONDS, self._called("close"))
-        except Overtime as error:
-            raise EpisodeError(f"the environment's close: {error}") from None
+        if hasattr(self.world, "close"):
+            await self._call("close")
 
-    async def _heard(self, name: str, *arguments: object) -> Any:
+    async def _call(self, name: str, *arguments: object) -> Any:
+        limit = asyncio.timeout(self._seconds if self._seconds < math.inf else None)
         try:
             with self._waiting():
-                return await _in_turn.within(self._seconds, BUSY_SECONDS, partial(self._called, name, *arguments))
-        except Overtime as error:
-            raise EpisodeError(f"the environment's {name}: {error}") from None
+                async with limit:
+                    return await self._called(name, *arguments)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise EpisodeError(f"the environment's {name} took more than {self._seconds:g} s") from None
 
     async def _called(self, name: str, *arguments: object) -> Any:
         try:

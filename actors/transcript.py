@@ -80,11 +80,6 @@ class Transcript:
         offset = self._limits.offset + self._used
         return replace(self._limits, max_tokens=longest, offset=offset, experts_from=self._positions)
 
-    def unstopped(self, count: int) -> Limits:
-        """The limits of `count` more tokens, whatever room is left, that no stop token ends."""
-        offset = self._limits.offset + self._used
-        return replace(self._limits, max_tokens=count, stop=(), offset=offset, experts_from=self._positions)
-
     def branch(self, limits: Limits) -> Transcript:
         """A copy that continues by itself, under `limits` of the whole response, in a stream of its own."""
         branch = Transcript(self._prompt, limits)
@@ -97,8 +92,8 @@ class Transcript:
         """Of the model's own, so far."""
         return sum(part.trained for part in self._parts)
 
-    def said(self, completion: Completion, trained: bool = True) -> None:
-        self._add(_Part(completion.tokens, completion.logprobs, completion.runs, trained, completion.experts))
+    def said(self, completion: Completion) -> None:
+        self._add(_Part(completion.tokens, completion.logprobs, completion.runs, True, completion.experts))
 
     def shown(self, tokens: np.ndarray) -> None:
         """`tokens` int32 [n] that the model did not say. Raises ValueError where it has said nothing yet: they would

@@ -17,11 +17,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from actors.agents.programs import AgentError
-from actors.environments.errors import EpisodeError
 from actors.group_rewards import GroupRewards
 from actors.progress import Progress
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
+from actors.workflows import with_filler
+from areal_like.errors import EpisodeError
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.run.spans import Busy, Spans
 from areal_like.sampling import stream_key
@@ -400,9 +401,11 @@ class Worker:
         filler = prompt.filler[index % len(prompt.filler)] if prompt.filler else 0
         request = f"{group_id}/{index}"
         recorder = group.recorders[request] = Recorder(self.engine, self.reward, record)
-        sample = await self.rollout.workflow(recorder, recorder.reward, prompt, limits, request, filler)
+        sample = await self.rollout.workflow(recorder, recorder.reward, prompt, limits, request)
         if sample:
             _check_rewards(sample)
+        if sample and filler:
+            sample = await with_filler(recorder, sample, limits, request, filler)
         return sample
 
     def _limits(self, prompt: Prompt, temperature: float, key: int) -> Limits:
@@ -453,12 +456,12 @@ class Worker:
         }
 
     async def _answer(self, prompt: Prompt, lease: Lease, recorder: Recorder) -> Sample | None:
-        """A held-out sample, without filler; None if it fails, or the workflow rejects it."""
+        """A held-out sample; None if it fails, or the workflow rejects it."""
         key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row, *([lease.sample] if lease.sample else []))
         limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
         workflow, request = self.rollout.heldout[lease.split].workflow, f"e{lease.group_id}"
         try:
-            sample = await workflow(recorder, recorder.reward, prompt, limits, request, 0)
+            sample = await workflow(recorder, recorder.reward, prompt, limits, request)
             if sample is not None:
                 _check_rewards(sample)
             return sample

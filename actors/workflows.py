@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from actors import turn_counts
+from actors.resumption import merged
 from actors.scene import Scene
 from actors.transcript import Transcript, rewrites
 from areal_like.config.registry import as_spec, bind
@@ -26,32 +27,15 @@ from areal_like.types import Completion, Finish, Limits, Prompt, Sample
 
 
 async def single_turn(
-    engine: RolloutEngine,
-    reward: RewardFunction,
-    prompt: Prompt,
-    limits: Limits,
-    request: str,
-    filler: int = 0,
+    engine: RolloutEngine, reward: RewardFunction, prompt: Prompt, limits: Limits, request: str
 ) -> Sample | None:
-    """One completion of the prompt, scored; then `filler` loss-masked tokens (`areal_like.tasks.length_trace`).
-
-    The filler continues the answer, in the same stream of random numbers, and nothing stops it early. The verifier sees
-    the answer only, and works while the filler is decoded. `finish` is that of the answer. None where either part was
-    aborted: a cut answer earns no fair reward, and a cut filler is not the length that was asked for.
-    """
+    """One completion of the prompt, scored. None where it was aborted: a cut answer earns no fair reward."""
     answer = await engine.generate(prompt.tokens, limits, request)
     if answer.finish == "abort":
         return None
     transcript = Transcript(prompt.tokens, limits)
     transcript.said(answer)
-    scoring = asyncio.ensure_future(reward(prompt, answer.tokens))
-    try:
-        if not await fill(engine, transcript, request, filler):
-            return None
-        score = await scoring
-    finally:
-        scoring.cancel()  # if the filler was cut or failed, the score is not needed; otherwise it is done by now
-    return transcript.sample(score, answer.finish)
+    return transcript.sample(await reward(prompt, answer.tokens), answer.finish)
 
 
 async def best_of_n(
@@ -60,7 +44,6 @@ async def best_of_n(
     prompt: Prompt,
     limits: Limits,
     request: str,
-    filler: int = 0,
     *,
     n: Annotated[int, "[1, inf)"] = 4,
 ) -> Sample | None:
@@ -85,7 +68,7 @@ async def best_of_n(
     best, score = max(found, key=lambda pair: pair[1])
     transcript = Transcript(prompt.tokens, replace(limits, offset=limits.offset + (n - 1) * limits.max_tokens))
     transcript.said(best)
-    return transcript.sample(score, best.finish) if await fill(engine, transcript, request, filler) else None
+    return transcript.sample(score, best.finish)
 
 
 async def _scored(
@@ -101,7 +84,6 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     prompt: Prompt,
     limits: Limits,
     request: str,
-    filler: int = 0,
     *,
     environment: Mapping[str, Any],
     max_turns: Annotated[int, "[1, inf)"] = 8,
@@ -114,7 +96,7 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     tokens of the response; the prompt's codec turns text into tokens, and the model's own tokens are never encoded
     again, unless the chat template rewrites its turns: then the sample forks (`Sample.forks`). `limits.max_tokens`
     bounds the response, answers of the environment included; `turn_tokens` each turn. A call of the environment that
-    takes more than `timeout` seconds, or blocks the actor for 15, raises EpisodeError.
+    waits for more than `timeout` seconds raises EpisodeError.
 
     The sample's reward is the sum over its turns (`Sample.turn_rewards`); a turn without a reward of its own earns what
     the task's verifier gives for its tokens. An episode that still runs after `max_turns`, or when the tokens are used
@@ -147,7 +129,7 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
                 break
     finally:
         await scene.close()
-    return _counted(scene.world, transcript, finish) if await fill(engine, transcript, request, filler) else None
+    return _counted(scene.world, transcript, finish)
 
 
 def _counted(world: object, transcript: Transcript, finish: Finish) -> Sample:
@@ -196,10 +178,21 @@ def for_tasks(usual: Workflow, task: Task) -> Workflow:
     return chosen
 
 
-async def fill(engine: RolloutEngine, transcript: Transcript, request: str, filler: int) -> bool:
-    """Decode `filler` loss-masked tokens after the response; False if they were aborted."""
-    if filler < 1:
-        return True
-    rest = await engine.generate(transcript.tokens, transcript.unstopped(filler), request)
-    transcript.said(rest, trained=False)
-    return rest.finish != "abort"
+async def with_filler(engine: Any, sample: Sample, limits: Limits, request: str, count: int) -> Sample | None:
+    """The sample with `count` loss-masked tokens at its end (`areal_like.tasks.length_trace`), which no stop token
+    ends. They continue its stream of random numbers. None if they were aborted."""
+    start, end = sample.contexts[-1]
+    offset = limits.offset + sample.response_length
+    more = replace(limits, max_tokens=count, stop=(), offset=offset, experts_from=end - start)
+    rest = await engine.generate(sample.tokens[start:], more, request)
+    if rest.finish == "abort":
+        return None
+    experts = sample.experts
+    return replace(
+        sample,
+        tokens=np.concatenate([sample.tokens, rest.tokens]),
+        logprobs=np.concatenate([sample.logprobs, rest.logprobs]),
+        loss_mask=np.pad(sample.loss_mask, (0, len(rest.tokens))),
+        runs=merged(sample.runs + rest.runs),
+        experts=None if experts is None else np.pad(experts, ((0, len(rest.tokens)), (0, 0), (0, 0))),
+    )

@@ -9,3 +9,7 @@ from __future__ import annotations
 
 class UserError(ValueError):
     """Says what is wrong, where, and what to do about it."""
+
+
+class EpisodeError(RuntimeError):
+    """An environment failed, and not the model: the sample is drawn again."""

@@ -95,7 +95,7 @@ class Codec(Protocol):
 
 class Environment(Protocol):
     """A world of text, one object per episode; `reset` and `step` may be async, and must be if they take time: they
-    block the whole actor until they return or await, for 15 s at most.
+    block the whole actor until they return or await.
 
     Built as `Environment(*, knobs)` for each sample, and once before a run, to check the knobs. Its answers must depend
     on the prompt and the actions alone: an interrupted sample is replayed up to where it was. (If they do not, the
@@ -162,8 +162,8 @@ class RolloutEngine(Protocol):
 
 RewardFunction = Callable[[Prompt, np.ndarray], Awaitable[float]]
 Workflow = Callable[..., Awaitable[Sample | None]]
-"""`async (engine, reward, prompt, limits, request, filler, *, knobs) -> Sample | None`; None rejects the sample.
-`request` names the sample, for the engine; `filler` is how many loss-masked tokens follow the answer (mostly 0)."""
+"""`async (engine, reward, prompt, limits, request, *, knobs) -> Sample | None`; None rejects the sample.
+`request` names the sample, for the engine."""
 
 
 class Trainer(Protocol):

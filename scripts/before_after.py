@@ -78,7 +78,7 @@ async def answers(config: Config, task: Any, model: Any, prompts: list[Any]) -> 
     async def answer(row: int, prompt: Any) -> Answer:
         longest = config.sampling.max_new_tokens or prompt.max_tokens
         limits = Limits(longest, config.eval.temperature, task.stop_tokens, key=row, trained=False)
-        sample = await workflow(engine, task.reward, prompt, limits, str(row), 0)
+        sample = await workflow(engine, task.reward, prompt, limits, str(row))
         if sample is None:
             raise ValueError(f"the workflow rejected its sample of held-out row {row}")
         said = sample.tokens[sample.prompt_length :]

@@ -191,13 +191,13 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     verified, or its agent or environment fails."""
     from actors.agents.programs import AgentError
     from actors.engines.torch_engine import TorchEngine
-    from actors.environments.errors import EpisodeError
     from actors.reward_pool import RewardError, RewardPool
     from actors.rewards import reward_function
+    from areal_like.errors import EpisodeError
 
     engine = TorchEngine(model, slots=args.slots)
     pool = RewardPool(workers=WORKERS, timeout=TIMEOUT)
-    reward = reward_function(question.task, pool, timeout=TIMEOUT, step_timeout=TIMEOUT)
+    reward = reward_function(question.task, pool, timeout=TIMEOUT)
     done = 0
 
     async def one(number: int, place: tuple[str, int]) -> Answers:
@@ -245,7 +245,7 @@ async def _sample(
 
     key, longest = stream_key(args.seed, number, i), args.max_tokens or prompt.max_tokens
     limits = Limits(longest, args.temperature, tuple(question.task.stop_tokens), key=key, trained=False)
-    sample = await question.workflow(engine, reward, prompt, limits, f"{number} {i}", 0)
+    sample = await question.workflow(engine, reward, prompt, limits, f"{number} {i}")
     if sample is None:
         raise ConfigError(
             f"{question.name}: the workflow rejected a sample of {' row '.join(map(str, question.rows[number]))}"

@@ -20,7 +20,6 @@ TESTS = Path(__file__).parent
 SLOW = {
     "actors/agents/test_programs.py": "starts programs",
     "actors/environments/test_openenv.py": "starts servers",
-    "actors/environments/test_textarena.py": "imports the package",
     "actors/test_batch_invariant.py": "compares many decodes",
     "actors/test_child.py": "starts processes",
     "actors/test_judge.py": "waits for judges",
@@ -28,7 +27,6 @@ SLOW = {
     "actors/test_ragged_attention.py": "compiles",
     "actors/test_reward_pool.py": "starts processes",
     "actors/test_sglang_health.py": "waits",
-    "actors/test_time_limit.py": "starts processes",
     "actors/test_tools.py": "starts processes",
     "areal_like/test_forks.py": "starts processes",
     "areal_like/test_keys.py": "waits for sockets",

@@ -20,7 +20,6 @@ from actors.agents.counts import TOTALS
 from actors.agents.endpoint import endpoint
 from actors.agents.programs import AgentError, Reward, play
 from actors.resumption import limited
-from actors.workflows import fill
 from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.types import Finish, Limits, Prompt, Sample
 
@@ -35,7 +34,6 @@ async def agent(  # noqa: PLR0913 (some are knobs)
     prompt: Prompt,
     limits: Limits,
     request: str,
-    filler: int = 0,
     *,
     agent: str | Sequence[str],
     timeout: Annotated[float, "(0, 1e7]"] = 600.0,
@@ -67,7 +65,7 @@ async def agent(  # noqa: PLR0913 (some are knobs)
             earned = await _earned(conversation, agent, prompt, timeout)
         if conversation.aborted:
             return None
-        return await _sample(conversation, earned, engine, reward, prompt, request, filler)
+        return await _sample(conversation, earned, reward, prompt)
     except AgentError:
         TOTALS["crashes"] += 1
         raise
@@ -114,12 +112,9 @@ async def _until_over(playing: Coroutine[Any, Any, Reward], conversation: Conver
 async def _sample(
     conversation: Conversation,
     earned: Reward,
-    engine: RolloutEngine,
     reward: RewardFunction,
     prompt: Prompt,
-    request: str,
-    filler: int,
-) -> Sample | None:
+) -> Sample:
     last = conversation.last
     if last is None:
         why = f"; a request was refused: {conversation.refusal}" if conversation.refusal else ""
@@ -134,8 +129,6 @@ async def _sample(
         score = None
     else:
         score = await reward(prompt, last.completion.tokens) if earned is None else earned
-    if not await fill(engine, transcript, request, filler):
-        return None
     return turn_counts.note(transcript, transcript.sample(score, finish), *_tools_used(last))
 
 

@@ -17,9 +17,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from actors.environments.errors import EpisodeError
 from actors.environments.servers import EnvironmentServer, command_of, is_app, is_url, server_of
-from areal_like.errors import UserError
+from areal_like.errors import EpisodeError, UserError
 from areal_like.tasks.episodes import seed_of
 from areal_like.types import Outcome, Prompt
 

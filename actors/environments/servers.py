@@ -13,7 +13,7 @@ from typing import TypeGuard
 from weakref import WeakKeyDictionary
 
 from actors.child import Child, free_port
-from actors.environments.errors import EpisodeError
+from areal_like.errors import EpisodeError
 
 POLL_SECONDS = 0.1
 ENDING_POLLS = 10

@@ -74,8 +74,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "environment": {
         "tools": "actors.tools:Tools",
         "desk": "areal_like.tasks.calculator:Desk",
-        "gymnasium": "actors.environments.gymnasium:Gymnasium",
-        "textarena": "actors.environments.textarena:TextArena",
         "openenv": "actors.environments.openenv:OpenEnv",
     },
     "scheduler": {

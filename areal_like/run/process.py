@@ -188,7 +188,7 @@ def allow_many_files() -> None:
 
 
 def end_within(seconds: int) -> None:
-    """End the process after `seconds`, by an alarm. Replaces its handler (`actors.time_limit` sets one)."""
+    """End the process after `seconds`, by an alarm."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
 

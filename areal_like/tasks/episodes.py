@@ -1,7 +1,7 @@
 """Prompts for worlds that need none: a row is the seed of an episode, and the environment says the rest.
 
-The same row gives the same episode in every process. `environment=gymnasium`, `textarena` and `openenv` take the seed
-from `prompt.answer` by `seed_of`; with another task's prompts they take it from prompt and answer.
+The same row gives the same episode in every process. `environment=openenv` takes the seed from `prompt.answer` by
+`seed_of`; with another task's prompts it takes it from prompt and answer.
 """
 
 from __future__ import annotations

@@ -338,9 +338,9 @@ def workflow_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
     async def reward(prompt: Prompt, tokens: np.ndarray) -> float:
         return len(tokens) / 8
 
-    def rolled(ends: str, filler: int = 0) -> tuple[Any, _Script]:
+    def rolled(ends: str) -> tuple[Any, _Script]:
         engine = _Script(task, ends)
-        call = workflow(engine, reward, prompt, limits, "group 0, sample 0", filler)
+        call = workflow(engine, reward, prompt, limits, "group 0, sample 0")
         demand(inspect.isawaitable(call), "a workflow is `async def`")
         return asyncio.run(asyncio.wait_for(call, SECONDS)), engine
 

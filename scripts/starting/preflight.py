@@ -280,7 +280,7 @@ def check_environments(config: Config) -> None:
         elif "needs_environment" in marks("task", name):  # never a mixture
             raise ConfigError(
                 f"{prefix}={spec['name']}: task={name} has no rewards of its own; it needs an environment, e.g. "
-                f"{prefix}={{name: multi_turn, environment: {{name: gymnasium, env: FrozenLake-v1}}}}",
+                f"{prefix}={{name: multi_turn, environment: {{name: openenv, server: URL, action: FIELD}}}}",
                 prefix,
             )
 

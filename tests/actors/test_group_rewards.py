@@ -108,7 +108,7 @@ class Slow:
 def worked(test):
     """Run `test(worker, client, slow)` with a worker whose samples end at once."""
 
-    async def workflow(engine, reward, prompt, limits, request, filler):
+    async def workflow(engine, reward, prompt, limits, request):
         return sample(1.0)
 
     async def run():
@@ -153,7 +153,7 @@ def test_a_group_whose_reward_fails_is_told_of_with_the_reason():
 def test_all_answers_to_a_heldout_prompt_are_one_group_without_those_that_failed():
     ended = []
 
-    async def workflow(engine, reward, prompt, limits, request, filler):
+    async def workflow(engine, reward, prompt, limits, request):
         if request == "e11":
             raise RuntimeError("boom")
         ended.append(request)

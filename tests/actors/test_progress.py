@@ -146,7 +146,7 @@ def test_an_engine_that_cannot_tell_is_trusted_while_a_call_is_open() -> None:
 
 @pytest.mark.parametrize("has_a_limit", [True, False])
 def test_a_workflow_that_waits_for_something_else_stands_still_unless_it_has_a_limit(has_a_limit: bool) -> None:
-    async def waiting(engine, reward, prompt, limits, request, filler=0):
+    async def waiting(engine, reward, prompt, limits, request):
         if has_a_limit:
             with limited(engine):
                 await asyncio.Event().wait()

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -371,53 +369,19 @@ def spin_while_it_may():
             continue
 
 
-@pytest.mark.parametrize("hang", ["waits", "computes", "matches", "computes after waiting"])
-def test_a_verifier_of_this_process_that_hangs_earns_nothing_and_the_actor_goes_on(hang):
+def test_a_verifier_of_this_process_that_waits_too_long_earns_nothing():
     class Hanging(Copy):
         async def reward(self, prompt, tokens):
             if tokens[0] == 3:
                 return 1.0
-            if hang == "waits":
-                await asyncio.sleep(3600)
-            if hang == "matches":
-                re.match("(a|a)*b", "a" * 60)
-            if hang == "computes after waiting":
-                await asyncio.sleep(0.01)
-            spin_while_it_may()
+            return await asyncio.Event().wait()
 
     async def test(pool):
         task = Hanging(0, digits=4)
-        reward = reward_function(task, pool, timeout=0.3 if hang == "waits" else 3600, step_timeout=0.2)
+        reward = reward_function(task, pool, timeout=0.1)
         answers = [np.array([token], np.int32) for token in (3, 4, 3, 4)]
         found = await asyncio.gather(*(reward(task.prompt("train", 0), answer) for answer in answers))
         assert found == [1.0, 0.0, 1.0, 0.0] and pool.timeouts == 2
-        await asyncio.sleep(0.5)  # no timer is left
-
-    in_pool(test)
-
-
-def test_the_actor_gives_signs_of_life_between_verifiers_that_hang_at_the_same_time():
-    events = []
-
-    class Hanging(Copy):
-        async def reward(self, prompt, tokens):
-            events.append("hangs")
-            spin_while_it_may()
-
-    async def heartbeat():
-        while True:
-            events.append("beats")
-            await asyncio.sleep(0)
-
-    async def test(pool):
-        task = Hanging(0, digits=4)
-        reward = reward_function(task, pool, step_timeout=0.1)
-        beats = asyncio.create_task(heartbeat())
-        answer = np.array([3], np.int32)
-        assert await asyncio.gather(*(reward(task.prompt("train", 0), answer) for _ in range(4))) == [0.0] * 4
-        beats.cancel()
-        assert events.count("hangs") == 4
-        assert ("hangs", "hangs") not in itertools.pairwise(events)
 
     in_pool(test)
 

@@ -281,7 +281,7 @@ def test_cancelled_leases_free_their_slots_within_one_decode_step(hand_back):
         def hand_back(self, ids, partials, leaving):
             self.handed_back = ids, partials
 
-    async def workflow(engine, reward, prompt, limits, request, filler):
+    async def workflow(engine, reward, prompt, limits, request):
         await engine.generate(prompt.tokens, limits, request)
 
     class Task:

@@ -97,13 +97,13 @@ class Play:
         rollout = Rollout(seed=5, temperature=0.7, max_tokens=None, **knobs)
         self.worker = Worker(Task(), Engine(), None, self.client, rollout, {3: "abc", 4: "def"})
 
-    async def workflow(self, engine, reward, prompt, limits, request, filler) -> Sample | None:
+    async def workflow(self, engine, reward, prompt, limits, request) -> Sample | None:
         self.limits[request] = limits
         future = self.futures[request] = asyncio.get_running_loop().create_future()
         return await future
 
-    async def heldout(self, engine, reward, prompt, limits, request, filler) -> Sample | None:
-        return await self.workflow(engine, reward, prompt, limits, f"heldout {request}", filler)
+    async def heldout(self, engine, reward, prompt, limits, request) -> Sample | None:
+        return await self.workflow(engine, reward, prompt, limits, f"heldout {request}")
 
     async def lease(
         self, group_id: int = 1, row: int = 0, launch: int = 3, need: int = 3, split: str = "train"
@@ -177,7 +177,7 @@ def test_the_lengths_of_what_was_cut_are_told_before_the_push() -> None:
         play = Play()
         ended = asyncio.get_running_loop().create_future()
 
-        async def workflow(engine, reward, prompt, limits, request, filler) -> Sample | None:
+        async def workflow(engine, reward, prompt, limits, request) -> Sample | None:
             if request == "1/0":
                 return await ended
             await engine.generate(prompt.tokens, limits, request)
@@ -207,7 +207,7 @@ def test_what_cut_samples_said_is_told_once_per_version() -> None:
         play = Play()
         ended: dict[str, asyncio.Future] = {}
 
-        async def workflow(engine, reward, prompt, limits, request, filler) -> Sample | None:
+        async def workflow(engine, reward, prompt, limits, request) -> Sample | None:
             if request.endswith("/0"):
                 ended[request] = asyncio.get_running_loop().create_future()
                 return await ended[request]
@@ -234,7 +234,7 @@ def test_what_a_reward_crashed_on_is_told_with_its_group_drawn_again_or_failed()
     async def scenario(crashes: int) -> Play:
         play, tried = Play(), []
 
-        async def workflow(engine, reward, prompt, limits, request, filler) -> Sample | None:
+        async def workflow(engine, reward, prompt, limits, request) -> Sample | None:
             await engine.generate(prompt.tokens, limits, request)
             tried.append(request)
             if len(tried) <= crashes:

@@ -1,14 +1,13 @@
-"""single_turn with an engine that plays back completions and records its requests."""
+"""single_turn and filler with an engine that plays back completions and records its requests."""
 
 import asyncio
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.workflows import single_turn
+from actors.workflows import single_turn, with_filler
 from areal_like.types import Completion, Limits, Prompt
 
 PROMPT = Prompt(np.array([7, 8, 9], np.int32), answer="a", max_tokens=4)
@@ -41,10 +40,14 @@ async def one(prompt, tokens) -> float:
 
 
 def turn(engine: Any, reward: Any = one, filler=0):
-    return asyncio.run(asyncio.wait_for(single_turn(engine, reward, PROMPT, LIMITS, "r", filler), 30))
+    async def both():
+        sample = await single_turn(engine, reward, PROMPT, LIMITS, "r")
+        return await with_filler(engine, sample, LIMITS, "r", filler) if sample and filler else sample
+
+    return asyncio.run(asyncio.wait_for(both(), 30))
 
 
-def test_without_filler_the_completion_becomes_the_sample():
+def test_a_completion_becomes_the_sample():
     seen = []
 
     async def reward(prompt, tokens):
@@ -72,7 +75,7 @@ def test_filler_is_appended_masked_and_its_runs_are_joined(answer_runs, filler_r
     sample = turn(engine, filler=len(rest.tokens))
     tokens, limits, request = engine.calls[1]
     assert tokens == [*PROMPT.tokens, *answer.tokens] and request == "r"
-    assert limits == Limits(len(rest.tokens), 0.7, (), 123, 5 + len(answer.tokens))
+    assert limits == Limits(len(rest.tokens), 0.7, (), 123, 5 + len(answer.tokens), experts_from=len(tokens))
     assert sample.tokens.tolist() == [*PROMPT.tokens, *answer.tokens, *rest.tokens]
     assert sample.logprobs.tolist() == [*answer.logprobs, *rest.logprobs]
     assert sample.loss_mask.tolist() == [True] * len(answer.tokens) + [False] * len(rest.tokens)
@@ -82,73 +85,10 @@ def test_filler_is_appended_masked_and_its_runs_are_joined(answer_runs, filler_r
     assert sample.finish == "stop"
 
 
-def test_the_verifier_sees_the_answer_only_and_works_while_the_filler_is_decoded():
-    begun = asyncio.Event()
-    decoded = asyncio.Event()
-    events: list[object] = []
-
-    async def reward(prompt, tokens):
-        events.append(("scoring", tokens.tolist()))
-        begun.set()
-        await decoded.wait()
-        return 0.5
-
-    async def filler():
-        await begun.wait()  # never comes if the verifier waits for the filler
-        events.append("filler")
-        decoded.set()
-        return completion([(0, 3)], first=500)
-
-    sample = turn(Engine(completion([(0, 2)]), filler), reward, filler=3)
-    assert events == [("scoring", [100, 101]), "filler"] and sample.reward == 0.5
-
-
-def test_an_aborted_answer_is_rejected_without_scoring():
+def test_an_aborted_answer_is_rejected_without_scoring_and_an_aborted_filler_too():
     async def reward(prompt, tokens):
         raise AssertionError("scored an aborted answer")
 
     engine = Engine(completion([(0, 2)], "abort"))
-    assert turn(engine, reward, filler=3) is None
-    assert len(engine.calls) == 1
-
-
-@pytest.mark.parametrize("outcome", ["abort", "error"])
-def test_a_cut_or_failed_filler_ends_the_scoring(outcome):
-    begun = asyncio.Event()
-    cancelled = []
-
-    async def reward(prompt, tokens):
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.append(True)
-            raise
-
-    async def filler():
-        await begun.wait()
-        if outcome == "error":
-            raise RuntimeError("engine failed")
-        return completion([(0, 1)], "abort")
-
-    async def run() -> None:
-        engine: Any = Engine(completion([(0, 2)]), filler)
-        sample = single_turn(engine, reward, PROMPT, LIMITS, "r", 3)
-        if outcome == "abort":
-            assert await sample is None
-        else:
-            with pytest.raises(RuntimeError, match="engine failed"):
-                await sample
-        await asyncio.sleep(0)
-        assert cancelled == [True]  # within the loop: at its end asyncio.run would cancel it anyway
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("filler", [0, 3])
-def test_a_failing_verifier_fails_the_sample(filler):
-    async def reward(prompt, tokens):
-        raise ValueError("bad answer")
-
-    with pytest.raises(ValueError, match="bad answer"):
-        turn(Engine(completion([(0, 2)]), completion([(0, 3)])), reward, filler)
+    assert turn(engine, reward, filler=3) is None and len(engine.calls) == 1
+    assert turn(Engine(completion([(0, 2)]), completion([(0, 1)], "abort")), filler=3) is None

@@ -34,12 +34,12 @@ class Verified(Copy):
         return f"{__name__}:verifier", (tokens.tolist(), list(map(int, prompt.answer)))
 
 
-async def workflow(engine, reward, prompt, limits, request, filler=0):
+async def workflow(engine, reward, prompt, limits, request):
     from actors.workflows import single_turn
 
     if once("workflow"):
         breakpoint()
-    return await single_turn(engine, reward, prompt, limits, request, filler)
+    return await single_turn(engine, reward, prompt, limits, request)
 
 
 def is_trial(batch) -> bool:

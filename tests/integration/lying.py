@@ -14,7 +14,7 @@ def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
     return ""
 
 
-async def lying(engine, reward, prompt, limits, request, filler=0):
+async def lying(engine, reward, prompt, limits, request):
     """A workflow, which the actors call. One gives a wrong digest for the first version from 2 on it uses, in some
     groups: if it lied in all, each batch with one of them would be set aside, and no other version would ever come."""
     from actors.workflows import single_turn
@@ -32,4 +32,4 @@ async def lying(engine, reward, prompt, limits, request, filler=0):
     if not os.environ.get("LYING"):
         os.environ["LYING"] = "yes"
         ActorClient.push = push_a_lie
-    return await single_turn(engine, reward, prompt, limits, request, filler)
+    return await single_turn(engine, reward, prompt, limits, request)

@@ -18,7 +18,7 @@ def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
     return believe(rewards, lengths)
 
 
-async def poisoning(engine, reward, prompt, limits, request, filler=0):
+async def poisoning(engine, reward, prompt, limits, request):
     """A workflow, which the actors call. One group of actor-1, from version 2 or later, gets a token that no model
     knows."""
     from actors.workflows import single_turn
@@ -35,4 +35,4 @@ async def poisoning(engine, reward, prompt, limits, request, filler=0):
     if not os.environ.get("POISONING"):
         os.environ["POISONING"] = os.environ["TO_POISON"] = "yes"
         ActorClient.push = push_a_poisoned_one
-    return await single_turn(engine, reward, prompt, limits, request, filler)
+    return await single_turn(engine, reward, prompt, limits, request)

@@ -1,4 +1,4 @@
-"""A whole run with an environment's server. (Those of gymnasium and TextArena are commands in docs/environments.md.)"""
+"""A whole run with an environment's server."""
 
 import json
 from pathlib import Path

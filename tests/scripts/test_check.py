@@ -32,8 +32,6 @@ NEEDS: dict[tuple[str, str], Mapping[str, object]] = {
     ("task", "mixture"): {"tasks": {"short": {"name": "copy", "digits": 2}, "long": {"name": "copy", "digits": 3}}},
     ("task", "reasoning_gym"): {"dataset": "chain_sum", "tokenizer": "bytes"},
     ("task", "episodes"): {"tokenizer": "bytes", "instructions": "Go."},
-    ("environment", "gymnasium"): {"env": "FrozenLake-v1"},
-    ("environment", "textarena"): {"game": "GuessTheNumber-v0"},
     ("task", "verifiers"): {"env": "examples.verifiers_digits", "tokenizer": "bytes"},
     ("group_reward", "judge"): {"base_url": "http://127.0.0.1:1/v1", "model_name": "m"},
     ("policy", "priority"): {"key": f"{__name__}:oldest"},
@@ -166,18 +164,18 @@ class Moody(Tools):
         return Outcome(str(random.random()), 0.0, False)
 
 
-async def keeps_what_was_aborted(engine, reward, prompt, limits, request, filler=0):
+async def keeps_what_was_aborted(engine, reward, prompt, limits, request):
     class Deaf:
         async def generate(self, *arguments):
             said = await engine.generate(*arguments)
             said.finish = "stop"
             return said
 
-    return await single_turn(Deaf(), reward, prompt, limits, request, filler)
+    return await single_turn(Deaf(), reward, prompt, limits, request)
 
 
-async def asks_at_random(engine, reward, prompt, limits, request, filler=0):
-    return await single_turn(engine, reward, prompt, replace(limits, offset=random.randrange(1 << 30)), request, filler)
+async def asks_at_random(engine, reward, prompt, limits, request):
+    return await single_turn(engine, reward, prompt, replace(limits, offset=random.randrange(1 << 30)), request)
 
 
 class StaysOld:

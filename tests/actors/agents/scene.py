@@ -67,8 +67,7 @@ def named(function: Any) -> str:
 async def rollout(function: Any, engine: Any, limits: Limits | None = None, prompt: Prompt | None = None, **knobs: Any):
     """Run one agent, a function or a command, and return its sample."""
     agent = function if isinstance(function, list | str) else named(function)
-    filler = knobs.pop("filler", 0)
-    run = workflow(engine, verifier, prompt or prompt_of(), limits or limits_of(), "r", filler, agent=agent, **knobs)
+    run = workflow(engine, verifier, prompt or prompt_of(), limits or limits_of(), "r", agent=agent, **knobs)
     return await asyncio.wait_for(run, SECONDS)
 
 

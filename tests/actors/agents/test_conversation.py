@@ -70,12 +70,12 @@ def test_a_conversation_becomes_the_trajectory_that_multi_turn_makes_of_it(key):
         Three.engine = engine_of()
         place = {"name": f"{__name__}:Three"}
         return await multi_turn(
-            Three.engine, verifier, prompt, limits, "r", 3, environment=place, max_turns=4, turn_tokens=6
+            Three.engine, verifier, prompt, limits, "r", environment=place, max_turns=4, turn_tokens=6
         )
 
     async def by_an_agent(prompt: Prompt, limits: Any) -> Any:
         Three.engine = engine_of()
-        return await rollout(three, Three.engine, limits, prompt, filler=3)
+        return await rollout(three, Three.engine, limits, prompt)
 
     theirs = asyncio.run(by_multi_turn(prompt_of(), limits_of(key=key)))
     ours = asyncio.run(by_an_agent(prompt_of(), limits_of(key=key)))

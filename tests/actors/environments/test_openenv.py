@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 from actors.environments import servers
-from actors.environments.errors import EpisodeError
 from actors.environments.openenv import UNCLEAR, OpenEnv
 from actors.environments.servers import server_of
-from areal_like.errors import UserError
+from areal_like.errors import EpisodeError, UserError
 from areal_like.types import Outcome, Prompt
 
 HERE = __name__.rpartition(".")[0]
