@@ -1,4 +1,5 @@
-"""Claim: DG tolerates a stale actor, REINFORCE and exact importance weights do not (arXiv 2603.20521).
+"""Claims: DG tolerates a stale actor, REINFORCE and exact importance weights do not (arXiv 2603.20521); the backward
+passes of 3 % of the samples are enough (`dg_kondo`, arXiv 2603.20526).
 
 `python -m scripts.claims.digits [--quick] [--out FOLDER]`
 
@@ -6,19 +7,19 @@ The papers' MNIST bandit on scikit-learn's `load_digits` (8 × 8 pixels, 1,797 i
 reward 1 if it is right. A perceptron 64-50-50-10 with ReLU, A = reward − Σ_a π(a)² under the learner's policy, 100
 images per batch, Adam, 10,000 steps. The actor's weights are exactly D steps old (the initial ones for the first D).
 
-897 images train, 450 tune, 450 test. Error: share of images whose most likely digit is wrong; `sampled_error`: the same
-for sampled digits. `backward_share`: share of samples that have a gradient.
+897 images train, 450 tune, 450 test. Error: share of images whose most likely digit is wrong. `backward_share`: share
+of samples that have a gradient.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from .studies import argument_parser
+from .studies import Cell, Row, Study, argument_parser, percent_table, prepare, write
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     OPTIONS = argument_parser(__doc__, "digits").parse_args()
@@ -26,163 +27,93 @@ if __name__ == "__main__":  # first: `--help` needs none of the imports below
 import torch
 from torch import Tensor
 
-from ..plotting.drawing import keep
-from ..plotting.plot import Plot, Point
-from .algorithms import ALGORITHMS, Algorithm, loss_of
-from .stacks import Stack, perceive, perceptron
-from .studies import (
-    Cell,
-    Measure,
-    Row,
-    Study,
-    by_number,
-    percent_tables,
-    points,
-    prepare,
-    same_algorithm,
-    tell,
-)
-from .tokens import Draws
+from .algorithms import ALGORITHMS, Loss, loss_of
+from .stacks import Draws, Parameters, Stack, perceive, perceptron
 
 SIZES = (64, 50, 50, 10)
 BATCH = 100
 DELAYS = (0, 10, 100, 300, 1000)
-NAMES = ("reinforce", "exact_iw", "ppo", "positive_only", "dg")
+NAMES = ("reinforce", "exact_iw", "ppo", "positive_only", "dg", "dg_kondo")
 RATES = (3e-4, 1e-3, 3e-3)
-FINDING = "DG stays at or below 4 % error however old the actor; REINFORCE fails, but PPO and successes alone do not"
 
 
-@dataclass(frozen=True, slots=True)
-class Images:
-    """`pixels` float32 [64, N] in [0, 1], `digits` int64 [N]."""
-
-    pixels: Tensor
-    digits: Tensor
+Images = tuple[Tensor, Tensor]
+"""Pixels float32 [64, N] in [0, 1], and digits int64 [N]."""
+Actions = tuple[Tensor, Tensor, Tensor]
+"""One batch of actors: places of the images, actions (both int64) and behaviour logprobs, each [L, 100]."""
 
 
 def load() -> dict[str, Images]:
-    """Images that "train", "tune" and "test": a fixed split, with equal shares of each digit."""
+    """Images of "train", "tune" and "test": a fixed split, with equal shares of each digit."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     pixels, digits = load_digits(return_X_y=True)
-    rest = train_test_split(pixels / 16.0, digits, test_size=450, random_state=0, stratify=digits)
-    train = train_test_split(rest[0], rest[2], test_size=450, random_state=0, stratify=rest[2])
-
-    def images(pixels: Any, digits: Any) -> Images:
-        return Images(torch.tensor(pixels.T, dtype=torch.float32), torch.tensor(digits, dtype=torch.int64))
-
+    rest, test, *labels = train_test_split(pixels / 16.0, digits, test_size=450, random_state=0, stratify=digits)
+    train, tune, *others = train_test_split(rest, labels[0], test_size=450, random_state=0, stratify=labels[0])
+    parts = {"train": (train, others[0]), "tune": (tune, others[1]), "test": (test, labels[1])}
     return {
-        "train": images(train[0], train[2]),
-        "tune": images(train[1], train[3]),
-        "test": images(rest[1], rest[3]),
+        name: (torch.tensor(values.T, dtype=torch.float32), torch.tensor(right, dtype=torch.int64))
+        for name, (values, right) in parts.items()
     }
-
-
-@dataclass(slots=True)
-class Actions:
-    """What actors did: `images` int64 [L, 100], `actions` int64 and `behaviour` logprobs [L, 100]."""
-
-    images: Tensor
-    actions: Tensor
-    behaviour: Tensor
 
 
 @torch.no_grad()
 def act(stack: Stack, images: Images, draws: Draws) -> Actions:
     """One batch of actors with the stack's current weights."""
-    places = (draws(BATCH) * len(images.digits)).long()
-    logprobs = perceive(stack.views(stack.flat), columns(images, places)).log_softmax(1)
+    places = (draws(BATCH) * len(images[1])).long()
+    logprobs = _logprobs(stack.views(stack.flat), images, places)
     actions = (logprobs.exp().cumsum(1)[:, :-1] <= draws(BATCH)[:, None]).sum(1)
-    return Actions(places, actions, logprobs.gather(1, actions[:, None])[:, 0])
+    return places, actions, logprobs.gather(1, actions[:, None])[:, 0]
 
 
-def columns(images: Images, places: Tensor) -> Tensor:
-    """Pixels [L, 64, N] of the images at `places` [L, N]."""
-    return images.pixels.T[places].transpose(1, 2)
+def _logprobs(parameters: Parameters, images: Images, places: Tensor) -> Tensor:
+    """[L, 10, N] of the images at `places` [L, N]."""
+    return perceive(parameters, images[0].T[places].transpose(1, 2)).log_softmax(1)
 
 
-def train(
-    cells: Sequence[Cell], delay: int, steps: int, images: Images, tests: dict[str, Images]
-) -> list[dict[str, Any]]:
-    """Each cell's numbers: NAME_error and NAME_sampled_error on each of `tests`, and its backward share."""
+def train(cells: Sequence[Cell], delay: int, steps: int, data: dict[str, Images]) -> list[dict[str, Any]]:
+    """Each cell's `tune_error`, `test_error` and `backward_share`."""
     seeds = [cell.seed for cell in cells]
     stack = Stack(perceptron(seeds, SIZES), torch.tensor([cell.rate for cell in cells]))
-    draws = Draws(seeds)
-    parts = [(ALGORITHMS[name], rows) for name, rows in same_algorithm(cells)]
+    draws, loss = Draws(seeds), ALGORITHMS[cells[0].algorithm]
     # A batch of weights that are D steps old is the one that was sampled D steps ago.
-    waiting = deque(act(stack, images, draws) for _ in range(delay))
+    waiting = deque(act(stack, data["train"], draws) for _ in range(delay))
     backward = torch.zeros(len(cells))
     for _ in range(steps):
-        waiting.append(act(stack, images, draws))
-        gradient, used = _gradient(stack, parts, images, waiting.popleft())
+        waiting.append(act(stack, data["train"], draws))
+        gradient, used = _gradient(stack, loss, data["train"], waiting.popleft())
         stack.step(gradient)
         backward += used / steps
-    found: list[dict[str, Any]] = [{"backward_share": share} for share in backward.tolist()]
-    for name, test in tests.items():
-        logits = perceive(stack.views(stack.flat), test.pixels.expand(len(cells), -1, -1))
-        wrong = (logits.argmax(1) != test.digits).float().mean(-1).tolist()
-        sampled = 1 - logits.softmax(1)[:, test.digits, torch.arange(len(test.digits))].mean(-1)
-        for numbers, error, policy in zip(found, wrong, sampled.tolist(), strict=True):
-            numbers |= {f"{name}_error": error, f"{name}_sampled_error": policy}
-    return found
+    numbers = {"backward_share": backward.tolist()}
+    for name in ("tune", "test"):
+        pixels, digits = data[name]
+        logits = perceive(stack.views(stack.flat), pixels.expand(len(cells), -1, -1))
+        numbers[f"{name}_error"] = (logits.argmax(1) != digits).float().mean(-1).tolist()
+    return [dict(zip(numbers, values, strict=True)) for values in zip(*numbers.values(), strict=True)]
 
 
-def _gradient(
-    stack: Stack, parts: Sequence[tuple[Algorithm, slice]], images: Images, batch: Actions
-) -> tuple[Tensor, Tensor]:
+def _gradient(stack: Stack, loss: Loss, images: Images, batch: Actions) -> tuple[Tensor, Tensor]:
     """The gradient of every learner's loss [L, numbers], and the share of samples that contributed to it [L]."""
     leaf = stack.flat.clone().requires_grad_()
-    logprobs = perceive(stack.views(leaf), columns(images, batch.images)).log_softmax(1)
+    places, actions, behaviour = batch
+    logprobs = _logprobs(stack.views(leaf), images, places)
     baseline = logprobs.detach().mul(2).exp().sum(1)
-    current = logprobs.gather(1, batch.actions[:, None])[:, 0]
-    current.retain_grad()
-    advantages = (batch.actions == images.digits[batch.images]).float() - baseline
-    losses = [
-        loss_of(
-            algorithm,
-            current[rows, :, None, None],  # 100 groups of one sample of one token
-            batch.behaviour[rows, :, None, None],
-            advantages[rows, :, None],
-            float(BATCH),
-        )
-        for algorithm, rows in parts
-    ]
-    torch.stack(losses).sum().backward()
-    assert leaf.grad is not None and current.grad is not None
-    return leaf.grad, (current.grad != 0).float().mean(-1)
-
-
-def measure(delay: int, steps: int) -> Measure:
-    data = load()
-    tests = {name: data[name] for name in ("tune", "test")}
-    return lambda cells: train(cells, delay, steps, data["train"], tests)
-
-
-def figure(found: Mapping[str, Mapping[str, Point]], finding: str) -> Plot:
-    """algorithm → `D=delay` → error in %."""
-    return Plot(
-        "against",
-        finding or "Test error against the age of the actor's weights",
-        {"": by_number(found)},
-        x="age of the actor's weights, in updates",
-        y="test error, % (logarithmic)",
-        log=True,
-        note="Scikit-learn's digits as a one-step bandit; learning rate tuned for each algorithm and age.",
-    )
+    current = logprobs.gather(1, actions[:, None])[:, 0]
+    advantages = (actions == images[1][places]).float() - baseline
+    groups = current[:, :, None, None], behaviour[:, :, None, None], advantages[:, :, None]  # of one token each
+    gradient, moved = torch.autograd.grad(loss_of(loss, *groups, float(BATCH)), (leaf, current))
+    return gradient, (moved != 0).float().mean(-1)
 
 
 def main(options: argparse.Namespace) -> None:
     prepare()
-    steps, delays, tuning, fresh = (300, (0, 100), 1, 2) if options.quick else (10_000, DELAYS, 2, 5)
-    study = Study(
-        options.out, NAMES, RATES, tuple(range(tuning)), tuple(range(100, 100 + fresh)), tuned_by="tune_error"
-    )
+    steps, delays, seeds = (300, (0, 100), (1, 2)) if options.quick else (10_000, DELAYS, (2, 5))
+    study = Study(NAMES, RATES, "tune_error", *seeds)
     rows: list[Row] = []
     for delay in delays:
-        rows += study.run(f"D={delay}", measure(delay, steps), {"delay": delay, "steps": steps})
-    tell(options.out, *percent_tables(rows, "test_error", "test_sampled_error"))
-    keep(figure(points(rows, "test_error", 100), "" if options.quick else FINDING), options.out / "digits.png")
+        rows += study.run(f"D={delay}", partial(train, delay=delay, steps=steps, data=load()))
+    write(options.out, rows, percent_table(rows, "test_error"), percent_table(rows, "backward_share"))
 
 
 if __name__ == "__main__":

@@ -2,23 +2,21 @@
 
 `python -m scripts.claims.kondo [--quick] [--out FOLDER]`
 
-Learning: `dg` against `dg_kondo` (keep 3 %) on the digits bandit of `scripts.claims.digits`, rates tuned on the same
-grid. Savings: the learner's own train step on the same batch with both losses, 16 prompts × 8 answers of a given length
-behind a prompt of 16 tokens, for a Qwen2 of width 128 with 4 layers in one minibatch; the two take turns, medians. A
-kept token costs its whole sequence up to itself.
+Savings: the learner's train step on the same batch with `dg` and `dg_kondo` (keep 3 %), 16 prompts × 8 answers of a
+given length after a prompt of 16 tokens, for a Qwen2 of width 128 with 4 layers in one minibatch; the two take turns,
+medians. A kept token costs its whole sequence up to itself. `scripts.claims.digits` compares their learning.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
 
-from .studies import argument_parser
+from .studies import argument_parser, prepare, write
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     OPTIONS = argument_parser(__doc__, "kondo").parse_args()
@@ -32,15 +30,8 @@ from learners.learner import TorchLearner
 from learners.losses.delightful import dg, dg_kondo
 
 from ..analysis.intervals import markdown_table
-from ..console.output import write_json
-from ..plotting.drawing import keep
-from ..plotting.plot import Plot, Point
-from .digits import RATES, measure
-from .studies import Row, Study, percent_tables, points, prepare, tell
 
-DELAYS = (0, 100)
 LENGTHS = (1, 8, 32, 128)
-FINDING = "3 % of the backward passes (dg_kondo) teach the digits as well as all of them (dg)"
 LOSSES: dict[str, Callable[..., Any]] = {"dg": dg, "dg_kondo": partial(dg_kondo, keep=0.03)}
 VOCABULARY = 64
 
@@ -85,40 +76,15 @@ def step_times(length: int, prompts: int, repeats: int) -> dict[str, tuple[float
     return {name: (median(seconds[name]), median(shares[name])) for name in LOSSES}
 
 
-def figure(found: Mapping[str, Mapping[str, Point]], finding: str) -> Plot:
-    """loss → `D=delay` → error in %."""
-    titles = {f"D={delay}": f"actor's weights {delay} updates old" for delay in DELAYS}
-    panels = {
-        title: {"": [replace(by[condition], x=name) for name, by in found.items()]}
-        for condition, title in titles.items()
-        if all(condition in by for by in found.values())
-    }
-    return Plot(
-        "rows", finding or "Test error with all backward passes, and with 3 % of them", panels, x="test error, %"
-    )
-
-
 def main(options: argparse.Namespace) -> None:
     prepare()
-    options.out.mkdir(parents=True, exist_ok=True)
     rows: list[list[Any]] = []
-    found: dict[str, float] = {}
     for length in (1, 8) if options.quick else LENGTHS:
         times = step_times(length, *((2, 2) if options.quick else (16, 9)))
         (full, everything), (gated, share) = times["dg"], times["dg_kondo"]
         rows.append([length, 1e3 * full, 1e3 * gated, full / gated, share / everything])
-        found |= {f"speedup_{length}": full / gated, f"backward_share_{length}": share}
-    write_json(options.out / "steps.json", found)
     header = ["tokens per answer", "dg, ms per step", "dg_kondo, ms per step", "speed-up", "backward share"]
-    text = markdown_table(header, rows) + "\n"
-
-    steps, tuning, fresh = (300, (0,), (100, 101)) if options.quick else (10_000, (0, 1), tuple(range(100, 105)))
-    study = Study(options.out, tuple(LOSSES), RATES, tuning, fresh, tuned_by="tune_error")
-    learned: list[Row] = []
-    for delay in DELAYS:
-        learned += study.run(f"D={delay}", measure(delay, steps), {"delay": delay, "steps": steps})
-    tell(options.out, text, *percent_tables(learned, "test_error", "backward_share"))
-    keep(figure(points(learned, "test_error", 100), "" if options.quick else FINDING), options.out / "kondo.png")
+    write(options.out, rows, markdown_table(header, rows))
 
 
 if __name__ == "__main__":

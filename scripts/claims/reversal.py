@@ -1,97 +1,203 @@
-"""Claim: under stale, buggy and corrupted actors DG's error is about 10 × lower (arXiv 2603.20521): token reversal.
+"""Claims: DG's error is about 10 × lower under stale, buggy and corrupted actors (arXiv 2603.20521); with `--terminal`:
+with one reward at the end of a long answer DG fails (arXiv 2604.06159, of TPO's authors).
 
-`python -m scripts.claims.reversal [--quick] [--conditions N] [--out FOLDER]`
+`python -m scripts.claims.reversal [--terminal] [--conditions N] [--quick] [--out FOLDER]`
 
-Ten tokens of two kinds, the papers' network (`stacks.Shape`), 10 prompts × 10 answers per step, one update by Adam.
-Each algorithm's learning rate is tuned on the same grid twice: without frictions, and with all four at once; the first
-is used for "clean", the second for every friction. `--conditions` takes the first N of them only:
-clean, all four, the middle magnitude of each friction, then the small and large ones.
+Token reversal (arXiv 2603.14608): a prompt of H tokens of two kinds, the right answer is its reverse. Each step the
+actor answers 10 prompts 10 times, the learner makes one update by Adam, with A = reward − mean of the prompt's samples.
+Error is measured on the learner's policy, sampled at temperature 1, without frictions. A seed fixes the initial
+weights, prompts, draws and frictions of a run; algorithms with the same seed get the same.
+
+*Frictions* are the faults between actor and learner; the paper leaves magnitudes open. H = 10; learning rates are tuned
+on one grid twice: without frictions (used for "clean"), and with all four at once (used for every friction).
+`--terminal`: no frictions, reward 1 for an answer without a mistake, else 0, H = 7 to 10, rates tuned at each H.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from .studies import argument_parser
+from .studies import Cell, Row, Study, argument_parser, percent_table, prepare, write
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = argument_parser(__doc__, "reversal")
     parser.add_argument("--conditions", type=int, metavar="N", help="only the first N conditions")
+    parser.add_argument("--terminal", action="store_true", help="one reward at the end, by the length of the answer")
     OPTIONS = parser.parse_args()
 
-from ..plotting.drawing import keep
-from ..plotting.plot import Curve, Plot, Point
-from .studies import Row, Study, curves, percent_tables, points, prepare, rates_used, tell
-from .tokens import Frictions, Task, train
+import torch
+from torch import Tensor
+
+from .algorithms import ALGORITHMS, loss_of
+from .stacks import Draws, Parameters, Shape, Stack, decode, transformer
 
 NAMES = ("reinforce", "exact_iw", "ppo", "decoupled_ppo", "pmpo", "tpo", "dg")
 RATES = (1e-4, 3e-4, 1e-3)
-STEPS = 300
-RATIO = 10.0
-"""The claimed error of other algorithms, over DG's."""
-FINDING = "“About 10 × lower error with DG” holds in 14 of these 84 comparisons"
+EVALUATED = 1024
+"""Evaluation answers of a learner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`terminal`: the reward is 1 for an answer without a mistake, else 0; otherwise the share of right tokens."""
+
+    length: int = 10
+    vocabulary: int = 2
+    terminal: bool = False
+    prompts: int = 10
+    samples: int = 10
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.vocabulary, 2 * self.length)
+
+    def rewards(self, prompts: Tensor, answers: Tensor) -> Tensor:
+        """float32 [L, P, G] of answers [L, P, G, H] to prompts [L, P, H]."""
+        right = answers == prompts.flip(-1)[:, :, None]
+        return right.all(-1).float() if self.terminal else right.float().mean(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Frictions:
+    """The faults of the actor.
+
+    staleness   each batch is sampled by weights of k steps ago, k uniform in 0..staleness (never before the first)
+    bug         with this probability an answer is all zeros, and its behaviour logprobs are reported as 0
+    corruption  with this probability a reward is a fair coin's
+    discovery   with this probability the answer is the right one, with the actor's own logprobs of it; beats a bug
+    """
+
+    staleness: int = 0
+    bug: float = 0.0
+    corruption: float = 0.0
+    discovery: float = 0.0
+
+
 CONDITIONS = {
     "clean": Frictions(),
     "all four": Frictions(staleness=30, bug=0.2, corruption=0.2, discovery=0.03),
-    "staleness 30": Frictions(staleness=30),
-    "bug .2": Frictions(bug=0.2),
-    "corruption .2": Frictions(corruption=0.2),
-    "discovery .03": Frictions(discovery=0.03),
-    "staleness 10": Frictions(staleness=10),
-    "staleness 100": Frictions(staleness=100),
-    "bug .05": Frictions(bug=0.05),
-    "bug .5": Frictions(bug=0.5),
-    "corruption .05": Frictions(corruption=0.05),
-    "corruption .5": Frictions(corruption=0.5),
-    "discovery .01": Frictions(discovery=0.01),
-    "discovery .1": Frictions(discovery=0.1),
+    **{f"staleness {age}": Frictions(staleness=age) for age in (10, 30, 100)},
+    **{f"bug {share}": Frictions(bug=share) for share in (0.05, 0.2, 0.5)},
+    **{f"corruption {share}": Frictions(corruption=share) for share in (0.05, 0.2, 0.5)},
+    **{f"discovery {share}": Frictions(discovery=share) for share in (0.01, 0.03, 0.1)},
 }
 
 
-def figure(found: Mapping[str, Mapping[str, Point]], finding: str) -> Plot:
-    """algorithm → condition → error per token in %: DG beside each of the others."""
-    panels = {
-        f"dg and {name}": {"dg": list(found["dg"].values()), name: list(by.values())}
-        for name, by in found.items()
-        if name != "dg"
-    }
-    return Plot(
-        "rows",
-        finding or "Error per token of DG beside that of each other algorithm",
-        panels,
-        x="error per token at the end, % (logarithmic)",
-        log=True,
-        ratio=RATIO,
-        note=f"Bold: error at least {RATIO:.0f} × that of DG; bars that leave the picture reach 0. Staleness: weights "
-        "up to this many updates old. Bug: share of broken answers. Corruption: share of random rewards. Discovery: "
-        f"share of answers that are given. Token reversal, 10 tokens, {STEPS} steps; learning rates tuned without "
-        "frictions (clean) and with all four at once (the others).",
-    )
+@torch.no_grad()
+def answer(
+    parameters: Parameters, shape: Shape, prompts: Tensor, uniform: Tensor, forced: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sampled answers int64 to prompts [L, P, H] and their logprobs, both [L, P, G, H], by inverse CDF from `uniform`
+    [L, P, G, H]. A token of `forced` [L, P, G, H] that is not negative replaces the sampled one."""
+    samples, drawn = uniform.shape[2], uniform.flatten(1, 2)
+    logits, read = decode(parameters, shape, prompts, [])
+    logits, past = _repeated(logits, samples), [(_repeated(k, samples), _repeated(v, samples)) for k, v in read]
+    tokens: list[Tensor] = []
+    logprobs: list[Tensor] = []
+    for place in range(uniform.shape[-1]):
+        if place:
+            logits, past = decode(parameters, shape, tokens[-1], past)
+        here = logits[..., -1, :].log_softmax(-1)
+        token = (here.exp().cumsum(-1)[..., :-1] <= drawn[..., place, None]).sum(-1, keepdim=True)
+        if forced is not None:
+            chosen = forced.flatten(1, 2)[..., place, None]
+            token = torch.where(chosen < 0, token, chosen)
+        tokens.append(token)
+        logprobs.append(here.gather(-1, token))
+    return torch.cat(tokens, -1).view_as(uniform), torch.cat(logprobs, -1).view_as(uniform)
 
 
-def learning(found: Mapping[str, Mapping[str, Sequence[Curve]]], finding: str) -> Plot:
-    """condition → algorithm → error per token in % over train steps."""
-    return Plot("curves", finding or "Error per token while learning", found, x="train steps", y="error per token, %")
+def score(parameters: Parameters, shape: Shape, prompts: Tensor, answers: Tensor) -> Tensor:
+    """Logprobs [L, P, G, H] of answers [L, P, G, H] to prompts [L, P, H], with gradient."""
+    given = answers.flatten(1, 2)
+    logits, _ = decode(parameters, shape, torch.cat([_repeated(prompts, answers.shape[2]), given[..., :-1]], -1), [])
+    logprobs = logits[..., prompts.shape[-1] - 1 :, :].log_softmax(-1)
+    return logprobs.gather(-1, given[..., None])[..., 0].view(answers.shape)
+
+
+def _repeated(each: Tensor, samples: int) -> Tensor:
+    """[L, P, ...] → [L, P · samples, ...]."""
+    return each.repeat_interleave(samples, 1)
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """prompts int64 [L, P, H], answers int64 and behaviour logprobs [L, P, G, H], advantages [L, P, G]."""
+
+    prompts: Tensor
+    answers: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+
+
+def roll_out(parameters: Parameters, task: Task, frictions: Frictions, draws: Draws) -> Rollouts:
+    """One batch of actors with these weights."""
+    prompts = (draws(task.prompts, task.length) * task.vocabulary).long()
+    uniform = draws(task.prompts, task.samples, task.length)
+    bug, discovery, corruption, coin = draws(4, task.prompts, task.samples).unbind(1)
+    right = prompts.flip(-1)[:, :, None].expand(uniform.shape)
+    forced = torch.where((bug < frictions.bug)[..., None], 0, -1).expand(uniform.shape)
+    found = discovery < frictions.discovery
+    forced = torch.where(found[..., None], right, forced)
+    answers, behaviour = answer(parameters, task.shape, prompts, uniform, forced)
+    broken = (bug < frictions.bug) & ~found
+    behaviour = torch.where(broken[..., None], 0.0, behaviour)
+    rewards = task.rewards(prompts, answers)
+    rewards = torch.where(corruption < frictions.corruption, (coin < 0.5).float(), rewards)
+    return Rollouts(prompts, answers, behaviour, rewards - rewards.mean(-1, keepdim=True))
+
+
+def picked(history: Sequence[Tensor], back: Tensor) -> Tensor:
+    """Weights [L, numbers]: of learner l those of `back[l]` steps ago, never before the first."""
+    ages = back.clamp(max=len(history) - 1).tolist()
+    return torch.stack([history[-1 - age][row] for row, age in enumerate(ages)])
+
+
+def train(cells: Sequence[Cell], task: Task, frictions: Frictions, steps: int) -> list[dict[str, Any]]:
+    """`sequence_error` and `token_error` of each cell at the end: shares of wrong answers and of wrong tokens."""
+    seeds = [cell.seed for cell in cells]
+    stack = Stack(transformer(seeds, task.shape), torch.tensor([cell.rate for cell in cells]))
+    draws, test = Draws(seeds), Draws([seed + 500_000 for seed in seeds])
+    history: deque[Tensor] = deque(maxlen=frictions.staleness + 1)
+    for _ in range(steps):
+        history.append(stack.flat.clone())
+        old = picked(history, (draws(1)[:, 0] * (frictions.staleness + 1)).long())
+        batch = roll_out(stack.views(old), task, frictions, draws)
+        leaf = stack.flat.clone().requires_grad_()
+        current = score(stack.views(leaf), task.shape, batch.prompts, batch.answers)
+        denominator = float(batch.answers[0].numel())
+        loss = loss_of(ALGORITHMS[cells[0].algorithm], current, batch.behaviour, batch.advantages, denominator)
+        stack.step(*torch.autograd.grad(loss, leaf))
+    prompts = (test(EVALUATED, task.length) * task.vocabulary).long()
+    answers, _ = answer(stack.views(stack.flat), task.shape, prompts, test(EVALUATED, 1, task.length))
+    wrong = answers != prompts.flip(-1)[:, :, None]
+    errors = wrong.any(-1).float().mean((1, 2)).tolist(), wrong.float().mean((1, 2, 3)).tolist()
+    return [{"sequence_error": sequence, "token_error": token} for sequence, token in zip(*errors, strict=True)]
 
 
 def main(options: argparse.Namespace) -> None:
     prepare()
-    length, steps, tuning, fresh = (3, 40, 1, 2) if options.quick else (10, STEPS, 2, 5)
-    task, seeds = Task(length), (tuple(range(tuning)), tuple(range(100, 100 + fresh)))
-    study = Study(options.out, NAMES, RATES, *seeds, tuned_by="token_error")
+    seeds = (1, 2) if options.quick else (2, 5)
     rows: list[Row] = []
-    tuned: dict[str, float] | None = None
-    for name, frictions in list(CONDITIONS.items())[: options.conditions]:
-        measure = partial(train, task=task, frictions=frictions, steps=steps, every=max(1, steps // 6))
-        rows += study.run(name, measure, {"task": repr(task), "frictions": repr(frictions), "steps": steps}, tuned)
-        if name == "all four":
-            tuned = {algorithm: by[name] for algorithm, by in rates_used(rows).items()}
-    tell(options.out, *percent_tables(rows, "sequence_error", "token_error"))
-    finding = "" if options.quick or options.conditions else FINDING
-    keep(figure(points(rows, "token_error", 100), finding), options.out / "reversal.png")
-    keep(learning(curves(rows, 2, 100), finding), options.out / "reversal_curves.png")
+    if options.terminal:
+        lengths, steps = ((3, 4), 60) if options.quick else ((7, 8, 9, 10), 600)
+        study = Study(("reinforce", "tpo", "dg"), (3e-4, 1e-3), "token_error", *seeds)
+        for length in lengths:
+            task = Task(length, terminal=True)
+            rows += study.run(f"H={length}", partial(train, task=task, frictions=Frictions(), steps=steps))
+    else:
+        task, steps = (Task(3), 40) if options.quick else (Task(10), 300)
+        study, tuned = Study(NAMES, RATES, "token_error", *seeds), None
+        for name, frictions in list(CONDITIONS.items())[: options.conditions]:
+            found = study.run(name, partial(train, task=task, frictions=frictions, steps=steps), tuned)
+            tuned = {row["algorithm"]: row["rate"] for row in found} if name == "all four" else tuned  # the last: fresh
+            rows += found
+    write(options.out, rows, percent_table(rows, "sequence_error"), percent_table(rows, "token_error"))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ gradient with the true one. The actor is the learner, or stale: still uniform.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .studies import argument_parser
+from .studies import argument_parser, prepare, write
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     OPTIONS = argument_parser(__doc__, "single_arm").parse_args()
@@ -30,16 +30,10 @@ from learners.losses.delightful import dg
 from learners.losses.weighted import reinforce
 
 from ..analysis.intervals import bootstrap, markdown_table
-from ..console.output import write_json
-from ..plotting.drawing import keep
-from ..plotting.plot import Plot, Point, point
-from .algorithms import Algorithm, loss_of
-from .studies import prepare, tell
+from .algorithms import loss_of
 
 ARMS = 10
 RIGHT = (0.1, 0.5, 0.9, 0.99)
-ACTORS = {"learner": "the learner's own actor", "uniform": "a stale actor (still uniform)"}
-FINDING = "DG's gate removes the noise of failures, the more so the better the policy and the smaller its temperature η"
 LOSSES: dict[str, Callable[..., Any]] = {
     "reinforce": reinforce,
     "exact_iw": exact(reinforce),
@@ -56,14 +50,14 @@ def policy(right: float, seed: int) -> Tensor:
 
 
 def gradients(loss: Callable[..., Any], current: Tensor, behaviour: Tensor, baseline: float = 0.5) -> Tensor:
-    """How each arm, where it was taken, moves the logits: [arms, arms], of probabilities [arms]."""
+    """The change of the logits by each arm, where it was taken: [arms, arms], of probabilities [arms]."""
     logits = current.log().expand(ARMS, ARMS).clone().requires_grad_()
     logprobs = logits.log_softmax(-1).diagonal()
     rewards = torch.zeros(ARMS, dtype=torch.float64)
     rewards[0] = 1.0
     each = loss_of(
-        Algorithm(loss),
-        logprobs[:, None, None, None],  # a learner of its own for each arm
+        loss,
+        logprobs[:, None, None, None],  # one learner per arm
         behaviour.log()[:, None, None, None],
         (rewards - baseline)[:, None, None],
         1.0,
@@ -84,43 +78,22 @@ def moments(loss: Callable[..., Any], current: Tensor, behaviour: Tensor) -> tup
     return float(second), float(expected @ true / expected.norm())
 
 
-def figure(found: Mapping[str, Mapping[str, Sequence[Point]]], finding: str) -> Plot:
-    """actor → loss → second moment of the failures at each π*."""
-    return Plot(
-        "against",
-        finding or "Noise of the failures' gradient against the policy's skill",
-        {ACTORS[actor]: panel for actor, panel in found.items()},
-        x="probability of the right arm, π*",
-        y="second moment of the failures' gradient across the true direction (logarithmic)",
-        log=True,
-        even=True,
-        replicates="random policies",
-    )
-
-
 def main(options: argparse.Namespace) -> None:
     prepare()
     seeds = range(3 if options.quick else 20)
     uniform = torch.full((ARMS,), 1 / ARMS, dtype=torch.float64)
     numbers: dict[str, list[list[Any]]] = {"second moment of failures": [], "cosine": []}
-    drawn: dict[str, dict[str, list[Point]]] = {actor: {name: [] for name in LOSSES} for actor in ACTORS}
-    for actor in ACTORS:
+    for actor in ("learner", "uniform"):
         for right in RIGHT:
             policies = [policy(right, seed) for seed in seeds]
-            both = {
-                name: [moments(loss, now, now if actor == "learner" else uniform) for now in policies]
-                for name, loss in LOSSES.items()
-            }
+            pairs = [
+                [moments(loss, now, now if actor == "learner" else uniform) for now in policies]
+                for loss in LOSSES.values()
+            ]
             for place, rows in enumerate(numbers.values()):
-                estimates = [bootstrap(pair[place] for pair in pairs) for pairs in both.values()]
-                rows.append([actor, right, *estimates])
-            for name, pairs in both.items():
-                drawn[actor][name].append(point(right, (pair[0] for pair in pairs)))
+                rows.append([actor, right, *(bootstrap(pair[place] for pair in each) for each in pairs)])
     header = ["actor", "π*", *LOSSES]
-    tell(options.out, *(f"{name}\n\n{markdown_table(header, rows)}" for name, rows in numbers.items()))
-    kept = {name: [[str(cell) for cell in row] for row in rows] for name, rows in numbers.items()}
-    write_json(options.out / "single_arm.json", kept)
-    keep(figure(drawn, "" if options.quick else FINDING), options.out / "single_arm.png")
+    write(options.out, numbers, *(f"{name}\n\n{markdown_table(header, rows)}" for name, rows in numbers.items()))
 
 
 if __name__ == "__main__":
