@@ -29,7 +29,6 @@ ELSEWHERE = {
     "bash scripts/test.sh": ".ci/run",
     "bash scripts/test_sglang.sh": ".ci/run",
     "bash scripts/setup.sh": "scripts/test.sh",
-    "python -m scripts.claims.off_policy": "tests/scripts/claims/test_off_policy.py",
     "python -m scripts.bench.pretrained": "tests/scripts/test_bench_pretrained.py",
     "python -m scripts.train configs/quickstart.yaml launcher=ray": "tests/integration/test_ray.py",
     "python -m scripts.train configs/quickstart.yaml launcher=slurm": "tests/slurm/test_slurm.py",

@@ -17,9 +17,6 @@ from PIL import Image
 from areal_like.run.spans import Span
 from scripts import plots
 from scripts.analysis.intervals import CURVE_POINTS, Estimate
-from scripts.bench import stragglers
-from scripts.claims import digits, kondo, reversal, terminal
-from scripts.claims.studies import curves, points
 from scripts.plotting import canvas, drawing
 from scripts.plotting.lines import places
 from scripts.plotting.matrix import plot_matrix
@@ -200,13 +197,7 @@ def test_a_matrix_is_a_picture_also_where_numbers_are_missing(tmp_path: Path) ->
 
 def timelines() -> Plot:
     lines = {"actor-0": [Span("generate", 0.0, 1.23456)], "learner": [Span("train", 1.3, 2.0), Span("take", 0.2, 0.3)]}
-    return stragglers.figure({"sync": 1.0, "async 4": 3.1}, {"sync": lines, "async 4": lines})
-
-
-def test_a_bench_says_what_its_timelines_show() -> None:
-    plot = timelines()
-    assert plot.title == stragglers.FINDING.format(3.1) and next(iter(plot.panels)) == "plain rounds (sync)"
-    assert {"seconds", "generate", "train", "train on single groups", "waits"} <= set(words(drawing.draw(plot)))
+    return Plot("timelines", "Async waits less", {"sync": lines, "async 4": lines}, x="seconds")
 
 
 @pytest.mark.parametrize(
@@ -237,38 +228,6 @@ def test_a_file_that_is_no_plot_is_named(text: str, tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit) as ended:
         plots.main([str(tmp_path)])
     assert ended.value.code == 2 and "bad.json: no data of a plot" in capsys.readouterr().err
-
-
-def test_a_claim_draws_its_errors_in_percent_and_every_seed() -> None:
-    found = [
-        {
-            "phase": "fresh",
-            "algorithm": name,
-            "condition": f"H={length}",
-            "error": 0.1 * length,
-            "curve": [[0, 1], [9, 0.5]],
-        }
-        for name in ("dg", "tpo")
-        for length in (7, 8)
-        for _ in range(5)
-    ]
-    plot = terminal.figure(points(found, "error", 100), "")
-    assert [(p.x, p.values) for p in plot.panels[""]["dg"]] == [
-        (7.0, pytest.approx((70,) * 5)), (8.0, pytest.approx((80,) * 5)),
-    ]  # fmt: skip
-    assert plot.title != terminal.FINDING and terminal.figure({}, terminal.FINDING).title == terminal.FINDING
-    assert terminal.learning(curves(found, 1, 100), "").panels["H=8"]["tpo"] == [([0, 9], [100, 50])] * 5
-
-
-@pytest.mark.parametrize("claim", [digits, kondo, reversal], ids=lambda claim: claim.__name__.rpartition(".")[2])
-def test_every_claim_draws_what_it_measured(claim) -> None:
-    names = {digits: digits.NAMES, kondo: tuple(kondo.LOSSES), reversal: reversal.NAMES}[claim]
-    conditions = list(reversal.CONDITIONS)[:2] if claim is reversal else ["D=0", "D=100"]
-    found = {name: {c: point(c, [1.0 + n, 2.0 + n, 3.0]) for c in conditions} for n, name in enumerate(names)}
-    plot = claim.figure(found, "")
-    shown = words(drawing.draw(plot))
-    assert plot.title != claim.FINDING and claim.figure(found, claim.FINDING).title == claim.FINDING
-    assert "%" in plot.x + plot.y and {name for name in names if name in " ".join(shown)} == set(names)
 
 
 # What is published
