@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -45,13 +46,13 @@ class Study:
         """Rows of a condition. `rates`: the algorithms' rates if they were tuned under another one."""
         rows: list[Row] = []
 
-        def error(name: str, rate: float) -> float:
+        def error(rate: float, name: str) -> float:
             cells = [Cell(name, rate, seed) for seed in range(self.tuning)]
             rows.extend(found := _rows(condition, "tuning", cells, measure))
             return fmean(row[self.tuned_by] for row in found)
 
         for name in self.algorithms:
-            rate = rates[name] if rates else min(self.rates, key=lambda rate, name=name: error(name, rate))
+            rate = rates[name] if rates else min(self.rates, key=partial(error, name=name))
             cells = [Cell(name, rate, seed) for seed in range(100, 100 + self.fresh)]
             rows += _rows(condition, "fresh", cells, measure)
         return rows
