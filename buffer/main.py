@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-from areal_like.config import older_configs
 from areal_like.config import run_config as configs
 from areal_like.config.registry import as_spec, bind, build
 from areal_like.config.run_config import Config
@@ -74,7 +73,7 @@ def other_settings(run: Path) -> str:
     pending = run / NEXT / CONFIG
     if not pending.is_file():
         return ""
-    before, now = older_configs.load(run / CONFIG), configs.load_resolved(pending)
+    before, now = configs.load_resolved(run / CONFIG), configs.load_resolved(pending)
     return ", ".join(configs.differences(before, now, ["learner"]))
 
 

@@ -23,9 +23,8 @@ from typing import Any
 
 from rich.table import Table
 
-from areal_like.config import older_configs
 from areal_like.config.registry import bind, build
-from areal_like.config.run_config import ConfigError
+from areal_like.config.run_config import ConfigError, load_resolved
 from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.prompts import PromptCursor, shares_of
@@ -161,7 +160,7 @@ class Audit:
 
 def audit(run: Path) -> Audit:
     """Audit a run folder. Raises ConfigError, JournalError."""
-    config = older_configs.load(run / "config.yaml", tell=True)
+    config = load_resolved(run / "config.yaml")
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     sampler = bind("sampler", config.sampler)

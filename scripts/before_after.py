@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.config import older_configs
 from areal_like.config import run_config as configs
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.tasks.heldout import own_rows
@@ -140,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not (args.run / "config.yaml").is_file():
             raise ConfigError(f"{args.run}: no run folder (config.yaml is missing)")
-        config = older_configs.load(args.run / "config.yaml", tell=True)
+        config = configs.load_resolved(args.run / "config.yaml")
         models(config, args)
         if args.threads:
             import torch

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.config import older_configs
 from areal_like.config import run_config as configs
 from areal_like.config.eval_sets import OWN
 from areal_like.config.layers import parse_override
@@ -126,7 +125,7 @@ def run_of(given: Path) -> configs.Config | None:
     """The config of the run that the model is from, if it is a run's folder or its final checkpoint."""
     for folder in (given, *given.resolve().parents[1:2]):
         if (folder / CONFIG).is_file():
-            return older_configs.load(folder / CONFIG, tell=True)
+            return configs.load_resolved(folder / CONFIG)
     return None
 
 

@@ -118,7 +118,6 @@ def _change(sides: Sequence[Mapping[tuple[str, int, int], Kept]], right: float) 
 
 def rows_of(members: Sequence[Member]) -> list[Row]:
     """A row per setting and held-out set. Raises ConfigError."""
-    from areal_like.config import older_configs
     from areal_like.config import run_config as configs
     from areal_like.run.run_folder import CONFIG, SUMMARY
 
@@ -127,7 +126,7 @@ def rows_of(members: Sequence[Member]) -> list[Row]:
         if not (member.run / SUMMARY).is_file():
             print(f"{member.run.name} is left out: it has not ended", file=sys.stderr)
             continue
-        config = older_configs.load(member.run / CONFIG, tell=True)
+        config = configs.load_resolved(member.run / CONFIG)
         setting, sets = ", ".join(member.labels.values()) or config.task["name"], configs.select(config, "eval.sets")
         right = {name: spec["right"] for name, spec in sets.items() if "right" in spec}
         for name, change in changes(member.run, right, config.eval.right).items():

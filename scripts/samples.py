@@ -24,10 +24,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from areal_like.config import older_configs
 from areal_like.config.eval_sets import OWN
 from areal_like.config.registry import ConfigError, bind, build, nearest
-from areal_like.config.run_config import from_tree
+from areal_like.config.run_config import from_tree, read_resolved
 from areal_like.run.run_folder import CONFIG
 from areal_like.run.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
 from areal_like.tasks.heldout import HeldoutSet, sets_of
@@ -78,7 +77,7 @@ class Texts:
     """Text of token ids, by the run's task; the ids themselves if it has no text."""
 
     def __init__(self, run: Path):
-        self._tree, _ = older_configs.fill(run / CONFIG)  # a full check would take longer than all the rest
+        self._tree = read_resolved(run / CONFIG)  # a full check would take longer than all the rest
         config, self._sets = dict[str, Any](self._tree), dict[str, HeldoutSet]()
         seed, self._marks = config["run"]["seed"], marks_of(config["workflow"])
         self._task = build("task", config["task"], seed)
@@ -173,7 +172,7 @@ class Numbers:
 def texts_of(run: Path) -> tuple[Texts | Numbers, str]:
     """The texts of a run and, if its task cannot be built, a note that says why there are numbers instead. Raises
     ConfigError for a damaged config."""
-    older_configs.fill(run / CONFIG)
+    read_resolved(run / CONFIG)
     try:
         return Texts(run), ""
     except Exception as error:  # the task is the user's code: whatever it raises

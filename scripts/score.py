@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.config import older_configs
 from areal_like.config import run_config as configs
 from areal_like.config.layers import read
 from areal_like.config.registry import COMPONENTS, bind, check, marks
@@ -85,7 +84,7 @@ def prepare(args: argparse.Namespace) -> tuple[Config, dict[str, dict[str, Any]]
     """The run's config, the losses' specs and the checkpoint to load. Raises ConfigError, JournalError."""
     if not (args.run / "config.yaml").is_file():
         raise ConfigError(f"{args.run}: no run folder (config.yaml is missing)")
-    config = older_configs.load(args.run / "config.yaml", tell=True)
+    config = configs.load_resolved(args.run / "config.yaml")
     if config.learner["name"] != "torch":
         raise ConfigError(
             f"{args.run} was trained by learner={config.learner['name']}, which has no gradients to score"

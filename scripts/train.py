@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from areal_like import turns
-from areal_like.config import older_configs
 from areal_like.config import run_config as configs
 from areal_like.config.defaults import describe_learning, describe_machine
 from areal_like.config.other_names import instead_of_option
@@ -345,7 +344,7 @@ def load(args: argparse.Namespace) -> Config:
     config = read()
     earlier = Path(config.replay) if config.replay else earlier_run(config, args)
     if earlier and (earlier / CONFIG).is_file():
-        return read(older_configs.load(earlier / CONFIG))
+        return read(configs.load_resolved(earlier / CONFIG))
     return config
 
 

@@ -85,7 +85,19 @@ def load(argv: Sequence[str], inherited: Config | None = None, origins: Mapping[
 
 def load_resolved(path: str | Path) -> Config:
     """Read what `save` wrote: a complete tree without `extends`, choices or overrides. Raises ConfigError."""
-    return from_tree(read(Path(path)))
+    return from_tree(read_resolved(path))
+
+
+def read_resolved(path: str | Path) -> Tree:
+    """`load_resolved` as plain data, untyped. Raises ConfigError if keys are missing or unknown."""
+    tree, shapes = read(Path(path)), {"": Config, **SECTIONS}
+    for name, shape in shapes.items():
+        values = tree[name] if name else tree
+        odd = set(_names(shape)) ^ set(values) if isinstance(values, dict) else {""}
+        for key in sorted(odd)[:1]:
+            at = f"{name}.{key}".strip(".")
+            raise ConfigError(f"{shown(Path(path))}: the key {at} differs: damaged, or of another version's run", at)
+    return tree
 
 
 def from_tree(tree: Tree) -> Config:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
-from areal_like.config import older_configs
 from areal_like.config import run_config as configs
 from areal_like.launch.outcome import RunFailed
 from areal_like.places import COMMANDS, python_path
@@ -38,8 +37,8 @@ class Run:
 
     @property
     def config(self) -> configs.Config:
-        """The resolved config; keys that an older version did not write have today's defaults."""
-        return older_configs.load(self.folder / CONFIG)
+        """The resolved config."""
+        return configs.load_resolved(self.folder / CONFIG)
 
     @property
     def metrics(self) -> list[dict[str, object]]:

@@ -13,7 +13,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from areal_like.config import older_configs
 from areal_like.config import run_config as configs
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
@@ -35,7 +34,7 @@ def step_model(step: Path) -> Path:
         raise ConfigError(
             f"{step} holds a learner's state, and its run's {CONFIG} is missing ({file}): leave it in its run's folder"
         )
-    config = older_configs.load(file)
+    config = configs.load_resolved(file)
     beside = target.with_name(f".{FOLDER}.{os.getpid()}.tmp")
     try:
         _write(config, step, beside)

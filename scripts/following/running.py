@@ -10,7 +10,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from areal_like.config import older_configs
 from areal_like.config import run_config as configs
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.config.supervision import is_supervised
@@ -46,7 +45,7 @@ class Running:
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"{folder} is no run folder (config.yaml is missing)")
         self.folder = folder
-        self.config: Config = older_configs.load(config_file(folder))
+        self.config: Config = configs.load_resolved(config_file(folder))
         if keys:
             self.config = configs.replace(self.config, "security.key_folder", str(keys.resolve()))
         if is_supervised(self.config):

@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import yaml
 
 from areal_like.config import run_config as configs
 from areal_like.config.eval_sets import OWN
-from areal_like.config.older_configs import fill
 from areal_like.config.registry import COMPONENTS, ConfigError, knobs
 from areal_like.config.signatures import REQUIRED
 from areal_like.places import CONFIGS
@@ -78,8 +77,7 @@ class Contents:
 
     def __init__(self, run: Path, budget: Budget, labels: Mapping[str, str] | None = None, seed: str = ""):
         self.run, self.budget = run, budget
-        tree, self._gaps = fill(config_file(run))  # a full check would take longer than all the rest
-        self.config = dict[str, Any](tree)
+        self.config = dict[str, Any](configs.read_resolved(config_file(run)))
         self.labels, self.seed = dict(labels or {}), seed or str(self.config["run"]["seed"])
         self._follower = MetricsFollower(run / "metrics.jsonl")
         numbers = 3 * 150 if budget.whole else len(CURATED) + 2
@@ -144,7 +142,7 @@ class Contents:
             "faults": faults(summary.get("faults") or {key: self.row.get(key) for key in (*FAULTS, *self.row)}),
             "series": self.series.data(extremes=self.budget.whole),
             "evaluations": [self.evaluations[version] for version in sorted(self.evaluations)],
-            "config": [row for row in settings(config) if not _below(row[0], self._gaps.lacking)],
+            "config": settings(config),
             "timeline": self._unless_same("timeline", self._spans_size(), self._timeline),
             "ledger": self._unless_same("ledger", (self.is_going_on, self.row.get("step")), self._ledger),
             "samples": self._unless_same("samples", self._samples_size(), self._excerpts),
@@ -351,10 +349,6 @@ def settings(config: dict[str, Any]) -> list[list[Any]]:
 @functools.cache
 def _base() -> dict[str, Any]:
     return leaves(yaml.safe_load(configs.to_yaml(configs.load([str(CONFIGS / "base.yaml")]))))
-
-
-def _below(key: str, keys: Sequence[str]) -> bool:
-    return any(key == each or _in(each, key) for each in keys)
 
 
 def _in(section: str, key: str) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.older_configs import fill
 from areal_like.config.registry import ConfigError
+from areal_like.config.run_config import read_resolved
 from areal_like.run.run_folder import CONFIG, config_file
 
 from ..analysis.intervals import FEWEST_FOR_INTERVALS, bootstrap
@@ -117,8 +117,7 @@ def _enough(settings: Sequence[Mapping[str, str]]) -> set[str]:
 
 
 def _known(run: Path) -> dict[str, str]:
-    tree, gaps = fill(config_file(run))
-    return {key: str(value) for key, value in leaves(tree | gaps.unknown).items()}
+    return {key: str(value) for key, value in leaves(read_resolved(config_file(run))).items()}
 
 
 def changes(first: list[list[Any]], other: list[list[Any]]) -> list[list[Any]]:

@@ -14,9 +14,8 @@ import numpy as np
 import yaml
 
 from actors.engines import step_costs
-from areal_like.config import older_configs
 from areal_like.config.registry import build, settled
-from areal_like.config.run_config import Config, ConfigError, learner_threads, ranks_of
+from areal_like.config.run_config import Config, ConfigError, learner_threads, load_resolved, ranks_of
 from areal_like.run import samples, spans
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, summary_of
@@ -61,7 +60,7 @@ def calibrate(run: Path, last: int | None = None) -> Calibrated:
         raise ConfigError(f"{run}: no run folder ({CONFIG} is missing)")
     if (summary_of(run) or {}).get("simulated"):
         raise ConfigError(f"{run} was simulated: calibrate on a run that was made")
-    config = older_configs.load(run / CONFIG)
+    config = load_resolved(run / CONFIG)
     rows = [row for row in MetricsFollower(run / "metrics.jsonl").new_rows() if row["step"] <= (last or math.inf)]
     if len(rows) <= SKIPPED_STEPS:
         raise ConfigError(f"{run} has {len(rows)} train steps: calibration needs more than {SKIPPED_STEPS}")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import re
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
-from areal_like.config import older_configs
 from areal_like.config import run_config as configs
 from areal_like.config.registry import COMPONENTS, build, knobs, settled
 from areal_like.config.run_config import Config, ConfigError
@@ -84,7 +81,7 @@ def find_run_to_resume(config: Config, stem: str) -> Path | None:
 
 def reopen_run_folder(config: Config, folder: Path) -> Config:
     """Check that the config fits what the folder holds. Raises ConfigError."""
-    earlier = _earlier_config("resume", folder, (*MUST_AGREE, "scheduler", "learner", "buffer.journal"))
+    earlier = configs.load_resolved(folder / CONFIG)
     if config.run.name not in (None, folder.name, earlier.run.name):  # the last: a folder that was renamed
         raise ConfigError(f"run.name={config.run.name}: {folder} is resumed under its own name; leave run.name out")
     for key in MUST_AGREE:
@@ -106,21 +103,8 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
 def changes(config: Config, folder: Path) -> list[str]:
     """How the config differs from the earlier one of the folder, in words."""
     keys = [field.name for field in fields(Config)]
-    found = configs.differences(older_configs.load(folder / CONFIG), config, keys)
+    found = configs.differences(configs.load_resolved(folder / CONFIG), config, keys)
     return [text for text in found if not text.startswith(tuple(f"{key}=" for key in NEVER_TOLD))]
-
-
-def _earlier_config(verb: str, folder: Path, keys: Sequence[str]) -> Config:
-    """The config of an earlier run, in which all of `keys` must be known. Raises ConfigError."""
-    config, gaps = older_configs.load_with_gaps(folder / CONFIG)
-    if doubtful := gaps.in_doubt(keys):
-        raise ConfigError(
-            f"{verb}: {folder} is of another version, and its config does not say what {', '.join(doubtful)} would be "
-            "in this one; start a new run, or use the version that made it (commit in run.json)"
-        )
-    if note := gaps.note():
-        print(f"note: {note}", file=sys.stderr)
-    return config
 
 
 def _value(config: Config, key: str) -> Any:
@@ -209,7 +193,7 @@ def fit_to_replay(config: Config) -> Config:
     folder = Path(config.replay or "")
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"replay={config.replay}: no run folder (config.yaml is missing)")
-    earlier = _earlier_config("replay", folder, REPLAYS_WITH)
+    earlier = configs.load_resolved(folder / CONFIG)
     for key in REPLAYS_WITH:
         if _value(earlier, key) != _value(config, key):
             before, now = (configs.select(each, key) for each in (earlier, config))

@@ -484,3 +484,15 @@ def test_what_the_config_before_had_is_missing_all_the_same() -> None:
     changed = whole | {"run": {key: value for key, value in whole["run"].items() if key != "seed"}}
     with pytest.raises(config.ConfigError, match=r"run\.seed has no value"):
         config.from_tree(changed)
+
+
+@pytest.mark.parametrize("key", ["parking", "run.parking", "task", "sampling.temperature", "buffer"])
+def test_a_run_of_another_format_is_refused(tmp_path: Path, key: str) -> None:
+    tree, path = yaml.safe_load(config.to_yaml(load(["quickstart"]))), tmp_path / "config.yaml"
+    section, _, below = key.partition(".")
+    values, name = (tree[section], below) if below else (tree, section)
+    values.pop(name, None) or values.update({name: True})
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError) as error:
+        config.load_resolved(path)
+    assert error.value.key == key
