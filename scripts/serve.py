@@ -1,8 +1,8 @@
 """Serve a model as an OpenAI-compatible endpoint: `python -m scripts.serve MODEL`; MODEL is a run's or a Hugging Face
 folder.
 
-For programs of others: evaluation harnesses (lm-eval), judges (`group_reward=judge`), agents, the openai package. It
-answers /v1/completions (with `echo` and `logprobs`) and /v1/chat/completions, on this machine alone, until Ctrl-C. From
+For evaluation harnesses (lm-eval), judges (`group_reward=judge`), agents, the openai package. It answers
+/v1/chat/completions, on this machine only, until Ctrl-C. From
 elsewhere forward the port: `ssh -L 8000:127.0.0.1:8000 HOST`. The embedded engine computes.
 """
 
@@ -13,16 +13,13 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from areal_like.errors import UserError
 
-from .chat import speech_of
+from .chat import Speech, speech_of
 from .console.arguments import command, positive, refuse
 from .eval import model_folder
-
-if TYPE_CHECKING:
-    from actors.agents.checkpoint import Text
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -36,27 +33,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def text_of(given: Path, model: Path, positions: int) -> Text:
-    """The model's text. Raises ConfigError, ValueError, OSError."""
-    import numpy as np
-
-    from actors.agents.checkpoint import Text
-    from areal_like.tasks.chat import whole
-
-    speech = speech_of(given, model)
-    codec, tokenizer = speech.codec, speech.tokenizer
-    if tokenizer is None:
-        return Text(codec, codec.encode, lambda token: codec.decode(np.array([token])), speech.stop, positions)
-
-    def encode(text: str) -> np.ndarray:
-        return np.array(
-            tokenizer.encode(whole(text)), np.int32
-        )  # with the tokens that open a text, as other servers do
-
-    return Text(codec, encode, lambda token: tokenizer.decode([token]), speech.stop, positions)
-
-
-async def serve(args: argparse.Namespace, model: Any, text: Text) -> None:
+async def serve(args: argparse.Namespace, model: Any, speech: Speech) -> None:
     """Until a signal ends it. Raises OSError if the port is taken."""
     from actors.agents.checkpoint import CheckpointServer
     from actors.engines.torch_engine import TorchEngine
@@ -65,7 +42,9 @@ async def serve(args: argparse.Namespace, model: Any, text: Text) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     engine = TorchEngine(model, slots=args.slots)
-    checkpoint = CheckpointServer(engine, text, args.model.resolve().name, seed=args.seed, longest=args.max_tokens)
+    positions, name = model.config.max_position_embeddings, args.model.resolve().name
+    knobs = {"seed": args.seed, "longest": args.max_tokens}
+    checkpoint = CheckpointServer(engine, speech.codec, speech.stop, positions, name, **knobs)
     try:
         async with checkpoint.served(args.port) as url:
             print(f"serving {args.model} at {url} (Ctrl-C ends)", flush=True)
@@ -87,8 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.threads:
             torch.set_num_threads(args.threads)
         model = build("model", {"name": "folder", "path": str(folder)}, args.seed, 1)
-        text = text_of(args.model, folder, model.config.max_position_embeddings)
-        asyncio.run(serve(args, model, text))
+        asyncio.run(serve(args, model, speech_of(args.model, folder)))
     except (UserError, ValueError, OSError) as error:
         refuse(error)
     return 0

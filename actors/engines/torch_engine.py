@@ -23,7 +23,6 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import accumulate
 from time import perf_counter, thread_time
 from typing import Annotated, ClassVar, Literal
 
@@ -38,7 +37,6 @@ from actors.engines.decoders import LLAMA_LIKE, FusedDecoder, decoder_for
 from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
 from actors.engines.inexact import ATTENTION, attend_in_blocks, perturb
 from actors.engines.prefill_plan import PositionSpan, plan
-from actors.engines.ranking import Ranked, ranked
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
 from actors.engines.slot_table import SlotRequest, SlotTable, whole
@@ -220,21 +218,6 @@ class TorchEngine:
             logits, ids = self._logits(sequences)
             logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu().numpy()
         return [Scored("", self.version, [row[: len(n) - 1] for row, n in zip(logprobs, sequences, strict=True)])]
-
-    async def ranked(self, sequences: list[np.ndarray], most: int) -> list[Ranked]:
-        """The same, with the `most` likeliest tokens at each place; for any number of sequences, one part of them after
-        another. Raises ValueError as `generate`."""
-        found: list[Ranked] = []
-        for tokens in sequences:
-            self._check(tokens, 0)
-        while len(found) < len(sequences):
-            left = sequences[len(found) :]
-            longest = list(accumulate(map(len, left), max))
-            rows = sum(length * (place + 1) <= self._prefill_tokens for place, length in enumerate(longest))
-            with torch.inference_mode():
-                found += ranked(self._logits(left[: max(1, rows)])[0], left[: max(1, rows)], most)
-            await asyncio.sleep(0)
-        return found
 
     def _logits(self, sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [b, t, vocab] after each token of sequences that are padded to t, and these tokens [b, t]."""

@@ -97,7 +97,7 @@ def refuse_odd_words(config: Config) -> None:
     ConfigError."""
     judge, sampler = settled("group_reward", config.group_reward), settled("sampler", config.sampler)
     if judge["name"] == "judge":
-        refuse_odd_judge(judge["compare"], judge["scale"], judge["prices"], judge["template"])
+        refuse_odd_judge(judge["compare"], judge["scale"], judge["template"])
         if not str(judge["base_url"]).startswith(("http://", "https://")):
             key = "group_reward.base_url"
             raise ConfigError(f"{key}={judge['base_url']}: want the address of a server, such as http://HOST/v1", key)

@@ -9,7 +9,6 @@ import pytest
 from actors.judge import Judge
 from actors.reward_pool import RewardError
 from tests.actors.judging import judging
-from tests.actors.model_judge import judging_model, teach_to_judge
 
 PROMPT = {"text": "6*7", "messages": [{"role": "user", "content": "What is 6*7?"}], "answer": "42"}
 
@@ -66,17 +65,6 @@ def test_a_judge_that_prefers_a_place_cancels_out_in_both_orders(tmp_path):
         assert judged(tmp_path, server.url, answers("a", "b", "c"), compare="pairs")[0] == [0.5] * 3
 
 
-@pytest.mark.parametrize("opponents", [1, 2, 3])
-def test_each_answer_meets_a_few_opponents(tmp_path, opponents):
-    group = answers(*(f"{'x' * place}!" for place in range(8)))
-    knobs = {"compare": "pairs", "opponents": opponents, "both_orders": False}
-    with judging(longer) as server:
-        rewards, _ = judged(tmp_path, server.url, group, **knobs)
-        assert len(server.asked) == 8 * opponents / 2
-        assert judged(tmp_path, server.url, group, **knobs)[0] == rewards and len(server.asked) == 8 * opponents / 2
-    assert rewards[0] == 0.0 and rewards[7] == 1.0
-
-
 def test_a_group_of_one_has_nothing_to_be_compared_with(tmp_path):
     assert judged(tmp_path, "http://127.0.0.1:1/v1", answers("a"), compare="pairs", own=1)[0] == [1.5]
 
@@ -104,7 +92,7 @@ def test_other_settings_are_other_requests(tmp_path):
 def test_requests_that_fail_for_a_while_are_tried_again(tmp_path):
     said = iter([503, 429, "Score: 10"])
     with judging(lambda text: next(said)) as server:
-        assert judged(tmp_path, server.url, answers("a"), prices=[1e6, 0])[0] == [1.0]
+        assert judged(tmp_path, server.url, answers("a"))[0] == [1.0]
         assert len(server.asked) == 3
 
 
@@ -160,12 +148,11 @@ def test_a_judge_that_never_answers_is_given_up(tmp_path):
         judged(tmp_path, server.url, answers("a"), retries=0, timeout=0.1)
 
 
-def test_so_many_requests_run_at_once_and_the_cost_is_counted(tmp_path):
+def test_so_many_requests_run_at_once(tmp_path):
     group = answers(*"abcdefgh")
     with judging(lambda text: time.sleep(0.02) or "Score: 5") as server:
-        _, stats = judged(tmp_path, server.url, group, concurrency=3, prices=[2, 1000])
+        judged(tmp_path, server.url, group, concurrency=3)
     assert server.most_at_once <= 3
-    assert stats["sum:judge/cost"] == pytest.approx((2 * stats["sum:judge/request_tokens"] + 1000 * 8 * 8) / 1e6)
 
 
 def test_a_group_that_is_cancelled_leaves_its_replies_to_the_next_lease(tmp_path):
@@ -184,36 +171,7 @@ def test_a_group_that_is_cancelled_leaves_its_replies_to_the_next_lease(tmp_path
         assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"scale": [1, 1]}, "the lower one first"),
-        ({"scale": [1]}, "want two numbers"),
-        ({"template": "Grade it"}, r"must hold \$answer"),
-        ({"template": "$answer costs 5$"}, r"write \$\$"),
-        ({"compare": "pairs", "template": "$answer"}, r"\$first and \$second"),
-    ],
-)
-def test_knobs_that_make_no_sense_are_refused(tmp_path, knobs, words):
-    with pytest.raises(ValueError, match=words):
-        Judge(tmp_path, "actor-0", base_url="http://127.0.0.1:1/v1", model_name="m", **knobs)
-
-
 def test_a_task_without_text_is_refused(tmp_path):
     group = [{"text": None, "tokens": [1], "length": 1, "reward": 0.0, "finish": "stop"}]
     with pytest.raises(RewardError, match="this task has none"):
         judged(tmp_path, "http://127.0.0.1:1/v1", group)
-
-
-def test_this_projects_own_engine_judges(tmp_path):
-    teach_to_judge(tmp_path / "model")
-    group, knobs = (
-        answers(*(f"{i} + {i}" for i in range(12))),
-        {"template": "$answer", "max_tokens": 16, "temperature": 1},
-    )
-    with judging_model(tmp_path / "model") as url:
-        rewards, stats = judged(tmp_path / "judge", url, group, **knobs)
-    assert stats["sum:judge/requests"] == 12 and stats["sum:judge/failures"] == 0
-    assert stats["sum:judge/reply_tokens"] == 12 * len("Score: 5.")
-    assert len(set(rewards)) > 1 and set(rewards) <= {n / 10 for n in range(10)}
-    assert judged(tmp_path / "judge", url, group, **knobs)[0] == rewards, "the engine is off"

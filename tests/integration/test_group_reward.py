@@ -1,10 +1,11 @@
 """Runs with a group reward: a judge's rewards are trained, counted, and the same again while the judge is off."""
 
+import random
 from pathlib import Path
 
 import pytest
 
-from tests.actors.model_judge import judging_model, teach_to_judge
+from tests.actors.judging import judging
 from tests.integration.runs import rows, summary, train
 
 pytestmark = pytest.mark.integration
@@ -15,7 +16,7 @@ TEXT = ["task.name=calculator", "task.digits=1", "eval.prompts=2", "mode=sync"]
 
 
 def test_a_judges_cache_makes_a_run_again_while_the_judge_is_off(tmp_path: Path) -> None:
-    """The judge is a model on this project's own engine; what it replies at temperature 1 nobody could tell again."""
+    """The judge replies at random."""
 
     def judge(url: str) -> list[str]:
         return [
@@ -24,12 +25,11 @@ def test_a_judges_cache_makes_a_run_again_while_the_judge_is_off(tmp_path: Path)
             *("group_reward.no_verdict=0.5", f"group_reward.cache={tmp_path / 'cache'}", "group_reward.retries=0"),
         ]
 
-    teach_to_judge(tmp_path / "model")
     options = [*ALONE, *TEXT, "run.steps=2"]
-    with judging_model(tmp_path / "model") as url:
-        first = train(tmp_path, "first", *options, *judge(url))
+    with judging(lambda text: f"Score: {random.randrange(10)}") as server:
+        first = train(tmp_path, "first", *options, *judge(server.url))
     asked = sum(file.read_text().count("\n") for file in (tmp_path / "cache").glob("*.jsonl"))
-    again = train(tmp_path, "again", *options, *judge(url))
+    again = train(tmp_path, "again", *options, *judge(server.url))
     assert summary(first)["weights_digest"] == summary(again)["weights_digest"]
     assert [row["reward/mean"] for row in rows(first)] == [row["reward/mean"] for row in rows(again)]
     assert all(row["reward/std"] > 0 for row in rows(first)), "the judge's verdicts are what is trained"

@@ -27,11 +27,11 @@ def test_a_runs_model_is_served_until_an_interrupt(tmp_path: Path) -> None:
         while not (found := re.search(r"at (http://127\.0\.0\.1:\d+/v1) ", said(tmp_path / "process"))):
             assert process.poll() is None, said(tmp_path / "process")
             time.sleep(0.05)
-        body = {"prompt": "12345678>", "max_tokens": 8, "temperature": 0, "logprobs": 1, "echo": True}
-        asked = Request(f"{found[1]}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urlopen(asked, timeout=30) as answer:
-            (choice,) = json.load(answer)["choices"]
-        assert choice["text"].startswith("12345678>") and len(choice["logprobs"]["tokens"]) > 9
+        body = {"messages": [{"role": "user", "content": "12345678"}], "max_tokens": 8, "temperature": 0}
+        url, headers = f"{found[1]}/chat/completions", {"Content-Type": "application/json"}
+        with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=30) as answer:
+            told = json.load(answer)
+        assert told["choices"][0]["message"]["role"] == "assistant" and told["usage"]["completion_tokens"] > 0
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0, said(tmp_path / "process")
 
