@@ -6,7 +6,7 @@ decide whose turn it is, and the sampler chooses within that task.
 
 All samplers can retire solved prompts: those whose newest `retire_after` results were all at least `retire_at`. When
 nothing else is left, retired prompts are drawn again. A sampler trains preferred prompts more often than they occur in
-the data: `scripts.ledger` shows this bias.
+the data: `areal-like ledger` shows this bias.
 """
 
 from __future__ import annotations

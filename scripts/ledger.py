@@ -1,20 +1,29 @@
-"""Where every prompt of a run went: `python -m scripts.ledger RUN [--plot FILE]`.
+"""Where every prompt of a run went: `areal-like ledger RUN [--steps N]`; `--verify` checks that its journal is sound.
 
-Reads the run's journal: how many groups were trained, filtered, dropped (why), or are still active; and lengths and
-rewards of those that were rolled out. If untrained groups are biased towards long or short answers, the ratio of mean
-lengths shows it. A mixture of tasks has a table for each task as well. If the journal was cut at a checkpoint
-(`buffer.keep_journal=false`), the counts are complete, and the distributions cover the time since then.
+Reads the run's journal: how many groups were trained, filtered, dropped (why), or are still active, with lengths and
+rewards of those that were rolled out; a table for each task of a mixture. If the journal was cut at a checkpoint
+(`buffer.keep_journal=false`), the counts are complete, and all else covers the time since then. The length bias is the
+mean length of trained responses over that of all responses; one that was cut counts with the tokens that it had.
+`--steps N` reads the first N train steps only: at its end a run has trained the long prompts that waited meanwhile.
 
-Below the table: how much shorter the trained responses are than all offered ones, including those that wait in a queue
-or were cut (`scripts.analysis.offered` estimates the whole length of a cut one). `--steps N` looks at the first N train
-steps only: with tail batching the queue holds the long prompts during a run, and is empty at its end.
+Where a sampler or a filter chose, a table has groups by difficulty. First the draws, by the results that were recorded
+by then, and what uniform draws would have been; then the groups by their own rewards.
 
-Where prompts were drawn again, or groups were left out, two more tables show the bias of sampler and filter: draws by
-the prompt's difficulty, against uniform draws, and groups by their own (`scripts.analysis.difficulty`).
+`--verify` needs `buffer.keep_journal=true`; the run may have crashed and resumed any number of times:
+
+  prompts   group ids are 0, 1, 2, ... without a hole, each admitted once, with the row that the prompt order gives it
+            or, with a sampler, the row that it chooses from the results recorded before
+  fates     each group is trained, filtered, dropped (for one reason) or active: one of them, once
+  batches   batches 0, 1, 2, ... were trained, each with the configured number of groups; no group is in two batches; a
+            batch that was served again after a crash had the same groups in the same order
+  bound     no trained token is older than the staleness bound allows, by the versions that were pushed
+  weights   each version has one digest, even if it was made again after a crash (with the same settings)
+  ledger    the journal's snapshots, and the run's summary if there is one, agree with these counts
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections import Counter
@@ -25,57 +34,86 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from areal_like.run import checkpoints
+from areal_like.config.registry import bind, build
+from areal_like.config.run_config import load_resolved
+from areal_like.errors import UserError
 from areal_like.wire.groups import Head
-from buffer.events import Admit, Drop, Event, Filter, Finish, LeaveOut, Open, Snapshot
-from buffer.journal import JournalError, Record, Recorded
+from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, LeaveOut, Open, Push, Serve, Snapshot
+from buffer.journal import JournalError, Record, Recorded, scan
+from buffer.prompts import PromptCursor, shares_of
 from buffer.recovery import standing
-from buffer.results import Results
+from buffer.results import CLASSES, NEW, Results, classes, pass_rates, rate_of
+from buffer.samplers import asks
 from buffer.staleness import Bound
-from buffer.store import Entry, Stage, Store
+from buffer.store import LEASED, UNFINISHED, Entry, Stage, Store, ledger_of
 
-from .analysis import difficulty
-from .analysis.offered import Offer, lengths
 from .console import output
-from .console.arguments import command, picture, refuse
+from .console.arguments import command, positive, refuse
 
 TRAINED, ACTIVE = "trained", "active"
 MOST_REASONS = 10
+RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 
 
 @dataclass
 class Account:
-    """One fate: `count` groups; lengths (tokens) and rewards of the samples of those that had been rolled out; samples
-    that were `cut` because others were faster, and reasons why some were `redrawn`: crashes of their rewards or
-    agents."""
+    """One fate: `count` groups; lengths (tokens) and rewards of the samples of those that had been rolled out; lengths
+    of all their responses (`offered`), with `cut` ones, for which the group did not wait; and why samples were
+    `redrawn`: crashes of their rewards or agents."""
 
     count: int = 0
     lengths: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    offered: list[int] = field(default_factory=list)
     cut: int = 0
     redrawn: list[str] = field(default_factory=list)
 
-    def add(self, head: Head | None, cut: int = 0, redrawn: Iterable[str] = ()) -> None:
+    def add(self, entry: Entry, redrawn: Iterable[str] = ()) -> None:
         self.count += 1
-        if head:
-            self.lengths += head.lengths
-            self.rewards += head.rewards
-        self.cut += cut
+        self.cut += len(entry.cut)
         self.redrawn += redrawn
+        if entry.head:
+            self.lengths += entry.head.lengths
+            self.rewards += entry.head.rewards
+            self.offered += [*entry.head.lengths, *entry.cut]
+
+
+class Difficulty:
+    """Groups by difficulty. By what was known of the prompt when it was drawn: `drawn`, `trained`, and `uniform`: draws
+    of prompts with a result, if each had been equally likely. By the group's own rewards: `rolled_out`, `kept`."""
+
+    def __init__(self) -> None:
+        self.drawn, self.trained = Counter[str](), Counter[str]()
+        self.uniform: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
+        self.rolled_out, self.kept = Counter[str](), Counter[str]()
+
+    @property
+    def is_biased(self) -> bool:
+        """Was a prompt drawn again, or a group left out?"""
+        return self.drawn.total() > self.drawn[NEW] or self.rolled_out != self.kept
+
+    def table(self, title: str) -> Table:
+        made = output.table(title, "difficulty", "drawn", "uniform", "trained", "rolled out", "trained")
+        for name in CLASSES:
+            drawn = f"{self.drawn[name]}", f"{self.uniform[name]:.1f}" if name != NEW else "-", f"{self.trained[name]}"
+            made.add_row(name, *drawn, f"{self.rolled_out[name]}", f"{self.kept[name]}")
+        return made
 
 
 class Books:
-    """The fates of all groups, from the records of a journal in order."""
+    """The fates of all groups, from the records of a journal in order. `tasks` and `difficulty` are by task of a
+    mixture; `difficulty[""]` covers all."""
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
-        self.tasks: dict[str, dict[str, Account]] = {}  # the same of each task of a mixture
-        self.offers: list[Offer] = []
+        self.tasks: dict[str, dict[str, Account]] = {}
+        self.difficulty: dict[str, Difficulty] = {"": Difficulty()}
         self.admitted: list[tuple[int, int, int]] = []  # group, row of the task, samples that were started
-        results = Results()
-        self.difficulty = difficulty.Tally(results)
-        self._store = Store(Bound(math.inf, 1), results=results)
+        self._results = Results()
+        self._store = Store(Bound(math.inf, 1), results=self._results)
         self._redrawn: dict[int, list[str]] = {}
+        self._drawn: dict[int, str] = {}  # group → what was known of its prompt
+        self._known: dict[str, tuple[dict[int, str], dict[str, float]]] = {}
 
     def read(self, records: Iterable[Record], steps: float = math.inf) -> dict[str, Account]:
         """All records (read twice), or those until this many batches were trained."""
@@ -102,9 +140,9 @@ class Books:
         match event:
             case Admit():
                 self.admitted.append((event.id, event.row, event.launch))
-                self.difficulty.admitted(event)
+                self._draw(event)
             case Open():
-                self.difficulty.opened()
+                self._known = {}  # results become visible
             case LeaveOut():
                 self._redrawn[event.id] = event.redrawn
             case Drop():
@@ -127,108 +165,241 @@ class Books:
             for fate in fates.keys() - {"admitted"}:
                 self.account(fate, task).count = fates[fate]
 
+    def _draw(self, event: Admit) -> None:
+        kinds, shares = self._known_of(event.task)
+        self._drawn[event.id] = kinds.get(event.row, NEW)
+        for task in {"", event.task}:
+            found = self.difficulty.setdefault(task, Difficulty())
+            found.drawn[self._drawn[event.id]] += 1
+            if event.row in kinds:
+                for name, share in shares.items():
+                    found.uniform[name] += share
+
+    def _known_of(self, task: str) -> tuple[dict[int, str], dict[str, float]]:
+        """Of the prompts with a result: row → difficulty, and the share of each difficulty."""
+        if task not in self._known:
+            known = self._results.known(task, 0)
+            names = [CLASSES[kind] for kind in classes(pass_rates(known))]
+            kinds = {int(row): name for row, name in zip(known.rows, names, strict=True) if name != NEW}
+            self._known[task] = kinds, {name: n / len(kinds) for name, n in Counter(kinds.values()).items()}
+        return self._known[task]
+
     def _close(self, fate: str, entry: Entry) -> None:
         """Record a group's fate."""
-        redrawn = self._redrawn.pop(entry.id, ())
-        self.difficulty.left(entry, fate == TRAINED, fate.startswith("filtered"))
+        redrawn, kind = self._redrawn.pop(entry.id, ()), self._drawn.pop(entry.id, None)
+        own = CLASSES[classes(np.array([rate_of(entry.head.rewards)]))[0]] if entry.head else None
         for task in {"", entry.task}:
-            self.account(fate, task).add(entry.head, len(entry.cut), redrawn)
-        if entry.head:
-            self.offers.append(Offer(entry.head.lengths, list(entry.cut)))
-        elif entry.partial:
-            pairs = list(zip(entry.partial.lengths.tokens, entry.partial.lengths.cut, strict=True))
-            self.offers.append(Offer([n for n, cut in pairs if not cut], [n for n, cut in pairs if cut]))
+            self.account(fate, task).add(entry, redrawn)
+            found, trained = self.difficulty.setdefault(task, Difficulty()), fate == TRAINED
+            if kind and trained:
+                found.trained[kind] += 1
+            if own and fate != ACTIVE:
+                found.rolled_out[own] += 1
+                found.kept[own] += trained
 
 
 def table(accounts: dict[str, Account], title: str = "ledger") -> Table:
     """A row per fate; the last row is the sum: the number of groups admitted."""
-    more = [name for name in ("cut", "redrawn") if any(getattr(account, name) for account in accounts.values())]
-    found = output.table(
-        title, "fate", "groups", "samples", *more, "length mean", "p50", "p95", "reward mean", "length / trained"
-    )
-    trained = np.mean(accounts[TRAINED].lengths) if accounts.get(TRAINED, Account()).lengths else np.nan
+    found = output.table(title, "fate", "groups", "samples", "cut", "length", "p95", "reward", "/ trained")
+    trained = np.mean(accounts[TRAINED].lengths) if accounts.get(TRAINED, Account()).lengths else math.nan
     for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count):
-        cells = ["-"] * 5
+        cells = ["-"] * 4
         if account.lengths:
-            mean, quantiles = np.mean(account.lengths), np.quantile(account.lengths, [0.5, 0.95])
-            cells = [f"{mean:.1f}", *(f"{q:.0f}" for q in quantiles), f"{np.mean(account.rewards):.3f}"]
-            cells.append("-" if np.isnan(trained) else f"{mean / trained:.2f}")
-        counts = [str(account.cut if name == "cut" else len(account.redrawn)) for name in more]
-        found.add_row(fate, str(account.count), str(len(account.lengths)), *counts, *cells)
-    found.add_row("admitted", str(sum(account.count for account in accounts.values())), *[""] * (6 + len(more)))
+            mean, p95 = np.mean(account.lengths), np.quantile(account.lengths, 0.95)
+            cells = [f"{mean:.1f}", f"{p95:.0f}", f"{np.mean(account.rewards):.3f}", f"{mean / trained:.2f}"]
+        found.add_row(fate, f"{account.count}", f"{len(account.lengths)}", f"{account.cut}", *cells)
+    found.add_row("admitted", f"{sum(account.count for account in accounts.values())}")
     return found
 
 
-def reasons(accounts: dict[str, Account]) -> list[str]:
-    """Why samples were drawn again, most frequent first, a line for each."""
-    told = Counter(reason for account in accounts.values() for reason in account.redrawn)
-    lines = [f"  {count} × {reason}" for reason, count in told.most_common(MOST_REASONS)]
-    return [*lines, f"  and {len(told) - MOST_REASONS} other reasons"] if len(told) > MOST_REASONS else lines
+def reasons(accounts: dict[str, Account]) -> list[tuple[str, int]]:
+    """Why samples were drawn again, and how often; the most frequent reasons first."""
+    return Counter(reason for account in accounts.values() for reason in account.redrawn).most_common(MOST_REASONS)
 
 
-def bias(accounts: dict[str, Account], offers: list[Offer]) -> float:
-    """Mean length of the trained responses over that of all offered ones, minus 1; NaN without any."""
-    trained, offered = accounts.get(TRAINED, Account()).lengths, lengths(offers)
-    return float(np.mean(trained) / offered.mean() - 1) if len(trained) and len(offered) else math.nan
+def bias(accounts: dict[str, Account]) -> float:
+    """Mean length of the trained responses over that of all responses, minus 1; NaN without any."""
+    trained = accounts.get(TRAINED, Account()).lengths
+    offered = [length for account in accounts.values() for length in account.offered]
+    return float(np.mean(trained) / np.mean(offered) - 1) if trained and offered else math.nan
 
 
-def plot(accounts: dict[str, Account], offers: list[Offer], path: Path) -> None:
-    """Histograms of length and reward, one line per fate, and one of the lengths of all offered responses."""
-    import matplotlib
+# ---- verify ---------------------------------------------------------------------------------------------------------
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    for axis, values in ((left, "lengths"), (right, "rewards")):
-        known = {fate: getattr(account, values) for fate, account in accounts.items() if account.lengths}
-        edges = np.histogram_bin_edges(np.concatenate([*known.values(), [0]]), bins=40)
-        for fate, numbers in known.items():
-            axis.hist(numbers, bins=edges, density=True, histtype="step", label=f"{fate} ({accounts[fate].count})")
-    if any(offer.cut for offer in offers):
-        whole = lengths(offers)
-        left.hist(whole, bins=np.histogram_bin_edges(whole, bins=40), density=True, color="0.85", label="offered")
-    left.set_xlabel("response length (tokens)")
-    left.set_ylabel("density of samples")
-    right.set_xlabel("reward")
-    left.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+class Audit:
+    """Takes a journal's events in order and checks each before it is applied; `findings` maps a rule to its violations,
+    in words. An event that breaks a rule is not applied. `bound`: the run's; `prompts`: the order that the run should
+    have followed; `results`: those that its sampler chooses by (None: it has none)."""
+
+    def __init__(self, prompts: PromptCursor, bound: Bound, results: Results | None = None):
+        self.prompts, self.bound, self.store = prompts, bound, Store(bound, results=results)
+        self.findings: dict[str, list[str]] = {rule: [] for rule in RULES}
+        self.gone: dict[int, str] = {}  # groups that have left, and how
+        self.trained = self.served_again = 0
+        self.digests: dict[int, str] = {}
+
+    def read(self, records: Iterable[Record]) -> Audit:
+        """Reads `records` twice. Raises JournalError if their beginning is missing."""
+        for number, (event, _) in enumerate(standing(records)):
+            if isinstance(event, Snapshot) and number == 0:
+                raise JournalError("the journal lacks its beginning: --verify needs buffer.keep_journal=true")
+            before = self._misfits()
+            self._look_at(event)
+            if self._misfits() == before and not isinstance(event, Snapshot):
+                self.store.apply(event)
+        return self
+
+    def _misfits(self) -> int:
+        """Findings about an event that does not fit the state, and so cannot be applied."""
+        return sum(len(self.findings[rule]) for rule in ("prompts", "fates", "batches"))
+
+    def find(self, rule: str, text: str) -> None:
+        self.findings[rule].append(text)
+
+    def _look_at(self, event: Event) -> None:
+        match event:
+            case Admit():
+                self._admit(event)
+            case Push():
+                self._push(event.head)
+            case HandBack() if self._stage_of(event.id) not in LEASED:
+                self.find("fates", f"group {event.id} was handed back after it had been pushed, or had left")
+            case Drop() | Filter():
+                self._leave(event.id, f"{'dropped' if isinstance(event, Drop) else 'filtered'}: {event.reason}")
+            case Serve():
+                self._serve(event)
+            case Finish():
+                self._finish(event.batch)
+            case Branch():  # later versions will differ
+                version = self.bound.batch_version(event.batch)
+                self.digests = {made: digest for made, digest in self.digests.items() if made <= version}
+            case Snapshot():
+                self._compare(event)
+
+    def _stage_of(self, group_id: int) -> Stage | None:
+        """The stage of a group; None if it is not active."""
+        entry = self.store.entries.get(group_id)
+        return entry.stage if entry else None
+
+    def _admit(self, event: Admit) -> None:
+        expected = self.prompts.next()
+        if (event.id, event.row, event.task) != expected:
+            row = f"row {event.row}{event.task and f' (of {event.task})'}"
+            self.find("prompts", f"group {event.id} of {row} was admitted, but {tuple(expected)} was next")
+        if event.id in self.store.entries or event.id in self.gone:
+            self.find("prompts", f"group {event.id} was admitted twice")
+
+    def _push(self, head: Head) -> None:
+        if self._stage_of(head.id) not in UNFINISHED:
+            self.find("fates", f"group {head.id} was taken twice, or after it had left")
+        for made, digest in head.digests.items():
+            if self.digests.setdefault(made, digest) != digest:
+                self.find("weights", f"version {made} has the digests {self.digests[made]} and {digest}")
+
+    def _leave(self, group_id: int, fate: str) -> None:
+        if group_id not in self.store.entries:
+            self.find("fates", f"group {group_id}, {fate}, was {self.gone.get(group_id, 'never admitted')}")
+        self.gone[group_id] = fate
+
+    def _serve(self, event: Serve) -> None:
+        batch, ids, version = event.batch, event.ids, self.bound.batch_version(event.batch)
+        if len(set(ids)) != self.bound.batches.size(batch):
+            self.find("batches", f"batch {batch} has {len(set(ids))} groups")
+        planned = self.store.planned.get(batch) or [e.id for e in self.store.of(Stage.SERVED) if e.batch == batch]
+        if planned and planned != ids:
+            self.find("batches", f"batch {batch} was served again with other groups")
+        self.served_again += bool(planned)
+        for group_id in ids:
+            entry = self.store.entries.get(group_id)
+            if entry is None or entry.head is None:
+                self.find("fates", f"group {group_id} of batch {batch} was {self.gone.get(group_id, 'not pushed')}")
+                continue
+            if entry.stage is not Stage.WAITING:
+                self.find("fates", f"group {group_id} is in batches {entry.batch} and {batch}")
+            oldest = entry.oldest_trained(event.oldest_allowed)
+            if oldest is not None and version - oldest > self.bound.max_staleness:
+                self.find("bound", f"group {group_id} of batch {batch} has tokens of version {oldest}")
+
+    def _finish(self, batch: int) -> None:
+        groups = [entry.id for entry in self.store.of(Stage.SERVED) if entry.batch == batch]
+        if not groups:
+            self.find("batches", f"batch {batch} was trained but never served")
+        if batch != self.trained:
+            self.find("batches", f"batch {batch} was trained, but {self.trained} was next")
+        self.trained += 1
+        self.gone.update(dict.fromkeys(groups, f"trained in batch {batch}"))
+
+    def _compare(self, event: Snapshot) -> None:
+        counts = {"admitted": event.admitted, "trained": event.trained, "filtered": event.filtered}
+        counts |= {"dropped": event.dropped, "active": len(event.groups)}
+        if event.tasks:
+            active = Counter(held.task for held in event.groups)
+            counts["tasks"] = {task: ledger_of(fates, active[task]) for task, fates in event.tasks.items()}
+        if counts != (ours := self.store.ledger()):
+            self.find("ledger", f"a snapshot has {counts}, but the records have {ours}")
+        if wrong := {held.id for held in event.groups} ^ self.store.entries.keys():
+            self.find("ledger", f"groups {sorted(wrong)} are active in a snapshot or by the records, not in both")
+
+
+def audit(run: Path) -> Audit:
+    """Audit a run folder. Raises ConfigError, JournalError, OSError."""
+    config = load_resolved(run / "config.yaml")
+    task = build("task", config.task, config.run.seed)
+    scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
+    sampler = bind("sampler", config.sampler)
+    results = Results() if asks(sampler) else None
+    prompts = PromptCursor(shares_of(task), config.run.seed, 0, sampler, results)
+    bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
+    for _ in scan(run / "journal"):
+        pass  # reading checks the payloads' checksums
+    found = Audit(prompts, bound, results).read(Recorded(run / "journal", whole=True))
+    if (run / "summary.json").exists():
+        summary = json.loads((run / "summary.json").read_text())
+        if summary["ledger"] != (ours := found.store.ledger()):
+            found.find("ledger", f"the summary has {summary['ledger']}, the journal {ours}")
+        if summary["steps"] != found.trained:
+            found.find("batches", f"{summary['steps']} train steps, {found.trained} batches")
+    return found
+
+
+def verdicts(found: Audit) -> Table:
+    """A row per rule."""
+    shown = Table("rule", "verdict", "violations", title="verify", title_justify="left")
+    for rule, texts in found.findings.items():
+        more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+        shown.add_row(rule, "BROKEN" if texts else "holds", texts[0] + more if texts else "")
+    return shown
 
 
 def main() -> int:
     parser = command("ledger", __doc__)
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("--steps", type=int, help="only the first N train steps")
-    parser.add_argument("--plot", type=picture, help="write a picture of the distributions here")
+    parser.add_argument("--steps", type=positive, help="only the first N train steps")
+    parser.add_argument("--verify", action="store_true", help="check the journal; exit code 1 if a rule is broken")
     args = parser.parse_args()
+    console, books = output.console(), Books()
     try:
         records = Recorded(args.run / "journal", whole=True)
-        first = next(iter(records), None)
-        if first is None:
+        if not any(True for _ in records):
             refuse(f"{args.run} has no journal (buffer.journal=off, or no run folder)")
-        books = Books()
         accounts = books.read(records, args.steps or math.inf)
-    except (JournalError, OSError) as error:
+        verified = audit(args.run) if args.verify else None
+    except (UserError, JournalError, OSError) as error:
         refuse(error)
-    console = output.console()
     console.print(table(accounts))
     for task, of_task in sorted(books.tasks.items()):
         console.print(table(of_task, f"ledger of {task}"))
-    for each in difficulty.tables(books.difficulty.of):
-        console.print(each, highlight=False)
-    if told := reasons(accounts):
-        console.print("samples drawn again, because")
-        console.print("\n".join(told), highlight=False, markup=False)
-    shorter = bias(accounts, books.offers)
-    if not math.isnan(shorter):
-        console.print(f"length of trained responses, against all that were rolled out: {shorter:+.1%}", highlight=False)
-    if isinstance(first.event, Snapshot):
-        step = checkpoints.latest(args.run)
-        since = f"samples, lengths and rewards since step {step[0] if step else '?'} only"
-        console.print(f"{since}; buffer.keep_journal keeps all")
-    if args.plot:
-        plot(accounts, books.offers, args.plot)
+    for task, found in sorted(books.difficulty.items()):
+        if found.is_biased:
+            console.print(found.table(f"groups by difficulty{task and f', {task}'}"))
+    for reason, count in reasons(accounts):
+        console.print(f"samples drawn again: {count} × {reason}")
+    if not math.isnan(shorter := bias(accounts)):
+        console.print(f"length of trained responses against all: {shorter:+.1%}")
+    if verified:
+        console.print(verdicts(verified))
+        return 1 if any(verified.findings.values()) else 0
     return 0
 
 

@@ -26,8 +26,8 @@ if [ "$chapters" = 2 ]; then last=two-digit; fi
 
 bash scripts/setup.sh .venv pretrained
 .venv/bin/python -m scripts.train configs/smollm2/one-digit.yaml "$@" --print-config > /dev/null  # refuses wrong overrides
-.venv/bin/python -m scripts.pretrained
-.venv/bin/python -m scripts.sums
+.venv/bin/python examples/make_smollm2.py
+.venv/bin/python examples/make_sums.py
 
 run=runs/smollm2-$(date +%Y%m%d-%H%M%S)
 newest=${named:-$(printf '%s\n' runs/smollm2-*-one-digit | tail -n 1)}
@@ -50,9 +50,9 @@ if [ -f "$run-one-digit/summary.json" ]; then
 else
     echo "== chapter 1: SmolLM2 learns to add one-digit numbers, and to answer with the number only"
     train one-digit "$@"
-    .venv/bin/python -m scripts.before_after "$run-one-digit"
+    .venv/bin/python -m scripts.eval "$run-one-digit" --against models/smollm2-135m-instruct --show 5
 fi
 [ "$chapters" = 2 ] || exit 0
 echo "== chapter 2: it learns to add two-digit numbers"
 train two-digit "$@" model.path="$run-one-digit/checkpoints/final"
-.venv/bin/python -m scripts.before_after "$run-two-digit" --before models/smollm2-135m-instruct
+.venv/bin/python -m scripts.eval "$run-two-digit" --against models/smollm2-135m-instruct --show 5

@@ -1,9 +1,8 @@
-"""Serve a model as an OpenAI-compatible endpoint: `python -m scripts.serve MODEL`; MODEL is a run's or a Hugging Face
-folder.
+"""Serve a model as an OpenAI-compatible endpoint: `areal-like serve MODEL`; MODEL is a run's or a Hugging Face folder.
 
 For evaluation harnesses (lm-eval), judges (`group_reward=judge`), agents, the openai package. It answers
-/v1/chat/completions, on this machine only, until Ctrl-C. From
-elsewhere forward the port: `ssh -L 8000:127.0.0.1:8000 HOST`. The embedded engine computes.
+/v1/chat/completions, on this machine only, until Ctrl-C. From elsewhere forward the port:
+`ssh -L 8000:127.0.0.1:8000 HOST`. The embedded engine computes.
 """
 
 from __future__ import annotations
@@ -12,28 +11,51 @@ import argparse
 import asyncio
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from areal_like.config.run_config import ConfigError
 from areal_like.errors import UserError
 
-from .chat import Speech, speech_of
-from .console.arguments import command, positive, refuse
-from .eval import model_folder
+from .console.arguments import command, port, positive, refuse
+from .eval import model_folder, run_of
+
+if TYPE_CHECKING:
+    from areal_like.interfaces import Codec
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("serve", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free one (default: 8000)")
+    parser.add_argument("--port", type=port, default=8000, help="0: any free one (default: 8000)")
     parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
-    parser.add_argument("--max-tokens", type=positive, default=512, help="of a chat answer, if a request does not say")
+    parser.add_argument("--max-tokens", type=positive, default=512, help="of an answer, if a request does not say")
     parser.add_argument("--seed", type=int, default=0, help="seed of the answers")
     parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's choice)")
     return parser.parse_args(argv)
 
 
-async def serve(args: argparse.Namespace, model: Any, speech: Speech) -> None:
+def codec_of(given: Path, model: Path) -> tuple[Codec, tuple[int, ...]]:
+    """How text becomes tokens, and the tokens that end an answer: those of the model's tokenizer, else of its run's
+    task. Raises ConfigError, ValueError, OSError."""
+    from areal_like.config.registry import build
+    from areal_like.tasks.chat import TokenizerCodec, stop_tokens
+
+    if (model / "tokenizer_config.json").is_file():
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        return TokenizerCodec(tokenizer, chat=bool(tokenizer.chat_template)), stop_tokens(model, tokenizer)
+    run = run_of(given)
+    task = build("task", run.task, run.run.seed) if run else None
+    codec = task.prompt("heldout", 0).codec if task else None
+    if task is None or codec is None:
+        raise ConfigError(f"{model} has no tokenizer (tokenizer_config.json is missing), and no task that has text")
+    return codec, tuple(task.stop_tokens)
+
+
+async def serve(args: argparse.Namespace, model: Any, codec: Codec, stop: tuple[int, ...]) -> None:
     """Until a signal ends it. Raises OSError if the port is taken."""
     from actors.agents.checkpoint import CheckpointServer
     from actors.engines.torch_engine import TorchEngine
@@ -43,8 +65,7 @@ async def serve(args: argparse.Namespace, model: Any, speech: Speech) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     engine = TorchEngine(model, slots=args.slots)
     positions, name = model.config.max_position_embeddings, args.model.resolve().name
-    knobs = {"seed": args.seed, "longest": args.max_tokens}
-    checkpoint = CheckpointServer(engine, speech.codec, speech.stop, positions, name, **knobs)
+    checkpoint = CheckpointServer(engine, codec, stop, positions, name, seed=args.seed, longest=args.max_tokens)
     try:
         async with checkpoint.served(args.port) as url:
             print(f"serving {args.model} at {url} (Ctrl-C ends)", flush=True)
@@ -54,8 +75,10 @@ async def serve(args: argparse.Namespace, model: Any, speech: Speech) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    args = parse(argv)
     try:
+        if find_spec("aiohttp") is None:
+            raise ConfigError("serve needs aiohttp: pip install 'areal_like[openai]'")
         folder = model_folder(args.model)
         import torch
         from transformers.utils import logging
@@ -66,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.threads:
             torch.set_num_threads(args.threads)
         model = build("model", {"name": "folder", "path": str(folder)}, args.seed, 1)
-        asyncio.run(serve(args, model, speech_of(args.model, folder)))
+        asyncio.run(serve(args, model, *codec_of(args.model, folder)))
     except (UserError, ValueError, OSError) as error:
         refuse(error)
     return 0

@@ -1,1 +1,1 @@
-"""Statistics of runs and of prompts: intervals, tests, difficulty."""
+"""Statistics of runs: intervals and tests."""

@@ -130,7 +130,7 @@ def main() -> None:
     parser = bench_parser("engine", "embedded engine against transformers' generate")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", type=Path, help="compare on this Hugging Face folder (python -m scripts.pretrained)")
+    parser.add_argument("--model", type=Path, help="compare on this Hugging Face folder (examples/make_smollm2.py)")
     parser.add_argument("--threads", type=int, default=1, help="with --model")
     parser.add_argument("--gguf", type=Path, action="append", default=[], help="the same weights for llama.cpp")
     parser.add_argument(

@@ -182,7 +182,7 @@ def precision(args: argparse.Namespace) -> dict[str, float]:
 
 def main(args: argparse.Namespace) -> None:
     if args.precision and not args.model:
-        raise SystemExit("error: --precision needs --model: a folder as made by `python -m scripts.pretrained FOLDER`")
+        raise SystemExit("error: --precision needs --model: a folder as made by `examples/make_smollm2.py FOLDER`")
     torch.set_num_threads(args.threads)
     tell(precision(args) if args.precision else compare(args), args.json)
 

@@ -2,7 +2,7 @@
 
     python -m scripts.bench.pretrained [--json FILE] [--model FOLDER] [--cores N] [--rounds N] [--trl PYTHON]
 
-Same model, prompts (sums of one-digit numbers, as `python -m scripts.sums` writes them), groups (8 prompts × 8
+Same model, prompts (sums of one-digit numbers, as examples/make_sums.py writes them), groups (8 prompts × 8
 samples), temperature, learning rate, clipping and one optimizer step per 64 samples, on the same N cores (all processes
 of a contender are pinned to them). The end token is one that the model never samples, so each answer has exactly 16
 tokens. An answer whose last number is right earns 1. Contenders take turns, each in processes of its own, and the
@@ -21,7 +21,7 @@ tokens in equal contexts count once).
 
 `--learn SECONDS --keep FOLDER` trains the recipe's model by TRL, with its own end token and the recipe's schedule, for
 SECONDS after the first batch: `curve`, pairs of seconds and mean reward of a batch, goes to `--json`, and the
-model to FOLDER/trl-final, for `python -m scripts.before_after RUN --after FOLDER/trl-final`. The second chapter is
+model to FOLDER/trl-final, for `areal-like eval RUN --against FOLDER/trl-final`. The second chapter is
 `--chapter two-digit --model RUN/checkpoints/final`, from where the first one ended.
 """
 
@@ -62,7 +62,9 @@ LONGEST = 1200.0
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = bench_parser("pretrained", __doc__)
-    parser.add_argument("--model", type=Path, help="folder made by scripts.pretrained (default: made where it belongs)")
+    parser.add_argument(
+        "--model", type=Path, help="folder made by examples/make_smollm2.py (default: made where it belongs)"
+    )
     parser.add_argument("--cores", type=int, default=2, help="processor cores for each contender")
     parser.add_argument("--steps", type=int, default=5, help="steps per round that count")
     parser.add_argument("--rounds", type=int, default=1, help="rounds per contender, in turns")
@@ -98,15 +100,14 @@ def silent_folder(model: Path, folder: Path) -> Path:
 
 
 def prepare(args: argparse.Namespace, place: Path) -> None:
-    from .. import pretrained, sums
+    from examples import make_smollm2, make_sums
 
-    model = args.model or Path(pretrained.FOLDER)
-    pretrained.make(model)
+    model = args.model or Path(make_smollm2.FOLDER)
+    make_smollm2.make(model)
     if not (place / "model").exists():
         silent_folder(model, place / "model")
         (place / "plain").symlink_to(model.resolve())
-    with contextlib.redirect_stdout(None):
-        sums.write(place / "sums")
+    make_sums.write(place / "sums")
 
 
 # Ours

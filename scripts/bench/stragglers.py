@@ -145,7 +145,7 @@ def kept(run: Path) -> dict[str, list[float]]:
         accounts = books.read(records, steps)
         offered = [length for admitted in books.admitted for length in lengths(*admitted)]
         true.append(np.mean(accounts[TRAINED].lengths) / np.mean(offered) - 1)
-        told.append(bias(accounts, books.offers))
+        told.append(bias(accounts))
     return {name: np.reshape(of, (4, -1)).mean(1).tolist() for name, of in (("kept", true), ("kept_by_ledger", told))}
 
 

@@ -204,8 +204,7 @@ class Contents:
         size = sum(path.stat().st_size for path in journal.glob("*.wal"))
         if self.budget.whole and not self.is_going_on and 0 < size <= JOURNAL_BYTES:
             try:
-                books = Books()
-                return ledger_data(books.read(Recorded(journal, whole=True)), books)
+                return ledger_data(Books().read(Recorded(journal, whole=True)))
             except (JournalError, OSError, ValueError, KeyError) as error:
                 self.notes.append(f"the ledger has counts only, because the journal cannot be read: {error}")
         counts = self.summary.get("ledger") or counted(self.row)
@@ -240,7 +239,7 @@ def counted(row: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def ledger_data(accounts: dict[str, Account], books: Books) -> dict[str, Any]:
+def ledger_data(accounts: dict[str, Account]) -> dict[str, Any]:
     """Fates with counts, and lengths and rewards as shares of samples per bin. `bias`: length of what was trained
     against all that was offered."""
     known = [account for account in accounts.values() if account.lengths]
@@ -262,11 +261,9 @@ def ledger_data(accounts: dict[str, Account], books: Books) -> dict[str, Any]:
                 counts, _ = np.histogram(getattr(account, name), edges[name])
                 entry[name] = [short(float(count / len(account.lengths))) for count in counts]
         fates.append(entry)
-    shorter = bias(accounts, books.offers)
+    shorter = bias(accounts)
     places = {name: [short(float(edge)) for edge in each] for name, each in edges.items()}
-    found = {"fates": fates, "edges": places, "bias": None if math.isnan(shorter) else short(shorter)}
-    drawn = books.difficulty.of[""]
-    return found | ({"difficulty": drawn.rows()} if drawn.is_biased else {})
+    return {"fates": fates, "edges": places, "bias": None if math.isnan(shorter) else short(shorter)}
 
 
 def timeline_data(found: Timeline, shown: Timeline, most_bytes: int) -> dict[str, Any]:

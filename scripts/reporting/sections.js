@@ -169,7 +169,6 @@ function ledger(run) {
     table.append(el("tr", {}, el("td", {}, sign, visible(each.fate)), [number(each.count), percent(each.count / total), ...more].map((cell) => el("td", {}, cell))));
   }
   const box = section("ledger", "Ledger", `Where each of the ${number(total)} admitted prompts went.${words}`, el("div", { class: "card" }, stack, el("div", { class: "scroll" }, table)));
-  if (run.ledger.difficulty) box.append(difficulty(run.ledger.difficulty));
   if (rich) {
     const histogram = (name, title, unit) => chart(title, "share of each fate's samples", () => {
       const known = fates.filter((each) => each[name]);
@@ -181,18 +180,6 @@ function ledger(run) {
     box.append(el("div", { class: "grid wide" }, histogram("lengths", "Length", "tokens of the response"), histogram("rewards", "Reward", "reward")));
   }
   return box;
-}
-
-function difficulty(rows) {
-  const again = rows.reduce((sum, each) => sum + (each.uniform === null ? 0 : each.drawn), 0), ratio = (a, b) => (b ? number(a / b) : "–");
-  const head = ["difficulty", "prompts drawn", "if drawn uniformly", "drawn / uniform", "trained", "groups with such rewards", "trained", "trained / rolled out"];
-  const table = el("table", { class: "data" }, el("tr", {}, head.map((name) => el("th", {}, name))));
-  for (const each of rows) {
-    const drawn = [number(each.drawn), again && each.uniform !== null ? number(each.uniform) : "–", again && each.uniform !== null ? ratio(each.drawn, each.uniform) : "–", number(each.trained)];
-    const own = each.uniform === null ? ["–", "–", "–"] : [number(each.rolled_out), number(each.kept), ratio(each.kept, each.rolled_out)];
-    table.append(el("tr", {}, [each.difficulty, ...drawn, ...own].map((cell) => el("td", {}, cell))));
-  }
-  return el("div", { class: "card" }, el("h3", {}, "Difficulty", el("span", { class: "soft small" }, "  what sampler and filter prefer; first the prompts by what was known of them, then the groups by their own rewards")), el("div", { class: "scroll" }, table));
 }
 
 function weights(run) {

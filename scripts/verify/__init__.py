@@ -7,5 +7,5 @@
 | `fuzz` | feeds made messages and weight updates to what reads them |
 | `mutants` | puts small faults into the core, and counts those that its tests notice |
 
-`scripts.audit` checks one recorded run. Users need it too, so it stays with their commands.
+`areal-like ledger RUN --verify` checks one recorded run.
 """

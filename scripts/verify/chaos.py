@@ -5,7 +5,7 @@ each role in turn: at the start, in training, in the middle of writing a checkpo
 The starter restarts an actor; after any other death this command resumes the run (`resume=auto`). `--stops` stop actors
 (SIGSTOP) for `--stop-seconds`, `--hangs` stop their engines only. `--bad-pushes` push untrainable data, `--full-disks`
 keep files of the buffer or the learner from growing, `--cuts` break the connections of an actor or the learner. After
-the last fault the run trains `--more` steps undisturbed. Then the command audits its journal (`scripts.audit`), and
+the last fault the run trains `--more` steps undisturbed. Then the command audits its journal (`ledger --verify`), and
 trains its recorded batches again without faults (`replay=RUN`): that must end in the same weights, bit for bit.
 """
 
@@ -30,10 +30,9 @@ from rich.table import Table
 
 from areal_like.places import REPOSITORY
 
-from ..audit import audit
-from ..audit import table as audit_table
 from ..console import output
 from ..console.arguments import command, refuse
+from ..ledger import audit, verdicts
 from ..watch import ledger_line
 from . import faults
 
@@ -353,7 +352,7 @@ def _run(victim: Victim, chaos: Chaos, more: int) -> int:
         return 1
     finally:
         victim.end()
-    console.print(fault_table(made), audit_table(found))
+    console.print(fault_table(made), verdicts(found))
     console.print(
         f"{len(made)} faults, {victim.starts} starts, {disturbed['steps']} train steps in "
         f"{time.monotonic() - begin:.0f} s; groups: {ledger_line(disturbed['ledger'])}",

@@ -2,7 +2,7 @@
 
 Starts a run with one actor, and repeats: five actors join (`scripts.join`), half of the six are killed (SIGKILL),
 others leave gently until two are left, and these continue for a while. Then the run trains until its held-out reward
-reaches `--reward`, and is drained. The audit of its journal (`scripts.audit`) must show every prompt trained once, the
+reaches `--reward`, and is drained. The audit of the journal (`ledger --verify`) must show each prompt trained once, the
 bound never broken, the ledger balanced.
 """
 
@@ -18,11 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..audit import audit
-from ..audit import table as audit_table
 from ..console import output
 from ..console.arguments import command, refuse
 from ..following.running import Running
+from ..ledger import audit, verdicts
 from .chaos import REPOSITORY, Stuck, Victim, children
 
 FEW, MANY = 2, 6
@@ -157,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         elastic.close()
     found = audit(folder)
-    output.console().print(audit_table(found))
+    output.console().print(verdicts(found))
     print(f"staleness max {report['staleness_max']} of {report['staleness_bound']}, resumed {report['resumed']} groups")
     broken = any(found.findings.values()) or report["staleness_max"] > report["staleness_bound"]
     print("BROKEN" if broken else "every prompt trained once, bound kept, ledger balanced")

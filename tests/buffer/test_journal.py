@@ -22,8 +22,7 @@ from buffer.payloads import load
 from buffer.playback import Playback, branches, count_batches, recorded_batches
 from buffer.prompts import PromptCursor
 from buffer.staleness import Bound
-from scripts.audit import Audit
-from scripts.ledger import Books
+from scripts.ledger import Audit, Books
 from tests.buffer.house import FakeRouter, said
 from tests.buffer.paper import LEFT, admitted, note, rolled_out
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.audit import audit
+from scripts.ledger import audit
 from scripts.verify.chaos import NO_END, Victim
 from tests.faults.hosts import Network, missing
 from tests.integration.runs import REPOSITORY, summary

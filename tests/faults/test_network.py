@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.audit import audit
+from scripts.ledger import audit
 from scripts.verify.chaos import NO_END, Victim, finish
 from tests.faults.proxy import Proxy
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from buffer.set_aside import read
-from scripts.audit import audit
+from scripts.ledger import audit
 from tests.integration.lying import LIE
 from tests.integration.poisoning import BAD_TOKEN
 from tests.integration.runs import summary, train_in_processes

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.audit import audit
-from scripts.ledger import Books, Recorded
+from scripts.ledger import Books, Recorded, audit
 from scripts.samples import Texts
 from tests.integration.runs import summary, train
 
@@ -28,6 +27,6 @@ def test_a_resume_and_async_at_zero_draw_what_the_whole_run_draws(tmp_path: Path
         books = Books()
         books.read(Recorded(run / "journal", whole=True))
         drawn.append([row for _, row, _ in books.admitted][:16])
-        found = books.difficulty.of[""]
+        found = books.difficulty[""]
         assert found.drawn["new"] == 6 and found.drawn.total() > 10 and found.trained.total() == 16
     assert drawn[0] == drawn[1] == drawn[2] == [Texts(whole)._row(group_id) for group_id in range(16)]

@@ -35,11 +35,10 @@ ELSEWHERE = {
     "python -m scripts.ablate configs/ablation/staleness.yaml --slurm": "tests/slurm/test_slurm.py",
     "python -m scripts.ablate configs/ablation/staleness.yaml --only": "tests/integration/test_ablate.py",
     "python -m scripts.ablate configs/ablation/staleness.yaml --parallel": "tests/integration/test_ablate.py",
-    "python -m scripts.plots": "tests/scripts/test_plots.py",
     "python -m scripts.join": "tests/integration/test_live_runs.py",
     "python -m scripts.stop": "tests/integration/test_live_runs.py",
     "python -m scripts.watch": "tests/scripts/test_report.py",
-    "python -m scripts.serve": "tests/scripts/test_serve.py",
+    "areal-like serve": "tests/scripts/test_serve.py",
     "lm_eval run": "tests/actors/agents/test_checkpoint.py",
     "python -m scripts.report runs/ablation": "tests/scripts/test_report.py",
     "python -m scripts.status runs/first": "tests/integration/test_live_runs.py",
@@ -74,7 +73,7 @@ def test_the_tests_that_run_the_others_are_there() -> None:
     for first, place in ELSEWHERE.items():
         assert any(command.startswith(first) for command in shown), f"no page shows {first} any more"
         text = (ROOT / place).read_text()
-        name = re.search(r"scripts/(\w+\.sh)|scripts\.(?:\w+\.)?(\w+)|(lm_eval)", first)
+        name = re.search(r"scripts/(\w+\.sh)|scripts\.(?:\w+\.)?(\w+)|areal-like (\w+)|(lm_eval)", first)
         known = name and next(filter(None, name.groups()))
         assert known and known in text.replace(f'"{first}"', ""), f"{place} does not run {first}"
 
@@ -112,9 +111,9 @@ def clone(tmp_path: Path) -> Path:
 
 
 def write_python(clone: Path, first: str = "") -> None:
-    """The clone's `python`: this one, with `first` before its arguments."""
-    python = clone / ".venv" / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {first} "$@"\n')
+    """The clone's `python`: this one, with `first` before `-m`."""
+    python, this = clone / ".venv" / "bin" / "python", shlex.quote(sys.executable)
+    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exec {this} {first} "$@"\nexec {this} "$@"\n')
     python.chmod(0o755)
 
 
@@ -124,7 +123,7 @@ def test_the_quickstarts_run_to_their_end(clone: Path, script: str) -> None:
     small = SMALL
     if script.endswith("2"):
         small = [*SMALL, "sampling.max_new_tokens=8", "filter=none"]
-        write_python(clone, "-m tests.in_fork")  # four commands that import transformers
+        write_python(clone, "-m tests.in_fork")  # several commands that import transformers
     done = subprocess.run(
         ["bash", *f"{clone}/scripts/{script}".split(), *small],
         cwd=clone.parent,

@@ -22,9 +22,9 @@ from areal_like.wire import keys
 from areal_like.wire.client import SupervisorClient
 from areal_like.wire.link import BusError
 from scripts import join, status, stop
-from scripts.audit import audit
 from scripts.following import running
 from scripts.following.running import Running
+from scripts.ledger import audit
 from scripts.verify import elastic
 from tests.forked import Command
 from tests.integration.runs import rows, summary, unused

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from areal_like.config.run_config import ConfigError
 from areal_like.models.causal_lm import state_of
 from areal_like.run import checkpoints
-from scripts.audit import audit
 from scripts.eval import model_folder
 from scripts.following.running import Running
+from scripts.ledger import audit
 from tests.forked import Command
 from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step

@@ -19,7 +19,7 @@ from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
 from areal_like.launch.restarts import RestartLimits
-from scripts.audit import audit
+from scripts.ledger import audit
 from tests.integration.hostless import HostlessLauncher
 from tests.integration.runs import REPOSITORY, summary, train
 

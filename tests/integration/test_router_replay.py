@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from scripts.audit import audit
+from scripts.ledger import audit
 from tests.integration.runs import rows, train, train_in_processes
 
 pytestmark = pytest.mark.integration

@@ -111,7 +111,7 @@ def test_an_interrupt_during_imports_is_no_traceback(tmp_path: Path) -> None:
     ("name", "words"),
     [("missing/a.png", "there is no folder"), ("a.doc", r"a picture ends in \.png"), ("a", "a picture ends in")],
 )
-@pytest.mark.parametrize("command", ["timeline", "ledger"])
+@pytest.mark.parametrize("command", ["timeline"])
 def test_a_picture_that_can_not_be_drawn_is_refused_before_the_work(
     tmp_path: Path, command: str, name: str, words: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     assert parser.parse_args(["--json", str(old)]).json == old, "the file itself is what is written"
 
 
-@pytest.mark.parametrize("command", ["timeline", "ledger", "audit", "status", "stop", "join", "score"])
+@pytest.mark.parametrize("command", ["timeline", "ledger", "status", "stop", "join", "score"])
 def test_a_folder_that_is_not_there_is_exit_code_2(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

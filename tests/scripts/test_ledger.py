@@ -1,21 +1,39 @@
-"""The ledger agrees with the buffer's own, whether the journal is whole or was cut at a checkpoint."""
+"""The ledger agrees with the buffer; `--verify` finds each way in which a journal can show that a prompt was lost,
+trained twice, or trained too late."""
 
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group, make_head
-from buffer.events import Begin, Filter, Finish, LeaveOut, Push, Serve
+from buffer.events import (
+    Admit,
+    Begin,
+    Branch,
+    Drop,
+    Event,
+    Filter,
+    Finish,
+    Held,
+    LeaveOut,
+    Push,
+    Replan,
+    Requeue,
+    Serve,
+    Snapshot,
+)
 from buffer.filters import zero_variance
-from buffer.journal import Record
+from buffer.journal import JournalError, Record
 from buffer.policies import in_order
+from buffer.prompts import PromptCursor
 from buffer.replay import Replay
-from buffer.staleness import Bound
-from scripts.analysis.difficulty import tables
-from scripts.analysis.offered import Offer
-from scripts.ledger import ACTIVE, TRAINED, Books, bias, reasons, table
+from buffer.results import Results
+from buffer.samplers import Sampler, thompson
+from buffer.staleness import BatchesState, Bound, SlotsState
+from scripts.ledger import ACTIVE, TRAINED, Audit, Books, bias, reasons
 from tests.buffer.paper import Paper
 
 
@@ -73,21 +91,12 @@ def test_the_bias_of_a_sampler_and_of_a_filter_is_shown() -> None:
     books = Books()
     books.read(journal.records)
     for task in ("", "sums"):
-        found = books.difficulty.of[task]
-        assert found.drawn == {"new": 3, "right": 5, "hard": 1}
-        assert found.uniform == {"hard": pytest.approx(2), "right": pytest.approx(2), "easy": pytest.approx(2)}
+        found = books.difficulty[task]
+        assert found.drawn == {"new": 3, "right": 5, "hard": 1} and found.is_biased
+        assert {name: found.uniform[name] for name in ("hard", "right", "easy")} == pytest.approx(
+            {"hard": 2, "right": 2, "easy": 2}
+        )
         assert found.trained == {"new": 1, "right": 2}
-        assert found.rolled_out == {"hard": 2, "right": 6, "easy": 1} and +found.kept == {"right": 3}
-        assert found.prompts == {0: 2, 1: 6, 2: 1}
-    shown = list(tables(books.difficulty.of))
-    assert [each if isinstance(each, str) else each.title for each in shown][:3] == [
-        "draws by difficulty",
-        "groups by difficulty",
-        "3 prompts were drawn 9 times, one of them 6 times; the tenth that was drawn most has 66.7% of the draws",
-    ]
-    assert [list(column.cells) for column in shown[0].columns][4] == ["0.50", "2.50", "0.00", "-"]
-    assert [list(column.cells) for column in shown[1].columns][5] == ["0.00", "0.50", "0.00"]
-    assert not list(tables(Books().difficulty.of)), "nothing was chosen"
 
 
 def test_a_batch_that_is_trained_again_after_a_crash_counts_once() -> None:
@@ -96,18 +105,143 @@ def test_a_batch_that_is_trained_again_after_a_crash_counts_once() -> None:
     assert Books().read([*records, Record(Begin(0)), *again])[TRAINED].count == 2
 
 
-def test_what_was_cut_or_redrawn_is_shown_and_counts_as_offered() -> None:
+def test_what_was_cut_or_redrawn_is_counted() -> None:
     _, records, _ = played()
     at = next(n for n, record in enumerate(records) if isinstance(record.event, Push))
     records.insert(at, Record(LeaveOut(0, (40, 60), ["reward crashed: it's late", "reward crashed: it's late"])))
     books = Books()
     accounts = books.read(records)
-    assert (accounts[TRAINED].cut, len(accounts[TRAINED].redrawn)) == (2, 2)
-    assert reasons(accounts) == ["  2 × reward crashed: it's late"]
-    shown = [column.header for column in table(accounts).columns]
-    assert "cut" in shown and "redrawn" in shown
-    assert Offer([10], [40, 60]) in books.offers and Offer([20], []) in books.offers
-    assert bias(accounts, books.offers) < 15 / np.mean([10, 40, 60, 20, 300, 30]) - 1 + 1e-9
-    early = Books()
-    early.read(records, steps=1)
-    assert early.accounts[TRAINED].count == 2 and "filtered: zero_variance" not in early.accounts
+    assert (accounts[TRAINED].cut, reasons(accounts)) == (2, [("reward crashed: it's late", 2)])
+    assert bias(accounts) == pytest.approx(15 / np.mean([10, 40, 60, 20, 300, 30]) - 1)
+    early = Books().read(records, steps=1)
+    assert early[TRAINED].count == 2 and "filtered: zero_variance" not in early
+
+
+# verify
+
+B, ROWS = 2, 5
+
+
+def push(group_id: int, version: int = 0, digest: str = "d") -> Push:
+    head = make_head(group_id, [(1, 2, 0, 1, 0.5)], [(version, 2)], {version: f"{digest}{version}"})
+    return Push(head, version, "a")
+
+
+def admit(group_id: int) -> Admit:
+    cursor = PromptCursor(ROWS, seed=0, position=group_id)
+    return Admit(*cursor.next()[:2], 1, 1, "a", 0)
+
+
+def serve(batch: int, *ids: int) -> Serve:
+    return Serve(batch, list(ids), 0)
+
+
+def snapshot(trained: int, dropped: dict[str, int], *active: int) -> Snapshot:
+    groups = [Held(each, 0, 0, 1, 1, "running", "", 0, (), -1, 0, -1, "", False, None, None, None) for each in active]
+    return Snapshot(
+        4, trained, {}, dropped, 0, 0, 0, 0, SlotsState(0, []), BatchesState(1, 0, [0]), None, {}, {}, groups
+    )
+
+
+def audited(*events: Event) -> Audit:
+    return Audit(PromptCursor(ROWS, seed=0), Bound(1, B)).read([Record(event) for event in events])
+
+
+START = [admit(0), admit(1), admit(2), admit(3), push(1), push(0), serve(0, 0, 1), Finish(0)]
+
+
+def test_a_run_that_crashed_and_trained_a_batch_again_is_in_order() -> None:
+    journal, replay = Paper(), Replay(Bound(1, B), partial(in_order))
+    replay.record = journal.append
+    cursor = PromptCursor(ROWS, seed=0)
+    for _ in range(8):
+        replay.admit(*cursor.next()[:2], 1, 1, "a", 0, 0.0)
+    for group_id in range(4):
+        replay.push(make_head(group_id, [(1, 2, 0, 1, 0.5)], [(0, 2)], {0: "d0"}), b"", 0, 0.0)
+    for batch in (0, 1):
+        assert replay.serve(batch)
+        replay.finish(batch)
+    again = Replay(Bound(1, B), partial(in_order))
+    journal.restore(again, 1)
+    assert [entry.id for entry in again.serve(1)] == [2, 3]
+    again.finish(1)
+    journal.append(again.store.snapshot())
+    again.drop(4, "end of run")
+    found = audited(*(record.event for record in journal.records))
+    assert not any(found.findings.values()), found.findings
+    assert found.store.ledger() == again.store.ledger()
+    assert found.store.ledger() == {
+        "admitted": 8,
+        "trained": 4,
+        "filtered": {},
+        "dropped": {"end of run": 1},
+        "active": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "events"),
+    [
+        ("prompts", [*START, admit(5)]),
+        ("prompts", [*START, Admit(4, 99, 1, 1, "a", 0)]),
+        ("fates", [*START, push(1)]),
+        ("fates", [*START, push(2), push(2)]),
+        ("fates", [*START, Drop(0, "stale")]),
+        ("fates", [*START, Drop(3, "stale"), Filter(3, "zero_variance")]),
+        ("fates", [*START, push(2), serve(1, 2, 1)]),
+        ("fates", [*START, push(2), serve(1, 2, 3)]),
+        ("batches", [*START, push(2), push(3), serve(1, 2, 3), serve(1, 3, 2)]),
+        ("batches", [*START, push(2), serve(1, 2, 2)]),
+        ("batches", [*START, push(2), push(3), serve(2, 2, 3), Finish(2)]),
+        ("batches", [*START, Finish(1)]),
+        ("bound", [*START, admit(4), push(2), push(3), serve(2, 2, 3)]),
+        ("weights", [*START, push(2, digest="other")]),
+        ("ledger", [*START, snapshot(2, {"stale": 1}, 2)]),
+        ("ledger", [*START, snapshot(2, {}, 2)]),
+        ("ledger", [*START, snapshot(2, {}, 2, 9)]),
+    ],
+)
+def test_what_is_wrong_is_found_under_its_rule(rule: str, events: list[Event]) -> None:
+    assert audited(*events).findings[rule]
+
+
+def test_a_batch_one_of_whose_groups_has_left_may_be_made_anew() -> None:
+    first = [push(2), push(3), serve(1, 2, 3), Begin(1), Drop(2, "end of run"), Replan()]
+    found = audited(*START, *first, admit(4), push(4), serve(1, 3, 4), Finish(1))
+    assert not any(found.findings.values()), found.findings
+
+
+def test_versions_behind_a_resume_with_other_settings_may_be_others() -> None:
+    later = [*START, push(2, version=1), Begin(0), Branch(0, "learner.lr=1 (was 2)"), Requeue(2)]
+    assert not audited(*later, push(2, version=1, digest="other")).findings["weights"]
+    assert audited(*later, push(2, version=0, digest="other")).findings["weights"], "0 is not behind it"
+
+
+def test_a_samplers_choice_is_made_again() -> None:
+    """A replay with a sampler, and the same record with one row changed."""
+    sampler: Sampler = partial(thompson)
+    journal, results = Paper(), Results()
+    replay = Replay(Bound(9, B), partial(in_order), results=results)
+    replay.record, prompts = journal.append, PromptCursor(ROWS, 0, 0, sampler, results)
+    for group_id in range(12):
+        if group_id % B == 0:
+            replay.open_batch(B, None)
+        replay.admit(*prompts.next()[:2], 1, 1, "a", 0, 0.0)
+        replay.push(make_head(group_id, [(1, 2, 0, 1, group_id % 2)], [(0, 2)], {0: "d0"}), b"", 0, 0.0)
+
+    def found(records: list[Record]) -> list[str]:
+        results = Results()
+        cursor = PromptCursor(ROWS, 0, 0, sampler, results)
+        return Audit(cursor, Bound(9, B), results).read(records).findings["prompts"]
+
+    assert not found(journal.records)
+    admissions = [n for n, each in enumerate(journal.records) if isinstance(each.event, Admit)]
+    last = journal.records[admissions[-1]].event
+    assert isinstance(last, Admit)
+    journal.records[admissions[-1]] = Record(msgspec.structs.replace(last, row=(last.row + 1) % ROWS))
+    assert len(found(journal.records)) == 1
+
+
+def test_a_journal_without_its_beginning_proves_nothing() -> None:
+    with pytest.raises(JournalError, match="keep_journal"):
+        audited(snapshot(2, {}))

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from scripts.audit import audit
+from scripts.ledger import audit
 from tests.integration.runs import REPOSITORY, rows, summary
 from tests.sglang import servers  # skips where there is no SGLang
 

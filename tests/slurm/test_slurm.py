@@ -20,7 +20,7 @@ import yaml
 
 from areal_like.config.registry import build
 from areal_like.launch.plan import limits, plan
-from scripts.audit import audit
+from scripts.ledger import audit
 from tests import placed
 from tests.integration.runs import REPOSITORY, rows, summary, train
 from tests.slurm.cluster import SLURMD_TIMEOUT, Cluster, missing

