@@ -2,7 +2,7 @@
 
 Computes the gradient of each loss on each recorded batch of a run (`buffer.keep_journal=true`), at the same weights:
 cosines between the losses, norm, variance over batches, effective sample size, overall and by staleness. Writes
-`score.json`, `score.md` and plots to `RUN/score/`.
+`score.json` and `score.md` to `RUN/score/`.
 
 `--weights along` scores each batch at the weights that trained it: it repeats the run's training between the scores, so
 staleness is that of the run, and compares the last weights with the run's. `initial` and `newest` (checkpoint) keep the
@@ -129,7 +129,7 @@ def repeated(run: Path, steps: int, digest: str) -> bool | None:
 
 
 def write(folder: Path, statistics: GradientStatistics, about: dict[str, Any]) -> str:
-    """`score.json`, `score.md`, plots; returns the markdown."""
+    """`score.json`, `score.md`; returns the markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     found = about | statistics.as_data()
     (folder / "score.json").write_text(json.dumps(_plain(found), indent=1) + "\n")
@@ -141,7 +141,6 @@ def write(folder: Path, statistics: GradientStatistics, about: dict[str, Any]) -
     if about.get("repeated"):
         text += "\nTraining along the record has led to the run's own weights, bit for bit.\n"
     (folder / "score.md").write_text(text)
-    statistics.plot(folder)
     return text
 
 
@@ -167,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    print(f"score.json, score.md and plots are in {folder}")
+    print(f"score.json and score.md are in {folder}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Who worked and who waited: `python -m scripts.timeline RUN [--plot F] [--trace F] [--begin S] [--end S]`.
+"""Who worked and who waited: `areal-like timeline RUN [--plot FILE] [--trace FILE] [--begin S] [--end S]`.
 
 Prints each process's share of time for each activity, and for waiting. `--plot` draws it; `--trace` writes trace events
 for https://ui.perfetto.dev. Works during a run, too. It does not align the clocks of several hosts.
@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 
 from areal_like.run.spans import Span, read
 
 from .console import output
 from .console.arguments import command, new_file, picture, refuse
+from .plotting.drawing import ACTIVITIES
 from .plotting.plot import Plot
-from .plotting.timelines import ACTIVITIES
 
 WAITS = "waits"
 Timeline = dict[str, list[Span]]
@@ -31,24 +30,23 @@ Timeline = dict[str, list[Span]]
 
 
 def timeline(run: Path, begin: float = 0.0, end: float = math.inf) -> Timeline:
-    """The recorded spans of a run between two times. Raises ValueError if there are none."""
+    """The recorded spans of a run between two times; actors by number, then the others. Raises ValueError if there are
+    none."""
     found = {role: spans for role, spans in read(run).items() if spans}
     if not found:
         raise ValueError(f"{run} has no spans: is this a run folder, and has the run started?")
     first = min(spans[0].begin for spans in found.values())
-    cut = {role: [_cut(span, first, begin, end) for span in spans] for role, spans in found.items()}
-    return {role: [span for span in spans if span.end > span.begin] for role, spans in sorted(cut.items(), key=_place)}
 
+    def place(role: str) -> tuple[bool, int, str]:
+        number = role.rpartition("-")[2]
+        return not role.startswith("actor"), int(number) if number.isdigit() else 0, role
 
-def _cut(span: Span, first: float, begin: float, end: float) -> Span:
-    return Span(span.name, max(span.begin - first, begin), min(span.end - first, end))
+    def cut(span: Span) -> Span:
+        return Span(span.name, max(span.begin - first, begin), min(span.end - first, end))
 
-
-def _place(entry: tuple[str, Any]) -> tuple[bool, int, str]:
-    """Actors by number, then the others."""
-    role = entry[0]
-    number = role.rpartition("-")[2]
-    return not role.startswith("actor"), int(number) if number.isdigit() else 0, role
+    return {
+        role: [each for each in map(cut, found[role]) if each.end > each.begin] for role in sorted(found, key=place)
+    }
 
 
 def window(found: Timeline) -> tuple[float, float]:
@@ -60,31 +58,21 @@ def window(found: Timeline) -> tuple[float, float]:
 def shares(found: Timeline) -> dict[str, dict[str, float]]:
     """Role → activity → share of the time between the first begin and the last end; `waits`: in no span at all."""
     begin, end = window(found)
-    total = max(end - begin, 1e-9)
-    table = {}
+    total, table = max(end - begin, 1e-9), {}
     for role, spans in found.items():
         row = {name: sum(s.end - s.begin for s in spans if s.name == name) / total for name in {s.name for s in spans}}
-        row[WAITS] = 1.0 - _covered(spans) / total
-        table[role] = row
+        covered, until = 0.0, -math.inf
+        for span in spans:  # ordered by their begin; they may overlap
+            covered += max(0.0, span.end - max(span.begin, until))
+            until = max(until, span.end)
+        table[role] = row | {WAITS: 1.0 - covered / total}
     return table
 
 
-def _covered(spans: list[Span]) -> float:
-    """Seconds covered by at least one span. `spans` are ordered by their begin."""
-    covered, until = 0.0, -math.inf
-    for span in spans:
-        covered += max(0.0, span.end - max(span.begin, until))
-        until = max(until, span.end)
-    return covered
-
-
-def as_plot(found: Mapping[str, Timeline], title: str, note: str = "") -> Plot:
+def as_plot(found: dict[str, Timeline], title: str, note: str = "") -> Plot:
     """A panel per run. Times to a tenth of a millisecond, which is more than a picture shows."""
     panels = {
-        name: {
-            role: [(span.name, round(span.begin, 4), round(span.end, 4)) for span in spans]
-            for role, spans in one.items()
-        }
+        name: {role: [(s.name, round(s.begin, 4), round(s.end, 4)) for s in spans] for role, spans in one.items()}
         for name, one in found.items()
     }
     return Plot("timelines", title, panels, x="seconds", note=note)
@@ -106,21 +94,20 @@ def trace_events(found: Timeline) -> list[dict[str, Any]]:
     return events
 
 
-def show(found: Timeline, console: Console) -> None:
+def table(found: Timeline) -> Table:
     names = [name for name in ACTIVITIES if any(span.name == name for spans in found.values() for span in spans)]
     begin, end = window(found)
-    table = output.table(f"{end - begin:.1f} s: share of the time", "", *names, WAITS)
+    made = output.table(f"{end - begin:.1f} s: share of the time", "", *names, WAITS)
     for role, row in shares(found).items():
-        cells = [f"{row[name]:.0%}" if name in row else "" for name in (*names, WAITS)]
-        table.add_row(role, *cells)
-    console.print(table)
+        made.add_row(role, *(f"{row[name]:.0%}" if name in row else "" for name in (*names, WAITS)))
+    return made
 
 
 def main() -> None:
     parser = command("timeline", __doc__)
-    parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--plot", type=picture, help="draw the timeline here (png, pdf, svg)")
-    parser.add_argument("--trace", type=new_file, help="write trace events here (json), for https://ui.perfetto.dev")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the timeline here (png, pdf, svg)")
+    parser.add_argument("--trace", type=new_file, metavar="FILE", help="trace events, for https://ui.perfetto.dev")
     parser.add_argument("--begin", type=float, default=0.0, help="seconds after the first span (default: 0)")
     parser.add_argument("--end", type=float, default=math.inf, help="seconds after the first span (default: the last)")
     args = parser.parse_args()
@@ -128,7 +115,7 @@ def main() -> None:
         found = timeline(args.run, args.begin, args.end)
     except ValueError as error:
         refuse(error)
-    show(found, output.console())
+    output.console().print(table(found))
     if args.plot:
         from .plotting.drawing import picture as draw
 

@@ -9,14 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..plotting.drawing import picture
-from ..plotting.matrix import plot_matrix
-from ..plotting.plot import Plot, Point
 from .intervals import Estimate, bootstrap, markdown_table
 
 PER_BATCH = ("norm", "ess", "weight", "active")
@@ -94,19 +90,6 @@ class GradientStatistics:
                 plain = {key: asdict(value) if isinstance(value, Estimate) else value for key, value in numbers.items()}
                 by_loss.setdefault(loss, {})[title(bucket)] = plain
         return {"cosine": {title(bucket): self.cosine(bucket).tolist() for bucket in self.buckets}, "by_loss": by_loss}
-
-    def plot(self, folder: Path) -> None:
-        """`cosines.png`, and ESS and norm by loss and staleness."""
-        cosine = {title(b): self.cosine(b) for b in self.buckets}
-        plot_matrix(folder / "cosines.png", "Cosines between the losses' gradients", cosine, self.losses)
-        for name, words, axis in (
-            ("ess", "Effective sample size of the tokens, by loss and staleness", "share of the tokens"),
-            ("norm", "Norm of a batch's gradient, by loss and staleness", "norm"),
-        ):
-            panels = {
-                title(b): {"": [Point(loss, self.numbers(loss, b)[name]) for loss in self.losses]} for b in self.buckets
-            }
-            picture(Plot("rows", words, panels, x=axis, replicates="batches"), folder / f"{name}.png")
 
 
 def cosines(vectors: np.ndarray) -> np.ndarray:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..plotting.beside import Panel, plot_beside
 from .closed_form import Prediction
 from .planning import Choice, Plan, Planner
 
@@ -14,6 +14,40 @@ NOTE = (
     "Dots: simulated with the production scheduler. Dashed: the closed form; candidates that it rules out are not "
     "simulated. Ring: the recommended plan."
 )
+
+
+@dataclass(frozen=True)
+class Panel:
+    """`lines`: label → what is drawn with dots; `formulas`: the same labels, or others → what is dashed."""
+
+    title: str
+    x: str
+    lines: Mapping[str, Mapping[float, float]]
+    formulas: Mapping[str, Mapping[float, float]]
+    marked: tuple[float, float] | None = None
+    names: Mapping[float, str] = field(default_factory=dict)
+
+
+def plot_beside(path: Path, title: str, panels: Sequence[Panel], note: str) -> None:
+    """Panels below each other; values that are not finite are left out."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 2.4 * len(panels) + 1), dpi=150, layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    figure.supxlabel(note, fontsize=6, wrap=True)
+    for axis, panel in zip(figure.subplots(len(panels), squeeze=False).flatten(), panels, strict=True):
+        for drawn, style in ((panel.formulas, "--"), (panel.lines, "o-")):
+            for label, points in drawn.items():
+                known = sorted((x, y) for x, y in points.items() if math.isfinite(y))
+                axis.plot([x for x, _ in known], [y for _, y in known], style, label=label, markersize=3.5)
+        if panel.marked:
+            axis.plot(*panel.marked, "ko", markersize=9, markerfacecolor="none")
+        axis.set(title=panel.title, xlabel=panel.x, ylim=(0, None))
+        axis.legend(fontsize=6)
+        if panel.names:
+            axis.set_xticks(list(panel.names), list(panel.names.values()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
 
 
 def by_split(best: Plan, plans: Iterable[Plan], predicted: dict[Choice, Prediction]) -> Panel:
