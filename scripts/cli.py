@@ -15,7 +15,6 @@ VERBS = {
     "samples": "what the model wrote, token by token",
     "report": "a run, or several, as one page for the browser",
     "compare": "runs side by side in the terminal, with intervals",
-    "watch": "the same page of a live run, with samples as they come",
     "status": "a live run: progress, who waits for whom",
     "ledger": "where every prompt of a run went; --verify checks the journal",
     "timeline": "who worked and who waited, as a plot or a trace",

@@ -1,49 +1,74 @@
-"""Compare runs in the terminal: `python -m scripts.compare RUN RUN ... [--plot FILE] [--json FILE]`.
+"""Compare runs: `areal-like compare RUN RUN ... [--plot FILE] [--json FILE]`.
 
-Shows the keys of the config that differ, the reward's curve, and a table with a row per setting. Runs that differ only
-in the seed share a row. With five seeds or more it has 95 % intervals of the mean, with fewer the range. The folder of
-an ablation stands for its runs. `python -m scripts.report RUN RUN ...` shows the same and more, in the browser.
+Shows the keys of the config that differ, the reward's curve, and each measure of each setting. Runs that differ only in
+the seed are one setting. With five seeds or more it has 95 % intervals of the mean, with fewer the range. A folder with
+runs in it, an ablation's for instance, stands for its runs. `areal-like eval A --against B` tests two models prompt by
+prompt.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
+from areal_like.config.run_config import ConfigError, read_resolved
 from areal_like.errors import UserError
 from areal_like.run.metrics import MetricsFollower
-from areal_like.run.run_folder import summary_of
+from areal_like.run.run_folder import CONFIG, config_file, summary_of
 
-from .console.arguments import command, new_file, picture, refuse
+from .console.arguments import command, json_file, picture, refuse
 from .console.output import console, shortened, table, visible, write_json
 from .console.sparkline import sparkline
 
-if TYPE_CHECKING:
-    from .reporting.several import Member
-
-REWARD = "reward/mean"
-MOST_NAMES = 8
-"""Most runs whose names are shown, per setting."""
-CURVE = 24
-"""Characters of a curve in the table."""
+REWARD, SEED = "reward/mean", "run.seed"
+UNTELLING = ("run.", "buffer.", "checkpoint.", "security.", "launcher.", "replay", "resume")
+"""Prefixes of keys that change how a run is stored or started, not what it does,"""
+TELLING = ("run.steps", "run.target_reward")
+"""except these."""
+MEASURES = {
+    "held-out reward": "reward_after",
+    "train steps": "steps",
+    "seconds": "seconds",
+    "mean staleness": "staleness_mean",
+    "trained tokens per second": "trained_tokens_per_second",
+}
+"""Name → key of the summary."""
+MOST_NAMES, CURVE = 8, 24
+"""Runs whose names are shown, per setting; characters of a curve."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("compare", __doc__)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of an ablation")
-    parser.add_argument(
-        "--plot",
-        type=picture,
-        metavar="FILE",
-        help="draw the curves of the reward: means, runs, and intervals of five runs or more",
-    )
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the table to this file")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of runs")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the curves of the reward")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write all figures here (-: standard output)")
     return parser.parse_args(argv)
+
+
+def runs_of(paths: Iterable[Path]) -> list[Path]:
+    """The runs that some folders are or hold, each once. Raises ConfigError for a folder without any."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        inside = [each for place in (path, path / "runs") if place.is_dir() for each in sorted(place.iterdir())]
+        runs = [path] if (path / CONFIG).is_file() else [each for each in inside if (each / CONFIG).is_file()]
+        if not runs:
+            raise ConfigError(f"{path}: no run folder ({CONFIG} is missing), nor a folder with runs in it")
+        found |= {run.resolve(): run for run in runs}
+    return list(found.values())
+
+
+def leaves(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Dotted key → value."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= leaves(value, f"{above}{key}.") if isinstance(value, dict) and value else {f"{above}{key}": value}
+    return found
 
 
 def curve(run: Path) -> tuple[list[float], list[float]]:
@@ -52,79 +77,84 @@ def curve(run: Path) -> tuple[list[float], list[float]]:
     return [row["step"] for row in rows], [row[REWARD] for row in rows]
 
 
-def named(labels: Mapping[str, str]) -> str:
-    """A setting in words."""
-    return ", ".join(f"{key}={value}" for key, value in labels.items()) or "all runs"
-
-
-def told(measure: Mapping[str, Any]) -> str:
-    """`0.93 [0.90, 0.95]`."""
-    if measure["mean"] is None:
-        return "-"
-    spread = f" [{measure['low']:.4g}, {measure['high']:.4g}]" if measure["count"] > 1 else ""
-    return f"{measure['mean']:.4g}{spread}"
-
-
-def compare(members: Sequence[Member]) -> list[dict[str, Any]]:
-    """A row per setting: labels, all that differs, runs, measures, and the runs' folders and curves."""
-    from .reporting import several
-
-    rows = several.table(members, [several.measured(each, summary_of(each.run) or {}) for each in members])
-    for row in rows:
-        its = [each for each in members if each.labels == row["labels"]]
-        row["folders"], row["curves"] = [str(each.run) for each in its], [curve(each.run) for each in its]
-        row["differs"] = its[0].differs or its[0].labels
+def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """A row per setting: all that differs (`settings`), the runs' folders and curves, and of each measure the mean, an
+    interval or the range, and the number of runs that have it. Raises ConfigError, OSError."""
+    configs = [leaves(read_resolved(config_file(run))) for run in runs]
+    keys = [key for key in dict.fromkeys(key for config in configs for key in config)
+            if key in TELLING or not key.startswith(UNTELLING)]  # fmt: skip
+    differ = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+    members: dict[tuple[str, ...], list[Path]] = {}
+    for run, config in zip(runs, configs, strict=True):
+        members.setdefault(tuple(str(config.get(key, "-")) for key in differ), []).append(run)
+    rows = []
+    for values, its in members.items():
+        summaries = [summary_of(run) or {} for run in its]
+        measures = {name: measured([each.get(key) for each in summaries]) for name, key in MEASURES.items()}
+        settings = dict(zip(differ, values, strict=True))
+        row: dict[str, Any] = {"settings": settings, "runs": [str(run) for run in its], "measures": measures}
+        rows.append(row | {"curves": [curve(run) for run in its]})
     return rows
 
 
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
+def measured(values: Iterable[Any]) -> dict[str, Any]:
+    from .analysis.intervals import FEWEST_FOR_INTERVALS, bootstrap
+
+    known = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    if not known:
+        return {"count": 0}
+    found = bootstrap(known)
+    low, high = (found.low, found.high) if len(known) >= FEWEST_FOR_INTERVALS else (min(known), max(known))
+    return {"mean": found.mean, "low": low, "high": high, "count": len(known)}
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """A column per setting: what differs, and a row per measure; then the settings' curves."""
     out = console()
     for number, row in enumerate(rows, 1):
-        names = [visible(Path(folder).resolve().name) for folder in row["folders"]]
-        out.print(
-            Text(f"{number}: {', '.join(names[:MOST_NAMES])}{' ...' * (len(names) > MOST_NAMES)}"), soft_wrap=True
-        )
-    if keys := list(rows[0]["differs"]):
+        names = [visible(Path(folder).resolve().name) for folder in row["runs"]]
+        more = " ..." * (len(names) > MOST_NAMES)
+        line = f"{number}: {', '.join(names[:MOST_NAMES])}{more}  {sparkline(row['curves'][0][1], CURVE)}"
+        out.print(Text(line), soft_wrap=True)
+    if keys := list(rows[0]["settings"]):
         differ = table("what differs", "", *(str(number) for number in range(1, len(rows) + 1)))
         for key in keys:
-            differ.add_row(key, *(visible(shortened(str(row["differs"][key]), 24)) for row in rows))
+            differ.add_row(key, *(visible(shortened(str(row["settings"][key]), 24)) for row in rows))
         out.print(differ)
-    measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
-    found = table("", "setting", "runs", *measures, "reward of batches")
-    for column in found.columns[2:-1]:
-        column.no_wrap = False  # a long name in two lines, rather than half of it
-    for number, row in enumerate(rows, 1):
-        values = [told(row["measures"][name]) if name in row["measures"] else "-" for name in measures]
-        line = sparkline(row["curves"][0][1], CURVE)
-        found.add_row(str(number), str(row["runs"]), *values, line)
+    found = table("measures", "measure", "setting", "runs", "mean", "low", "high")
+    for name in MEASURES:
+        for number, row in enumerate(rows, 1):
+            figures = row["measures"][name]
+            if figures["count"]:
+                cells = (f"{figures[key]:.4g}" for key in ("mean", "low", "high"))
+                found.add_row(name if number == 1 else "", str(number), str(figures["count"]), *cells)
     out.print(found)
-    out.print(Text("[low, high]: 95 % interval of the mean of five runs or more, else the range", "dim"))
+    out.print(Text("low, high: 95 % interval of the mean of five runs or more, else the range", "dim"))
 
 
-def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """The curves that have points; one panel."""
     from .plotting import plot
     from .plotting.drawing import picture
 
-    found = {named(row["labels"]): [plot.curve(*each) for each in row["curves"] if each[0]] for row in rows}
-    panel = {name: curves for name, curves in found.items() if curves}
-    drawn = plot.Plot(
-        "curves", "Reward of the batches", {"": panel}, x="train step", y="mean reward", replicates="runs"
-    )
-    picture(drawn, path)
+    panel = {}
+    for row in rows:
+        label = ", ".join(f"{key}={value}" for key, value in row["settings"].items()) or "all runs"
+        if curves := [plot.curve(*each) for each in row["curves"] if each[0]]:
+            panel[label] = curves
+    picture(plot.Plot("curves", "Reward of the batches", {"": panel}, x="train step", y="mean reward"), path)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    from .reporting.several import members
-
     try:
-        rows = compare(members(args.runs))
+        rows = compare(runs_of(args.runs))
         if args.plot:
             draw(args.plot, rows)
     except (ValueError, OSError, UserError) as error:
         refuse(error)
-    show(rows)
+    if args.json != Path("-"):
+        show(rows)
     write_json(args.json, [{key: value for key, value in row.items() if key != "curves"} for row in rows])
     return 0
 

@@ -24,9 +24,9 @@ from areal_like.wire.link import BusError
 
 from .console import output
 from .console.arguments import command, port, refuse
+from .following.display import ledger_lines, print_summary
 from .following.exporter import serve
 from .following.running import Running, View, add_arguments
-from .watch import ledger_lines, print_summary
 
 REFRESH_SECONDS = 1.0
 WIDTH = 120

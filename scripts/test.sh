@@ -5,8 +5,7 @@
 #                     tests/conftest.py lists as slow.
 # VENV names another environment than .venv (.ci/run uses a fresh one), WORKERS the number of processes that run tests
 # (4, as many tests wait; --fast: 2; `WORKERS=0`: only this process, for a debugger). As root on Debian it also installs
-# Slurm, for the cluster of tests/slurm, and Chromium, in which tests/scripts/test_report_in_browser.py opens the report;
-# without them these tests are skipped.
+# Slurm, for the cluster of tests/slurm; without it these tests are skipped.
 # AREAL_TEST_SEED=7 gives the numerical tests other random numbers (tests/seeds.py); scripts/test_kernels.sh runs them
 # with other kernels of torch.
 set -euo pipefail
@@ -32,11 +31,6 @@ fi
 if ! command -v slurmctld > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     echo "== installing Slurm: without it, tests/slurm is skipped"
     { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends slurm-wlm munge; } \
-        > /dev/null 2>&1 || echo "   that failed"
-fi
-if ! command -v chromium > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-    echo "== installing Chromium: without it, tests of the report in a browser are skipped"
-    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; } \
         > /dev/null 2>&1 || echo "   that failed"
 fi
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1

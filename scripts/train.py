@@ -261,31 +261,31 @@ class Signals:
 
 
 def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str, Any]:
-    """Start everything, watch it, end everything. Returns the summary. Raises RunFailed, RunStopped, Interrupted,
+    """Start everything, show progress, end everything. Returns the summary. Raises RunFailed, RunStopped, Interrupted,
     OSError."""
     from areal_like.launch.plan import plan
 
-    from .watch import Watch
+    from .following.display import Display
 
     launcher, roles = launcher_of(config, folder), plan(config)
-    watch = Watch(config, folder, plain or is_one_process(config))
+    display = Display(config, folder, plain or is_one_process(config))
     try:
         signals.check()
         shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
-        watch.say(f"starting {', '.join(role.name for role in roles)} (launcher={config.launcher['name']})")
+        display.say(f"starting {', '.join(role.name for role in roles)} (launcher={config.launcher['name']})")
         launcher.start(roles, signals.check)
-        with watch:
+        with display:
             while not launcher.running.poll():
                 signals.check()
                 if signals.take_pause():
                     launcher.running.pause()
-                watch.update(launcher.running.deaths)
+                display.update(launcher.running.deaths)
                 turns.sleep(0.05, signals.check)
-            watch.update(launcher.running.deaths, last=True)
+            display.update(launcher.running.deaths, last=True)
     finally:
         launcher.stop()
         shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)
-        watch.close()
+        display.close()
     path = folder / SUMMARY
     deaths, left_out = launcher.running.deaths, launcher.running.left_out
     summary = json.loads(path.read_text()) | {"restarts": len(deaths) - len(left_out), "left_out": left_out}
@@ -481,7 +481,7 @@ def train(config: Config, folder: Path, plain: bool, signals: Signals, held: Tex
     """Submit the run, or run it to its end and report how it ended. Returns the exit code."""
     from areal_like.launch.outcome import RunFailed, RunStopped
 
-    from .watch import print_summary
+    from .following.display import print_summary
 
     try:
         if submission := submission_of(config, folder):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from scripts import cli
-from tests.chromium import PROGRAM, chromium
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -151,10 +150,3 @@ def test_the_way_of_a_new_user(environment: Path, tmp_path: Path) -> None:
     code += "assert (run.checkpoint / 'config.json').is_file()"
     read = python(environment, tmp_path, code)
     assert read.stdout == f"{summary['reward_after']}\n", read.stderr
-    if PROGRAM:
-        with chromium(tmp_path) as browser:
-            browser.open((tmp_path / "runs" / "a" / "report.html").as_uri())
-            assert browser.said == []
-            seen = browser.value("document.body.innerText")
-            assert "What it writes now" in seen and "wanted:" in seen and "(nothing)" not in seen
-            assert browser.value("document.querySelectorAll('.js-plotly-plot').length") > 0

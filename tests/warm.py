@@ -23,7 +23,7 @@ PARTS = (
     "learners.learner",
     "scripts.simulation.run",
     "scripts.following.tracking",
-    "scripts.watch",
+    "scripts.following.display",
     "tabulate",
 )
 

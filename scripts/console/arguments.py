@@ -53,6 +53,11 @@ def new_file(text: str) -> Path:
     return path
 
 
+def json_file(text: str) -> Path:
+    """A file that can be written, or `-` for standard output. Raises argparse.ArgumentTypeError."""
+    return Path(text) if text == "-" else new_file(text)
+
+
 def positive(text: str) -> int:
     """Raises argparse.ArgumentTypeError."""
     if not text.isdecimal() or int(text) < 1:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -38,13 +39,15 @@ def shortened(text: str, widest: int = 60) -> str:
 
 def table(title: str, *columns: str) -> Table:
     """An empty table of numbers: the first column names the row and is aligned left, the others right."""
-    made = Table(title=title, title_justify="left")
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
         made.add_column(column, justify="right" if place else "left", no_wrap=True)
     return made
 
 
 def write_json(file: Path | None, found: Any) -> None:
-    """Write `found` to `file`, if one was asked for."""
-    if file:
+    """Write `found` to `file`, if one was asked for; `-` is standard output."""
+    if file == Path("-"):
+        print(json.dumps(found, indent=2))
+    elif file:
         file.write_text(json.dumps(found, indent=2) + "\n")

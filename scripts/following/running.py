@@ -51,7 +51,7 @@ class Running:
         if is_supervised(self.config):
             raise NotRunning(
                 f"{folder}: a run with loss={self.config.loss['name']} has no buffer to ask; its numbers are in "
-                f"{folder}/metrics.jsonl (python -m scripts.watch {folder}); end it with Ctrl-C where it was started"
+                f"{folder}/metrics.jsonl (areal-like report {folder}); end it with Ctrl-C where it was started"
             )
         offered = self.rendezvous()
         if offered is None or not is_going_on(folder):

@@ -19,7 +19,7 @@ import msgspec
 from areal_like.errors import UserError
 
 HERE = Path(__file__).parent
-SCRIPTS = ("dom.js", "charts.js", "browser.js", "activity.js", "several.js", "sections.js", "page.js")
+SCRIPTS = ("dom.js", "charts.js", "samples.js", "page.js")
 LIBRARY = Path("package_data") / "plotly.min.js"
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _HTML_IN_JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

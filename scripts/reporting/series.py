@@ -1,6 +1,6 @@
 """Metrics of any number of train steps in a bounded number of buckets of equal width.
 
-When there are too many buckets, neighbours merge, so memory does not grow with the run. A bucket knows each metric's
+When there are too many buckets, neighbours merge, so memory does not grow with the run. A bucket has each metric's
 mean, lowest and highest value: a spike of a single step stays visible.
 """
 
@@ -8,77 +8,61 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
-Summary = list[float]
-"""Sum, count, lowest, highest."""
-HISTOGRAMS = {"staleness/histogram": "staleness", "response_length/histogram": "length"}
-"""Keys of metrics.jsonl that are kept over time → their names on the page."""
+MOST_BUCKETS = 500
+HISTOGRAM = "staleness/histogram"
+"""The key of metrics.jsonl that is kept over time."""
 MOST_VALUES = 24
 """Rows of a heat map: more values share rows of equal width."""
 
 
 class Bucket:
-    def __init__(self) -> None:
-        self.numbers: dict[str, Summary] = {}
-        self.counts: dict[str, Counter[float]] = {}
+    """`numbers`: key → sum, count, lowest, highest. `ages`: staleness → samples."""
 
-    def add(self, row: dict[str, Any], wanted: Callable[[str], bool]) -> None:
+    def __init__(self) -> None:
+        self.numbers: dict[str, tuple[float, int, float, float]] = {}
+        self.ages: Counter[float] = Counter()
+
+    def add(self, row: dict[str, Any]) -> None:
         for key, value in row.items():
-            if isinstance(value, dict):
-                if name := HISTOGRAMS.get(key):
-                    self.counts.setdefault(name, Counter()).update({float(v): n for v, n in value.items()})
-            elif isinstance(value, int | float) and wanted(key):
-                self._merge(key, [float(value), 1, value, value])
+            if isinstance(value, int | float):
+                self._merge(key, (value, 1, value, value))
+        self.ages.update({float(age): count for age, count in row.get(HISTOGRAM, {}).items()})
 
     def absorb(self, other: Bucket) -> None:
-        for key, summary in other.numbers.items():
-            self._merge(key, summary)
-        for name, counts in other.counts.items():
-            self.counts.setdefault(name, Counter()).update(counts)
+        for key, more in other.numbers.items():
+            self._merge(key, more)
+        self.ages.update(other.ages)
 
-    def _merge(self, key: str, more: Summary) -> None:
-        known = self.numbers.get(key)
-        if known is None:
-            self.numbers[key] = list(more)
-            return
-        known[0] += more[0]
-        known[1] += more[1]
-        known[2] = min(known[2], more[2])
-        known[3] = max(known[3], more[3])
+    def _merge(self, key: str, more: tuple[float, int, float, float]) -> None:
+        if known := self.numbers.get(key):
+            more = known[0] + more[0], known[1] + more[1], min(known[2], more[2]), max(known[3], more[3])
+        self.numbers[key] = more
 
 
 class Series:
-    """At most `most` buckets. `wanted` says which keys are kept; `step` and `seconds` always are."""
+    """At most `most` buckets, each of `width` train steps."""
 
-    def __init__(self, most: int, wanted: Callable[[str], bool] = lambda key: True):
-        self._most, self._wanted = most, lambda key: key in ("step", "seconds") or wanted(key)
+    def __init__(self, most: int = MOST_BUCKETS):
+        self._most, self.width = most, 1
         self._buckets: dict[int, Bucket] = {}
-        self.width = 1
-        """Train steps per bucket."""
 
     def add(self, row: dict[str, Any]) -> None:
-        place = (int(row["step"]) - 1) // self.width
-        self._buckets.setdefault(place, Bucket()).add(row, self._wanted)
+        self._buckets.setdefault((int(row["step"]) - 1) // self.width, Bucket()).add(row)
         while len(self._buckets) > self._most:
-            self._halve()
+            self.width *= 2
+            before, self._buckets = self._buckets, {}
+            for place, bucket in before.items():
+                self._buckets.setdefault(place // 2, Bucket()).absorb(bucket)
 
-    def _halve(self) -> None:
-        self.width *= 2
-        before, self._buckets = self._buckets, {}
-        for place, bucket in before.items():
-            self._buckets.setdefault(place // 2, Bucket()).absorb(bucket)
-
-    def data(self, extremes: bool = True) -> dict[str, Any]:
-        """`columns`: key → `y` (means), and with `extremes` also `lo` and `hi`, if buckets have several steps; a
-        value for each bucket, None if there is none. `heat`: name → `values` and `shares` [values][buckets]."""
+    def data(self) -> dict[str, Any]:
+        """`columns`: key → `y` (means), and where steps of a bucket differ `lo` and `hi`, a value per bucket (None:
+        there is none). `ages`: `values` and `shares` [values][buckets]."""
         buckets = [self._buckets[place] for place in sorted(self._buckets)]
         keys = dict.fromkeys(key for bucket in buckets for key in bucket.numbers)
-        columns = {key: _column([bucket.numbers.get(key) for bucket in buckets], extremes) for key in keys}
-        names = dict.fromkeys(name for bucket in buckets for name in bucket.counts)
-        heat = {name: _heat([bucket.counts.get(name, Counter()) for bucket in buckets]) for name in names}
-        return {"width": self.width, "columns": columns, "heat": heat}
+        columns = {key: _column([bucket.numbers.get(key) for bucket in buckets]) for key in keys}
+        return {"width": self.width, "columns": columns, "ages": _shares([bucket.ages for bucket in buckets])}
 
 
 def short(value: float) -> float | None:
@@ -86,27 +70,22 @@ def short(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def _column(summaries: list[Summary | None], extremes: bool) -> dict[str, list[float | None]]:
-    found = {"y": [short(each[0] / each[1]) if each else None for each in summaries]}
-    if extremes and any(each and each[2] != each[3] for each in summaries):
-        found["lo"] = [short(each[2]) if each else None for each in summaries]
-        found["hi"] = [short(each[3]) if each else None for each in summaries]
+def _column(numbers: list[tuple[float, int, float, float] | None]) -> dict[str, list[float | None]]:
+    found = {"y": [short(each[0] / each[1]) if each else None for each in numbers]}
+    if any(each and each[2] != each[3] for each in numbers):
+        found["lo"] = [short(each[2]) if each else None for each in numbers]
+        found["hi"] = [short(each[3]) if each else None for each in numbers]
     return found
 
 
-def _heat(counts: list[Counter[float]]) -> dict[str, Any]:
+def _shares(counts: list[Counter[float]]) -> dict[str, Any]:
     values = sorted({value for each in counts for value in each})
     if not values:
         return {"values": [], "shares": []}
     step = max(1.0, math.ceil((values[-1] - values[0] + 1) / MOST_VALUES))
-    rows = int((values[-1] - values[0]) // step) + 1
-    shares = [[0.0] * len(counts) for _ in range(rows)]
+    shares = [[0.0] * len(counts) for _ in range(int((values[-1] - values[0]) // step) + 1)]
     for column, each in enumerate(counts):
-        total = sum(each.values())
         for value, count in each.items():
-            shares[int((value - values[0]) // step)][column] += count / total
-    return {
-        "values": [values[0] + step * row for row in range(rows)],
-        "step": step,
-        "shares": [[round(share, 3) for share in row] for row in shares],
-    }
+            shares[int((value - values[0]) // step)][column] += count / each.total()
+    rounded = [[round(share, 3) for share in row] for row in shares]
+    return {"values": [values[0] + step * row for row in range(len(shares))], "shares": rounded}

@@ -32,8 +32,8 @@ from areal_like.places import REPOSITORY
 
 from ..console import output
 from ..console.arguments import command, refuse
+from ..following.display import ledger_line
 from ..ledger import audit, verdicts
-from ..watch import ledger_line
 from . import faults
 
 STARTER = "starter"

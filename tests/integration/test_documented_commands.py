@@ -37,10 +37,8 @@ ELSEWHERE = {
     "python -m scripts.ablate configs/ablation/staleness.yaml --parallel": "tests/integration/test_ablate.py",
     "python -m scripts.join": "tests/integration/test_live_runs.py",
     "python -m scripts.stop": "tests/integration/test_live_runs.py",
-    "python -m scripts.watch": "tests/scripts/test_report.py",
     "areal-like serve": "tests/scripts/test_serve.py",
     "lm_eval run": "tests/actors/agents/test_checkpoint.py",
-    "python -m scripts.report runs/ablation": "tests/scripts/test_report.py",
     "python -m scripts.status runs/first": "tests/integration/test_live_runs.py",
 }
 """How a command begins → where it is run; tests that need a cluster, a live run or minutes."""

@@ -10,7 +10,7 @@ import pytest
 
 from areal_like.config.run_config import ConfigError
 from areal_like.run.samples import TRAINED, read
-from scripts import eval, samples, watch
+from scripts import eval, samples
 from scripts.console.output import console, table, visible
 from tests.scripts.written_runs import HOSTILE, QUESTION, written_run
 
@@ -109,13 +109,6 @@ def test_numbers_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         eval.main(["model", option])
     assert "at least" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("port", ["-5", "99999", "x"])
-def test_a_port_is_one(capsys: pytest.CaptureFixture[str], port: str) -> None:
-    with pytest.raises(SystemExit):
-        watch.main(["a", f"--port={port}"])
-    assert "0 (any free one) to 65535" in capsys.readouterr().err
 
 
 def test_a_terminal_without_utf8_shows_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

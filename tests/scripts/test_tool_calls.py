@@ -14,7 +14,7 @@ from areal_like.run.samples import DROPPED, TRAINED, Kept, SampleLog, kept, unan
 from areal_like.types import Sample
 from scripts import samples
 from scripts.following.tool_calls import Call, Marks, calls_of, marks_of
-from scripts.report import Report
+from scripts.reporting.contents import contents
 from tests.scripts.written_runs import QUESTION, cut, written_run
 
 MULTI_TURN = "workflow={name: multi_turn, environment: {name: tools}}"
@@ -99,10 +99,9 @@ def test_the_terminal_shows_calls_results_and_what_was_taken(
 def test_the_report_has_the_calls(tmp_path: Path) -> None:
     run = written_run(tmp_path / "a", MULTI_TURN)
     talk(run, ends=False)
-    found = [each for each in Report([run]).read()["runs"][0]["samples"] if "calls" in each]
+    found = [each for each in contents(run)["samples"] if each["calls"]]
     assert [each["group"] for each in found] == [99]
-    assert found[0]["calls"][0] == [1, "calculator", '{"expression": "6*2"}', "12", False]
-    assert [call[4] for call in found[0]["calls"]] == [False, True, True, True]
+    assert found[0]["calls"][0] == [1, "calculator", '{"expression": "6*2"}', "12"]
 
 
 def test_groups_without_an_answer_are_shown_with_their_prompt_and_reason(
@@ -118,7 +117,7 @@ def test_groups_without_an_answer_are_shown_with_their_prompt_and_reason(
     assert QUESTION in said and "wanted: 12" in said and "reward" not in said
     assert samples.main([str(run), "--dropped", "--worst", "--count", "0"]) == 0
     assert "no answer" not in capsys.readouterr().out, "it has no reward"
-    shown = Report([run]).read()["runs"][0]["samples"]
+    shown = contents(run)["samples"]
     (lost,) = (each for each in shown if each["why"].startswith("timed out"))
     assert lost["reward"] is None and lost["prompt"] == QUESTION and lost["tokens"] == []
 
@@ -135,5 +134,5 @@ def test_what_cut_samples_said_is_shown_with_their_prompt(tmp_path: Path, capsys
     assert samples.main([str(run), "--dropped", "--why", "cut", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["prompt"] == QUESTION and shown["text"] == "It is 7 or so" and shown["reward"] is None
-    (lost,) = (each for each in Report([run]).read()["runs"][0]["samples"] if each["why"].startswith("cut"))
+    (lost,) = (each for each in contents(run)["samples"] if each["why"].startswith("cut"))
     assert lost["prompt"] == QUESTION and "".join(lost["tokens"]) == "It is 7 or so" and lost["reward"] is None

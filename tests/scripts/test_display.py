@@ -16,10 +16,9 @@ from areal_like.config import run_config as configs
 from areal_like.launch.outcome import Death
 from areal_like.run.samples import TRAINED, SampleLog, kept
 from areal_like.types import Sample
-from scripts.console.sparkline import sparkline
+from scripts.following.display import Display, ledger_line, print_summary
 from scripts.following.fault_counts import faults
 from scripts.following.last_sample import LastSample
-from scripts.watch import Watch, ledger_line, print_summary
 from tests.scripts.written_runs import written_run
 
 ROW = {
@@ -40,8 +39,8 @@ ROW = {
 FACTS = ("30/300", "0.250", "0.750 (v20)", "0.50, max 1 of 1", "3 groups wait, 12 run", "12,346", "actors 12%, ")
 
 
-def watch(folder: Path, *overrides: str) -> Watch:
-    return Watch(configs.load(["configs/quickstart.yaml", "run.steps=300", *overrides]), folder, plain=True)
+def display(folder: Path, *overrides: str) -> Display:
+    return Display(configs.load(["configs/quickstart.yaml", "run.steps=300", *overrides]), folder, plain=True)
 
 
 def write(folder: Path, *rows: dict[str, Any]) -> None:
@@ -50,7 +49,7 @@ def write(folder: Path, *rows: dict[str, Any]) -> None:
 
 
 def test_a_line_holds_the_facts_of_the_last_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = watch(tmp_path)
+    seen = display(tmp_path)
     write(tmp_path, {"step": 29, "reward/mean": 0.2}, ROW)
     seen.update(last=True)
     (line,) = capsys.readouterr().out.splitlines()
@@ -62,7 +61,7 @@ def test_a_line_holds_the_facts_of_the_last_step(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_display_is_whole_at_any_width(tmp_path: Path, width: int) -> None:
-    seen = watch(tmp_path)
+    seen = display(tmp_path)
     write(tmp_path, ROW)
     seen.update()
     seen.status = {"started": True, "waits": [f"actor-{i} waits for weights" for i in range(8)]}
@@ -76,57 +75,20 @@ def test_the_display_is_whole_at_any_width(tmp_path: Path, width: int) -> None:
     seen.close()
 
 
-def test_the_held_out_reward_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
-    seen = watch(tmp_path)
-    write(tmp_path, ROW, {"step": 31, "reward/mean": 0.3})
-    seen.update()
-    assert "held-out 0.750 (v20)" in seen._line()
-    write(tmp_path, {"step": 32, "eval/reward": 0.8, "eval/version": 31})
-    seen.update()
-    assert "held-out 0.800 (v31)" in seen._line()
-    seen.close()
-
-
-def test_a_line_that_says_nothing_new_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = watch(tmp_path)
+def test_a_line_that_repeats_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = display(tmp_path)
     for _ in range(3):
         seen.update(last=True)
     seen.status = {"started": False, "waits": ["the start waits for 2 actors"]}
     for _ in range(3):
         seen.update(last=True)
-    assert capsys.readouterr().out.splitlines() == [
-        "start, 1 of 4: the processes import and find one another",
-        "start, 2 of 4: the start waits for 2 actors",
-    ]
-
-
-def test_each_stage_of_the_start_is_told_until_there_is_a_train_step(tmp_path: Path) -> None:
-    seen, told = watch(tmp_path), []
-    levels = {"started": True, "buffer/waiting": 0, "buffer/running": 0, "waits": []}
-    for status in (
-        {},
-        {"started": False, "waits": ["the start waits for the learner and 2 actors"]},
-        levels,
-        levels | {"buffer/waiting": 3, "buffer/running": 13, "waits": ["learner waits for batch 0: 3 groups wait"]},
-        levels | {"buffer/running": 16},
-    ):
-        seen.status = status
-        file = io.StringIO()
-        Console(file=file, width=100).print(seen._table())
-        assert seen._line() in " ".join(file.getvalue().split())
-        told.append(seen._line())
-    assert [line[:13] for line in told] == [f"start, {n} of 4" for n in (1, 2, 3, 3, 4)]
-    assert "3 groups are ready, 13 run" in told[3]
-    write(tmp_path, ROW)
-    seen.update()
-    assert "start," not in seen._line()
-    seen.close()
+    assert [line[:13] for line in capsys.readouterr().out.splitlines()] == ["start, 1 of 4", "start, 2 of 4"]
 
 
 def test_the_live_display_has_the_rewards_as_a_curve_and_the_last_sample(tmp_path: Path) -> None:
     config = configs.load(["configs/quickstart.yaml"])
     configs.save(config, tmp_path / "config.yaml")
-    seen = watch(tmp_path)
+    seen = display(tmp_path)
     write(tmp_path, *({"step": n, "reward/mean": n / 8} for n in range(1, 9)))
     prompt = np.array([1, 2, 3, 10], np.int32)
     log = SampleLog(tmp_path, TRAINED, steps=1, most=None)
@@ -170,28 +132,8 @@ def test_a_task_that_breaks_costs_the_display_its_last_sample(
     assert called and seen.text() == ""
 
 
-def test_a_sparkline_spans_all_values_in_few_bars() -> None:
-    assert sparkline([]) == "" and sparkline([3.0, 3.0]) == "▁▁"
-    assert sparkline([0.0, 1.0, float("nan"), 0.5]) == "▁█▅"
-    assert sparkline([n // 100 for n in range(800)], width=8) == "▁▂▃▄▅▆▇█"
-
-
-def test_a_buffer_that_is_silent_is_named(tmp_path: Path) -> None:
-    seen = watch(tmp_path)
-    seen.status = {"started": True, "waits": []}
-    assert seen._waits() == "nothing waits"
-    seen._answered_at -= 60
-    assert seen._waits() == "the buffer has not answered for 60 s"
-
-
-def test_lines_grow_rare_in_a_long_run(tmp_path: Path) -> None:
-    seen = watch(tmp_path)
-    hours = [seen._line_seconds(seen._began + seconds) for seconds in (0, 60, 600, 36_000)]
-    assert hours == pytest.approx([2, 2, 20, 60])
-
-
 def test_time_left_ends_with_the_limit_of_time(tmp_path: Path) -> None:
-    seen = watch(tmp_path, "run.max_seconds=10")
+    seen = display(tmp_path, "run.max_seconds=10")
     assert seen._left() == ""
     write(tmp_path, ROW)
     seen.update()
@@ -199,37 +141,26 @@ def test_time_left_ends_with_the_limit_of_time(tmp_path: Path) -> None:
     seen.close()
 
 
-def test_each_death_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = watch(tmp_path)
+def test_each_death_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = display(tmp_path)
     first = Death("actor-1", 5, "was killed by SIGKILL", 1)
     seen.update([first])
     seen.update([first])
     second = Death("actor-1", 6, "ended with exit code 1", 2, again_in=2.0, error="no answer")
     seen.update([first, second, Death("actor-1", 7, "was killed by SIGSEGV", 3, again_in=None)])
-    assert capsys.readouterr().out.splitlines() == [
-        "actor-1 was killed by SIGKILL: started again (restart 1)",
-        "actor-1 ended with exit code 1 (no answer): started again in 2 s (restart 2)",
-        "actor-1 was killed by SIGSEGV: left out, after 3 deaths",
-    ]
+    assert len(capsys.readouterr().out.splitlines()) == 3
     seen.row = ROW
     assert "left out actor-1" in seen._line()
 
 
-def test_what_is_wrong_with_an_engine_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = watch(tmp_path)
-    for note in ("", "its SGLang server has died, restarting", "its SGLang server has died, restarting", ""):
-        seen._say_engine_notes({"actors": {"actor-0": {"engine_note": note}, "actor-1": {"engine_note": ""}}})
-    assert capsys.readouterr().out.splitlines() == ["actor-0: its SGLang server has died, restarting"]
-
-
-def test_a_board_that_fails_is_told_once_and_no_more(
+def test_a_board_that_fails_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("areal_like.trackers.board.Board.add", full)
-    seen = watch(tmp_path)
+    seen = display(tmp_path)
     with seen:
         write(tmp_path, ROW, ROW | {"step": 31})
         seen.update()
@@ -277,9 +208,7 @@ def test_the_ledger_is_a_sum() -> None:
 FAULTY = {"train/nonfinite_steps": 2, "rewards/timeouts": 16.0, "rewards/errors": 0.0, "refused/tokens": 3}
 
 
-def test_faults_are_told_in_the_line_while_there_is_no_step_yet_and_in_the_summary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_are_in_the_line_and_in_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dropped = {"ledger/dropped/untrainable": 4, "ledger/dropped/stale": 9, "ledger/dropped/end of run": 9}
     said = faults(FAULTY | dropped)
     for fact in (
@@ -290,7 +219,7 @@ def test_faults_are_told_in_the_line_while_there_is_no_step_yet_and_in_the_summa
     ):
         assert fact in said
     assert "stale" not in said and "end of run" not in said and "errors" not in said and not faults(ROW)
-    seen = watch(tmp_path)
+    seen = display(tmp_path)
     seen.status = {"started": True, "waits": [], **FAULTY}
     seen.update(last=True)
     write(tmp_path, ROW)

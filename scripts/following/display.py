@@ -1,17 +1,11 @@
-"""Watch a run in the browser: `python -m scripts.watch RUN [--port N]` serves its report, and keeps it up to date.
+"""The display of `train`: live, or plain lines without a terminal; it also feeds the run's trackers.
 
-The page is that of `scripts.report`, on loopback, at an address with a random token that is printed. It shows new
-samples as they come. The run need not be alive. In a terminal `scripts.status RUN` is the live view of any run.
-
-This file also has the display of `scripts.train`: live, or plain lines without a terminal, and what feeds its trackers.
-`Watch` reads train steps from the learner's file, and asks the buffer once a second who waits for whom. Reports dead
-processes to the buffer and to the user. Nothing in the run waits for the watcher, and the watcher waits for nothing.
+`Display` reads train steps from the learner's file, and asks the buffer twice a second who waits for whom. It reports
+dead processes to the buffer and to the user. Nothing in the run waits for it, and it waits for nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import shlex
 import sys
@@ -33,13 +27,13 @@ from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import RENDEZVOUS, SUMMARY
 from areal_like.wire.client import SupervisorClient
 
-from .console.arguments import command, other, port, refuse
-from .console.sparkline import sparkline
-from .following.fault_counts import faults
-from .following.last_sample import LastSample
+from ..console.arguments import other
+from ..console.sparkline import sparkline
+from .fault_counts import faults
+from .last_sample import LastSample
 
 if TYPE_CHECKING:
-    from .following.tracking import Tracking
+    from .tracking import Tracking
 
 STATUS_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
@@ -48,7 +42,7 @@ LINE_SECONDS = (2.0, 60.0)
 """Seconds between plain lines, at first and in a long run."""
 
 
-class Watch:
+class Display:
     """`update` is called many times a second and does little; `plain` forces lines even on a terminal."""
 
     def __init__(self, config: Config, folder: Path, plain: bool):
@@ -72,11 +66,11 @@ class Watch:
         self._began = time.monotonic()
         self._told_at = self._asked_at = self._answered_at = self._began
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Display:
         self.say(f"run folder: {self.folder} (logs/, metrics.jsonl, samples/)")
         if self.live:
             self.live.start()
-        from .following.tracking import Tracking  # imports numpy and msgspec
+        from .tracking import Tracking  # imports numpy and msgspec
 
         self._tracking = Tracking(self.config, self.folder)  # now, while the processes start
         return self
@@ -328,35 +322,3 @@ def ledger_lines(ledger: dict[str, Any]) -> dict[str, str]:
     """`ledger_line` under "groups", and under "groups of NAME" for each task of a mixture."""
     tasks = {f"groups of {task}": ledger_line(each) for task, each in ledger.get("tasks", {}).items()}
     return {"groups": ledger_line(ledger), **tasks}
-
-
-# ---- in the browser -------------------------------------------------------------------------------------------------
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = command("watch", __doc__)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of an ablation")
-    parser.add_argument("--port", type=port, default=0, help="port on 127.0.0.1 (default: any free one)")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    from .report import Report
-    from .reporting.live import Server
-    from .reporting.page import library
-
-    try:
-        library()
-        report = Report(args.runs, live=True)
-        server = Server(report.read, report.title, args.port)
-    except (ValueError, OSError) as error:
-        refuse(error)
-    print(f"open {server.address} on this machine; Ctrl-C ends this, not the run", flush=True)
-    with server, contextlib.suppress(KeyboardInterrupt):
-        server.serve_forever()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
