@@ -3,23 +3,21 @@
 Checks the study and the config of every possible run, tunes if the study asks for it, makes the runs, and writes
 `results.csv`, `results.md` and plots. Run the same command again to continue: finished runs stay, killed ones resume.
 The parts are in `scripts.ablation`: `study` (the yaml), `measures`, `runs` (this machine), `slurm` (a cluster),
-`results` (files), `pictures` (plots).
+`results` (tables), `pictures` (plots).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from .ablation import final, results, slurm, study
+from .ablation import results, slurm, study
 from .ablation.devices import pool_for
 from .ablation.measures import Outcome
-from .ablation.points import Result, gather, read
-from .ablation.results import Choice
+from .ablation.results import Choice, Result, gather
 from .ablation.runs import Folder, Width, run_all
 from .ablation.study import MAIN, TUNE, Run
 from .console.arguments import EXIT_INTERRUPTED, command, positive
@@ -35,15 +33,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("study", help="a yaml file, or the name of one in configs/ablation: staleness")
     parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")
     parser.add_argument("--parallel", type=positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
-    parser.add_argument(
-        "--only", choices=[TUNE, MAIN, "report"], help="only this stage; report: results of finished runs"
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="FILE",
-        help="tables and plots (but curves) from this results.csv; no run is made",
-    )
+    parser.add_argument("--only", choices=[TUNE, MAIN, "report"], help="this stage alone; report: tables and plots")
     parser.add_argument("--slurm", action="store_true", help="submit array jobs instead of running here")
     parser.add_argument("--dry-run", action="store_true", help="print the runs or jobs that it would start, and stop")
     return parser.parse_args(argv)
@@ -59,7 +49,7 @@ class Ablation:
         self.command = shlex.join(["python", "-m", "scripts.ablate", *argv])
         self.tuning = self.study.tuning_runs()
         self._unknown = set[str]()
-        self.reports = bool(args.only == "report" or args.results)  # and makes no run
+        self.reports = args.only == "report"
 
     def run(self) -> int:
         """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError, ConfigError where the
@@ -67,22 +57,18 @@ class Ablation:
         signals, failed, parallel = Signals(), list[Run](), self.args.parallel or 1
         stages = [[run.config for run in self.tuning], self.study.main_configs()]
         width = Width(parallel, pool_for(parallel, stages))
-        if self.args.only == MAIN:
-            self.ask(self.tuning, signals.check)  # who made these runs may have asked nothing
         for stage in (TUNE, MAIN):
             if self.args.only in (None, stage):
                 runs = self.tuning if stage == TUNE else self.main_runs()
-                failed += run_all(runs, self.folder, width, signals.check, say, self.look_for_measures)
-                self.ask(runs, signals.check)
+                failed += run_all(runs, self.folder, width, signals.check, say, self.note_unknown)
         self.report()
         return len(failed)
 
-    def look_for_measures(self, run: Run) -> None:
-        """Say once of each measure that a finished run has no such key: whoever misspelt one hears of it early."""
-        if not self.folder.is_finished(run):  # it has ended well, and left no summary
+    def note_unknown(self, run: Run) -> None:
+        """Report, once per measure, that a finished run has no such key: it may be misspelt."""
+        if not self.folder.is_finished(run):  # it ended well and left no summary
             return
-        outcome = Outcome(self.folder.run(run), run.config)
-        for name, problem in outcome.unknown(self.study.measures.values(), self.study.curve).items():
+        for name, problem in Outcome(self.folder.run(run), run.config).unknown(self.study.measures.values()).items():
             if name not in self._unknown:
                 self._unknown.add(name)
                 say(f"note: {problem}")
@@ -96,34 +82,7 @@ class Ablation:
         return self.study.main_runs({choice.key: choice.picked for choice in choices})
 
     def _results(self, runs: Sequence[Run]) -> list[Result]:
-        file = self.args.results
-        return read(self.study, runs, file) if file else gather(self.study, runs, self.folder)
-
-    def ask(self, runs: Sequence[Run], check: Callable[[], None]) -> None:
-        """Ask final models that a measure `final` wants to know, and that were not asked yet. One that can't be asked
-        has no number."""
-        missing = self.not_asked(runs)
-        for number, (run, prompts) in enumerate(missing, 1):
-            check()
-            say(f"[{number}/{len(missing)}] {run.title}: its final model is asked {prompts} held-out prompts")
-            try:
-                final.ask(self.folder.run(run), run.config, prompts)
-            except Exception as error:
-                say(f"{run.title}: its final model can't be asked: {error}")
-
-    def not_asked(self, runs: Sequence[Run]) -> list[tuple[Run, int]]:
-        """Runs whose final models are still to be asked, each with the number of prompts."""
-        wanted = {measure.key for measure in self.study.measures.values() if measure.source == "final"}
-        found = [(run, prompts) for prompts in sorted(wanted) for run in runs]
-        found = [(run, prompts) for run, prompts in found if final.kept(self.folder.run(run), prompts) is None]
-        return [(run, prompts) for run, prompts in found if final.can_be_asked(self.folder.run(run))]
-
-    def ask_all(self) -> None:
-        """As `ask`, for all runs that are finished so far. Raises Interrupted."""
-        check = Signals().check
-        self.ask(self.tuning, check)
-        with contextlib.suppress(ValueError):  # the tuning is not complete
-            self.ask(self.main_runs(), check)
+        return gather(self.study, runs, self.folder)
 
     def report(self) -> None:
         """Write the results so far. Before tuning is complete these are its results alone."""
@@ -139,20 +98,15 @@ class Ablation:
         say(f"results.csv, results.md and plots are in {self.folder.path}")
 
     def stage(self) -> tuple[str, list[Run]]:
-        """The next stage, and its unfinished runs. Asks the tuning's final models first, since the choices may rest on
-        them, and the jobs that made these runs ask nothing. Raises Interrupted, ValueError."""
+        """The next stage, and its unfinished runs. Raises ValueError."""
         if self.args.only != MAIN:
             unfinished = [run for run in self.tuning if not self.folder.is_finished(run)]
             if unfinished or self.args.only == TUNE:
                 return TUNE, unfinished
-        if not self.args.dry_run:
-            self.ask(self.tuning, Signals().check)
-        elif self.study.tune and self.study.tune.by.source == "final" and (count := len(self.not_asked(self.tuning))):
-            raise ValueError(f"the main runs depend on {count} final models of the tuning: a dry run asks none")
         return MAIN, [run for run in self.main_runs() if not self.folder.is_finished(run)]
 
     def submit(self) -> None:
-        """Raises Interrupted, OSError, ValueError."""
+        """Raises OSError, ValueError."""
         stage, runs = self.stage()
         if not runs:
             say(f"all runs of the {stage} stage are finished")
@@ -196,8 +150,6 @@ def main(argv: list[str] | None = None) -> int:
         elif args.dry_run:
             ablation.describe()
         elif ablation.reports:
-            if not args.results:
-                ablation.ask_all()
             ablation.report()
         else:
             with ablation.folder.locked():

@@ -1,18 +1,12 @@
-"""Measures of a finished run: one number per measure, and a curve. Reads `summary.json` and `metrics.jsonl`.
+"""Measures of a finished run: one number per measure, and a curve, from `summary.json` and `metrics.jsonl`.
 
     {summary: reward_after}                         a key of the summary
     {metric: loss/clip_share, take: mean}           a key of metrics.jsonl: its mean | max | min | last over the run
     {steps_to: 0.9}, {samples_to: 0.9}, {seconds_to: 0.9}      to the first evaluation with this held-out reward
-    {at_steps: 100}, {at_samples: 12800}, {at_seconds: 10}     held-out reward of the last evaluation by then, so that
-                                                               runs are compared at equal samples or equal time
-    {final: 512}                                    held-out reward of the final model over so many prompts, asked anew:
-                                                    of the learner's own weights. With `engine.inject_mismatch` actors
-                                                    have others, and evaluations during the run are of those
+    {at_steps: 100}, {at_samples: 12800}, {at_seconds: 10}     held-out reward of the last evaluation by then: compares
+                                                               runs at equal samples or equal time
 
-Runs of a supervised loss have no rewards: measure `{summary: loss_after, better: lower}`; their curve is `eval/loss`.
-
-For its plot a measure, and the curve, may have `label` (of the axis, with the unit) and `title` (the finding).
-
+Supervised runs have no rewards: measure `{summary: loss_after, better: lower}` and set `curve: {y: eval/loss}`.
 With `better: lower` tuning prefers low values (the default of `*_to`). A run that never reaches a target, or has no
 such key, has no number.
 """
@@ -31,8 +25,6 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.config.supervision import is_supervised
 from areal_like.run.metrics import MetricsFollower
 
-from . import final
-
 TAKES: dict[str, Callable[[list[float]], float]] = {
     "mean": lambda values: sum(values) / len(values),
     "max": max,
@@ -40,9 +32,9 @@ TAKES: dict[str, Callable[[list[float]], float]] = {
     "last": lambda values: values[-1],
 }
 AXES = ("steps", "samples", "seconds")
-HELDOUT = {"eval/reward": "held-out reward", "eval/loss": "held-out loss, in nats"}
-"""Keys of curves that mean the evaluations → their labels."""
-SOURCES = ("summary", "metric", "final", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}" for axis in AXES))
+HELDOUT = ("eval/reward", "eval/loss")
+"""Keys of curves that mean the evaluations."""
+SOURCES = ("summary", "metric", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}" for axis in AXES))
 
 
 @dataclass(frozen=True)
@@ -54,14 +46,6 @@ class Measure:
     key: Any
     take: str
     higher_is_better: bool
-    label: str = ""
-    title: str = ""
-
-    @property
-    def of_rewards(self) -> bool:
-        """Is it of rewards during a run?"""
-        known = {("summary", "reward_before"), ("summary", "reward_after"), ("metric", "eval/reward")}
-        return self.source.startswith("at_") or self.source.endswith("_to") or (self.source, self.key) in known
 
 
 @dataclass(frozen=True)
@@ -70,38 +54,28 @@ class Curve:
 
     y: str
     x: str
-    label: str = ""
-    title: str = ""
 
 
 def read_measure(name: str, spec: Any) -> Measure:
     """Raises ConfigError."""
     sources = [key for key in SOURCES if isinstance(spec, dict) and key in spec]
     if len(sources) != 1:
-        raise ConfigError(f"measure.{name}: expected one of {', '.join(SOURCES)}; got {spec!r}")
+        raise ConfigError(f"measure.{name}: got {spec!r}, expected one of {', '.join(SOURCES)}")
     source = sources[0]
     take, better = spec.get("take", "mean"), spec.get("better", "lower" if source.endswith("_to") else "higher")
-    unknown = set(spec) - {source, "better", "label", "title", *(["take"] if source == "metric" else [])}
+    unknown = set(spec) - {source, "better", *(["take"] if source == "metric" else [])}
     if unknown or take not in TAKES or better not in ("higher", "lower"):
-        raise ConfigError(f"measure.{name}: {spec!r}: take is {' | '.join(TAKES)}, better is higher | lower")
-    if source == "final" and not (type(spec[source]) is int and spec[source] > 0):
-        raise ConfigError(f"measure.{name}.final: expected a number of prompts, got {spec[source]!r}")
+        raise ConfigError(f"measure.{name}: got {spec!r}; take is {' | '.join(TAKES)}, better is higher | lower")
     if source not in ("summary", "metric") and not isinstance(spec[source], int | float):
-        wanted = "a reward" if source.endswith("_to") else f"a number of {source.removeprefix('at_')}"
-        raise ConfigError(f"measure.{name}.{source}: expected {wanted}, got {spec[source]!r}")
-    return Measure(name, source, spec[source], take, better == "higher", spec.get("label", name), spec.get("title", ""))
+        raise ConfigError(f"measure.{name}.{source}: got {spec[source]!r}, expected a number")
+    return Measure(name, source, spec[source], take, better == "higher")
 
 
 def read_curve(spec: Any) -> Curve:
     """Raises ConfigError."""
-    known = {"x", "y", "label", "title"}
-    if not isinstance(spec, dict) or set(spec) - known or spec.get("x", "samples") not in AXES:
-        raise ConfigError(
-            f"curve: expected y (a key of metrics.jsonl), x ({' | '.join(AXES)}), label and title; got {spec!r}"
-        )
-    y = str(spec.get("y", "eval/reward"))
-    label = str(spec.get("label", HELDOUT.get(y, y)))
-    return Curve(y, spec.get("x", "samples"), label, str(spec.get("title", "")))
+    if not isinstance(spec, dict) or set(spec) - {"x", "y"} or spec.get("x", "samples") not in AXES:
+        raise ConfigError(f"curve: got {spec!r}, expected y (a key of metrics.jsonl) and x ({' | '.join(AXES)})")
+    return Curve(str(spec.get("y", "eval/reward")), spec.get("x", "samples"))
 
 
 class Outcome:
@@ -121,8 +95,6 @@ class Outcome:
     def measure(self, measure: Measure) -> float | None:
         if measure.source == "summary":
             return _finite(self.summary.get(measure.key))
-        if measure.source == "final":
-            return final.kept(self.folder, measure.key)  # `scripts.ablate` asks after each stage
         if measure.source == "metric":
             values = [number for row in self.rows if (number := _finite(row.get(measure.key))) is not None]
             return TAKES[measure.take](values) if values else None
@@ -134,17 +106,13 @@ class Outcome:
         first = next(reached, None)
         return None if first is None else self._place(measure.source.removesuffix("_to"), self._of_evaluation(first))
 
-    def unknown(self, measures: Iterable[Measure], curve: Curve) -> dict[str, str]:
-        """Name of what a study asks for → what to say of its key, which this run has nowhere. It may be misspelt."""
-        asked = [(f"measure.{each.name}", each.source, each.key) for each in measures]
-        asked += [] if curve.y in HELDOUT else [("curve.y", "metric", curve.y)]
-        in_rows = set[str]().union(*self.rows) if "metric" in {source for _, source, _ in asked} else set[str]()
-        files = {"summary": ("summary.json", set(self.summary)), "metric": ("metrics.jsonl", in_rows)}
-        found = [(name, key, *files[source]) for name, source, key in asked if source in files]
+    def unknown(self, measures: Iterable[Measure]) -> dict[str, str]:
+        """Name of a measure whose key this run has nowhere, which may be misspelt → a note on it."""
+        known = {"summary": set(self.summary), "metric": set[str]().union(*self.rows)}
         return {
-            name: f"{name}: {self.folder / file} has no {key!r}.{nearest(str(key), known)}"
-            for name, key, file, known in found
-            if key not in known
+            each.name: f"measure.{each.name}: {self.folder} has no {each.key!r}.{nearest(each.key, known[each.source])}"
+            for each in measures
+            if each.source in known and each.key not in known[each.source]
         }
 
     def curve(self, curve: Curve, until: float = math.inf) -> tuple[list[float], list[float]]:

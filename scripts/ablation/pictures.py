@@ -1,67 +1,97 @@
-"""The plots of a study: the curves, and of each measure its numbers against a key of the grid.
+"""The plots of a study: `curves.png`, and per measure its final numbers (`measure-NAME.png`).
 
-The first factor is compared. The x axis is the first other factor (or the only factor) whose values are all numbers.
-The remaining factors have a panel per combination of values. Without a numeric factor a point is a row.
+The first factor is compared (a line, a colour). The x axis of a measure is the first other factor (or the only one)
+whose values are all numbers; without one, each point is a row. The remaining factors have a panel per combination of
+values. Seeds are thin lines or small dots; intervals are drawn for five seeds or more.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from ..plotting.plot import Curve, Plot, Point, curve, point
-from .measures import Measure
-from .points import Key, Result, by_point
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from ..analysis.intervals import FEWEST_FOR_INTERVALS, band, bootstrap
+from .results import Key, Result
 from .study import Study
 
+Points = Mapping[Key, Sequence[Result]]
 UNITS = {"samples": "samples trained", "steps": "train steps", "seconds": "seconds since the first lease"}
 """Labels of the curves' x axes."""
+PANEL = (5.5, 3.6)
+"""Width and height of a panel, in inches."""
 
 
-def plots(study: Study, main: Sequence[Result]) -> dict[str, Plot]:
-    """File → plot, of all that has numbers."""
-    found = {"curves.png": _curves(study, main)}
-    for name, measure in study.measures.items():
-        found[f"measure-{re.sub(r'[^A-Za-z0-9.]+', '_', name)}.png"] = _measure(study, main, measure)
-    return {name: plot for name, plot in found.items() if plot.panels}
+def draw_all(study: Study, points: Points, folder: Path) -> None:
+    """Write a picture of the curves and of each measure that has numbers."""
+    _draw_curves(study, points, folder / "curves.png")
+    for name in study.measures:
+        _draw_measure(study, points, name, folder / f"measure-{re.sub(r'[^A-Za-z0-9.]+', '_', name)}.png")
 
 
-def _curves(study: Study, main: Sequence[Result]) -> Plot:
-    panels: dict[str, dict[str, list[Curve]]] = {}
-    for key, results in by_point(study, main).items():
-        curves = [result.outcome.curve(study.curve) for result in results if result.outcome]
-        if known := [curve(x, y) for x, y in curves if x]:
-            panels.setdefault(_panel(study, key), {})[key[0]] = known
-    label, x = study.curve.label, UNITS[study.curve.x]
-    return Plot("curves", _title(study, main, study.curve.title, label, x), panels, x=x, y=label, note=study.note)
+def _draw_curves(study: Study, points: Points, path: Path) -> None:
+    panels: dict[str, dict[str, list[Any]]] = {}
+    for key, results in points.items():
+        curves = [curve for result in results if result.outcome and (curve := result.outcome.curve(study.curve))[0]]
+        if curves:
+            panels.setdefault(_panel(study, key, None), {})[key[0]] = curves
+    for axes, label, curves in _lines(panels, path, UNITS[study.curve.x], study.curve.y):
+        mean = band(curves)
+        (line,) = axes.plot(mean.x, mean.mean, label=label)
+        for x, y in curves if len(curves) > 1 else ():
+            axes.plot(x, y, color=line.get_color(), alpha=0.25, linewidth=0.7)
+        if len(curves) >= FEWEST_FOR_INTERVALS:
+            axes.fill_between(mean.x, mean.low, mean.high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
-def _measure(study: Study, main: Sequence[Result], measure: Measure) -> Plot:
+def _draw_measure(study: Study, points: Points, name: str, path: Path) -> None:
     axis = _axis(study)
-    panels: dict[str, dict[str, list[Point]]] = {}
-    for key, results in by_point(study, main).items():
-        numbers = [result.numbers[measure.name] for result in results]
-        if all(number is None for number in numbers):
-            continue
-        if axis is None:
-            panels.setdefault(_panel(study, key), {}).setdefault("", []).append(point(key[0], numbers))
-        else:
-            label = key[0] if axis else ""
-            place = point(float(key[axis]), numbers)
-            panels.setdefault(_panel(study, key, axis), {}).setdefault(label, []).append(place)
-    title, label = measure.title, measure.label
-    if axis is None:
-        by = " and ".join(_name(study, factor).partition(",")[0] for factor in study.grid)
-        return Plot("rows", _title(study, main, title, label, by), panels, x=label, note=study.note)
-    x = _name(study, list(study.grid)[axis])
-    return Plot("against", _title(study, main, title, label, x), panels, x=x, y=label, note=study.note)
+    panels: dict[str, dict[str, list[Any]]] = {}
+    for key, results in points.items():
+        values = [number for result in results if (number := result.numbers[name]) is not None]
+        if values:
+            label = key[0] if axis or axis is None else ""
+            place = key[0] if axis is None else float(key[axis])
+            panels.setdefault(_panel(study, key, axis), {}).setdefault(label, []).append((place, values))
+    by = list(study.grid)[axis or 0]
+    for axes, label, numbers in _lines(panels, path, by, name):
+        found = [bootstrap(values) for _, values in numbers]
+        x, means = [place for place, _ in numbers], [each.mean for each in found]
+        (line,) = axes.plot(x, means, marker="o", label=label)
+        for (place, values), each in zip(numbers, found, strict=True):
+            axes.plot([place] * len(values), values, ".", color=line.get_color(), alpha=0.4, markersize=4)
+            if each.count >= FEWEST_FOR_INTERVALS:
+                axes.vlines(place, each.low, each.high, color=line.get_color(), linewidth=1)
+
+
+def _lines(panels: Mapping[str, Mapping[str, list[Any]]], path: Path, x: str, y: str) -> Any:
+    """Yield (axes, label, data) of each line; then finish the figure and write it. Nothing without panels."""
+    if not panels:
+        return
+    size = (PANEL[0], PANEL[1] * len(panels))
+    figure, grid = plt.subplots(len(panels), sharex=True, sharey=True, squeeze=False, figsize=size)
+    for axes, (title, lines) in zip(grid[:, 0], panels.items(), strict=True):
+        for label, data in lines.items():
+            yield axes, label, data
+        axes.set(title=title, ylabel=y)
+        if any(lines):
+            axes.legend(fontsize="small")
+    grid[-1, 0].set_xlabel(x)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 def _axis(study: Study) -> int | None:
     """The place of the factor that is the x axis."""
     numeric = [place for place, labels in enumerate(study.grid.values()) if all(map(_is_number, labels))]
-    allowed = [place for place in numeric if place or len(study.grid) == 1]
-    return allowed[0] if allowed else None
+    return next((place for place in numeric if place or len(study.grid) == 1), None)
 
 
 def _is_number(label: str) -> bool:
@@ -72,22 +102,7 @@ def _is_number(label: str) -> bool:
     return True
 
 
-def _name(study: Study, factor: str) -> str:
-    return study.names.get(factor, factor.rpartition(".")[2])
-
-
-def _panel(study: Study, key: Key, axis: int | None = None) -> str:
-    """`staleness η = 8, mode = sync`: the factors that have neither lines nor the x axis."""
-    factors = list(study.grid)
-    rest = [place for place in range(1, len(factors)) if place != axis]
-    return ", ".join(f"{_name(study, factors[place]).partition(',')[0]} = {key[place]}" for place in rest)
-
-
-def _title(study: Study, main: Sequence[Result], finding: str, label: str, by: str) -> str:
-    """The finding from the study's file, once all runs are finished; else what is shown, and the number of runs."""
-    finished = sum(result.finished for result in main)
-    if finding and finished == len(main):
-        return finding
-    shown = f"{label.partition(',')[0]} against {by.partition(',')[0]}"
-    part = "" if finished == len(main) else f" ({finished} of {len(main)} runs)"
-    return f"{shown[0].upper()}{shown[1:]}{part}"
+def _panel(study: Study, key: Key, axis: int | None) -> str:
+    """`max_staleness = 8, mode = sync`: the factors that have neither lines nor the x axis."""
+    factors = [factor.rpartition(".")[2] for factor in study.grid]
+    return ", ".join(f"{factors[place]} = {key[place]}" for place in range(1, len(key)) if place != axis)

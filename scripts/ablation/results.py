@@ -5,17 +5,43 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..analysis.intervals import FEWEST_FOR_INTERVALS, Estimate, bootstrap, markdown_table
-from ..plotting.drawing import keep
-from ..plotting.plot import Plot
-from . import overall, pictures
-from .measures import Measure
-from .points import Key, Result, by_point, cells, header, read
-from .study import MAIN, Labels, Study
+from .measures import Measure, Outcome
+from .runs import Folder
+from .study import MAIN, Labels, Run, Study
+
+Key = tuple[str, ...]
+"""The labels of a point, in the order of the grid."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run and its measures; `outcome` is None until it is finished."""
+
+    run: Run
+    outcome: Outcome | None
+    numbers: dict[str, float | None]
+
+
+def gather(study: Study, runs: Iterable[Run], folder: Folder) -> list[Result]:
+    results = []
+    for run in runs:
+        outcome = Outcome(folder.run(run), run.config) if folder.is_finished(run) else None
+        numbers = {name: outcome.measure(measure) if outcome else None for name, measure in study.measures.items()}
+        results.append(Result(run, outcome, numbers))
+    return results
+
+
+def by_point(study: Study, main: Sequence[Result]) -> dict[Key, list[Result]]:
+    points = defaultdict[Key, list[Result]](list)
+    for result in main:
+        points[tuple(result.run.labels[factor] for factor in study.grid)].append(result)
+    return dict(points)
+
 
 # Tuning
 
@@ -55,40 +81,26 @@ def _rank(score: Estimate, measure: Measure) -> tuple[int, float]:
     return score.count, score.mean if measure.higher_is_better else -score.mean
 
 
-# What is written
+# Files
 
 
 def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequence[Choice], command: str) -> str:
-    """Write everything into `folder`; returns the markdown."""
+    """Write tables and plots into `folder`; returns the markdown."""
+    from . import pictures  # imports matplotlib
+
     _write_csv(study, folder / "results.csv", results)
     main = [result for result in results if result.run.stage == MAIN]
-    finished = sum(result.finished for result in results)
-    text = f"# {study.name}\n\n`{command}`: {finished} of {len(results)} runs are finished.\n"
-    for title, table in tables(study, main, choices).items():
-        text += f"\n## {title}\n\n{table}"
-    for name in _silent(study, main):
-        measure = study.measures[name]
-        text += f"\nNo finished run has a number for {name!r} ({measure.source}: {measure.key}).\n"
-    (folder / "results.md").write_text(text)
-    for name, plot in pictures.plots(study, main).items():
-        keep(plot, folder / name)
-    return text
-
-
-def of_file(study: Study, path: Path) -> tuple[dict[str, str], dict[str, Plot]]:
-    """Tables by title and plots by file, of a `results.csv`. Raises OSError, ValueError."""
-    choices = choose(study, read(study, study.tuning_runs(), path)) if study.tune else []
-    main = read(study, study.main_runs({choice.key: choice.picked for choice in choices}), path)
-    return tables(study, main, choices), pictures.plots(study, main)
-
-
-def tables(study: Study, main: Sequence[Result], choices: Sequence[Choice]) -> dict[str, str]:
-    """Title → table."""
-    found = {_heading(len(study.seeds)): _table(study, main)}
-    found |= overall.tables(study, main)
+    finished = [result for result in results if result.outcome]
+    text = f"# {study.name}\n\n`{command}`: {len(finished)} of {len(results)} runs are finished.\n"
+    text += f"\n## {_heading(len(study.seeds))}\n\n{_table(study, main)}"
     if choices:
-        found["Tuning"] = _tuning_table(study, choices)
-    return found
+        text += f"\n## Tuning\n\n{_tuning_table(study, choices)}"
+    for name, measure in study.measures.items():
+        if finished and all(result.numbers[name] is None for result in finished):
+            text += f"\nNo finished run has a number for {name!r} ({measure.source}: {measure.key}).\n"
+    (folder / "results.md").write_text(text)
+    pictures.draw_all(study, by_point(study, main), folder)
+    return text
 
 
 def _heading(seeds: int) -> str:
@@ -100,27 +112,23 @@ def _heading(seeds: int) -> str:
 
 
 def _write_csv(study: Study, path: Path, results: Sequence[Result]) -> None:
+    tuned = list(study.tune.grid) if study.tune else []
     beside = path.with_suffix(".tmp")
     with beside.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(header(study))
+        writer.writerow(["stage", *study.grid, *(f"tuned {key}" for key in tuned), "seed", *study.measures, "run"])
         for result in results:
-            numbers = ("" if number is None else number for number in result.numbers.values())
-            writer.writerow([*cells(result.run), *numbers, result.run.name])
+            run, numbers = result.run, ("" if number is None else number for number in result.numbers.values())
+            writer.writerow([run.stage, *run.labels.values(), *run.tuned.values(), run.seed, *numbers, run.name])
     beside.replace(path)
 
 
-def _estimates(study: Study, main: Sequence[Result], measure: str) -> dict[Key, Estimate]:
-    return {key: bootstrap(r.numbers[measure] for r in found) for key, found in by_point(study, main).items()}
-
-
 def _table(study: Study, main: Sequence[Result]) -> str:
-    points = by_point(study, main)
-    estimates = [_estimates(study, main, measure) for measure in study.measures]
     tuned = list(study.tune.grid) if study.tune else []
     rows = []
-    for key, found in points.items():
-        rows.append([*key, *(found[0].run.tuned[name] for name in tuned), *(each[key] for each in estimates)])
+    for key, found in by_point(study, main).items():
+        estimates = [bootstrap(result.numbers[measure] for result in found) for measure in study.measures]
+        rows.append([*key, *(found[0].run.tuned[name] for name in tuned), *estimates])
     return markdown_table([*study.grid, *tuned, *study.measures], rows)
 
 
@@ -132,9 +140,3 @@ def _tuning_table(study: Study, choices: Sequence[Choice]) -> str:
         for candidate, score in choice.scores:
             rows.append([*choice.key, *candidate.values(), score, "yes" if candidate == choice.picked else ""])
     return markdown_table(header, rows)
-
-
-def _silent(study: Study, main: Sequence[Result]) -> list[str]:
-    """Measures that no finished run has a number for: a misspelt key, or a target that is out of reach."""
-    finished = [result for result in main if result.finished]
-    return [name for name in study.measures if finished and all(r.numbers[name] is None for r in finished)]

@@ -16,8 +16,6 @@
       reward: {summary: reward_after}
       steps to .9: {steps_to: 0.9}
     curve: {y: eval/reward, x: samples}
-    names: {inject_staleness: "staleness η, in versions"}      # optional: factors as plots call them
-    note: copy 4 digits, 300 steps                # optional: text below the plots
     slurm: {partition: cpu, time: "01:00:00"}     # #SBATCH lines for --slurm
 
 A run's name ends in a hash of its whole config. So a changed study keeps the runs that are still in it, and never uses
@@ -31,7 +29,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,6 @@ from areal_like.config.layers import find, read, shown
 from areal_like.config.ranges import RANGES, range_of
 from areal_like.config.registry import nearest
 from areal_like.config.run_config import Config, ConfigError
-from areal_like.config.supervision import is_supervised
 from areal_like.places import CONFIGS
 
 from ..starting.preflight import preflight
@@ -51,7 +48,7 @@ from .measures import Curve, Measure, read_curve, read_measure
 Overrides = dict[str, Any]
 Labels = dict[str, str]
 """Factor → the label of its value."""
-KEYS = ("config", "set", "grid", "seeds", "tune", "measure", "curve", "names", "note", "slurm")
+KEYS = ("config", "set", "grid", "seeds", "tune", "measure", "curve", "slurm")
 TUNE_KEYS = ("grid", "per", "at", "seeds", "by")
 OWN_KEYS = ("run.seed", "run.dir", "run.name", "resume")
 """Set for each run by the ablation itself."""
@@ -113,8 +110,6 @@ class Study:
     curve: Curve
     tune: Tune | None = None
     slurm: Mapping[str, Any] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-    note: str = ""
 
     def points(self) -> Iterator[Labels]:
         for labels in itertools.product(*self.grid.values()):
@@ -218,9 +213,8 @@ def named(name: str) -> Path:
     return shipped[name]
 
 
-def load(path: Path, *, check: bool = True) -> Study:
-    """The study of a yaml file, with the configs of all its runs checked, unless nothing is to run. Raises
-    ConfigError."""
+def load(path: Path) -> Study:
+    """The study of a yaml file, with the configs of all its runs checked. Raises ConfigError."""
     content = read(path)
     _known(content, KEYS, "")
     grid = {str(factor): _values(factor, values) for factor, values in _section(content, "grid").items()}
@@ -238,27 +232,10 @@ def load(path: Path, *, check: bool = True) -> Study:
         curve=read_curve(content.get("curve", {})),
         tune=_tune(_section(content, "tune"), grid, measures) if "tune" in content else None,
         slurm=_section(content, "slurm"),
-        names=_names(_section(content, "names"), grid),
-        note=str(content.get("note", "")),
     )
     _refuse_lost_values(study)
-    if not check:
-        return study
     study.check()
-    supervised = all(map(is_supervised, study.main_configs()))
-    return _without_rewards(study, _section(content, "curve")) if supervised else study
-
-
-def _without_rewards(study: Study, curve: dict[str, Any]) -> Study:
-    """A study of supervised runs alone, whose curve is of losses. Raises ConfigError for what only other runs have."""
-    asked = [f"measure.{measure.name}" for measure in study.measures.values() if measure.of_rewards]
-    asked += ["curve.y"] if curve.get("y") == "eval/reward" else []
-    if asked:
-        raise ConfigError(
-            f"{asked[0]}: supervised runs have no rewards: measure {{summary: loss_after, better: lower}}; "
-            "their curve is eval/loss, the default"
-        )
-    return replace(study, curve=read_curve({"y": "eval/loss"} | curve))
+    return study
 
 
 def _refuse_lost_values(study: Study) -> None:
@@ -271,13 +248,6 @@ def _refuse_lost_values(study: Study) -> None:
                 raise ConfigError(f"{name}: {key} is set by {owners[key]} already")
             if name != "set":
                 owners[key] = repr(name)
-
-
-def _names(section: dict[str, Any], grid: Mapping[str, Any]) -> dict[str, str]:
-    for factor in section:
-        if factor not in grid:
-            raise ConfigError(f"names: {factor!r} is no factor of the grid; there are {', '.join(grid)}")
-    return {str(factor): str(name) for factor, name in section.items()}
 
 
 def _tune(section: dict[str, Any], grid: dict[str, dict[str, Overrides]], measures: dict[str, Measure]) -> Tune:

@@ -93,7 +93,7 @@ def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path
         ("slow", True, "3.0"),
     ]
     assert "resuming" in next(out.glob("logs/*slow*")).read_text()
-    assert (out / "curves.png").exists() and (out / "measure-staleness.json").exists()
+    assert (out / "curves.png").exists() and (out / "measure-staleness.png").exists()
 
 
 @pytest.mark.integration
