@@ -31,8 +31,6 @@ STUDY = {
     "measure": {"reward": {"summary": "reward_after"}},
 }
 ABSENT = "absent"
-SUPERVISED = {"config": "base", "grid": {"learner.lr": [0.001, 0.002]}, "tune": ABSENT}
-SUPERVISED["set"] = {"algorithm": "sft", "task": "reverse", "model": "tiny", "groups_per_batch": 8, "run.steps": 4}
 
 
 def load(folder: Path, **changes) -> Study:
