@@ -95,6 +95,9 @@ class Ablation:
             main = self._results(self.main_runs(choices))
         self.folder.make()
         print(results.write(self.study, self.folder.path, [*tuning, *main], choices, self.command))
+        from .ablation import pictures  # imports matplotlib
+
+        pictures.draw_all(self.study, results.by_point(self.study, main), self.folder.path)
         say(f"results.csv, results.md and plots are in {self.folder.path}")
 
     def stage(self) -> tuple[str, list[Run]]:

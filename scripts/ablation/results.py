@@ -1,4 +1,4 @@
-"""Turns finished runs into `results.csv`, `results.md` and plots. Works at any time; lists missing runs."""
+"""Turns finished runs into `results.csv` and `results.md`. Works at any time; lists missing runs."""
 
 from __future__ import annotations
 
@@ -85,9 +85,7 @@ def _rank(score: Estimate, measure: Measure) -> tuple[int, float]:
 
 
 def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequence[Choice], command: str) -> str:
-    """Write tables and plots into `folder`; returns the markdown."""
-    from . import pictures  # imports matplotlib
-
+    """Write the tables into `folder`; returns the markdown."""
     _write_csv(study, folder / "results.csv", results)
     main = [result for result in results if result.run.stage == MAIN]
     finished = [result for result in results if result.outcome]
@@ -99,7 +97,6 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
         if finished and all(result.numbers[name] is None for result in finished):
             text += f"\nNo finished run has a number for {name!r} ({measure.source}: {measure.key}).\n"
     (folder / "results.md").write_text(text)
-    pictures.draw_all(study, by_point(study, main), folder)
     return text
 
 

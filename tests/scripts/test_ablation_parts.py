@@ -359,6 +359,7 @@ def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Pa
     assert "7 of 8 runs are finished" in text and "a number for 'misspelt' (summary: rewrad)" in text
     table = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| dg ")]
     assert table[0][1:5] == ["dg", "sync", "0.001", "4.00 [2.00, 6.00]"] and table[1][4] == "3.00 (1 of 2)"
+    pictures.draw_all(found, results.by_point(found, gather(found, runs, folder)), folder.path)
     assert {path.name for path in folder.path.glob("*.png")} == {"curves.png", "measure-reward.png"}
 
 
