@@ -5,18 +5,16 @@ SIGTERM ends it gently: it first hands its unfinished groups back to the buffer,
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actors import measures, turn_counts
 from actors.agents import counts
-from actors.engines import step_costs
 from actors.environments import servers
 from actors.group_rewards import GroupRewards
 from actors.probe_check import ServedProbe
@@ -43,8 +41,6 @@ from areal_like.wire.messages import Applied
 
 log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
-COSTS_EVERY = 5
-"""Heartbeats between two records of what decode steps cost."""
 LOOK_SECONDS, MISSES = 2.0, 2
 """Seconds between checks whether the run still exists, and how often in a row it must be missing."""
 
@@ -93,10 +89,8 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
         return None
 
 
-async def _heartbeat(
-    client: ActorClient, worker: Worker, subscriber: Subscriber, rewards: list[Any], note: Callable[[], None]
-) -> None:
-    for number in itertools.count():
+async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, rewards: list[Any]) -> None:
+    while True:
         wall = time.monotonic() - worker.started_at if worker.started_at else 0.0
         said = measures.of_engine(worker.engine, wall) | counts.stats() | turn_counts.stats()
         for each in rewards:
@@ -108,16 +102,14 @@ async def _heartbeat(
         worker.tell_of_free_slots()
         client.heartbeat(said | _words(worker, subscriber.probe), *worker.moved())
         worker.note_spans()
-        if number % COSTS_EVERY == 0:
-            note()
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 def _note_costs(role: Role, worker: Worker) -> None:
-    """Write what decode steps and finished samples cost, for `scripts.calibrate`, if the engine counts that."""
+    """Write the costs of decode steps, for `simulate --costs-from`, if the engine counts them."""
     if counted := getattr(worker.engine, "step_costs", None):
         try:
-            counted.write(role.run, role.name, max(0, worker.ended))
+            counted.write(role.run, role.name)
         except OSError as error:
             log.debug("the costs of decode steps were not written: %s", error)
 
@@ -146,17 +138,6 @@ async def _until_told_to_end(worker: Worker, orders: Orders) -> None:
     orders.on_end(lambda: loop.call_soon_threadsafe(told.set))
     await told.wait()
     await worker.hand_back(leaving=True)
-
-
-async def _measure_steps(engine: Any, jobs: Sequence[asyncio.Task[None]], note: Callable[[], None]) -> None:
-    """Time the step sizes that the run lacked, once nothing else runs here: after a heartbeat the buffer would ask this
-    actor, which has left, to join again. Earlier counts are on disk, since this process may be ended soon."""
-    for each in jobs:
-        each.cancel()
-    await asyncio.wait(jobs)
-    note()
-    if isinstance(engine, step_costs.Counting):
-        await step_costs.measure_missing(engine)
 
 
 async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
@@ -220,9 +201,8 @@ async def serve(role: Role) -> None:
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans, group_rewards)
     session = Session(client, worker, subscriber)
     client.hello()
-    note = partial(_note_costs, role, worker)
     jobs = [session.receive(), session.renew_when_cut()]
-    jobs.append(_heartbeat(client, worker, subscriber, [pool, group_rewards], note))
+    jobs.append(_heartbeat(client, worker, subscriber, [pool, group_rewards]))
     jobs.append(_subscribe(engine, subscriber))
     if hasattr(engine, "watch"):
         jobs.append(engine.watch())
@@ -232,14 +212,13 @@ async def serve(role: Role) -> None:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
             each.result()
-        await _measure_steps(engine, tasks, note)
     except GivenUp:
         role.orders.end_within(TERM_SECONDS)  # an engine that hangs may not be closed in time either
         raise
     finally:
         for each in tasks:
             each.cancel()
-        note()
+        _note_costs(role, worker)
         await engine.close()
         servers.close()
         await pool.close()

@@ -298,7 +298,7 @@ class Worker:
             lengths, reasons = [each.length for each in group.cut], [reason for reason, _ in group.redrawn]
             self.client.left_out(group.lease.group_id, lengths, reasons, self._said(group, self._left_out(group)))
         if counted := getattr(self.engine, "step_costs", None):
-            counted.answered([sample.response_length for sample in samples])
+            counted.lengths.append([sample.response_length for sample in samples])
         self.client.push(Group(group.lease.group_id, samples, digests, seconds))
 
     def _left_out(self, group: _Running) -> dict[int, PartialSample]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import sys
@@ -16,7 +15,7 @@ from areal_like.config.schema import Spec
 from areal_like.interfaces import Task
 from areal_like.run import checkpoints
 from areal_like.run.process import Role, run_role
-from areal_like.run.run_folder import CONFIG, NEXT, write_costs
+from areal_like.run.run_folder import CONFIG, NEXT
 from areal_like.tasks.heldout import sets_of
 from areal_like.wire.bus import Router
 from buffer import recovery
@@ -154,12 +153,9 @@ def main(role: Role) -> None:
     go_on(scheduler, replay, state.gauges)
     controller = build_controller(config, state)
     role.offer("buffer", router.endpoint)
-    began = time.thread_time()
     try:
         controller.run()
     finally:
-        with contextlib.suppress(OSError):
-            write_costs(role.run, "buffer", {"buffer": (state.gauges.samples_pushed, time.thread_time() - began)})
         router.close()
 
 

@@ -23,7 +23,7 @@ class TimedLearner:
     """Trains a batch in `base + per_sample · samples + per_token · trained tokens` seconds.
 
     With `stream` each group costs its time when it comes (`take`), and the rest, with `base`, when the batch is there.
-    `weight_bytes` is the size of what `snapshot` returns: one uint8 tensor, different after every train step.
+    `weight_bytes`: size of the snapshot, one uint8 tensor that differs after every train step.
     """
 
     def __init__(
@@ -35,16 +35,14 @@ class TimedLearner:
         weight_bytes: Annotated[int, "[1, inf)"] = 65536,
         stream: bool = False,
     ):
-        self.streams, self._taken = stream, 0
+        self.streams, self._taken, self._steps = stream, 0, 0
         self._base, self._per_sample, self._per_token = base, per_sample, per_token
         self._state = State([TensorSpec("weights", "uint8", (weight_bytes,))])
-        self._steps = 0
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """Wait out the batch's cost, bookkeeping included, and return its metrics."""
         begin, metrics = time.monotonic(), batch_metrics(batch)
-        self._steps += 1
-        self._stamp()
+        self._restore(self._steps + 1)
         _sleep_until(begin + self._base + self._seconds(batch.groups[self._taken :]))
         self._taken = 0
         return metrics
@@ -60,12 +58,14 @@ class TimedLearner:
         tokens = sum(np.count_nonzero(sample.loss_mask) for sample in samples)
         return self._per_sample * len(samples) + self._per_token * tokens
 
-    def _stamp(self) -> None:
-        stamp = np.array([self._steps], np.uint64).view(np.uint8)[: self._state.nbytes]
+    def _restore(self, steps: int) -> None:
+        """The state after so many train steps: their number is in the bytes."""
+        self._steps = steps
+        stamp = np.array([steps], np.uint64).view(np.uint8)[: self._state.nbytes]
         self._state.buffer[: len(stamp)] = stamp
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
-        """A copy of the bytes, in `into` or in a buffer that belongs to the caller."""
+        """A copy of the bytes, in `into` or in a new buffer of the caller's."""
         state = into or State(self._state.specs)
         state.buffer[:] = self._state.buffer
         if done:
@@ -81,8 +81,7 @@ class TimedLearner:
         (folder / "learner.json").write_text(json.dumps({"steps": self._steps}))
 
     def load_state(self, folder: Path) -> None:
-        self._steps = json.loads((folder / "learner.json").read_text())["steps"]
-        self._stamp()
+        self._restore(json.loads((folder / "learner.json").read_text())["steps"])
 
 
 def _sleep_until(deadline: float) -> None:

@@ -21,7 +21,6 @@ VERBS = {
     "score": "gradients of all losses on a recorded run",
     "simulate": "a run in virtual time: throughput, staleness, idle shares",
     "plan": "how many GPUs for rollout, which mode, which bound",
-    "calibrate": "what things cost, from a short run, for simulate",
     "eval": "reward and pass@k of a model on sets of prompts",
     "serve": "a model as an OpenAI-compatible endpoint, for lm-eval and others",
     "ablate": "a grid of runs times seeds, with tables and plots",

@@ -1,20 +1,19 @@
 """The timed engine: takes the time of an accelerator, without a model. For experiments on the system itself.
 
-Real processes and a real buffer talk to an engine whose decode step costs `base + per_sequence · n + per_token · k`
-seconds for n running sequences that hold k tokens. How long a sequence gets is a function of its prompt and its
-sampling key, so a run can be repeated. Batching is continuous, with at most `slots` running and the others waiting,
-first in, first out.
+Real processes and a real buffer use an engine whose decode step costs `base + per_sequence · n + per_token · k` seconds
+for n running sequences that hold k tokens. The length of a sequence is a function of its prompt and its sampling key,
+so a run can be repeated. Batching is continuous, with at most `slots` running and the others waiting, first in, first
+out.
 
 There is no task and no sleep per step: the decode clock (`actors.engines.decode_clock`) moves from event to event
-whenever the engine is called or its timer fires. A timer that fires late finds the clock where it should have been: a
-busy event loop delays the answers, never the simulated accelerator.
+whenever the engine is called or its timer fires. A busy event loop delays the answers, never the simulated accelerator.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Literal
 
@@ -27,18 +26,18 @@ from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.update import Update
 from areal_like.wire.partials import digest_of
 
-_TOKEN_IDS = 8  # ids that made-up responses use: 0..7, stop tokens excepted
+_TOKEN_IDS = 8
+"""Made-up responses use the ids 0..7, stop tokens excepted."""
 
 
 class TimedEngine:
     """A `RolloutEngine` (see `areal_like.interfaces`) that decodes made-up tokens in the time that real ones take.
 
     `base`, `per_sequence`, `per_token`: seconds of a decode step, of each sequence in it, and of each token that these
-    hold; `prefill`: of a prompt's token. `kv_tokens`: the cache holds at most so many tokens (None: any number).
-    `median`, `sigma`, `noise`, `seed`, `trace`: lengths of answers (`AnswerLengths`); `limits.max_tokens` caps them.
-    `apply`: seconds during which a weight update stops decoding. `kv_policy` "recompute" adds the time of one decode
-    step for the running sequences; "keep" adds none. `interruptible` False: an update waits for the running sequences.
-    Raises ValueError for a knob out of range.
+    hold; `prefill`: of a prompt's token. `median`, `sigma`, `noise`, `seed`: lengths of answers (`AnswerLengths`);
+    `limits.max_tokens` caps them. `apply`: seconds during which a weight update stops decoding. `kv_policy` "recompute"
+    adds the time of one decode step for the running sequences; "keep" adds none. `interruptible` False: an update waits
+    for the running sequences.
     """
 
     def __init__(  # noqa: PLR0913 (each is a knob)
@@ -48,103 +47,81 @@ class TimedEngine:
         per_sequence: Annotated[float, "[0, inf)"] = 0.0,
         per_token: Annotated[float, "[0, inf)"] = 0.0,
         prefill: Annotated[float, "[0, inf)"] = 0.0,
-        kv_tokens: Annotated[int, "[1, inf)"] | None = None,
         slots: Annotated[int, "[1, inf)"] = 64,
         median: Annotated[float, "(0, inf)"] = 100.0,
         sigma: Annotated[float, "[0, inf)"] = 1.0,
         noise: Annotated[float, "[0, inf)"] = 0.3,
         seed: Annotated[int, "[0, inf)"] = 0,
-        trace: str | Sequence[int] | None = None,
         apply: Annotated[float, "[0, inf)"] = 0.0,
         kv_policy: Literal["recompute", "keep"] = "recompute",
         interruptible: bool = True,
     ):
-        least = min(per_sequence, per_token, prefill, sigma, noise, apply)
-        if base <= 0 or slots < 1 or median <= 0 or least < 0:
-            raise ValueError("base, slots and median must be above 0, the others not below")
-        if kv_policy not in ("recompute", "keep"):
-            raise ValueError(f"kv_policy must be 'recompute' or 'keep', not {kv_policy!r}")
-        self.version = 0
-        self.digest = ""
-        self.slots = slots
+        self.version, self.digest, self.slots = 0, "", slots
         cost = DecodeCost(base, per_sequence, per_token, prefill, apply, kv_policy == "recompute")
-        self._clock = DecodeClock(cost, slots, kv_tokens=kv_tokens or math.inf, interruptible=interruptible)
-        self._lengths = AnswerLengths(median, sigma, noise, seed, trace)
-        self._asked: dict[TimedRequest, tuple[Limits, asyncio.Future[Completion]]] = {}
-        self._loading: dict[int, tuple[Update, asyncio.Future[None]]] = {}
+        self._clock = DecodeClock(cost, slots, interruptible=interruptible)
+        self._lengths = AnswerLengths(median, sigma, noise, seed)
+        self._calls: dict[TimedRequest, tuple[Limits, asyncio.Future[Completion]]] = {}
+        self._loading: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
 
     def length(self, tokens: np.ndarray, limits: Limits) -> int:
-        """Tokens that this sample still gets, `limits.max_tokens` aside.
-
-        With an offset, the last `offset` tokens of the prompt are the sample's own, from an earlier call: its whole
-        length stays that of the original prompt.
-        """
+        """Tokens that this sample still gets, `limits.max_tokens` aside. With an offset, the last `offset` tokens of
+        the prompt are the sample's, from an earlier call: its whole length stays that of the original prompt."""
         own = limits.offset if limits.offset < len(tokens) else 0
         return max(1, self._lengths.of(digest_of(tokens[: len(tokens) - own]), limits.key) - limits.offset)
 
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
-        """Wait for as long as decoding takes. Cancelling the caller frees the slot. Raises ValueError, RuntimeError."""
-        if self._closed:
-            raise RuntimeError("the engine is closed")
-        if limits.max_tokens < 1:
-            raise ValueError("max_tokens must be at least 1")
-        loop = asyncio.get_running_loop()
-        wanted = self.length(tokens, limits)
+        """Wait for as long as decoding takes. Cancelling the caller frees the slot."""
+        loop, wanted = asyncio.get_running_loop(), self.length(tokens, limits)
         length, stops = min(wanted, limits.max_tokens), wanted <= limits.max_tokens
-        asked = TimedRequest(request, length, stops, loop.time(), self._answer, len(tokens))
+        call = TimedRequest(request, length, stops, loop.time(), self._answer, len(tokens))
         future = loop.create_future()
         if not self._clock.waiting:
             self._advance()
             loop.call_soon(self._advance)  # once for all that come in this turn of the loop
-        self._asked[asked] = limits, future
-        self._clock.submit(asked)
+        self._calls[call] = limits, future
+        self._clock.submit(call)
         try:
             return await future
         except asyncio.CancelledError:
-            self._abort([asked])
+            self._abort([call])
             raise
 
-    def _answer(self, request: TimedRequest, finish: Finish) -> None:
-        limits, future = self._asked.pop(request)
+    def _answer(self, call: TimedRequest, finish: Finish) -> None:
+        limits, future = self._calls.pop(call)
         if not future.done():
-            tokens = _tokens(limits, request.made, finish)
-            logprobs = np.full(request.made, -1.0, np.float32)
-            future.set_result(Completion(tokens, logprobs, request.runs, finish))
+            tokens = _tokens(limits, call.made, finish)
+            future.set_result(Completion(tokens, np.full(call.made, -1.0, np.float32), call.runs, finish))
 
     async def load(self, update: Update) -> None:
         """Take over the update's version after the step in progress (and the running sequences, if they may not be
         interrupted) and `apply` seconds."""
         loop = asyncio.get_running_loop()
         applied = loop.create_future()
-        self._loading[update.version] = update, applied
+        self._loading.add(applied)
         self._advance()
-        begun, ended = partial(self._take, update), partial(self._told, update.version)
-        self._clock.load(Load(update.version, loop.time(), begun, ended))
+        self._clock.load(Load(update.version, loop.time(), partial(self._loaded, update, applied)))
         self._advance()
         await applied
 
-    def _take(self, update: Update) -> None:
+    def _loaded(self, update: Update, applied: asyncio.Future[None]) -> None:
         self.version, self.digest = update.version, update.digest
-
-    def _told(self, version: int) -> None:
-        _, applied = self._loading.pop(version)
+        self._loading.discard(applied)
         if not applied.done():
             applied.set_result(None)
 
     def abort(self, requests: Iterable[str]) -> None:
         """End the named requests now; their callers get the tokens of all complete steps, with finish "abort"."""
         names = set(requests)
-        self._abort([request for request in self._asked if request.name in names])
+        self._abort([call for call in self._calls if call.name in names])
 
-    def _abort(self, requests: list[TimedRequest]) -> None:
-        self._clock.abort(requests, asyncio.get_running_loop().time())
+    def _abort(self, calls: list[TimedRequest]) -> None:
+        self._clock.abort(calls, asyncio.get_running_loop().time())
         self._advance()
 
     def stats(self) -> dict[str, float]:
         """Running totals in simulated time, and `running`, `waiting` as of now. See `TorchEngine.stats`."""
-        self._advance()  # else the totals lag behind by up to all the time since the last event
+        self._advance()
         clock = self._clock
         return {**clock.totals, "running": float(len(clock.running)), "waiting": float(len(clock.waiting))}
 
@@ -152,18 +129,15 @@ class TimedEngine:
         """Tokens so far of each request that runs, by name; calls of one name add up."""
         self._advance()
         found: dict[str, int] = {}
-        for request in self._clock.running:
-            found[request.name] = found.get(request.name, 0) + request.made + self._clock.steps - request.first
+        for call in self._clock.running:
+            found[call.name] = found.get(call.name, 0) + call.made + self._clock.steps - call.begin
         return found
 
     async def close(self) -> None:
-        """Every caller gets its partial completion with finish "abort"; updates on their way count as applied."""
-        self._closed = True
-        self._abort(list(self._asked))
-        for load in self._clock.drop_loads():
-            load.begun()
-            load.ended()
-        self._clock.finish_applied()
+        """Every caller gets its partial completion with finish "abort"; pending updates count as applied."""
+        self._abort(list(self._calls))
+        for applied in self._loading:
+            applied.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
 

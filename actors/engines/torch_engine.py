@@ -23,7 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -333,7 +333,7 @@ class TorchEngine:
 
     async def _step(self) -> None:
         """Let waiting sequences join, then sample one token for each running one."""
-        start, began = perf_counter(), thread_time()
+        start = perf_counter()
         if self._pause_start is not None:
             self._totals["pause_seconds"] += start - self._pause_start
             self._totals["pauses"] += 1
@@ -346,11 +346,10 @@ class TorchEngine:
         joined = self._admit()
         if self._table.requests:
             other += self._reserve()
-        before, prefilled = perf_counter(), self._totals["prefill_tokens"]
+        before = perf_counter()
         await self._prefill(joined)
         now = perf_counter()
-        if fresh := int(self._totals["prefill_tokens"] - prefilled):
-            self.step_costs.prefilled(fresh, now - before)
+        self.step_costs.prefilled(int(table.lengths[joined].sum()), now - before)
         if not table.requests:
             return
         other += now - before
@@ -364,8 +363,6 @@ class TorchEngine:
             self._tell(request)
         end = perf_counter()
         self._totals["busy_seconds"] += end - start
-        self.step_costs.busy += end - start
-        self.step_costs.worked(thread_time() - began)
         if not table.requests:
             self.step_costs.end(end)
 
@@ -375,9 +372,7 @@ class TorchEngine:
         self._reserve()
         start = perf_counter()
         await self._prefill(list(range(len(table))), again=True)
-        seconds = perf_counter() - start
-        self._totals["recompute_seconds"] += seconds
-        self.step_costs.recomputed(int(table.lengths[: len(table)].sum()), seconds)
+        self._totals["recompute_seconds"] += perf_counter() - start
         self._stale = False
         return perf_counter() - begin
 
@@ -408,7 +403,6 @@ class TorchEngine:
                 break
             self._totals["joins"] += 1
             self._waiting[0].joined = int(self._totals["joins"])
-            self.step_costs.begun += not self._waiting[0].limits.offset
             joined.append(self._table.add(self._waiting.popleft()))
         return joined
 
@@ -573,7 +567,6 @@ class TorchEngine:
         seconds = perf_counter() - start
         self._totals["apply_seconds"] += seconds
         self.step_costs.skip(seconds)
-        self.step_costs.worked(seconds)
 
     def _apply_waiting_loads(self) -> None:
         """Apply the newest of the updates that waited for the running sequences; it supersedes the others."""

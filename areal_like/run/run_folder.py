@@ -13,11 +13,9 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 from areal_like.config.registry import ConfigError
-from areal_like.machine import cores
 from areal_like.run.metrics import Row
 
 NEXT = "next"
@@ -26,8 +24,6 @@ SUBMITTED = "submitted.yaml"
 """The config that a job of a batch system resumes with."""
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
-COSTS = "costs"
-"""What the run's processes have measured for `scripts.calibrate`: `ROLE.json`."""
 LOCK = "lock"
 """Held by the process that starts the run, until it ends."""
 FEW_FILES = 64
@@ -55,14 +51,6 @@ def note_step(run: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             (run / NEXT / name).replace(run / name)
     discard(run)
-
-
-def write_costs(run: Path, role: str, sums: Mapping[str, object]) -> None:
-    """Write what a process has measured so far, in the place of earlier sums. Raises OSError."""
-    (run / COSTS).mkdir(exist_ok=True)
-    beside = run / COSTS / f"{role}.tmp"
-    beside.write_text(json.dumps({**sums, "cores": {socket.gethostname(): cores()}}))
-    beside.replace(run / COSTS / f"{role}.json")
 
 
 def summary_of(run: Path) -> Row | None:

@@ -1,240 +1,139 @@
-"""What things cost in a simulated run, in seconds: of engines, the learner, weights, verifiers and the wire.
+"""Costs of a simulated run, in seconds: of engines, the learner, weights, verifiers and the wire.
 
-Each number states its range beside its type; `read` checks a file against them (`areal_like.config.ranges`)."""
+They come from the config's timed parts (`of_timed`), from a file (`read`), or from public figures of a GPU (`on`)."""
 
 from __future__ import annotations
 
-import ast
-import copy
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from actors.engines.decode_clock import DecodeCost
-from areal_like.config.annotations import misfit
+from actors.engines.lengths import AnswerLengths
 from areal_like.config.registry import settled
-from areal_like.config.run_config import Config, ConfigError
+from areal_like.config.run_config import Config, ConfigError, ranks_of
 from areal_like.config.supervision import is_supervised
 
-from .draws import Dealt
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Spread = Annotated[float, msgspec.Meta(ge=0, le=10)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
-LEARNER_PER_SAMPLE, ENCODE = 3.0e-5, 5.0e-3
-"""What the real processes around a timed learner take, in seconds of processor time: per finished sample, and per
-published version. Of one run on two cores (docs/dev-log.md)."""
+LEARNER_PER_SAMPLE, ENCODE, FETCH = 3.0e-5, 5.0e-3, 3.0e-3
+"""Seconds of the processes around a timed learner: per finished sample, per published version, per update."""
 
 
 class Engine(msgspec.Struct, forbid_unknown_fields=True):
-    """A server's: see `actors.engines.decode_clock.DecodeCost`, and `TimedEngine` for the others. `busy`: the share of
-    a step's time in which the engine itself is at work, as idle shares count it. `beside`: how many times as long all
-    that it computes takes while the learner trains, as on a machine that they share. `kv_tokens` None: no limit. Where
-    the config's engine has knobs of these names (`recompute`: `kv_policy`), those count (`roofline.known`)."""
+    """A server: see `actors.engines.decode_clock`. The config's engine knobs of these names take precedence."""
 
-    base: Annotated[float, "[0, inf)"] = 0.02
-    per_sequence: Annotated[float, "[0, inf)"] = 0.0
-    per_token: Annotated[float, "[0, inf)"] = 0.0
-    prefill: Annotated[float, "[0, inf)"] = 0.0
-    apply: Annotated[float, "[0, inf)"] = 0.0
+    base: Seconds = 0.02
+    per_sequence: Seconds = 0.0
+    per_token: Seconds = 0.0
+    prefill: Seconds = 0.0
+    apply: Seconds = 0.0
     recompute: bool = True
-    slots: Annotated[int, "[1, inf)"] = 64
-    kv_tokens: Annotated[float, "[1, inf]"] | None = None
+    slots: Count = 64
     interruptible: bool = True
-    busy: Annotated[float, "[0, 1]"] = 1.0
-    fresh: Annotated[float, "[0, inf)"] = 1.0
-    beside: Annotated[float, "[1, inf)"] = 1.0
 
     def __post_init__(self) -> None:
         if not (self.base or self.per_sequence or self.per_token):
-            raise ValueError("engine: base, per_sequence or per_token must be above 0: decode steps take time")
+            raise ValueError("engine: got a decode step of 0 s, expected base, per_sequence or per_token above 0")
 
     @property
     def cost(self) -> DecodeCost:
-        shared = (getattr(self, name) for name in DecodeCost.__dataclass_fields__)
-        return DecodeCost(*shared)
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    f"rollpacker_{most // 1024}k": {"median": most / 16, "sigma": sigma, "noise": 0.5, "prompt": 512, "most": most}
-    for most, sigma in ((8192, 0.586), (16384, 0.8015), (32768, 0.9441))
-}
-"""Lengths in the place of RollPacker's (arXiv 2509.21009): its caps of 8k, 16k and 32k tokens and groups. The paper
-shows lengths only in plots. So the medians (1/16 of the cap) and p99 / p50 of 6, 9 and 12 are assumed, as in
-`scripts.bench.stragglers`: sigma² + noise² = (ln(p99 / p50) / 2.326)²."""
-
-
-class Turns(msgspec.Struct, forbid_unknown_fields=True):
-    """Turns of an answer, uniform from `least` to `most`; its tokens are shared out equally. Between two, a tool takes
-    log-normal(`tool`, `sigma`) seconds and adds `tokens` to the context. Meanwhile the answer has no place in the
-    engine, but keeps its lease; its next turn prefills all that stands before."""
-
-    least: Annotated[int, "[1, inf)"] = 1
-    most: Annotated[int, "[1, inf)"] = 1
-    tool: Annotated[float, "[0, inf)"] = 1.0
-    sigma: Annotated[float, "[0, 10]"] = 1.0
-    tokens: Annotated[int, "[0, inf)"] = 0
-
-    def __post_init__(self) -> None:
-        if self.least > self.most:
-            raise ValueError(f"answers.turns: least={self.least}, most={self.most}: least <= most")
+        return DecodeCost(self.base, self.per_sequence, self.per_token, self.prefill, self.apply, self.recompute)
 
 
 class Answers(msgspec.Struct, forbid_unknown_fields=True):
-    """Lengths of answers in tokens (`actors.engines.lengths`), at most `most` (None: as the config or task says).
-    `drift`: by which factor the median grows per version. `right`: the share of right answers; a prompt's own share is
-    uniform around it. `preset`: lengths of PRESETS, in the place of the first seven figures."""
+    """Lengths of answers in tokens (`actors.engines.lengths`), at most `most` (None: the config's or the task's limit),
+    after prompts of `prompt` tokens (None: the task's prompts). `trace`: one list of lengths per prompt. `right`:
+    share of right answers; a prompt's share is uniform around it."""
 
-    median: Annotated[float, "(0, inf)"] = 200.0
-    sigma: Annotated[float, "[0, 10]"] = 1.0
-    noise: Annotated[float, "[0, 10]"] = 0.3
-    seed: Annotated[int, "[0, inf)"] = 0
-    trace: str | list[int | list[int]] | None = None
-    most: Annotated[int, "[1, inf)"] | None = None
-    prompt: Annotated[int, "[1, inf)"] | None = None
-    drift: Annotated[float, "(0, 2]"] = 1.0
-    right: Annotated[float, "[0, 1]"] = 0.5
-    turns: Turns = msgspec.field(default_factory=Turns)
-    preset: str | None = None
+    median: Positive = 200.0
+    sigma: Spread = 1.0
+    noise: Spread = 0.3
+    seed: int = 0
+    trace: list[list[int]] | None = None
+    most: Count | None = None
+    prompt: Count | None = None
+    right: Share = 0.5
 
     def __post_init__(self) -> None:
-        if self.preset is None:
-            return
-        if self.preset not in PRESETS:
-            raise ValueError(f"answers.preset: {self.preset!r} is none of {', '.join(PRESETS)}")
-        for name, value in PRESETS[self.preset].items():
-            setattr(self, name, value)
+        _ = self.lengths  # raises ValueError for a trace without lengths
 
     @property
-    def lengths(self) -> Dealt:
-        return Dealt(self.median, self.sigma, self.noise, self.seed, self.trace)
-
-    def drifted(self, whole: int, version: int) -> int:
-        """A length, as it is at this version. It grows by e^50 at most: more would be no number."""
-        return max(1, round(whole * math.exp(min(50.0, max(0, version) * math.log(self.drift)))))
+    def lengths(self) -> AnswerLengths:
+        return AnswerLengths(self.median, self.sigma, self.noise, self.seed, self.trace)
 
 
 class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
-    """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens. Before the next one
-    training waits for `publish`, if weights were published, for `after` (metrics, kept samples) and for `checkpoint`
-    (every `checkpoint.every` steps). `least`: GPUs without which the model does not fit. `cores`: how many of
-    `sample.cores` it keeps busy meanwhile. `learner.stream` is the config's."""
+    """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens; then `publish`, if
+    weights are published, and `after` (metrics, kept samples) before the next one. `least`: GPUs that the model
+    needs."""
 
-    base: Annotated[float, "[0, inf)"] = 0.0
-    per_sample: Annotated[float, "[0, inf)"] = 0.0
-    per_token: Annotated[float, "[0, inf)"] = 0.0
-    publish: Annotated[float, "[0, inf)"] = 0.0
-    after: Annotated[float, "[0, inf)"] = 0.0
-    checkpoint: Annotated[float, "[0, inf)"] = 0.0
-    gpus: Annotated[int, "[1, inf)"] = 1
-    least: Annotated[int, "[1, inf)"] = 1
-    cores: Annotated[int, "[0, inf)"] = 0
+    base: Seconds = 0.0
+    per_sample: Seconds = 0.0
+    per_token: Seconds = 0.0
+    publish: Seconds = 0.0
+    after: Seconds = 0.0
+    gpus: Count = 1
+    least: Count = 1
 
 
 class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
-    """`encode`: from a train step's end to the announcement. `fetch`: of an actor, and `hop` of each relay above it, in
-    seconds. `size`: bytes of an update (a delta is smaller than the weights), and `link`: bytes per second that a
-    source sends in all: each rank of the learner, and each relay, serves `weights.fanout` actors at once."""
+    """`encode`: from a train step's end to the announcement. `fetch`: seconds of an actor. `size`: bytes of an update,
+    and `link`: bytes per second that a source (a rank of the learner, or a relay) sends to all its receivers."""
 
-    encode: Annotated[float, "[0, inf)"] = 0.0
-    fetch: Annotated[float, "[0, inf)"] = 0.0
-    hop: Annotated[float, "[0, inf)"] = 0.0
-    size: Annotated[float, "[0, inf)"] = 0.0
-    link: Annotated[float, "(0, inf]"] | None = None
+    encode: Seconds = 0.0
+    fetch: Seconds = 0.0
+    size: Seconds = 0.0
+    link: Positive | None = None
 
-    def seconds(self, place: int, actors: int, fanout: int | None, ranks: int = 1) -> float:
+    def seconds(self, place: int, actors: int, fanout: int, ranks: int) -> float:
         """Of the update of the actor at this place of the tree (`buffer.relays`). Each of the learner's ranks sends its
-        part over its own link; a relay begins when it has all."""
-        served, levels = min(fanout or actors, actors), 0
+        part over its own link; a relay begins when it has everything."""
+        levels = 0
         while fanout and (place := place // fanout - 1) >= 0:
             levels += 1
-        sent = served * self.size / self.link if self.link else 0.0
-        return self.fetch + self.hop * levels + sent * (1.0 / ranks + levels)
+        sent = min(fanout or actors, actors) * self.size / self.link if self.link else 0.0
+        return self.fetch + sent * (1.0 / ranks + levels)
 
 
 class Sample(msgspec.Struct, forbid_unknown_fields=True):
-    """What each sample costs beside its tokens: its actor's process to `begin` it and, once it has ended, the `actor`
-    and the `buffer`. Actors work in turns of their loop (`scripts.simulation.cores`), on the `cores` of the machine
-    that all share (None: each has its own). `jitter`: relative standard deviation of what a turn takes. `wake`: seconds
-    until a process that slept begins its turn."""
+    """Costs of a sample beside its tokens: of its actor's process to `begin` it and, once it has ended, of the `actor`
+    and the `buffer`. Actors work in turns of their loop, on `cores` that all of them share (None: each has its own).
+    `jitter`: relative standard deviation of a turn's seconds. `wake`: seconds until a sleeping process begins its
+    turn."""
 
-    begin: Annotated[float, "[0, inf)"] = 0.0
-    actor: Annotated[float, "[0, inf)"] = 0.0
-    buffer: Annotated[float, "[0, inf)"] = 0.0
-    cores: Annotated[int, "[1, inf)"] | None = None
-    jitter: Annotated[float, "[0, 10]"] = 0.0
-    wake: Annotated[float, "[0, inf)"] = 0.0
-
-    @property
-    def takes_turns(self) -> bool:
-        """Do turns of an actor's loop take any time?"""
-        return bool(self.begin or self.actor or self.wake)
-
-
-TIMED = Sample(begin=4.0e-5, actor=1.1e-4, buffer=5.0e-5, jitter=1.0, wake=1.0e-3)
-"""Of actors and buffer around a timed engine. From logs of real actors: .1 ms for a sample that has ended, .025 to .045
-ms from its lease to the engine."""
+    begin: Seconds = 0.0
+    actor: Seconds = 0.0
+    buffer: Seconds = 0.0
+    cores: Count | None = None
+    jitter: Spread = 0.0
+    wake: Seconds = 0.0
 
 
 class Verifier(msgspec.Struct, forbid_unknown_fields=True):
-    """Seconds of a verification: log-normal(`median`, `sigma`). One that takes more than the config's `rewards.timeout`
-    ends then, and its answer earns 0 (the limit that follows the slowest right answer is not modelled)."""
+    """Seconds of a verification: log-normal(`median`, `sigma`)."""
 
-    median: Annotated[float, "[0, inf)"] = 0.0
-    sigma: Annotated[float, "[0, 10]"] = 0.0
-
-
-def _or_never(mean: float | None) -> float | None:
-    """A mean time; None if it has no end."""
-    return None if mean == math.inf else mean
+    median: Seconds = 0.0
+    sigma: Spread = 0.0
 
 
 class Failures(msgspec.Struct, forbid_unknown_fields=True):
-    """Times between failures are exponential, with these means in seconds (None or inf: never).
+    """An actor dies after exponential times of mean `mtbf` seconds (None: never); another starts `restart` seconds
+    later."""
 
-    mtbf            of an actor. It dies, which its starter sees at once; or, of `silent` failures (a share), the
-                    buffer must miss its heartbeats; or, of `hangs` (a share), it lives on without a token, until the
-                    buffer tells it to quit. Another one is there `restart` seconds later
-    spot            until an actor's node is taken from it, for `away` seconds. With `warning` seconds of notice the
-                    actor hands its groups back, and leaves
-    learner         of the learner. The run ends, as in production, and is resumed `learner_restart` seconds later from
-                    the newest checkpoint and the journal
-
-    An actor says every `heartbeat` seconds that it lives, if some are silent or hang."""
-
-    mtbf: Annotated[float, "(0, inf]"] | None = None
-    restart: Annotated[float, "[0, inf)"] = 60.0
-    seed: Annotated[int, "[0, inf)"] = 0
-    silent: Annotated[float, "[0, 1]"] = 0.0
-    hangs: Annotated[float, "[0, 1]"] = 0.0
-    spot: Annotated[float, "(0, inf]"] | None = None
-    warning: Annotated[float, "[0, inf)"] = 30.0
-    away: Annotated[float, "[0, inf)"] = 600.0
-    learner: Annotated[float, "(0, inf]"] | None = None
-    learner_restart: Annotated[float, "[0, inf)"] = 300.0
-    heartbeat: Annotated[float, "(0, inf)"] = 5.0
-
-    def __post_init__(self) -> None:
-        self.mtbf, self.spot, self.learner = map(_or_never, (self.mtbf, self.spot, self.learner))
-        if self.silent + self.hangs > 1:
-            raise ValueError(f"failures: silent={self.silent:g} and hangs={self.hangs:g} are shares of all failures")
-
-
-class JournalCost(msgspec.Struct, forbid_unknown_fields=True):
-    """Seconds of a write of the journal: `write` and, every `every` seconds on average (None or inf: never), a `stall`
-    more, as a shared file system has them. With buffer.journal=memory the buffer waits for a write, with fsync only the
-    messages that rest on it."""
-
-    write: Annotated[float, "[0, inf)"] = 0.0
-    stall: Annotated[float, "[0, inf)"] = 0.0
-    every: Annotated[float, "(0, inf]"] | None = None
-
-    def __post_init__(self) -> None:
-        self.every = _or_never(self.every)
+    mtbf: Positive | None = None
+    restart: Seconds = 60.0
 
 
 class Costs(msgspec.Struct, forbid_unknown_fields=True):
-    """`latency`: of a message. `buffer`: seconds of the buffer per message. `source`: where the figures come from."""
+    """`latency`: of a message. `buffer`: of the buffer per message. `source`: origin of the figures, in words."""
 
     engine: Engine = msgspec.field(default_factory=Engine)
     answers: Answers = msgspec.field(default_factory=Answers)
@@ -243,55 +142,40 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     sample: Sample = msgspec.field(default_factory=Sample)
     verifier: Verifier = msgspec.field(default_factory=Verifier)
     failures: Failures = msgspec.field(default_factory=Failures)
-    journal: JournalCost = msgspec.field(default_factory=JournalCost)
-    latency: Annotated[float, "[0, inf)"] = 0.0003
-    buffer: Annotated[float, "[0, inf)"] = 0.00012
+    latency: Seconds = 0.0003
+    buffer: Seconds = 0.00012
     source: str = ""
 
 
-def on_its_own(costs: Costs) -> None:
-    """Actors and learner on machines of their own, whatever they shared where the costs were measured."""
-    costs.sample.cores, costs.learner.cores, costs.engine.beside = None, 0, 1.0
-
-
-EFFICIENCY = 0.95
-"""Of a learner: each doubling of its GPUs makes it 2 · EFFICIENCY times as fast."""
-
-
-def scaled(costs: Costs, learner_gpus: int, efficiency: float = EFFICIENCY) -> Costs:
+def scaled(costs: Costs, gpus: int, efficiency: float = 0.95) -> Costs:
     """Costs with a learner of so many GPUs: each doubling makes its steps `2 · efficiency` times as fast."""
-    found = copy.deepcopy(costs)
-    faster = (learner_gpus / costs.learner.gpus) * efficiency ** math.log2(learner_gpus / costs.learner.gpus)
-    learner = found.learner
-    learner.base, learner.per_sample = learner.base / faster, learner.per_sample / faster
-    learner.per_token, learner.gpus = learner.per_token / faster, learner_gpus
-    return found
+    each = costs.learner
+    slower = (each.gpus / gpus) / efficiency ** math.log2(gpus / each.gpus)
+    step = {name: getattr(each, name) * slower for name in ("base", "per_sample", "per_token")}
+    return msgspec.structs.replace(costs, learner=msgspec.structs.replace(each, gpus=gpus, **step))
+
+
+def processes() -> Sample:
+    """Costs of a sample around an engine, as measured on a CPU: 0.1 ms of the actor once it has ended, 0.025 to
+    0.045 ms from its lease to the engine."""
+    return Sample(begin=4.0e-5, actor=1.1e-4, buffer=5.0e-5, jitter=1.0, wake=1.0e-3)
 
 
 def of_timed(config: Config) -> Costs:
     """Of a run whose engine and learner are timed. Raises ConfigError for others."""
     if config.engine.name != "timed" or config.learner.name != "timed":
         raise ConfigError(
-            f"engine={config.engine.name} and learner={config.learner.name}: what they cost is not known. Name a file "
-            "with --costs (`areal-like calibrate RUN` makes one of a short run), or set engine=timed learner=timed"
+            f"--costs: got none with engine={config.engine.name} and learner={config.learner.name}, expected a file, "
+            "a run to fit them to (--costs-from RUN), or engine=timed learner=timed"
         )
     engine, learner = settled("engine", config.engine), settled("learner", config.learner)
+    shared = {name: engine[name] for name in Engine.__struct_fields__ if name in engine}
     return Costs(
-        Engine(
-            engine["base"],
-            engine["per_sequence"],
-            engine["per_token"],
-            engine["prefill"],
-            engine["apply"],
-            engine["kv_policy"] == "recompute",
-            engine["slots"],
-            engine["kv_tokens"],
-            engine["interruptible"],
-        ),
-        Answers(engine["median"], engine["sigma"], engine["noise"], engine["seed"], engine["trace"]),
+        Engine(**shared, recompute=engine["kv_policy"] == "recompute"),
+        Answers(engine["median"], engine["sigma"], engine["noise"], engine["seed"]),
         LearnerCost(learner["base"], learner["per_sample"] + LEARNER_PER_SAMPLE, learner["per_token"]),
-        WeightsCost(encode=ENCODE, fetch=0.003),
-        msgspec.structs.replace(TIMED),
+        WeightsCost(encode=ENCODE, fetch=FETCH),
+        processes(),
         source="the config's timed engine and learner",
     )
 
@@ -299,93 +183,85 @@ def of_timed(config: Config) -> Costs:
 def read(path: Path) -> Costs:
     """Costs from a YAML file. Raises ConfigError."""
     try:
-        given = msgspec.yaml.decode(path.read_bytes())
-        if problem := _outside(Costs, given):
-            raise ValueError(problem)
-        found = msgspec.convert(given, Costs)
-        _check_trace(found.answers)
-    except (OSError, ValueError) as error:  # those of msgspec, too
+        found = msgspec.convert(msgspec.yaml.decode(path.read_bytes()), Costs)
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise ConfigError(f"{path}: {error}") from None
     found.source = found.source or path.name
     return found
 
 
-def _outside(part: type[msgspec.Struct], given: object, at: str = "") -> str:
-    """What of the given values lies outside its range, in words; "" if nothing does. Other types than those of numbers,
-    and names that there are not, are left to msgspec."""
-    values = given if isinstance(given, Mapping) else {}
-    for name, annotation in part.__annotations__.items():
-        if name not in values:
-            continue
-        if inner := _PARTS.get(annotation):
-            problem = _outside(inner, values[name], f"{at}{name}.")
-        else:
-            problem = misfit(values[name], _numbers(annotation))
-            problem = f"{at}{name}: {problem}{_hint(values[name])}" if problem else ""
-        if problem:
-            return problem
-    return ""
-
-
-def _hint(value: object) -> str:
-    """YAML takes 2e-5 for text, as it has no point."""
-    parts = value.lower().split("e") if isinstance(value, str) else []
-    return (
-        f" (write {parts[0]}.0e{parts[1]})"
-        if len(parts) == 2 and all(each.lstrip("+-").isdecimal() for each in parts)
-        else ""
+def as_configured(config: Config, costs: Costs) -> Costs:
+    """Costs with the config's knobs of the engine, and a learner of its `learner.ranks` GPUs."""
+    knobs = settled("engine", config.engine)
+    named = {"slots": config.engine.get("slots") or costs.engine.slots}
+    if "interruptible" in knobs:
+        named["interruptible"] = knobs["interruptible"]
+    if config.engine.name == "torch":
+        named["recompute"] = knobs["kv_policy"] == "recompute"
+    return scaled(
+        msgspec.structs.replace(costs, engine=msgspec.structs.replace(costs.engine, **named)), ranks_of(config)
     )
 
 
-_PARTS: dict[str, type[msgspec.Struct]] = {
-    each.__name__: each
-    for each in (Engine, Answers, Turns, LearnerCost, WeightsCost, Sample, Verifier, Failures, JournalCost)
-}
-"""By the annotations of their fields."""
-
-
-def _numbers(annotation: str) -> ast.expr | None:
-    """The annotation of a number with its range; None of anything else, which `misfit` lets pass."""
-    return ast.Constant(annotation) if annotation.startswith("Annotated") else None
-
-
-def _check_trace(answers: Answers) -> None:
-    """Raises ValueError for lengths that cannot be drawn from."""
-    if answers.trace is None:
-        return
-    if not answers.trace:
-        raise ValueError("answers.trace: no lengths in it; leave it out, or null, to draw them from log-normals")
-    try:
-        _ = answers.lengths
-    except OSError as error:
-        raise ValueError(f"answers.trace: {error}") from None
-    except ValueError as error:  # which names the trace
-        raise ValueError(f"answers.{error}") from None
-
-
-def check_rollouts(config: Config) -> None:
-    """Raises ConfigError for a run without rollouts, of which nothing can be simulated."""
+def check(config: Config) -> None:
+    """Raises ConfigError for a run without rollouts, and for one that does not begin at its first train step."""
     if is_supervised(config):
-        raise ConfigError(
-            f"loss={config.loss['name']}: the learner trains alone on demonstrations, without actors or a buffer: "
-            "there is nothing to simulate"
-        )
-    if config.replay:
-        raise ConfigError(f"replay={config.replay}: a replay has no actors: there is nothing to simulate")
+        raise ConfigError(f"loss: got {config.loss['name']}, expected a loss that trains on rollouts")
+    for key in ("replay", "resume"):
+        if getattr(config, key):
+            raise ConfigError(f"{key}: got {getattr(config, key)}, expected null: a simulation begins a new run")
 
 
-def check(config: Config, costs: Costs) -> None:
-    """Raises ConfigError for a run that is not simulated, and for failures that a run of this config cannot have."""
-    check_rollouts(config)
-    if config.resume:
-        raise ConfigError(f"resume={config.resume}: a simulated run begins with its first train step. Set resume=null")
-    failures, journal = costs.failures, costs.journal
-    if failures.learner and (config.buffer.journal == "off" or not config.checkpoint.every):
-        raise ConfigError(
-            f"failures.learner with buffer.journal={config.buffer.journal} and checkpoint.every="
-            f"{config.checkpoint.every}: a run resumes from its journal and a checkpoint. Set both"
-        )
-    if (journal.write or journal.every) and config.buffer.journal == "off":
-        raise ConfigError("journal: buffer.journal=off writes none. Set buffer.journal=fsync, or leave journal out")
-    if failures.hangs and not config.buffer.lease_timeout:
-        raise ConfigError("failures.hangs: with buffer.lease_timeout=0 the buffer waits for a hung actor for ever")
+GPUS = {  # FLOP/s in dense bfloat16, bytes per second of the memory, its bytes; NVIDIA's data sheets, SXM modules
+    "A100": (312e12, 2.04e12, 80e9),
+    "H20": (148e12, 4.0e12, 96e9),
+    "H100": (989e12, 3.35e12, 80e9),
+    "H800": (989e12, 3.35e12, 80e9),
+    "H200": (989e12, 4.8e12, 141e9),
+    "B200": (2250e12, 8e12, 180e9),
+}
+MEMORY_SHARE, DECODE_SHARE, TRAIN_SHARE = 0.6, 0.4, 0.35
+"""Assumed shares of the peaks: bandwidth in decoding, FLOP/s in prefill and decoding, FLOP/s in training."""
+NETWORK, DOUBLING, FREE, TRAINED = 25e9, 0.9, 0.9, 18
+"""Assumed: bytes per second that a source of weights sends; speed-up / 2 of an engine on twice as many GPUs; usable
+share of a GPU's memory; bytes per parameter of a learner (weights, gradients, master weights, Adam's moments)."""
+
+
+def on(gpu: str, config: Config, each: int, costs: Costs) -> Costs:
+    """Costs of the config's model by a roofline: an engine on `each` GPUs, a learner on one. The others are those of
+    `costs`. A decode step reads weights and cache once, and takes 2 FLOPs per parameter and sequence; a train step
+    takes 8 per token (forward, backward, the proximal policy's forward) and moves 32 bytes per parameter. Not measured:
+    within a factor of 1.5 at best. Raises ConfigError."""
+    from ..starting.estimate import model_of, plain_of
+    from ..starting.memory import Sizes
+
+    if (model := model_of(plain_of(config))) is None:
+        raise ConfigError("--hardware: got a config without a model, expected engine or learner to compute one")
+    sizes, (flops, bandwidth, memory) = Sizes.of(model), GPUS[gpu]
+    weights, faster, kv = 2.0 * sizes.count, each * DOUBLING ** math.log2(each), sizes.kv(2)
+    free = FREE * memory * each - weights
+    if free < weights / 10:
+        raise ConfigError(f"--gpus-per-actor: got {each} × {gpu} for {weights / 1e9:.0f} GB of weights; use more")
+    lengths = np.array([costs.answers.lengths.of(number, number) for number in range(1024)], np.float64)
+    held = (costs.answers.prompt or 0) + float((lengths**2).mean() / (2 * lengths.mean()))  # of a running sequence
+    read_seconds, compute = bandwidth * MEMORY_SHARE * faster, weights / (flops * DECODE_SHARE * faster)
+    return msgspec.structs.replace(
+        costs,
+        engine=Engine(
+            base=0.002 + weights / read_seconds,  # 2 ms of the engine's own work
+            per_sequence=compute,
+            per_token=kv / read_seconds,
+            prefill=compute,
+            apply=2 * weights / read_seconds,
+            slots=max(1, min(256, int(free / (kv * held)))),
+        ),
+        learner=LearnerCost(
+            base=32.0 * sizes.count / (bandwidth * MEMORY_SHARE),
+            per_token=8.0 * sizes.count / (flops * TRAIN_SHARE),
+            least=math.ceil(TRAINED * sizes.count / (FREE * memory)),
+        ),
+        weights=WeightsCost(encode=weights / NETWORK, size=costs.weights.size or weights, link=NETWORK),
+        sample=msgspec.structs.replace(costs.sample, cores=None),
+        source=f"the public figures of {gpu}, not measured"
+        + (f"; the rest from {costs.source}" if costs.source else ""),
+    )

@@ -1,118 +1,92 @@
-"""Virtual time: events in order, and the wire between the buffer and its peers."""
+"""Virtual time: events in order, the wire between the buffer and its peers, and processes that share cores."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import math
+import random
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from areal_like.wire.frames import Payloads, Received
-from areal_like.wire.messages import Message, Refused
+from areal_like.wire.messages import Message, Push, Refused
 
-from .pushes import HandedOver
+from .costs import Sample
 
-_Event = tuple[float, int, Callable[..., object], tuple[Any, ...]]
+IDLE_SECONDS = 0.2
+"""The buffer's loop turns so often without a message."""
+SUBMITTING = 0.5
+"""Share of what it costs to begin a sample, up to the moment at which the engine gets it."""
 
 
 class Timeline:
-    """Calls in the order of their times; those of the same time in the order in which they were asked for. `now` in
-    seconds; `events` counts the calls so far; `over` ends `run`."""
+    """Calls in the order of their times; those of one time in the order in which they were scheduled. `now` in seconds;
+    `events` counts the calls so far; `over` ends `run`."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.events = 0
-        self.over = False
-        self._heap: list[_Event] = []
-        self._lane: deque[_Event] = deque()  # of messages, which all take as long: in order without a heap
+        self.now, self.events, self.over = 0.0, 0, False
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._order = itertools.count()
 
     def at(self, when: float, call: Callable[..., object], *arguments: object) -> None:
-        """Call it at a time, which is now if it has passed."""
-        heapq.heappush(self._heap, (when if when > self.now else self.now, next(self._order), call, arguments))
-
-    def in_lane(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Call it in so many seconds, which must be the same in all calls."""
-        self._lane.append((self.now + seconds, next(self._order), call, arguments))
+        """Schedule a call; now if its time has passed."""
+        heapq.heappush(self._heap, (max(when, self.now), next(self._order), call, arguments))
 
     def after(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
         self.at(self.now + seconds, call, *arguments)
 
     def run(self, most: int) -> bool:
         """Make the next calls, at most so many, or until `over`; False if there are none left."""
-        heap, lane = self._heap, self._lane
         for _ in range(most):
-            if lane and (not heap or lane[0] < heap[0]):
-                self.now, _, call, arguments = lane.popleft()
-            elif heap:
-                self.now, _, call, arguments = heapq.heappop(heap)
-            else:
+            if not self._heap:
                 return False
+            self.now, _, call, arguments = heapq.heappop(self._heap)
             self.events += 1
             call(*arguments)
             if self.over:
                 break
         return True
 
-    @property
-    def nothing_else_now(self) -> bool:
-        """Is the present call the last one of this time?"""
-        heap, lane = self._heap, self._lane
-        return not (heap and heap[0][0] <= self.now) and not (lane and lane[0][0] <= self.now)
-
     def clock(self) -> float:
         return self.now
 
 
 class Peer(Protocol):
-    """An actor or learner on the wire. `hears`: kinds of messages that change anything for it."""
-
-    hears: Collection[type[Message]]
+    """An actor or learner on the wire."""
 
     def receive(self, message: Message, payloads: Payloads) -> None: ...
 
 
 class SimulatedRouter:
-    """In the place of `bus.Router`: messages arrive `latency` seconds later, in order. `wake` is called when
-    one is there for the buffer. The messages are the real ones, as objects: they are not packed."""
+    """Stands for `bus.Router`: messages arrive `latency` seconds later, in order, as objects. `wake` is called when one
+    is there for the buffer."""
 
     def __init__(self, timeline: Timeline, latency: float):
-        self.timeline, self.latency = timeline, latency
-        self.endpoint = "simulated"
-        self.refused = 0
-        self.refusals: list[str] = []
+        self.timeline, self.latency, self.endpoint = timeline, latency, "simulated"
+        self.refused, self.refusals = 0, list[str]()
         self.peers: dict[bytes, Peer] = {}
         self.incoming: deque[tuple[bytes, Received]] = deque()
         self.samples = 0  # in pushes that have arrived
         self.wake: Callable[[], None] = lambda: None
-        self.closed = False
-
-    def close(self) -> None:
-        """The buffer's process has ended: what is on the way is lost."""
-        self.closed = True
-        self.peers.clear()
-        self.incoming.clear()
 
     def say(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
-        """A peer sends a message to the buffer."""
-        self.timeline.in_lane(self.latency, self._arrive, peer, Received(message, payloads))
+        """Send a message from a peer to the buffer."""
+        self.timeline.after(self.latency, self._arrive, peer, Received(message, payloads))
 
     def _arrive(self, peer: bytes, received: Received) -> None:
-        if self.closed:
-            return
         self.incoming.append((peer, received))
-        if isinstance(received.message, HandedOver):
-            self.samples += sum([head.samples for head in received.message.heads])
+        if isinstance(received.message, Push):
+            self.samples += sum([samples for _, samples, _ in received.message.table.groups])
         self.wake()
 
     def receive(self, timeout: float) -> tuple[bytes, Received] | None:
         return self.incoming.popleft() if self.incoming else None
 
     def send(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
-        if (here := self.peers.get(peer)) and type(message) in here.hears:
-            self.timeline.in_lane(self.latency, here.receive, message, payloads)
+        if here := self.peers.get(peer):
+            self.timeline.after(self.latency, here.receive, message, payloads)
 
     def refuse(self, peer: bytes, reason: str) -> None:
         self.refused += 1
@@ -120,73 +94,140 @@ class SimulatedRouter:
         self.send(peer, Refused(reason))
 
 
-class Turns:
-    """When the buffer's loop turns: at once when a message is there, unless it is still busy with those before, each of
-    which takes `seconds_per_message`, and `seconds_per_sample` in pushes; and `idle_seconds` after its last turn.
-    `waited`: seconds for which the last turn waited, for its disk. `takes`: told of the seconds that samples take, on a
-    core. None once the router is closed."""
+class BufferLoop:
+    """Schedules the turns of the buffer: at once when a message is there, unless it is still busy with earlier ones, of
+    which each takes `per_message` seconds, and each pushed sample `per_sample` on one of the `cores`; and
+    `IDLE_SECONDS` after its last turn."""
 
     def __init__(
-        self,
-        timeline: Timeline,
-        router: SimulatedRouter,
-        turn: Callable[[], None],
-        seconds_per_message: float,
-        seconds_per_sample: float = 0.0,
-        idle_seconds: float = 0.2,
-        waited: Callable[[], float] = lambda: 0.0,
-        takes: Callable[[float], None] = lambda seconds: None,
+        self, router: SimulatedRouter, cores: Cores, turn: Callable[[], None], per_message: float, per_sample: float
     ):
-        self._timeline, self._router, self._turn, self._waited = timeline, router, turn, waited
-        self._takes = takes
-        self._seconds_per_message, self._seconds_per_sample = seconds_per_message, seconds_per_sample
-        self._idle_seconds = idle_seconds
-        self._free_at, self._due, self._idle_at = 0.0, math.inf, math.inf
-        self._idles = False
-        router.wake = self.wake
+        self._timeline, self._router, self._cores, self._turn = router.timeline, router, cores, turn
+        self._per_message, self._per_sample = per_message, per_sample
+        self._free_at, self._due = 0.0, math.inf
+        router.wake = lambda: self._plan(max(self._timeline.now, self._free_at))
         self._plan(0.0)
-
-    def wake(self) -> None:
-        self._plan(max(self._timeline.now, self._free_at))
 
     def _plan(self, when: float) -> None:
         if when < self._due:
             self._due = when
-            if when == self._timeline.now and self._timeline.nothing_else_now:
-                self._take(when)
-            else:
-                self._timeline.at(when, self._take, when)
+            self._timeline.at(when, self._take, when)
 
     def _take(self, due: float) -> None:
-        if due != self._due or self._router.closed:
+        if due != self._due:
             return  # an earlier turn has come instead
         self._due = math.inf
         samples, self._router.samples = self._router.samples, 0
-        if busy := samples * self._seconds_per_sample:
-            self._takes(busy)
-            self._free_at = self._timeline.now + busy  # what rests on these samples is decided once they are looked at
+        if busy := samples * self._per_sample:  # the buffer decides once it has read these samples
+            self._cores.hold(1, busy)
+            self._free_at = self._timeline.now + busy
             self._plan(self._free_at)
             return
         count = len(self._router.incoming)
         self._turn()
-        handled = count - len(self._router.incoming)
-        self._free_at = self._timeline.now + handled * self._seconds_per_message + self._waited()
-        if self._router.incoming:
-            self._plan(self._free_at)
-        else:
-            self._idle_at = self._timeline.now + self._idle_seconds
-            if not self._idles:
-                self._idles = True
-                self._timeline.at(self._idle_at, self._idle)
+        self._free_at = self._timeline.now + (count - len(self._router.incoming)) * self._per_message
+        self._plan(self._free_at if self._router.incoming else self._timeline.now + IDLE_SECONDS)
 
-    def _idle(self) -> None:
-        """Turn if there was no turn for so long; one event waits for that, however many turns there were."""
-        if self._router.closed:
+
+class Cores:
+    """Cores of the machine that all actors share (`sample.cores` None: each has its own). The process that waits
+    longest gets the next free one. `seed`: of the jitter."""
+
+    def __init__(self, timeline: Timeline, sample: Sample, seed: int):
+        self.timeline, self.sample = timeline, sample
+        self._free = math.inf if sample.cores is None else sample.cores
+        self._waiting: deque[Process] = deque()
+        self._dice = random.Random(seed)
+
+    def pace(self) -> float:
+        """A factor of durations: 1 on average, with a relative standard deviation of `jitter` (gamma distribution)."""
+        if not self.sample.jitter:
+            return 1.0
+        shape = self.sample.jitter**-2
+        return self._dice.gammavariate(shape, 1.0 / shape)
+
+    def hold(self, cores: int, seconds: float) -> None:
+        """Buffer or learner take so many cores for so long; one is left to the actors. Turns under way go on."""
+        if self.sample.cores is not None and (held := min(cores, self.sample.cores - 1)):
+            self._free -= held
+            self.timeline.after(seconds, self._release, held)
+
+    def ask(self, process: Process) -> None:
+        """Queue a process for a turn."""
+        self._waiting.append(process)
+        self._release(0)
+
+    def _release(self, cores: int) -> None:
+        self._free += cores
+        while self._waiting and self._free > 0:
+            process = self._waiting.popleft()
+            self._free -= 1
+            self.timeline.after(process.work(), self._end, process)
+
+    def _end(self, process: Process) -> None:
+        process.end()
+        self._release(1)
+
+
+class Process:
+    """A process that works in turns of its loop, on the cores:
+
+        asleep ──► something is due ──► `wake` seconds ──► waits for a core ──► works ──► sends its messages ──► asleep
+
+    A turn handles everything that is due when it begins; a later one the rest. `seconds`: of the turn so far."""
+
+    def __init__(self, cores: Cores):
+        self._cores, self.dead, self.seconds = cores, False, 0.0
+        self._asleep, self._pace, self._submitted = True, 1.0, 0.0
+        self._calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._unsent: list[tuple[Message, Payloads]] = []
+
+    def due(self, call: Callable[..., object], *arguments: object) -> None:
+        """Make this call in the next turn."""
+        if self.dead:
             return
-        if self._timeline.now < self._idle_at:
-            self._timeline.at(self._idle_at, self._idle)
-            return
-        self._idles = False
-        if self._due == math.inf:
-            self._due = self._timeline.now
-            self._take(self._due)
+        self._calls.append((call, arguments))
+        if self._asleep:
+            self._asleep = False
+            self._cores.timeline.after(self._cores.sample.wake * self._cores.pace(), self._cores.ask, self)
+
+    def say(self, message: Message, payloads: Payloads = ()) -> None:
+        """Send a message at the turn's end."""
+        self._unsent.append((message, payloads))
+
+    def takes_sample(self) -> None:
+        """This turn handles a sample that has ended."""
+        self.seconds += self._pace * self._cores.sample.actor
+        self._submitted = self.seconds
+
+    def begins_sample(self) -> float:
+        """This turn begins a sample. Returns when the engine gets it."""
+        seconds = self._pace * self._cores.sample.begin
+        self.seconds += seconds
+        self._submitted += SUBMITTING * seconds
+        return self._cores.timeline.now + self._submitted
+
+    def work(self) -> float:
+        """Begin a turn. Returns its seconds."""
+        if self.dead:
+            return 0.0
+        self._pace, self.seconds, self._submitted = self._cores.pace(), 0.0, 0.0
+        calls, self._calls = self._calls, []
+        self.turn(calls)
+        return self.seconds
+
+    def turn(self, calls: list[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
+        """What a turn does with the calls that are due."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """End a turn."""
+        unsent, self._unsent = self._unsent, []
+        for message, payloads in unsent:
+            self.send(message, payloads)
+        self._asleep = not self._calls
+        if self._calls:
+            self._cores.ask(self)
+
+    def send(self, message: Message, payloads: Payloads) -> None:
+        raise NotImplementedError

@@ -230,7 +230,7 @@ def test_a_heartbeat_stays_small_and_leaves_nobody_out_for_long() -> None:
 
 def test_the_timed_engine_says_how_far_its_requests_are() -> None:
     async def scenario() -> None:
-        engine = TimedEngine(base=0.01, slots=1, trace=[50])
+        engine = TimedEngine(base=0.01, slots=1, median=50, sigma=0, noise=0)
         limits = Limits(50, 1.0, (), 0)
         calls = [asyncio.ensure_future(engine.generate(np.zeros(1, np.int32), limits, name)) for name in "ab"]
         await asyncio.sleep(0.1)

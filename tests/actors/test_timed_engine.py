@@ -1,19 +1,19 @@
 """The timed engine in virtual time: the event loop's clock jumps to the next timer, so seconds can be asserted."""
 
 import asyncio
-import json
+import math
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from actors.engines.decode_clock import DecodeClock, DecodeCost, TimedRequest
 from actors.engines.lengths import AnswerLengths
 from actors.engines.timed_engine import TimedEngine
 from areal_like.types import Limits
 from areal_like.weights.state import State
 from areal_like.weights.update import Update
-from tests.seeds import seeded
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -65,7 +65,7 @@ def test_imports_neither_torch_nor_transformers():
 
 def test_a_step_costs_base_plus_a_share_per_sequence():
     async def main():
-        engine = TimedEngine(base=1.0, per_sequence=0.5, trace=[3, 3])
+        engine = TimedEngine(base=1.0, per_sequence=0.5, median=3, **FIXED)
         alone, completion = await timed(engine, max_tokens=9)
         assert alone == pytest.approx(3 * 1.5)
         both = await asyncio.gather(timed(engine, max_tokens=2, key=1), timed(engine, max_tokens=3, key=2))
@@ -80,7 +80,7 @@ def test_a_step_costs_base_plus_a_share_per_sequence():
 
 def test_joiners_wait_for_the_step_in_progress():
     async def main():
-        engine = TimedEngine(base=1.0, trace=[4])
+        engine = TimedEngine(base=1.0, median=4, **FIXED)
         first, late = await asyncio.gather(timed(engine, max_tokens=9), timed(engine, max_tokens=9, delay=1.5))
         assert first[0] == pytest.approx(4.0) and late[0] == pytest.approx(6.0)
 
@@ -89,17 +89,17 @@ def test_joiners_wait_for_the_step_in_progress():
 
 def test_slots_are_given_first_in_first_out():
     async def main():
-        engine = TimedEngine(base=1.0, slots=2, trace=[100])
+        engine = TimedEngine(base=1.0, slots=2, median=100, **FIXED)
         ends = await asyncio.gather(*(timed(engine, max_tokens=n) for n in (5, 2, 4, 1)))
         assert [t for t, _ in ends] == pytest.approx([5, 2, 6, 6])
-        assert engine.stats()["joins"] == 4 and engine.stats()["running"] == 0
+        assert engine.stats()["running"] == 0
 
     run(main())
 
 
 def test_late_wake_ups_do_not_slow_the_accelerator():
     async def main():
-        engine = TimedEngine(base=0.001, slots=4, trace=[1000])
+        engine = TimedEngine(base=0.001, slots=4, median=1000, **FIXED)
         await asyncio.gather(*(timed(engine, max_tokens=10 + i, key=i) for i in range(400)))
         assert engine.stats()["tokens"] == sum(10 + i for i in range(400))
         return engine.stats()["busy_seconds"], now()
@@ -130,59 +130,9 @@ def test_a_second_call_goes_on_with_the_same_sample():
     assert engine.length(longer, Limits(10**6, key=9, offset=60)) == whole - 60
 
 
-def test_traces_come_from_lists_and_files(tmp_path):
-    (tmp_path / "lengths.json").write_text(json.dumps([5, 7]))
-    (tmp_path / "lengths.txt").write_text("5\n7\n")
-    (tmp_path / "lengths.csv").write_text("response length\n5\n7\n")
-    (tmp_path / "row.csv").write_text("5,7\n", encoding="utf-8-sig")
-    for trace in (
-        [5, 7],
-        *(str(tmp_path / f"{name}") for name in ("lengths.json", "lengths.txt", "lengths.csv", "row.csv")),
-    ):
-        engine = TimedEngine(trace=trace)
-        lengths = [engine.length(PROMPT, Limits(100, key=key)) for key in range(200)]
-        assert set(lengths) == {5, 7} and 60 < lengths.count(5) < 140
-
-
-@pytest.mark.parametrize(
-    "text", ["", "tokens\n", "5\nx\n", "-3\n5\n", "1.5\n5\n", "5.5", '["a"]', '{"5": 7}', "[null]"]
-)
-def test_a_file_without_lengths_is_refused(tmp_path, text):
-    (tmp_path / "lengths.csv").write_text(text)
-    with pytest.raises(ValueError, match="trace: "):
-        AnswerLengths(1.0, 0.0, 0.0, trace=str(tmp_path / "lengths.csv"))
-
-
-def test_a_prompt_has_one_of_several_traces(tmp_path):
-    (tmp_path / "lengths.json").write_text(json.dumps([[5, 7], [50], [60, 70, 80]]))
-    for trace in ([[5, 7], [50], [60, 70, 80]], str(tmp_path / "lengths.json")):
-        lengths = AnswerLengths(1.0, 0.0, 0.0, trace=trace)
-        of_prompts = [frozenset(lengths.of(prompt, key) for key in range(50)) for prompt in range(90)]
-        kinds = [frozenset({5, 7}), frozenset({50}), frozenset({60, 70, 80})]
-        assert set(of_prompts) == set(kinds)
-        assert all(15 < of_prompts.count(kind) < 45 for kind in kinds)
-        groups = [lengths.drawn(prompt, [0.5, 0.9, 0.1]) for prompt in range(90)]
-        assert {tuple(sorted(group)) for group in groups} == {(5, 7, 7), (50, 50, 50), (60, 70, 80)}
-
-
-def test_a_group_has_each_length_of_its_prompt_once():
-    """Or its longest answer would be shorter than it was; whoever asks for fewer of its samples gets the same ones."""
-    lengths, draws = AnswerLengths(1.0, 0.0, 0.0, trace=[list(range(1, 9)), [100]]), seeded(0).random((400, 8)).tolist()
-    prompt = next(number for number in range(99) if lengths.of(number, 0) < 100)
-    assert all(sorted(lengths.drawn(prompt, each)) == list(range(1, 9)) for each in draws)
-    assert all(lengths.drawn(prompt, each[:3]) == lengths.drawn(prompt, each)[:3] for each in draws)
-    assert np.mean([lengths.drawn(prompt, each[:3]) for each in draws]) == pytest.approx(4.5, abs=0.4)
-
-
-@pytest.mark.parametrize("trace", [[[5], 7], [[5], []], [[5, 0]]])
-def test_lengths_that_no_answer_can_have_are_refused(trace):
-    with pytest.raises(ValueError, match="trace: "):
-        AnswerLengths(1.0, 0.0, 0.0, trace=trace)
-
-
 def test_stop_tokens_end_responses_only():
     async def main():
-        engine = TimedEngine(trace=[50])
+        engine = TimedEngine(median=50, **FIXED)
         stopped = await engine.generate(PROMPT, Limits(60, stop=(2, 5)))
         cut = await engine.generate(PROMPT, Limits(40, stop=(2, 5)))
         assert (len(stopped.tokens), stopped.finish, len(cut.tokens), cut.finish) == (50, "stop", 40, "length")
@@ -195,7 +145,7 @@ def test_stop_tokens_end_responses_only():
 
 def test_update_in_flight():
     async def main():
-        engine = TimedEngine(base=1.0, apply=2.0, kv_policy="keep", trace=[10])
+        engine = TimedEngine(base=1.0, apply=2.0, kv_policy="keep", median=10, **FIXED)
         task = asyncio.create_task(timed(engine, max_tokens=10))
         await asyncio.sleep(3.5)
         await engine.load(update(4))
@@ -211,18 +161,18 @@ def test_update_in_flight():
 
 def test_recomputing_costs_one_more_step():
     async def main():
-        engine = TimedEngine(base=1.0, apply=2.0, trace=[10])
+        engine = TimedEngine(base=1.0, apply=2.0, median=10, **FIXED)
         task = asyncio.create_task(timed(engine, max_tokens=10))
         await asyncio.sleep(3.5)
         await engine.load(update(1))
-        assert (await task)[0] == pytest.approx(13.0) and engine.stats()["recompute_seconds"] == 1.0
+        assert (await task)[0] == pytest.approx(13.0)
 
     run(main())
 
 
 def test_an_idle_engine_updates_at_once():
     async def main():
-        engine = TimedEngine(base=1.0, apply=2.0, trace=[3])
+        engine = TimedEngine(base=1.0, apply=2.0, median=3, **FIXED)
         await asyncio.sleep(10)
         load = asyncio.create_task(engine.load(update(1)))
         await asyncio.sleep(0)
@@ -236,7 +186,7 @@ def test_an_idle_engine_updates_at_once():
 
 def test_an_uninterruptible_engine_finishes_first():
     async def main():
-        engine = TimedEngine(base=1.0, apply=2.0, interruptible=False, trace=[100])
+        engine = TimedEngine(base=1.0, apply=2.0, interruptible=False, median=100, **FIXED)
         running = [asyncio.create_task(timed(engine, max_tokens=n)) for n in (3, 6)]
         await asyncio.sleep(1.5)
         load = asyncio.create_task(engine.load(update(1)))
@@ -253,7 +203,7 @@ def test_an_uninterruptible_engine_finishes_first():
 
 def test_abort_cancel_and_close():
     async def main():
-        engine = TimedEngine(base=1.0, slots=2, trace=[100])
+        engine = TimedEngine(base=1.0, slots=2, median=100, **FIXED)
         tasks = [asyncio.create_task(timed(engine, max_tokens=50, name=name)) for name in "abcd"]
         await asyncio.sleep(7.5)
         engine.abort(["b", "d"])
@@ -266,13 +216,38 @@ def test_abort_cancel_and_close():
         assert engine.stats()["running"] == 1
         await engine.close()
         assert (await tasks[2])[1].finish == "abort" and len((await tasks[2])[1].tokens) in (6, 7)
-        with pytest.raises(RuntimeError, match="closed"):
-            await engine.generate(PROMPT, Limits(1))
 
     run(main())
 
 
-def test_knobs_are_checked():
-    for knobs in ({"base": 0.0}, {"slots": 0}, {"noise": -1.0}, {"kv_policy": "forget"}, {"trace": [0]}):
-        with pytest.raises(ValueError):
-            TimedEngine(**knobs)
+def test_lengths_of_a_trace_are_those_of_one_list_per_prompt():
+    lengths = AnswerLengths(1.0, 0.0, 0.0, trace=[[5, 7], [50]])
+    assert {frozenset(lengths.of(prompt, key) for key in range(50)) for prompt in range(40)} == {
+        frozenset({5, 7}),
+        frozenset({50}),
+    }
+    for trace in ([[5], []], [[5, 0]]):
+        with pytest.raises(ValueError, match="trace"):
+            AnswerLengths(1.0, 0.0, 0.0, trace=trace)
+
+
+@pytest.mark.parametrize("per_token", [0.0, 0.003])
+def test_steps_cost_as_much_together_as_one_by_one(per_token):
+    cost = DecodeCost(base=0.02, per_sequence=0.001, per_token=per_token)
+    for count in range(1, 200, 7):
+        seconds = cost.steps(count, 5, 40)
+        assert seconds == pytest.approx(sum(cost.steps(1, 5, 40 + 5 * step) for step in range(count)))
+        assert cost.steps_within(seconds + 1e-9, 5, 40) == count
+        assert cost.steps_within(seconds - 1e-9, 5, 40) == count - 1
+    assert cost.steps_within(-1.0, 5, 40) == 0
+
+
+def test_prompts_cost_their_prefill():
+    clock, ends = DecodeClock(DecodeCost(base=1.0, prefill=0.5), slots=4), {}
+    for name, prompt, length in (("a", 4, 2), ("b", 2, 3)):
+        ended = lambda request, finish: ends.update({request.name: (clock.now, finish, request.made)})  # noqa: E731
+        clock.submit(TimedRequest(name, length, True, 0.0, ended, prompt))
+    while (due := clock.due()) < math.inf:
+        clock.advance(due)
+    assert ends == {"a": (5.0, "stop", 2), "b": (6.0, "stop", 3)}  # 3 s of prefill, then the steps
+    assert clock.totals["busy_seconds"] == pytest.approx(6.0) and clock.held == 0

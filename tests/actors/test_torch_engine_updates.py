@@ -46,10 +46,8 @@ def test_update_in_flight(policy, kind):
         stats = engine.stats()
         assert stats["updates"] == 1 and stats["pause_seconds"] > 0
         assert (stats["recompute_seconds"] > 0) == (policy == "recompute")
-        joined, again = engine.step_costs.prefill, engine.step_costs.again
-        assert again[1] == stats["recompute_seconds"] and bool(again[0]) == (policy == "recompute")
-        assert 0 < joined[0] <= stats["prefill_tokens"] and joined[1] > 0
-        assert engine.step_costs.begun == len(prompts)
+        joined = engine.step_costs.prefill
+        assert joined[0] == sum(map(len, prompts)) and joined[1] > 0
         assert stats["shared_tokens"] == 30 * (1 + (policy == "recompute")), "by 2, 1 and 1 samples"
         await engine.close()
         return done

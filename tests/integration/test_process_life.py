@@ -56,7 +56,7 @@ def test_a_run_leaves_its_folder_and_nothing_else(place: Path) -> None:
     assert run.end() == 0, run.text()
     run.assert_nothing_is_left()
     assert {path.name for path in run.folder.iterdir()} == {
-        "checkpoints", "config.yaml", "costs", "journal", "lock", "logs", "metrics.jsonl", "published.log", "run.json",
+        "checkpoints", "config.yaml", "journal", "lock", "logs", "metrics.jsonl", "published.log", "run.json",
         "samples", "spans", "summary.json", "tb",
     }  # fmt: skip
     assert {path.name for path in (run.folder / "logs").iterdir()} == {
