@@ -1,12 +1,12 @@
-"""Evaluate a model: `python -m scripts.eval MODEL [SET ...]`; MODEL is a run's folder, one of its checkpoints
-(`RUN/checkpoints/step-N`) or a Hugging Face folder.
+"""Evaluate a model: `areal-like eval MODEL [SET ...] [--against OTHER]`.
 
-A SET is a file of prompts and answers (`test.jsonl`; all its rows, or `--prompts` of them), a task's name
-(`arithmetic`; its held-out rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`). Without SET: the run's
-own held-out prompts, in its own workflow. With `--samples 8` each prompt is answered eight times, and pass@k is the
-unbiased estimate (Chen et al., arXiv 2107.03374). Intervals are of 95 %, over prompts. `--against OTHER` asks a second
-model the same, and tests the differences prompt by prompt: what training changed, say. Verifiers run in processes of
-their own, with a time limit.
+MODEL is a run's folder, one of its checkpoints (`RUN/checkpoints/step-N`), or a Hugging Face folder.
+
+A SET is a file of prompts and answers (`test.jsonl`; all its rows, or `--prompts` of them), a task's name (its held-out
+rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`). Without SET: the run's own held-out prompts, in its
+own workflow. With `--samples 8` each prompt is answered eight times, and pass@k is the unbiased estimate (Chen et al.,
+arXiv 2107.03374). Intervals are of 95 %, over prompts. `--against OTHER` asks a second model the same, and tests the
+differences prompt by prompt. Verifiers run in processes of their own, with a time limit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,24 +24,20 @@ from areal_like.config.eval_sets import OWN
 from areal_like.config.layers import parse_override
 from areal_like.config.run_config import ConfigError
 from areal_like.errors import UserError
-from areal_like.estimates import by_prompt, powers
-from areal_like.estimates import figures as estimates
+from areal_like.estimates import by_prompt, interval, powers
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG
 from areal_like.tasks.heldout import own_rows
 
 from .analysis.step_model import step_model
-from .console.arguments import amount, command, new_file, positive, refuse
+from .console.arguments import amount, command, json_file, positive, refuse
 from .console.output import console, shortened, table, visible, write_json
 
 if TYPE_CHECKING:
-    from areal_like.interfaces import RewardFunction, Task, Workflow
+    from areal_like.interfaces import Task, Workflow
     from areal_like.types import Prompt
 
-    from .analysis.pairing import Paired
-
 TIMEOUT, WORKERS = 30.0, 2
-PROGRESS_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -59,21 +54,21 @@ class Answers:
 
 @dataclass(frozen=True)
 class Question:
-    """A set of prompts: its name, its task, the rows, and how samples are rolled out."""
+    """A set of prompts: its name, its task, the rows, how samples are rolled out, and whether the model's tokenizer
+    makes its tokens."""
 
     name: str
     task: Task
     rows: list[tuple[str, int]]
     workflow: Workflow
+    tokenized: bool = False
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("eval", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
     parser.add_argument("sets", nargs="*", metavar="SET", help="FILE.jsonl, a task's name, or {name: ..., knobs}")
-    parser.add_argument(
-        "--against", type=Path, metavar="OTHER", help="another model's or run's folder: compare with it"
-    )
+    parser.add_argument("--against", type=Path, metavar="OTHER", help="a run's or a model's folder: compare with it")
     parser.add_argument("--prompts", type=positive, help="prompts per set (default: all of a file, else 256)")
     parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")
     parser.add_argument("--temperature", type=amount, help="0: greedy (default: 0 for one sample, else 1)")
@@ -83,21 +78,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
     parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's choice)")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write figures and all answers to this file")
-    return parser.parse_args(argv)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a model says: figures and answers of each set, by its name."""
-
-    figures: dict[str, dict[str, Any]]
-    answers: dict[str, list[Answers]]
-
-    def data(self) -> dict[str, dict[str, Any]]:
-        """As JSON."""
-        listed = {name: [vars(each) for each in answers] for name, answers in self.answers.items()}
-        return {name: {**figures, "answers": listed[name]} for name, figures in self.figures.items()}
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write figures and answers (-: standard output)")
+    args = parser.parse_args(argv)
+    if args.temperature is None:
+        args.temperature = 0.0 if args.samples == 1 else 1.0
+    return args
 
 
 # ---- model and sets -------------------------------------------------------------------------------------------------
@@ -115,9 +100,7 @@ def model_folder(given: Path) -> Path:
     if (given / CONFIG).is_file():
         newest = checkpoints.latest(given)
         instead = f"; evaluate its checkpoint {newest[1]}" if newest else ""
-        raise ConfigError(
-            f"{given}: the run has no model yet ({final} is missing): it is written when a run ends{instead}"
-        )
+        raise ConfigError(f"{given}: no model yet ({final} is missing): it is written when a run ends{instead}")
     raise ConfigError(f"{given}: no model there (config.json is missing), and no run ({CONFIG} is missing)")
 
 
@@ -152,7 +135,7 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
 
     run, found = run_of(args.model), []
     if not args.sets and run is None:
-        raise ConfigError(f"{args.model} is no run's folder: name a set, e.g. test.jsonl or arithmetic")
+        raise ConfigError(f"{args.model} is no run's folder: name a set, e.g. test.jsonl")
     if not args.sets:
         assert run
         task = build("task", run.task, run.run.seed)
@@ -166,15 +149,20 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
         whole = text.endswith(".jsonl")
         splits = ("heldout", "train") if whole else ("heldout",)
         rows = [(split, row) for split in splits for row in range(task.size(split))]
-        found.append(
-            Question(
-                text,
-                task,
-                rows[: args.prompts or (None if whole else 256)],
-                bind("workflow", {"name": "single_turn"}),
-            )
-        )
+        rows = rows[: args.prompts or (None if whole else 256)]
+        found.append(Question(text, task, rows, bind("workflow", {"name": "single_turn"}), "tokenizer" in spec))
     return found
+
+
+def check_vocabulary(given: Path, model: Any, question: Question, own: configs.Config | None) -> None:
+    """Refuse a model with other tokens than the task's, unless its own run trained on them. Raises ConfigError."""
+    size, wanted = model.config.vocab_size, question.task.vocab_size
+    from areal_like.config.registry import build
+
+    if question.tokenized or size == wanted:
+        return
+    if own is None or build("task", own.task, own.run.seed).vocab_size != wanted:
+        raise ConfigError(f"{given}: got a vocabulary of {size} tokens, expected the {wanted} of {question.name}")
 
 
 def shown(prompt: Prompt) -> str:
@@ -193,97 +181,82 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     from actors.reward_pool import RewardError, RewardPool
     from actors.rewards import reward_function
     from areal_like.errors import EpisodeError
+    from areal_like.sampling import stream_key
+    from areal_like.types import Limits
 
     engine = TorchEngine(model, slots=args.slots)
     pool = RewardPool(workers=WORKERS, timeout=TIMEOUT)
-    reward = reward_function(question.task, pool, timeout=TIMEOUT)
-    done = 0
+    reward, task = reward_function(question.task, pool, timeout=TIMEOUT), question.task
 
-    async def one(number: int, place: tuple[str, int]) -> Answers:
-        nonlocal done
-        prompt = question.task.prompt(*place)
-        samples = await asyncio.gather(
-            *(_sample(args, question, engine, reward, prompt, number, i) for i in range(args.samples))
-        )
-        done += 1
-        said = [sample.tokens[sample.prompt_length :] for sample in samples]
-        texts = [prompt.codec.decode(each) if prompt.codec else " ".join(map(str, each)) for each in said]
-        rewards = [float(sample.reward) for sample in samples]
-        cut = sum(sample.finish == "length" for sample in samples) if question.task.stop_tokens else 0
-        return Answers(shown(prompt), str(prompt.answer), texts, rewards, [len(each) for each in said], cut)
+    async def sample(prompt: Prompt, number: int, i: int) -> Any:
+        key, longest = stream_key(args.seed, number, i), args.max_tokens or prompt.max_tokens
+        limits = Limits(longest, args.temperature, tuple(task.stop_tokens), key=key, trained=False)
+        made = await question.workflow(engine, reward, prompt, limits, f"{number} {i}")
+        if made is None:
+            raise ConfigError(f"{question.name}: the workflow rejected a sample of row {question.rows[number][1]}")
+        return made
 
-    async def tell() -> None:
-        while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
-            print(f"{question.name}: {done} of {len(question.rows)} prompts", file=sys.stderr, flush=True)
+    async def answers(number: int) -> Answers:
+        prompt = task.prompt(*question.rows[number])
+        samples = await asyncio.gather(*(sample(prompt, number, i) for i in range(args.samples)))
+        responses = [each.tokens[each.prompt_length :] for each in samples]
+        texts = [prompt.codec.decode(each) if prompt.codec else " ".join(map(str, each)) for each in responses]
+        cut = sum(each.finish == "length" for each in samples) if task.stop_tokens else 0
+        rewards, lengths = [float(each.reward) for each in samples], [len(each) for each in responses]
+        return Answers(shown(prompt), str(prompt.answer), texts, rewards, lengths, cut)
 
-    telling = asyncio.create_task(tell())
     try:
-        return list(await asyncio.gather(*(one(number, place) for number, place in enumerate(question.rows))))
+        return list(await asyncio.gather(*map(answers, range(len(question.rows)))))
     except RewardError as error:
         raise UserError(f"{question.name}: an answer can't be verified: {error}") from error
     except (AgentError, EpisodeError) as error:
         raise UserError(f"{question.name}: {error}") from error
     finally:
-        telling.cancel()
         await engine.close()
         await pool.close()
 
 
-async def _sample(
-    args: argparse.Namespace,
-    question: Question,
-    engine: Any,
-    reward: RewardFunction,
-    prompt: Prompt,
-    number: int,
-    i: int,
-) -> Any:
-    from areal_like.sampling import stream_key
-    from areal_like.types import Limits
+def evaluate(args: argparse.Namespace, given: Path, asked: Sequence[Question]) -> dict[str, list[Answers]]:
+    """Set → answers of the model at `given`. Raises UserError, ValueError, OSError."""
+    from areal_like.config.registry import build
 
-    key, longest = stream_key(args.seed, number, i), args.max_tokens or prompt.max_tokens
-    limits = Limits(longest, args.temperature, tuple(question.task.stop_tokens), key=key, trained=False)
-    sample = await question.workflow(engine, reward, prompt, limits, f"{number} {i}")
-    if sample is None:
-        raise ConfigError(
-            f"{question.name}: the workflow rejected a sample of {' row '.join(map(str, question.rows[number]))}"
-        )
-    return sample
+    answers = {}
+    for question in asked:
+        print(f"{given}: {question.name}, {len(question.rows)} prompts", file=sys.stderr, flush=True)
+        spec = {"name": "folder", "path": str(model_folder(given))}
+        model = build("model", spec, args.seed, question.task.vocab_size)
+        check_vocabulary(given, model, question, run_of(given))
+        answers[question.name] = asyncio.run(ask(args, question, model))
+    return answers
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
 def figures(answers: Sequence[Answers], samples: int, right: float) -> dict[str, Any]:
-    """Means over prompts, and their intervals."""
-    found = estimates([each.rewards for each in answers], powers(samples), right)
+    """Means over prompts, [mean, low, high] of the reward and of each pass@k."""
+    by = by_prompt([each.rewards for each in answers], powers(samples), right)
     lengths = [length for each in answers for length in each.lengths]
     return {
         "prompts": len(answers),
         "samples": samples,
-        **{name: list(estimate) for name, estimate in found.items()},
+        **{name: [sum(values) / len(values), *interval(values)] for name, values in by.items()},
         "tokens": sum(lengths) / len(lengths),
         "cut": sum(each.cut for each in answers) / len(lengths),
     }
 
 
 def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, model: Path) -> None:
-    """The table of all sets."""
+    """A row per set and figure."""
     how = "greedy" if args.temperature == 0 else f"temperature {args.temperature:g}"
-    columns = ["reward", *(f"pass@{k}" for k in powers(args.samples))]
-    made = table(f"{model}: {args.samples} answer{'s' * (args.samples > 1)} per prompt, {how}; mean [95 %]",
-                 "set", "prompts", *columns, "tokens", "cut")  # fmt: skip
+    title = f"{model}: {args.samples} answer{'s' * (args.samples > 1)} per prompt, {how}"
+    made = table(title, "set", "prompts", "figure", "mean", "low", "high", "tokens", "cut")
     for name, found in results.items():
-        cells = ["{:.3f} [{:.3f}, {:.3f}]".format(*found[column]) for column in columns]
-        made.add_row(
-            shortened(name.removeprefix("{name: ").removesuffix("}"), 48),
-            str(found["prompts"]),
-            *cells,
-            f"{found['tokens']:.1f}",
-            f"{found['cut']:.0%}",
-        )
-    console(140).print(made)
+        first = [shortened(name, 24), str(found["prompts"])], [f"{found['tokens']:.1f}", f"{found['cut']:.0%}"]
+        for figure in ("reward", *(f"pass@{k}" for k in powers(args.samples))):
+            made.add_row(*first[0], figure, *(f"{number:.3f}" for number in found[figure]), *first[1])
+            first = ["", ""], []
+    console().print(made)
 
 
 def show_answers(name: str, answers: Sequence[Answers], count: int) -> None:
@@ -293,73 +266,60 @@ def show_answers(name: str, answers: Sequence[Answers], count: int) -> None:
             print(f"  {reward:6.3f}  {visible(shortened(text, 200))}")
 
 
-def show_against(before: Found, after: Found, args: argparse.Namespace) -> dict[str, dict[str, Paired]]:
-    """Print the table of all differences; returns them by set and figure."""
-    from .analysis.pairing import compared, meaning_of_p, pairs_of
+def differences(
+    before: Mapping[str, Sequence[Answers]], after: Mapping[str, Sequence[Answers]], args: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Set → figure → `pairing.Paired`."""
+    from .analysis.pairing import paired
 
-    def numbers(found: Found, name: str) -> dict[str, list[float]]:
-        return by_prompt([each.rewards for each in found.answers[name]], powers(args.samples), args.right)
-
-    pairs = {name: pairs_of(numbers(before, name), numbers(after, name)) for name in after.answers}
-    console(140).print(compared(f"{args.model} against {args.against}, prompt by prompt", ("OTHER", "MODEL"), pairs))
-    print(meaning_of_p(pair for each in pairs.values() for pair in each.values()))
-    return pairs
-
-
-def evaluate(args: argparse.Namespace, given: Path, asked: Sequence[Question]) -> Found:
-    """What the model at `given` says to all sets. Raises UserError, ValueError, OSError."""
-    from areal_like.config.registry import build
-
-    vocabulary = max(question.task.vocab_size for question in asked)
-    results, answers = {}, {}
-    for question in asked:
-        begin = time.monotonic()
-        model = build("model", {"name": "folder", "path": str(model_folder(given))}, args.seed, vocabulary)
-        answers[question.name] = asyncio.run(ask(args, question, model))
-        results[question.name] = figures(answers[question.name], args.samples, args.right)
-        results[question.name]["seconds"] = time.monotonic() - begin
-    return Found(results, answers)
-
-
-def both(args: argparse.Namespace) -> tuple[Found, Found | None]:
-    """What MODEL says, and OTHER. Raises UserError, ValueError, OSError."""
-    folders = [model_folder(given) for given in (args.model, args.against) if given]
-    import torch
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    asked = questions(args, folders[0])
-    if not args.against:
-        return evaluate(args, args.model, asked), None
-    others = questions(args, folders[1]) if args.sets else asked  # a file is read with the model's own tokenizer
-    for mine, other in zip(asked, others, strict=True):
-        if [shown(mine.task.prompt(*row)) for row in mine.rows] != [
-            shown(other.task.prompt(*row)) for row in other.rows
-        ]:
-            raise ConfigError(f"{mine.name}: the two models' tokenizers leave them other prompts: nothing to compare")
-    return evaluate(args, args.model, asked), evaluate(args, args.against, others)
+    found = {}
+    for name in after:
+        first, second = (
+            by_prompt([each.rewards for each in side[name]], powers(args.samples), args.right)
+            for side in (before, after)
+        )
+        found[name] = {figure: paired(first[figure], second[figure]) for figure in first}
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
-    if args.temperature is None:
-        args.temperature = 0.0 if args.samples == 1 else 1.0
+    args = parse(argv)
     try:
-        found, other = both(args)
+        folders = [model_folder(given) for given in (args.model, args.against) if given]
+        import torch
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        asked = questions(args, folders[0])
+        others = questions(args, folders[-1]) if args.sets else asked  # a file is read with the model's own tokenizer
+        for mine, other in zip(asked, others, strict=True):
+            texts = [[shown(each.task.prompt(*row)) for row in each.rows] for each in (mine, other)]
+            if texts[0] != texts[1]:
+                raise ConfigError(f"{mine.name}: the tokenizers of the two models leave them other prompts")
+        answers = evaluate(args, args.model, asked)
+        against = evaluate(args, args.against, others) if args.against else {}
     except (UserError, ValueError, OSError) as error:
         refuse(error)
-    for name, answers in found.answers.items():
-        show_answers(name, answers, args.show)
-    show(found.figures, args, args.model)
-    data = found.data()
-    if other:
-        show(other.figures, args, args.against)
-        pairs = show_against(other, found, args)
-        for name, against in other.data().items():
-            differences = {figure: pair._asdict() for figure, pair in pairs[name].items()}
-            data[name] |= {"against": against, "differences": differences}
+    data = {name: figures(each, args.samples, args.right) for name, each in answers.items()}
+    data_against = {name: figures(each, args.samples, args.right) for name, each in against.items()}
+    changes = differences(against, answers, args) if against else {}
+    if args.json != Path("-"):
+        for name, each in answers.items():
+            show_answers(name, each, args.show)
+        show(data, args, args.model)
+        if against:
+            from .analysis.pairing import table_of
+
+            show(data_against, args, args.against)
+            console().print(table_of(f"{args.model} minus {args.against}, prompt by prompt", changes))
+    for name, each in answers.items():
+        data[name]["answers"] = [asdict(answer) for answer in each]
+        if against:
+            other_answers = [asdict(answer) for answer in against[name]]
+            data[name]["against"] = data_against[name] | {"answers": other_answers}
+            data[name]["differences"] = {figure: pair._asdict() for figure, pair in changes[name].items()}
     write_json(args.json, data)
     return 0
 

@@ -39,7 +39,7 @@ def shortened(text: str, widest: int = 60) -> str:
 
 def table(title: str, *columns: str) -> Table:
     """An empty table of numbers: the first column names the row and is aligned left, the others right."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for place, column in enumerate(columns):
         made.add_column(column, justify="right" if place else "left", no_wrap=True)
     return made
