@@ -19,9 +19,8 @@ from pathlib import Path
 from rich.markdown import Markdown
 
 from areal_like.config.layers import PRESETS
-from areal_like.config.other_names import instead_of
 from areal_like.config.ranges import RANGES
-from areal_like.config.registry import COMPONENTS, PARTS, ConfigError, described, nearest
+from areal_like.config.registry import COMPONENTS, PARTS, ConfigError, described, key_hint
 from areal_like.config.schema import SECTIONS, Config
 from areal_like.config.signatures import REQUIRED, Knob, signature
 from areal_like.places import CONFIGS
@@ -183,7 +182,7 @@ def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
         known = [*SECTIONS, *COMPONENTS, *base, *(f"{kind}.{each}" for kind in COMPONENTS for each in COMPONENTS[kind])]
         known += [f"{file.parent.name}.{file.stem}" for file in CONFIGS.glob("*/*.yaml")]
         ends = next((each for each in known if each.endswith(f".{name.replace('=', '.')}")), None)
-        hint = f" Did you mean {ends!r}?" if ends else instead_of(name) or nearest(name.replace("=", "."), known)
+        hint = f" Did you mean {ends!r}?" if ends else key_hint(name.replace("=", "."), known)
         raise ConfigError(f"a config has no part {name!r}.{hint}")
 
 

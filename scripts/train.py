@@ -27,9 +27,8 @@ from typing import Any, TextIO
 from areal_like import turns
 from areal_like.config import run_config as configs
 from areal_like.config.defaults import describe_learning, describe_machine
-from areal_like.config.other_names import instead_of_option
 from areal_like.config.placement import needs_of
-from areal_like.config.registry import resolve
+from areal_like.config.registry import key_hint, resolve
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.machine import cores, has_gpu
@@ -82,9 +81,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
     args, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
-        option, equals, value = unknown[0].partition("=")
-        value = value if equals else "".join(argv[argv.index(option) + 1 :][:1])
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}.{instead_of_option(option, value)}")
+        hint = key_hint(unknown[0].lstrip("-").partition("=")[0].replace("-", "_"), ())
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}.{hint} A setting is key=value, such as run.steps=5.")
     args.overrides += [f"{key}={run}" for key in ("resume", "replay") if (run := getattr(args, key)) is not None]
     if args.all and not args.print_config:
         parser.error("--all goes with --print-config")

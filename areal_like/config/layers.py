@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -27,7 +26,6 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from areal_like.config.other_names import ALIASES
 from areal_like.config.registry import COMPONENTS, ConfigError, component_hint, nearest
 from areal_like.places import CONFIGS
 
@@ -91,7 +89,6 @@ class Layers:
 
     def _add(self, items: Items, folder: Path) -> None:
         """Merge dotted keys and values of one layer: the choices first, then the values."""
-        items = [(_known_as(key, origin), value, origin) for key, value, origin in items]
         items.sort(key=lambda item: item[0] not in PRESETS)
         values: Items = []
         for key, value, origin in items:
@@ -156,14 +153,6 @@ def _replaces(path: str, inherited: Tree, spec: Tree) -> bool:
 def _names_component(key: str) -> bool:
     """Whether the key is `scheduler.name` and its like: replacing a component is a choice, too."""
     return key.endswith(".name") and key.partition(".")[0] in COMPONENTS
-
-
-def _known_as(key: str, origin: str) -> str:
-    """Our own name for a key of other systems, said once to the user."""
-    if key not in ALIASES:
-        return key
-    print(f"note: {key} is called {ALIASES[key]} here [from {origin}]", file=sys.stderr)
-    return ALIASES[key]
 
 
 def _nested(key: str, value: Value) -> Tree:

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from areal_like.config import corrections
 from areal_like.config.annotations import misfit
-from areal_like.config.other_names import instead_of, instead_of_component
+from areal_like.config.other_names import OTHER_NAMES
 from areal_like.config.signatures import REQUIRED, Knob, Signature, UnreadableError, docstring, is_async, signature
 from areal_like.errors import UserError
 from areal_like.places import CONFIGS
@@ -292,7 +292,7 @@ def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str,
         path = f"{prefix}.{knob}"
         if knob not in found.knobs:
             if not found.takes_any:
-                raise ConfigError(f"{path}: {_no_knob(found, path, name, value)}", path)
+                raise ConfigError(f"{path}: {_no_knob(found, path, name)}", path)
         elif problem := misfit(value, found.knobs[knob].annotation):
             raise ConfigError(f"{path}: {problem}", path)
         elif knob in COMPONENTS:
@@ -303,13 +303,13 @@ def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str,
         raise ConfigError(f"{path}: {name!r} needs it and has no default; set it with {path}=VALUE", path)
 
 
-def _no_knob(found: Signature, path: str, name: str, value: object) -> str:
+def _no_knob(found: Signature, path: str, name: str) -> str:
     """What is wrong with a knob that the component hasn't, and what to do."""
     knob, is_own = path.rpartition(".")[2], ":" in name
     if is_own and knob in found.optional:
         return f"{knob!r} of {name} is not keyword-only: write `*, {found.optional[knob]}`"
-    elsewhere = "" if is_own else instead_of(path, value)  # a user's own component has the user's own words
-    return f"{name!r} has no knob {knob!r}.{elsewhere or nearest(knob, found.knobs)} Its knobs: {_list(found.knobs)}"
+    hint = nearest(knob, found.knobs) if is_own else key_hint(path, found.knobs)
+    return f"{name!r} has no knob {knob!r}.{hint} Its knobs: {_list(found.knobs)}"
 
 
 def _check_inner(path: str, kind: str, spec: object) -> None:
@@ -354,11 +354,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def key_hint(path: str, known: Iterable[str]) -> str:
+    """What to write for an unknown key: our name for a key of TRL or verl, or else the nearest known one."""
+    key = path.rpartition(".")[2]
+    return f" Here that is {OTHER_NAMES[key]}." if key in OTHER_NAMES else nearest(key, known)
+
+
 def component_hint(kind: str, name: str, known: Iterable[str]) -> str:
     """What to write for an unknown component or choice: the algorithm of this name, or the nearest known name."""
     if kind == "loss" and (CONFIGS / "algorithm" / f"{name}.yaml").is_file():
         return f" Did you mean algorithm={name}?"
-    return instead_of_component(kind, name) or nearest(name, known)
+    return nearest(name, known)
 
 
 def _list(words: Iterable[str]) -> str:

@@ -37,9 +37,8 @@ from areal_like.config.conflicts import (
 from areal_like.config.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.config.eval_sets import check_sets
 from areal_like.config.layers import Layers, Tree, Value, read, shown
-from areal_like.config.other_names import instead_of
 from areal_like.config.ranges import RANGES, range_of
-from areal_like.config.registry import COMPONENTS, ConfigError, check, knobs, marks, nearest, settled
+from areal_like.config.registry import COMPONENTS, ConfigError, check, key_hint, knobs, marks, settled
 from areal_like.config.schema import SECTIONS, Config
 from areal_like.config.supervision import refuse_odd_supervision
 from areal_like.machine import cores, has_bfloat16, has_gpu
@@ -353,12 +352,13 @@ def _refuse_unknown_keys(tree: Tree) -> None:
 
 def _refuse_unknown(values: Tree, shape: type, prefix: str, tree: Tree) -> None:
     known = _names(shape)
-    for key, value in values.items():
+    for key in values:
         path = f"{prefix}{key}"
         if path in REFUSED:
             raise ConfigError(f"{path} {REFUSED[path]}", path)
         if key not in known:
-            hint = instead_of(path, value) or _elsewhere(str(key), tree) or nearest(str(key), known)
+            leaf = next(iter(_leaves(path, values[key])), (path,))[0]  # actor_rollout_ref.rollout.n
+            hint = _elsewhere(str(key), tree) or key_hint(leaf, ()) or key_hint(str(key), known)
             raise ConfigError(f"unknown key {path!r}.{hint or ' There are ' + ', '.join(known)}", path)
 
 

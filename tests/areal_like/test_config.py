@@ -17,8 +17,10 @@ from omegaconf.errors import ReadonlyConfigError
 from areal_like.config import layers, registry
 from areal_like.config import run_config as config
 from areal_like.config.corrections import USUAL
-from areal_like.config.registry import COMPONENTS
+from areal_like.config.other_names import OTHER_NAMES
+from areal_like.config.registry import COMPONENTS, knobs
 from areal_like.config.run_config import ConfigError, load
+from areal_like.config.schema import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,8 +90,7 @@ def write(folder: Path, name: str, **content: Any) -> None:
         ("engine.nested={seconds: '${run.steps}'}", "engine.nested", {"seconds": 100}),
         ("loss=ppo", "loss.name", "ppo"),
         ("loss=config_stand_ins:Engine", "loss.name", "config_stand_ins:Engine"),
-        ("max_staleness=3", "scheduler.max_staleness", 3),
-        ("group_size=4", "sizing.group_size", 4),
+        ("scheduler.max_staleness=3", "scheduler.max_staleness", 3),
     ],
 )
 def test_an_override_becomes_a_value(stand_ins: Path, override: str, key: str, value: Any) -> None:
@@ -104,19 +105,16 @@ def test_later_overrides_win(stand_ins: Path) -> None:
 
 @pytest.mark.parametrize("choice", ["mode=sync", "scheduler=sync", "scheduler.name=sync"])
 def test_a_choice_never_wipes_out_a_value_set_for_it(stand_ins: Path, choice: str) -> None:
-    before, after = load(["base", "scheduler.max_staleness=0", choice]), load(["base", choice, "max_staleness=0"])
+    before, after = (
+        load(["base", "scheduler.max_staleness=0", choice]),
+        load(["base", choice, "scheduler.max_staleness=0"]),
+    )
     assert before.scheduler == after.scheduler == {"name": "sync", "max_staleness": 0}
 
 
 def test_the_name_of_a_run_is_a_value_and_replaces_nothing(stand_ins: Path) -> None:
     run = load(["base", "run.name=mine"]).run
     assert run.name == "mine" and run.steps == load(["base"]).run.steps
-
-
-@pytest.mark.parametrize("alias", ["max_head_offpolicyness", "max_off_policy_steps", "max_staleness_steps"])
-def test_names_of_other_systems_are_taken_with_a_note(stand_ins: Path, alias: str, capsys: Any) -> None:
-    assert load(["base", f"{alias}=7"]).scheduler["max_staleness"] == 7
-    assert f"{alias} is called scheduler.max_staleness here" in capsys.readouterr().err
 
 
 # Files
@@ -242,7 +240,7 @@ def test_a_wrong_file_is_refused_by_name(stand_ins: Path) -> None:
 
 
 def test_the_result_is_read_only_and_survives_yaml(stand_ins: Path) -> None:
-    made = load(["base", "max_staleness=inf", "learner.lr=1e-5", "run.target_reward=1", "run.name='1e5'"])
+    made = load(["base", "scheduler.max_staleness=inf", "learner.lr=1e-5", "run.target_reward=1", "run.name='1e5'"])
     with pytest.raises(ReadonlyConfigError):
         made.run.steps = 3
     with pytest.raises(AttributeError):
@@ -494,3 +492,17 @@ def test_a_run_of_another_format_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError) as error:
         config.load_resolved(path)
     assert error.value.key == key
+
+
+def test_names_of_other_systems_are_answered_with_keys_that_exist() -> None:
+    keys = {f"{section}.{key}" for section, shape in SECTIONS.items() for key in shape.__dataclass_fields__}
+    keys |= {f"{kind}.{knob}" for kind, names in COMPONENTS.items() for name in names for knob in knobs(kind, name)}
+    assert set(OTHER_NAMES.values()) - keys <= config.Config.__dataclass_fields__.keys()
+    for wrong, ours in {
+        "learner.learning_rate": "learner.lr",
+        "actor_rollout_ref.rollout.n": "sizing.group_size",
+    }.items():
+        with pytest.raises(ConfigError, match=ours):
+            load(["quickstart", f"{wrong}=1"])
+    with pytest.raises(ConfigError, match="algorithm=grpo"):
+        load(["quickstart", "loss=grpo"])

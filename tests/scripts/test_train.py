@@ -97,9 +97,9 @@ def test_options_may_stand_anywhere(place: int, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["--steps", "5", QUICKSTART], "unrecognized arguments: --steps. Write run.steps=5."),
-        ([QUICKSTART, "--learner.lr=1e-3"], "Write learner.lr=1e-3."),
-        ([QUICKSTART, "--num-train-epochs=3"], "Here that is run.steps; there are no epochs."),
+        (["--steps", "5", QUICKSTART], "--steps"),
+        ([QUICKSTART, "--learner.lr=1e-3"], "A setting is key=value"),
+        ([QUICKSTART, "--num-train-epochs=3"], "run.steps"),
         ([QUICKSTART, "--loss", "dg"], "A setting is key=value, such as run.steps=5."),
     ],
 )
