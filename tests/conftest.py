@@ -26,7 +26,6 @@ SLOW = {
     "actors/test_progress.py": "waits",
     "actors/test_ragged_attention.py": "compiles",
     "actors/test_reward_pool.py": "starts processes",
-    "actors/test_sglang_health.py": "waits",
     "actors/test_tools.py": "starts processes",
     "areal_like/test_forks.py": "starts processes",
     "areal_like/test_keys.py": "waits for sockets",

@@ -22,8 +22,8 @@ STRIDE = 1 << 21
 """Most elements that are computed at once: bounds the temporaries (tens of bytes per element)."""
 
 
-class LoaderUnable(RuntimeError):
-    """This server stores the weights in a way that patches cannot follow."""
+class LoaderRefused(RuntimeError):
+    """A model or server that can never follow the published weights: another try would not help."""
 
 
 class Box:
@@ -43,9 +43,9 @@ class Box:
 
     @classmethod
     def of_copy(cls, shape: tuple[int, ...], source: Tensor, target: Tensor) -> Box:
-        """`source` is a view of the whole tensor. Raises LoaderUnable where it is not a box of it, in its order."""
+        """`source` is a view of the whole tensor. Raises LoaderRefused where it is not a box of it, in its order."""
         if source.shape != target.shape:
-            raise LoaderUnable("a tensor is stored under another shape")
+            raise LoaderRefused("a tensor is stored under another shape")
         strides, size, dim = strides_of(shape), [1] * len(shape), 0
         for count, stride in zip(source.shape, source.stride(), strict=True):
             if count == 1:
@@ -53,7 +53,7 @@ class Box:
             while dim < len(shape) and (strides[dim] != stride or shape[dim] == 1):
                 dim += 1
             if dim == len(shape) or count > shape[dim]:
-                raise LoaderUnable("a tensor is stored in another order")
+                raise LoaderRefused("a tensor is stored in another order")
             size[dim] = count
             dim += 1
         start, left = [], source.storage_offset()
@@ -61,7 +61,7 @@ class Box:
             start.append(left // stride)
             left %= stride
         if any(a + n > whole for a, n, whole in zip(start, size, shape, strict=True)):
-            raise LoaderUnable("a tensor is stored under another shape")
+            raise LoaderRefused("a tensor is stored under another shape")
         return cls(shape, tuple(start), tuple(size), target.view(size))
 
     @property
@@ -126,14 +126,6 @@ class Box:
             local.append(where)
         return inside, tuple(each[inside] for each in local)
 
-    def words_at(self, words: Tensor, dtype: str, per: int) -> Tensor:
-        """What these words of the tensor hold, int64 [n] (all are in this box)."""
-        at = (words[:, None] * per + torch.arange(per, device=words.device)).flatten()
-        there = at < math.prod(self.shape)
-        values = torch.zeros(at.shape, dtype=getattr(torch, dtype), device=at.device)
-        values[there] = self.target[self.inside(at[there])[1]].to(values.dtype)
-        return values.view(torch.int64)
-
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     """Elements from one to the next along each dimension of a tensor without gaps."""
@@ -164,7 +156,7 @@ def under_stored_names(tensors: Mapping[str, Tensor], stored: Stored) -> Iterato
 
 
 def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec], stored: Stored) -> dict[str, list[Box]]:
-    """Name → boxes of each tensor. Raises LoaderUnable where that can't be found out."""
+    """Name → boxes of each tensor. Raises LoaderRefused where that can't be found out."""
     storages = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
     metas = {spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta") for spec in specs}
     spec_of = {metas[spec.name].untyped_storage()._cdata: spec for spec in specs}
@@ -180,18 +172,18 @@ def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec], stored: Stored
         with torch.no_grad(), _Copies() as copies:
             model.load_weights(give())  # type: ignore[operator]
     except Exception as error:
-        raise LoaderUnable(f"{given}: the model's loader needs its values ({error})") from None
+        raise LoaderRefused(f"{given}: the model's loader needs its values ({error})") from None
     boxes: dict[str, list[Box]] = {spec.name: [] for spec in specs}
     for source, target in copies.noted:
         spec = spec_of.get(source.untyped_storage()._cdata)
         if spec is None:
-            raise LoaderUnable(f"a tensor {list(source.shape)}: the model's loader changes it on its way")
+            raise LoaderRefused(f"a tensor {list(source.shape)}: the model's loader changes it on its way")
         if target.untyped_storage().data_ptr() not in storages:
-            raise LoaderUnable(f"{spec.name}: the model's loader puts it elsewhere than into a parameter")
+            raise LoaderRefused(f"{spec.name}: the model's loader puts it elsewhere than into a parameter")
         try:
             box = Box.of_copy(spec.shape, source, target)
-        except LoaderUnable as error:
-            raise LoaderUnable(f"{spec.name}: {error}") from None
+        except LoaderRefused as error:
+            raise LoaderRefused(f"{spec.name}: {error}") from None
         if not any(box.key == other.key and _is_same(box.target, other.target) for other in boxes[spec.name]):
             boxes[spec.name].append(box)
     return boxes

@@ -2,16 +2,11 @@
 
     sum over our boxes of their lanes → 16 bytes, summed over the processes → digest
 
-A box that several places hold (a tied weight, what tensor parallelism replicates) counts once, by its *owner*. That
-the other copies hold the same shows in a second sum, where each copy has a factor and the factors of a box add up to
-zero: a copy that differs makes it other than zero (certainly, if one word differs; else but for chance, 2^-64). So
-processes exchange 48 bytes per update, whatever the size of the model.
-
-The sums follow each change: of the words that a patch changes the old contents are subtracted, the new ones added. A
-*sweep* computes them from all weights, `STRIDE` elements at a time.
-
-A word is eight bytes of a tensor, and can't be hashed in parts. Tensors whose boxes cut through words (rows or columns
-of an odd length) are small; their bits are put together over all processes each time.
+A box that several places hold (a tied weight, what tensor parallelism replicates) counts once, by its *owner*. The
+other copies enter a second sum, where each copy has a factor and the factors of a box add up to zero: it is zero if all
+copies are equal (and otherwise only with a chance of 2^-64). So processes exchange 40 bytes per update, whatever the
+size of the model. Weights are read `STRIDE` elements at a time. A word is eight bytes of a tensor, and can't be hashed
+in parts.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engines.sglang_boxes import STRIDE, Box, LoaderUnable
+from actors.engines.sglang_boxes import Box, LoaderRefused
 from areal_like.weights import digest as words_digest
 from areal_like.weights.state import ALIGN, TensorSpec
 
@@ -34,10 +29,6 @@ _K, _A, _B = (int(each.view(np.int64)) for each in (words_digest.K, words_digest
 
 class LoaderError(RuntimeError):
     """The weights are wrong after a patch was applied."""
-
-
-class LoaderRefused(RuntimeError):
-    """A model or server that can never follow the published weights: another try would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +42,7 @@ class StoredCopy:
 
 class DigestTally:
     """Lanes of the weights in `boxes` (name → boxes), and of all processes of `group` (on the CPU; None: one). Raises
-    LoaderUnable for a way to store tensors that it can't follow, LoaderRefused where there is no place for a tensor,
-    LoaderError where there is none for a part of one."""
+    LoaderRefused where there is no place for a tensor, or it is stored in a way that can't be followed."""
 
     def __init__(self, specs: Sequence[TensorSpec], boxes: dict[str, list[Box]], group: Any = None):
         self.specs, self._group = specs, group
@@ -61,7 +51,6 @@ class DigestTally:
         rank = 0 if group is None else torch.distributed.get_rank(group)
         self.copies: dict[str, list[StoredCopy]] = {}
         self._first: dict[str, int] = {}
-        self._ragged: dict[str, TensorSpec] = {}
         first = 0
         for index, spec in enumerate(specs):
             held = [(key, (at, i)) for at, keys in enumerate(everywhere) for i, key in enumerate(keys[index])]
@@ -74,9 +63,6 @@ class DigestTally:
             first += spec.space // ALIGN
         self._words = first
         self._device = next((box.target.device for each in boxes.values() for box in each), torch.device("cpu"))
-        self._sums: Tensor | None = None
-        self.swept = False
-        """Was the last digest computed from all weights?"""
 
     def _check(self, spec: TensorSpec, held: list) -> None:
         sizes = {
@@ -90,66 +76,30 @@ class DigestTally:
             )
         if found < spec.count:
             kinds = ", ".join(f"{box.size} from {box.start}" for box in sizes.values())
-            raise LoaderError(
+            raise LoaderRefused(
                 f"{spec.name}: not all of it is stored ({found} elements of {list(spec.shape)} {spec.dtype}: {kinds})"
             )
         if found > spec.count:
-            raise LoaderUnable(f"{spec.name}: places that hold parts of it overlap")
+            raise LoaderRefused(f"{spec.name}: places that hold parts of it overlap")
         if not all(box.is_of_words(ALIGN // spec.itemsize) for box in sizes.values()):
-            if spec.count > STRIDE:
-                raise LoaderUnable(f"{spec.name}: it is cut up in the middle of words of {ALIGN} bytes")
-            self._ragged[spec.name] = spec
+            raise LoaderRefused(f"{spec.name}: it is cut up in the middle of words of {ALIGN} bytes")
 
-    # ---- following changes ------------------------------------------------------------------------------------------
-
-    def forget(self) -> None:
-        """The weights have changed otherwise: the next digest needs a sweep."""
-        self._sums = None
-
-    def note(self, sign: int, spec: TensorSpec, copy: StoredCopy, piece: Box, words: Tensor | None = None) -> None:
-        """Add (1) or subtract (-1) what a piece of a copy holds now; of `words` only, int64 [n] of the tensor."""
-        if self._sums is None or spec.name in self._ragged:
-            return
-        per = ALIGN // spec.itemsize
-        if words is None:
-            contents, words = piece.words(piece.bits(spec.dtype)[0], per)
-        else:
-            contents = piece.words_at(words, spec.dtype, per)
-        self._sums += sign * _sums_of(copy, contents, words + self._first[spec.name])
-
-    # ---- the digest -------------------------------------------------------------------------------------------------
-
-    def digest(self, sweep: bool, problem: str = "") -> str:
-        """Of the weights of all processes, by a sweep if that is wanted or nothing is known of them yet. Raises
-        LoaderError where copies differ, or one process has a `problem`."""
-        sums, words = torch.zeros(6, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-        self.swept = sweep or self._sums is None
+    def digest(self, problem: str = "") -> str:
+        """Of the weights of all processes. Raises LoaderError where copies differ, or one process has a `problem`."""
+        sums = torch.zeros(5, dtype=torch.int64)
         try:
             if not problem:
-                if sweep or self._sums is None:
-                    self._sums, problem = self._swept()
-                words, check = self._put_together()
-                sums[:4] = self._sums.cpu()
-                sums[2:4] += check
+                found, problem = self._swept()
+                sums[:4] = found.cpu()
         except Exception as error:  # the others wait for this one
             problem = f"{type(error).__name__}: {error}"
-            words = torch.zeros(sum(spec.space // ALIGN for spec in self._ragged.values()), dtype=torch.int64)
         sums[4] = int(bool(problem))
         summed(sums, self._group)
-        summed(words, self._group)
         if sums[4]:
-            self.forget()
             raise LoaderError(problem or "another process of this server has wrong weights")
         if sums[2:4].any():
-            self.forget()
             raise LoaderError(f"copies of the weights differ{self._differing()}")
-        lanes = sums[:2]
-        at = 0
-        for spec in self._ragged.values():
-            count = spec.space // ALIGN
-            lanes = lanes + lanes_of(words[at : at + count], torch.arange(count) + self._first[spec.name])
-            at += count
-        return words_digest.text_of(lanes.numpy().view(np.uint64), self._words)
+        return words_digest.text_of(sums[:2].numpy().view(np.uint64), self._words)
 
     def _swept(self) -> tuple[Tensor, str]:
         """Sums int64 [4] on the device (lanes, comparison of copies), and what is wrong, if anything is."""
@@ -160,34 +110,18 @@ class DigestTally:
                 for piece in copy.box.pieces():
                     values, odd = piece.bits(spec.dtype)
                     wrong += odd
-                    if spec.name not in self._ragged:
-                        words, at = piece.words(values, ALIGN // spec.itemsize)
-                        total += _sums_of(copy, words, at + self._first[spec.name])
+                    words, at = piece.words(values, ALIGN // spec.itemsize)
+                    total += _sums_of(copy, words, at + self._first[spec.name])
             if wrong:
                 return total, f"LoaderError: {spec.name}: no published bits stand for {int(wrong)} of its elements"
         return total, ""
-
-    def _put_together(self) -> tuple[Tensor, Tensor]:
-        """Of tensors that are cut through words: the words of what this process owns, int64 [n], and the comparison of
-        copies, int64 [2]."""
-        found, check = [torch.zeros(0, dtype=torch.int64)], torch.zeros(2, dtype=torch.int64)
-        for spec in self._ragged.values():
-            words = torch.zeros(spec.space // ALIGN, dtype=torch.int64)
-            for copy in self.copies[spec.name]:
-                alone = torch.zeros(spec.space // spec.itemsize, dtype=getattr(torch, spec.dtype))
-                alone[: spec.count].view(spec.shape)[copy.box.slices] = copy.box.bits(spec.dtype)[0].cpu()
-                sums = _sums_of(copy, alone.view(torch.int64), torch.arange(len(words)))
-                words += alone.view(torch.int64) * int(copy.is_owner)
-                check += sums[2:]
-            found.append(words)
-        return torch.cat(found), check
 
     def _differing(self) -> str:
         """Which tensors have copies that differ, in words; all processes look."""
         checks = torch.zeros(len(self.specs), dtype=torch.int64)
         for i, spec in enumerate(self.specs):
             for copy in self.copies[spec.name]:
-                for piece in copy.box.pieces() if copy.factor and spec.name not in self._ragged else ():
+                for piece in copy.box.pieces() if copy.factor else ():
                     words, at = piece.words(piece.bits(spec.dtype)[0], ALIGN // spec.itemsize)
                     checks[i] += _sums_of(copy, words, at)[2].cpu()
         summed(checks, self._group)

@@ -1,4 +1,4 @@
-"""The SGLang engine: a `RolloutEngine` over SGLang servers, which it starts or joins. It speaks HTTP only.
+"""The SGLang engine: a `RolloutEngine` over SGLang servers, which it starts. It speaks HTTP only.
 
     generate() → a server that is ready, the one with the fewest requests → tokens, logprobs, label per token → versions
     load()     → what has changed, as a patch → every server: pause, patch, compare digests, label, continue
@@ -32,9 +32,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from actors.engines import sglang_flags, sglang_weights
-from actors.engines.concurrency import AdaptiveSemaphore
 from actors.engines.sglang_fleet import SglangFleet
-from actors.engines.sglang_names import stored_names
 from actors.engines.sglang_replies import (
     Pieces,
     Reply,
@@ -46,7 +44,7 @@ from actors.engines.sglang_replies import (
     scored,
 )
 from actors.engines.sglang_server import ServerGone, ServerRefused, SglangServer
-from actors.engines.sglang_shared import SharedCopy
+from actors.engines.sglang_weights import SharedCopy, stored_names
 from areal_like.interfaces import Heard
 from areal_like.models.causal_lm import state_of
 from areal_like.models.routers import routers_of, routing_of
@@ -54,7 +52,6 @@ from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
-_BALANCE_SECONDS = 1.0
 _TRIES = 5
 """Answers in a row without a token, and without an update that interrupted them, before a request is given up."""
 
@@ -76,21 +73,17 @@ class SglangEngine:
     """A `RolloutEngine` (see `areal_like.interfaces`) for `model`; it keeps the model's config and bits. `folder` is
     for the servers' logs and the model's config.
 
-    `url`: join the server that runs there; it must have been started with our loader (`docs/gpu.md`), and belongs to
-    this actor alone. "": start `replicas` servers, each over `tp_size` devices (tensor parallelism).
+    It starts `replicas` servers, each over `tp_size` devices (tensor parallelism).
     `server`: more of their arguments, as `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all
-    servers; more wait, and while memory runs out fewer run (`concurrency`: looked at once a second; SGLang's own
-    admission goes on below that). `dtype` of them; null: float32 on the CPU, else bfloat16.
+    servers; more wait. `dtype` of them; null: float32 on the CPU, else bfloat16.
     `pause_mode`: at an update running sequences stay as they are (in_place), are computed again under the new weights
     (retract), or are broken off and sent again (abort). `kv_policy`: "flush": what is kept of prompts is never used
     under newer weights; "keep": it is. (Of a sequence that is running, in_place keeps it in any case.)
     `start_timeout`: seconds for a server to be ready. `max_restarts` per server. `frozen_after`: seconds in which a
-    server has made no token, not even when asked to (`sglang_health`), or has not answered a call, until it is killed
+    server has made no token, not even when asked to (`sglang_server`), or has not answered a call, until it is killed
     and started again; longer than the longest forward pass. A call with weights may take so much longer as they need.
     `return_experts`: completions bring the experts that the model's routers chose (set by `learner.router_replay`). Of
     a sequence that an update makes a server compute again (retract), they are those of the newest computation.
-    `sweep_every`: updates from one digest that a server computes from all of its weights to the next (and after all
-    weights were sent); between them it follows what patches change.
     Raises ValueError for knobs out of range or that would make logprobs differ from the learner's, and for a model that
     servers have not been seen to follow (latent attention other than DeepSeek-V2's).
     """
@@ -99,15 +92,11 @@ class SglangEngine:
     needs_folder = True
     streams = True
     METRICS: ClassVar = {
-        "limit": "mean:rollout/limit",
         "tp_size": "max:servers/tp_size",
         "restarts": "sum:servers/restarts",
         "patch_bytes": "sum:servers/patch_bytes",
         "whole_updates": "sum:servers/whole_updates",
-        "unchecked_updates": "sum:servers/unchecked_updates",
-        "swept_updates": "sum:servers/swept_updates",
         "resampled": "sum:servers/resampled",
-        "preemptions": "sum:servers/preemptions",
     }
 
     def __init__(  # noqa: PLR0913 (each is a knob)
@@ -115,7 +104,6 @@ class SglangEngine:
         model: PreTrainedModel,
         folder: Path,
         *,
-        url: str = "",
         replicas: Annotated[int, "[1, inf)"] = 1,
         tp_size: Annotated[int, "[1, inf)"] = 1,
         slots: Annotated[int, "[1, inf)"] = 64,
@@ -127,35 +115,25 @@ class SglangEngine:
         start_timeout: Annotated[float, "(0, 1e7]"] = 600.0,
         max_restarts: Annotated[int, "[0, inf)"] = 3,
         frozen_after: Annotated[float, "(0, 1e7]"] = 120.0,
-        sweep_every: Annotated[int, "[1, inf)"] = 50,
         return_experts: bool = False,
     ):
-        if min(replicas, tp_size, slots, sweep_every) < 1 or (url and replicas > 1):
-            raise ValueError("replicas, tp_size, slots, sweep_every must be at least 1; a joined server (url) is one")
         sglang_flags.refuse_model(model)
-        self.slots, self.digest, self.dtype = slots, "", ""  # that of a server which is joined is not known
+        more = dict(server or {}) | ({"enable-return-routed-experts": True} if return_experts else {})
+        wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, more)
+        self.slots, self.digest, self.dtype = slots, "", wanted.computed_in
         self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
-        self._sweep_every = sweep_every
         self._mode, self._flush = pause_mode, kv_policy == "flush"
         self._returned = _returned(model) if return_experts else None
         state = state_of(model)
         self._held = SharedCopy(state, stored_names(model, state.specs))
         timing: dict[str, Any] = {"start_timeout": start_timeout, "max_restarts": max_restarts}
-        if url:
-            self._fleet = SglangFleet([SglangServer("SGLang", url=url, patience=frozen_after)], **timing)
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            more = dict(server or {}) | ({"enable-return-routed-experts": True} if return_experts else {})
-            wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, more)
-            self.dtype = wanted.computed_in
-            commands, environment = sglang_flags.commands(model, folder, wanted, replicas)
-            self._fleet = SglangFleet.started_in(folder, commands, environment, patience=frozen_after, **timing)
+        commands, environment = sglang_flags.commands(model, folder, wanted, replicas)
+        self._fleet = SglangFleet(folder, commands, environment, tp_size=tp_size, patience=frozen_after, **timing)
         self._servers = self._fleet.servers
-        self._labels = f"areal-{uuid.uuid4().hex[:12]}"  # another engine that has joined the same server gives others
-        self._label, self._version = f"{self._labels}-0", 0
+        self._label, self._version = "areal-0", 0
         self._versions = {self._label: 0}
         self._updating = asyncio.Lock()
-        self._places = AdaptiveSemaphore(slots)
+        self._places = asyncio.Semaphore(slots)
         self._calls: set[_Call] = set()
         self._errands: set[asyncio.Task] = set()
         self._closed = False
@@ -163,9 +141,7 @@ class SglangEngine:
         self._totals = dict.fromkeys(
             ("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses", "joins"), 0.0
         )
-        self._totals |= dict.fromkeys(
-            ("patch_bytes", "whole_updates", "unchecked_updates", "swept_updates", "resampled"), 0.0
-        )
+        self._totals |= dict.fromkeys(("patch_bytes", "whole_updates", "resampled"), 0.0)
 
     @property
     def version(self) -> int:
@@ -182,8 +158,8 @@ class SglangEngine:
         self, tokens: np.ndarray, limits: Limits, request: str = "", heard: Heard | None = None
     ) -> Completion:
         """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `heard` is told what the
-        completion has so far whenever the server says so: after each step, or after several on a busy machine. It is
-        all of the completion's beginning, unless a server died whose tokens are of unknown versions (see `_cut_off`).
+        completion has so far whenever the server says so: after each step, or after several on a busy machine. Always a
+        prefix of the result, except after a server died mid-stream.
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (the
         server gives no tokens, closed engine).
@@ -258,23 +234,20 @@ class SglangEngine:
         experts_from = limits.experts_from + (0 if done.experts is None else len(done.experts))
         pieces = _pieces(server.label, call.heard, done.tokens)
         call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
-        label, newest, server.load = server.label, self._label, server.load + 1
+        label, server.load = server.label, server.load + 1
         self._note_busy()
         try:
             share, wanted = label if self._flush else None, experts_from if returned else None
             asked = generate_request(call.rid, tokens, len(done.tokens), limits, share, wanted)
             answer = await _answer(server, asked, pieces)
-            undisturbed = label == newest == self._label
-            only, behind = label if undisturbed else None, len(tokens) - experts_from
-            reply = reply_of(answer, self._versions, only, returned, behind)
-            if reply is None or (self._flush and reply.is_stale(label)):
+            reply = reply_of(answer, self._versions, returned, len(tokens) - experts_from)
+            if self._flush and reply.is_stale(label):
                 self._totals["resampled"] += 1
                 return None
             return reply
         except ServerGone:
             await asyncio.sleep(0.1)  # `watch` will see it
-            undisturbed = label == newest == self._label
-            return self._cut_off(pieces, label) if undisturbed and pieces and not returned else None
+            return None
         except asyncio.CancelledError:
             self._send_abort(call)  # frees the slot there
             raise
@@ -282,11 +255,6 @@ class SglangEngine:
             server.load -= 1
             self._note_busy()
             call.server = None
-
-    def _cut_off(self, pieces: Pieces, label: str) -> Reply | None:
-        """What a server that has gone had streamed, all of it under one label: it stays, since it has been heard."""
-        answer = pieces.cut()
-        return None if answer is None else reply_of(answer, self._versions, label)
 
     async def _pick(self) -> SglangServer:
         while True:
@@ -340,9 +308,8 @@ class SglangEngine:
         """Give new weights to all servers; returns when every later token is from the new version."""
         async with self._updating:
             begin, base = monotonic(), self._held.digest
-            sweep = int(self._totals["updates"] + 1) % self._sweep_every == 0
-            patch = await asyncio.to_thread(self._held.advance, update, sweep)
-            self._label = f"{self._labels}-{len(self._versions)}"
+            patch = await asyncio.to_thread(self._held.advance, update)
+            self._label = f"areal-{len(self._versions)}"
             self._versions[self._label] = update.version
             ready = [server for server in self._servers if server.ready.is_set()]
             await asyncio.gather(*(self._give(server, patch, base) for server in ready))
@@ -362,8 +329,6 @@ class SglangEngine:
             return
         self._totals["patch_bytes"] += outcome.nbytes
         self._totals["whole_updates"] += outcome.whole
-        self._totals["unchecked_updates"] += not outcome.checked
-        self._totals["swept_updates"] += outcome.swept
         if running:
             self._totals["pauses"] += 1
             self._totals["pause_seconds"] += outcome.pause_seconds
@@ -372,20 +337,10 @@ class SglangEngine:
 
     async def watch(self) -> None:
         """Start the servers and keep them running. Raises RuntimeError when that no longer works."""
-        balance = asyncio.ensure_future(self._balance())
-        try:
-            await self._fleet.watch(self._equip)
-        finally:
-            balance.cancel()
-
-    async def _balance(self) -> None:
-        """Lower the number of concurrent requests while servers run out of memory; raise it again later."""
-        while True:
-            await asyncio.sleep(_BALANCE_SECONDS)
-            self._places.note(await self._fleet.count())
+        await self._fleet.watch(self._equip)
 
     async def _equip(self, server: SglangServer) -> None:
-        """Give a server that has just been started, or joined, its weights; then it may be used. Raises ServerGone,
+        """Give a server that has just been started its weights; then it may be used. Raises ServerGone,
         ServerRefused."""
         async with self._updating:
             if not self._held.digest:
@@ -408,23 +363,20 @@ class SglangEngine:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the servers that were started here."""
+        """Process ids of the servers."""
         return [server.pid for server in self._servers if server.pid]
 
     def stats(self) -> dict[str, float]:
         """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
-        `tp_size` of each; `preemptions` for want of memory; `limit`: how many requests may be at the servers now;
-        `patch_bytes` sent to them; `whole_updates`: with all weights; `unchecked_updates`: whose digest the server
-        could not compare; `swept_updates`: whose digest it computed from all weights; `resampled`: requests sampled
-        again since their version or their prefix was in doubt."""
+        `tp_size` of each; `patch_bytes` sent to them; `whole_updates`: with all weights; `resampled`: requests sampled
+        again since their prefix was computed by other weights."""
         self._note_busy()
         running = sum(server.load for server in self._servers)
-        fleet = {name: float(getattr(self._fleet, name)) for name in ("restarts", "tp_size", "preemptions")}
-        fleet["limit"] = float(self._places.limit)
+        fleet = {"restarts": float(self._fleet.restarts), "tp_size": float(self._servers[0].ranks)}
         return {**self._totals, **fleet, "running": float(running), "waiting": float(len(self._calls) - running)}
 
     async def close(self) -> None:
-        """End the servers that were started here; every caller gets its partial completion with finish "abort"."""
+        """End the servers; every caller gets its partial completion with finish "abort"."""
         self._closed = True
         for call in self._calls:
             self._cut(call)
@@ -444,12 +396,12 @@ async def _answer(server: SglangServer, asked: dict[str, Any], pieces: Pieces | 
     if pieces is None:
         answer = await server.post("/generate", asked, math.inf)
         if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
-            server.pulse.beat()
+            server.beat()
         return answer
 
     def take(piece: dict[str, Any]) -> None:
         if pieces.take(piece):
-            server.pulse.beat()
+            server.beat()
 
     await server.stream("/generate", asked | {"stream": True}, take)
     if pieces.answer is None:

@@ -1,4 +1,4 @@
-"""The arguments of our SGLang servers, and which servers may be used at all."""
+"""The arguments of SGLang servers, and the models that they may serve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from actors.engines.sglang_loader import LOAD_FORMAT
-from areal_like.errors import UserError
 
 FOR_CPU = {
     "device": "cpu",
@@ -42,8 +41,6 @@ UNSUPPORTED = {
     *(spelling for short, long in _PARALLEL.items() for spelling in (short, f"{short}-size", long)),
 }
 """Arguments that would put weights where patches do not reach them, or change logprobs."""
-_SWITCHES = ("enable_dp_attention", "cpu_offload_gb", "enable_lora", "enable_eplb", "torchao_config")
-"""Those that a server which is joined must not have set."""
 LATENT = "kv_lora_rank"
 """Name in a model's config."""
 LATENT_TRIED = ("deepseek_v2",)
@@ -111,7 +108,6 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
         "skip-tokenizer-init": True,
         "sleep-on-idle": True,
         "log-level": "warning",
-        "enable-metrics": True,
         "incremental-streaming-output": True,  # else each piece of a streamed answer is all of it so far
         "custom-weight-loader": LOAD_FORMAT,
         **_source(model, folder),
@@ -152,21 +148,3 @@ def _as_arguments(flags: Mapping[str, Any]) -> list[str]:
         if value is not True:
             arguments += [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
     return arguments
-
-
-def checked(info: Mapping[str, Any]) -> int:
-    """Tensor-parallel ranks of a server, by its `/server_info`. Raises UserError for one that must not be used."""
-    for key in CHANGE_LOGPROBS:
-        if info.get(key):
-            raise UserError(f"the SGLang server has {key}={info[key]!r}: its logprobs would not be the learner's")
-    if LOAD_FORMAT not in (info.get("custom_weight_loader") or []):
-        raise UserError(f"the SGLang server was started without --custom-weight-loader {LOAD_FORMAT}")
-    for short in _PARALLEL:
-        if int(info.get(f"{short}_size") or 1) > 1:
-            raise UserError(f"the SGLang server has {short}_size above 1: let the engine start replicas instead")
-    unfit = [key for key in _SWITCHES if info.get(key)]
-    unfit += ["kv_cache_dtype"] if str(info.get("kv_cache_dtype")).startswith("fp") else []
-    unfit += ["weight_cache_mode"] if info.get("weight_cache_mode") not in (None, "", "off") else []
-    if unfit:
-        raise UserError(f"the SGLang server has {', '.join(unfit)} set: engine=sglang does not support that")
-    return int(info.get("tp_size") or 1)

@@ -2,11 +2,10 @@
 result. Needs torch, NumPy, and only the objects that SGLang passes to it.
 
 `sglang_boxes` finds where each of our elements lies in the parameters, and a patch is scattered there. After every
-patch the digest of all weights, which follows what it changes and is computed from all parameters now and then
-(`sglang_digest`), is compared. SGLang ignores what a custom loader returns, and ends when it raises. So `install`, a
-plugin of SGLang (`sglang.srt.plugins`), wraps the call around it: a failure becomes an answer with `success` false, an
-applied patch one with `APPLIED` and the digest. An answer without these comes from a server without the plugin: `load`,
-the custom loader itself, can only log errors.
+patch the digest of all parameters (`sglang_digest`) is compared. SGLang ignores what a custom loader returns, and ends
+when it raises. So `install`, a plugin of SGLang (`sglang.srt.plugins`), wraps the call around it: a failure becomes an
+answer with `success` false, an applied patch one with `APPLIED` and the digest. An answer without these comes from a
+server without the plugin: `load`, the custom loader itself, can only log errors.
 """
 
 from __future__ import annotations
@@ -21,24 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engines.sglang_boxes import Box, boxes_of, under_stored_names
-from actors.engines.sglang_digest import DigestTally, LoaderError, LoaderRefused, StoredCopy, gathered, summed
-from actors.engines.sglang_patch import SLICE, Patch, TensorChange, read
-from areal_like.weights.state import ALIGN, TensorSpec
+from actors.engines.sglang_boxes import Box, LoaderRefused, boxes_of
+from actors.engines.sglang_digest import DigestTally, LoaderError, gathered, summed
+from actors.engines.sglang_patch import Patch, TensorChange, read
 
 log = logging.getLogger(__name__)
 LOAD_FORMAT = "actors.engines.sglang_loader.load"
 """Names `load` for `--custom-weight-loader` and as `load_format`."""
 APPLIED = "areal_like: weights have the digest "
-SWEPT = ", by a sweep"
-"""Follows where the digest was computed from all weights."""
 HOOKED = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_tensor"
 PINNING = "sglang.srt.mem_cache.pool_host.common.alloc_with_host_register"
 PLACES = 1 << 18
 """Changed elements that are written at once: bounds the temporaries (a few hundred bytes each)."""
-SPARSE = 1 / 128
-"""Share of changed elements up to which the digest follows the changes. Above it a sweep is as fast: measured on a CPU,
-it takes 2.5 ns per element, and a change 400 ns."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Width in bytes → a type that NumPy and torch share."""
 
@@ -63,33 +56,16 @@ class ParameterMap:
 
     @torch.no_grad()
     def apply(self, change: TensorChange) -> None:
-        spec, tally = change.spec, self.tally
-        values = _as_values(change.bits, spec.dtype)
-        for copy in tally.copies[spec.name]:
+        spec, values = change.spec, _as_values(change.bits, change.spec.dtype)
+        for box in (copy.box for copy in self.tally.copies[spec.name]):
             if change.places is None:
-                for piece in copy.box.pieces():
-                    tally.note(-1, spec, copy, piece)
-                    piece.target.copy_(values.view(spec.shape)[piece.slices])
-                    tally.note(1, spec, copy, piece)
+                box.target.copy_(values.view(spec.shape)[box.slices])
                 continue
             for first in range(0, len(change.places), PLACES):
-                places = torch.from_numpy(change.places[first : first + PLACES])
-                self._scatter(spec, copy, places, values[first : first + PLACES])
-
-    def _scatter(self, spec: TensorSpec, copy: StoredCopy, places: Tensor, values: Tensor) -> None:
-        """Write values [n] at flat places int64 [n] of the whole tensor, as far as this copy has them."""
-        target = copy.box.target
-        places = places.to(target.device)
-        inside, local = copy.box.inside(places)
-        words = torch.unique(places[inside] // (ALIGN // spec.itemsize))
-        self.tally.note(-1, spec, copy, copy.box, words)
-        target.index_put_(local, values.to(target.device)[inside].to(target.dtype))
-        self.tally.note(1, spec, copy, copy.box, words)
-
-
-def _tensors(patch: Patch) -> dict[str, Tensor]:
-    """Of a patch that has all of them whole."""
-    return {each.spec.name: _as_values(each.bits, each.spec.dtype).view(each.spec.shape) for each in patch.changes}
+                places = torch.from_numpy(change.places[first : first + PLACES]).to(box.target.device)
+                inside, local = box.inside(places)
+                new = values[first : first + PLACES].to(box.target.device)[inside]
+                box.target.index_put_(local, new.to(box.target.dtype))
 
 
 def layout_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
@@ -122,8 +98,6 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
     """Apply a patch and return the digest of what is there then. Raises LoaderError unless it is the patch's; with a
     `group`, in all of its processes if in one."""
     places, problem = _map_of(model, patch, group), ""
-    if sum(change.bits.size for change in patch.changes) > SPARSE * sum(spec.count for spec in patch.specs):
-        places.tally.forget()
     try:
         for change in patch.changes:
             places.apply(change)
@@ -132,13 +106,11 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
                 derive(model)
     except Exception as error:
         if group is None:
-            places.tally.forget()
             raise
         log.exception("weights were not applied")
         problem = f"{type(error).__name__}: {error}"
-    digest = places.tally.digest(patch.sweep, problem)
+    digest = places.tally.digest(problem)
     if digest != patch.digest:
-        places.tally.forget()
         raise LoaderError(f"the weights have the digest {digest} where it should be {patch.digest}")
     return digest
 
@@ -172,18 +144,6 @@ def _group() -> Any:
     return group.cpu_group if group.world_size > 1 else None
 
 
-def received(named_tensors: list[tuple[str, Tensor]], group: Any) -> np.ndarray:
-    """The patch in a message, uint8 [bytes]. Of one in slices, each process of the group has got one and gets the
-    others' here, by the host's memory: the device's is full of keys and values."""
-    (name, data), *more = named_tensors
-    data = data.cpu()
-    if name == SLICE:
-        joined = torch.empty(torch.distributed.get_world_size(group) * data.numel(), dtype=torch.uint8)
-        torch.distributed.all_gather_into_tensor(joined, data, group=group)
-        data = joined[: int(more[0][1])]
-    return data.numpy()
-
-
 def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     """In place of the updater's own method: (success, message), whatever happens. That a server does not hold the
     weights which it is asked for is no failure, and the answer does not confirm them."""
@@ -193,15 +153,10 @@ def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tup
             _KNOWN.clear()
             return original(updater, *args, **kwargs)
         group = _group()
-        patch = read(received(kwargs["named_tensors"], group))
+        patch = read(kwargs["named_tensors"][0][1].cpu().numpy())
         _refuse_with_sglang(updater)
         asked = not patch.changes
-        if patch.own_loader:
-            _KNOWN.clear()
-            updater.get_model().load_weights(under_stored_names(_tensors(patch), patch.stored))
-            return True, "loaded by the model's own loader"
-        digest = apply(updater.get_model(), patch, group)
-        return True, APPLIED + digest + SWEPT * _KNOWN[updater.get_model()].tally.swept
+        return True, APPLIED + apply(updater.get_model(), patch, group)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         log.log(logging.INFO if asked else logging.WARNING, "weights were not applied: %s", problem)

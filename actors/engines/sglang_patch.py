@@ -1,6 +1,6 @@
 """The update of an SGLang server's weights: one array of bytes that names all tensors and their changes.
 
-    length of the head | head (JSON: digest, sweep, and per tensor name, dtype, shape, number of changes) | pieces
+    length of the head | head (JSON: digest, and per tensor name, dtype, shape, number of changes) | pieces
     piece = places (uint32, in the tensor's flat order), then values (bits)        or, of a tensor sent whole, all bits
 
 A patch holds the new values themselves, so applying it twice does no harm. With all tensors whole, it can be applied to
@@ -8,15 +8,13 @@ unknown weights. `digest` is that of the weights after it. One without count ask
 engine writes patches, the loader inside the server (`sglang_loader`) reads them. Every piece begins at a multiple of 8
 bytes. No torch here.
 
-On one host the pieces, or all of the patch, may lie in a file that the head names: weights that the engine holds in
-shared memory (`sglang_shared`), of which each process of the server then reads what it has a place for. From host to
-host a patch goes in slices, one for each of the server's tensor-parallel ranks, which put it together again.
+The pieces, or all of the patch, may lie in a file that the head names: memory that the engine shares with the servers
+of its host (`sglang_weights`), of which each process of a server reads what it has a place for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,11 +24,9 @@ from areal_like.weights.state import BITS, State, TensorSpec
 
 NAME = "areal_like.patch"
 """Name of the one tensor that carries a patch."""
-SLICE, SIZE = "areal_like.slice", "areal_like.size"
-"""Names of the two that carry one rank's slice of a patch: the slice itself, and the size of the patch in bytes."""
 Stored = dict[str, list]
 """Name of one of our tensors → the parts of it that SGLang's loaders know by names of their own: rows of name, shape,
-strides and offset (in elements of the whole). Others go by our names. See `sglang_names`."""
+strides and offset (in elements of the whole). Others go by our names. See `sglang_weights.stored_names`."""
 WHOLE = -1
 """Stands for the number of count of a tensor that is sent whole."""
 _ALIGN = 8
@@ -55,9 +51,7 @@ class Patch:
     specs: list[TensorSpec]
     digest: str
     changes: list[TensorChange]
-    sweep: bool = True
     stored: Stored = field(default_factory=dict)
-    own_loader: bool = False
 
 
 def write(
@@ -66,11 +60,10 @@ def write(
     base: State | None,
     changes: Changes | None = None,
     stored: Stored | None = None,
-    sweep: bool = True,
 ) -> np.ndarray:
     """uint8 [bytes]: leads from `base`, a state of the same tensors, to `state`; from any weights where `base` is None.
     A tensor is sent whole where that is shorter. Only what `changes` (those since `base`) names is compared, where
-    given. Without `sweep`, the server may compute the digest from what changes and what it knows."""
+    given."""
     rows, parts = [], []
     before = [bits for _, bits in base.tensors()] if base else None
     for i, (spec, bits) in enumerate(state.tensors()):
@@ -85,7 +78,7 @@ def write(
             count = len(places)
             parts += [places.astype(np.uint32).view(np.uint8), bits[places].view(np.uint8)]
         rows.append([spec.name, spec.dtype, list(spec.shape), count])
-    return _joined({"digest": digest, "sweep": sweep, "stored": stored or {}, "tensors": rows}, parts)
+    return _joined({"digest": digest, "stored": stored or {}, "tensors": rows}, parts)
 
 
 def _differing(before: np.ndarray, bits: np.ndarray, where: list[Where]) -> np.ndarray:
@@ -100,32 +93,13 @@ def _differing(before: np.ndarray, bits: np.ndarray, where: list[Where]) -> np.n
 def digest_probe(state: State, digest: str, stored: Stored | None = None) -> np.ndarray:
     """uint8 [bytes]: a patch without changes, which asks whether the weights have this digest."""
     rows = [[spec.name, spec.dtype, list(spec.shape), 0] for spec in state.specs]
-    return _joined({"digest": digest, "sweep": True, "stored": stored or {}, "tensors": rows}, [])
+    return _joined({"digest": digest, "stored": stored or {}, "tensors": rows}, [])
 
 
-def whole_at(path: str, state: State, digest: str, stored: Stored, own_loader: bool) -> np.ndarray:
-    """uint8 [bytes]: a patch with all tensors, whose pieces are the file at `path`, the buffer of `state`.
-    `own_loader`: the model's own loader is to load them; the digest is not compared."""
+def whole_at(path: str, state: State, digest: str, stored: Stored) -> np.ndarray:
+    """uint8 [bytes]: a patch with all tensors, whose pieces are the file at `path`, the buffer of `state`."""
     rows = [[spec.name, spec.dtype, list(spec.shape), WHOLE] for spec in state.specs]
-    head = {"digest": digest, "sweep": True, "stored": stored, "tensors": rows, "pieces": path}
-    return _joined({**head, "own_loader": own_loader}, [])
-
-
-def whole(tensors: Sequence[tuple[TensorSpec, np.ndarray]], stored: Stored) -> np.ndarray:
-    """uint8 [bytes]: a patch with these tensors (bits), which the model's own loader is to load; no digest is
-    compared."""
-    rows = [[spec.name, spec.dtype, list(spec.shape), WHOLE] for spec, _ in tensors]
-    names = {spec.name: stored[spec.name] for spec, _ in tensors if spec.name in stored}
-    head = {"digest": "", "sweep": True, "stored": names, "tensors": rows, "own_loader": True}
-    return _joined(head, [bits.view(np.uint8) for _, bits in tensors])
-
-
-def slices(patch: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """uint8 [n] for each rank: one behind the other, and cut to the patch's size, they are the patch."""
-    count = -(-patch.size // ranks)
-    padded = np.zeros(count * ranks, np.uint8)
-    padded[: patch.size] = patch
-    return list(padded.reshape(ranks, count))
+    return _joined({"digest": digest, "stored": stored, "tensors": rows, "pieces": path}, [])
 
 
 def pointer(path: str) -> np.ndarray:
@@ -178,7 +152,7 @@ def _patch_of(head: dict, data: np.ndarray) -> Patch:
         at += _padded(nbytes)
     if at != data.size:
         raise PatchError(f"{data.size} bytes of changes where the head tells of {at}")
-    return Patch(specs, head["digest"], changes, head["sweep"], head["stored"], head.get("own_loader", False))
+    return Patch(specs, head["digest"], changes, head["stored"])
 
 
 def _taken(data: np.ndarray, at: int, size: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.resumption import merged
 from areal_like.models.experts import Routing, joined_experts
 from areal_like.types import Completion, Finish, Limits, Runs
 
@@ -120,16 +121,11 @@ def scored(answer: Mapping[str, Any], tokens: np.ndarray, label: str) -> np.ndar
 
 
 def reply_of(
-    answer: Mapping[str, Any],
-    versions: Mapping[str, int],
-    only: str | None,
-    returned: Returned | None = None,
-    behind: int = 0,
-) -> Reply | None:
-    """What an answer brings. Versions come from the server's spans; a server without spans is believed only if there
-    was one label (`only`) all the time; otherwise its answer can't be used: None. `returned`: the experts that it must
-    bring, of `behind` positions and the tokens but the last. Raises RuntimeError for an answer that does not add up,
-    and for tokens made by weights that nobody here has given to the server."""
+    answer: Mapping[str, Any], versions: Mapping[str, int], returned: Returned | None = None, behind: int = 0
+) -> Reply:
+    """What an answer brings. `returned`: the experts that it must bring, of `behind` positions and the tokens but the
+    last. Raises RuntimeError for an answer that does not add up, and for tokens made by weights that nobody here has
+    given to the server."""
     meta = answer["meta_info"]
     _refuse_errors(meta["finish_reason"])
     tokens = np.array(answer.get("output_ids") or [], np.int32)
@@ -139,19 +135,15 @@ def reply_of(
         raise RuntimeError("SGLang's tokens and logprobs do not agree, or are no numbers")
     if not len(tokens):
         return Reply(tokens, logprobs, [], 0, None)
-    spans = meta.get("weight_versions")
-    if not spans:
-        if only is None:
-            return None
-        spans = [{"version": only, "start": 0, "end": len(tokens)}]
+    spans = meta.get("weight_versions") or []
     cached = int(meta.get("cached_tokens") or 0)
     experts = returned.read(meta, behind + len(tokens) - 1) if returned else None
     return Reply(tokens, logprobs, _runs(spans, len(tokens), versions), cached, spans[0]["version"], experts)
 
 
 class Pieces:
-    """An answer that comes in pieces, each with all tokens so far or with the new ones only: that is a setting of the
-    server. `answer` is what it would have been in one piece; None: it has not ended.
+    """An answer that comes in pieces, each with the new tokens. `answer` is what it would have been in one piece; None:
+    it has not ended.
 
     `heard` is told the tokens so far, int32 [n], behind each piece but the last, unless the answer may be worth nothing
     in the end since kept prompt tokens were used under other weights than those of `label` (`Reply.is_stale`).
@@ -166,28 +158,20 @@ class Pieces:
     def take(self, piece: Mapping[str, Any]) -> bool:
         """Whether it brings tokens of a request that goes on, or has come to its own end. Raises RuntimeError for one
         that does not go on from those before."""
-        meta, ids = piece["meta_info"], piece.get("output_ids") or []
-        rows, count = meta.get("output_token_logprobs") or [], meta.get("completion_tokens") or 0
-        known = [] if len(rows) == count else self._rows
-        if len(known) + len(rows) != count or [row[1] for row in rows[len(rows) - len(ids) :]] != ids:
+        meta, rows = piece["meta_info"], piece["meta_info"].get("output_token_logprobs") or []
+        count = meta.get("completion_tokens") or 0
+        self._rows = rows if len(rows) == count else [*self._rows, *rows]  # an aborted request brings all of them
+        if len(self._rows) != count:
             raise RuntimeError("SGLang's pieces of an answer do not follow one another")
-        self._rows = [*known, *rows]
-        if meta["finish_reason"]:
-            self.answer = self._whole(meta)
-            return bool(ids) and meta["finish_reason"]["type"] != "abort"
-        if self._sure is None and count:
+        ids = [row[1] for row in self._rows]
+        if reason := meta["finish_reason"]:
+            self.answer = {"output_ids": ids, "meta_info": {**meta, "output_token_logprobs": self._rows}}
+            return bool(rows) and reason["type"] != "abort"
+        if self._sure is None and ids:
             self._sure = not meta.get("cached_tokens") or meta.get("weight_version") == self._label
         if self._sure:
-            self._heard(np.array([row[1] for row in self._rows], np.int32))
-        return bool(ids)
-
-    def cut(self) -> dict[str, Any] | None:
-        """What `heard` was told before the server was gone, as an answer without versions; None: nothing."""
-        return self._whole({"finish_reason": {"type": "abort"}}) if self._sure else None
-
-    def _whole(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        ids = [row[1] for row in self._rows]
-        return {"output_ids": ids, "meta_info": {**meta, "output_token_logprobs": self._rows}}
+            self._heard(np.array(ids, np.int32))
+        return bool(rows)
 
 
 def _refuse_errors(reason: Mapping[str, Any] | None) -> None:
@@ -213,12 +197,7 @@ def _runs(spans: Sequence[Mapping[str, Any]], count: int, versions: Mapping[str,
 
 def concatenated(replies: Sequence[Reply], finish: Finish) -> Completion:
     """The completion of replies that follow one another."""
-    runs: Runs = []
-    for version, count in (run for reply in replies for run in reply.runs):
-        if runs and runs[-1][0] == version:
-            runs[-1] = (version, runs[-1][1] + count)
-        else:
-            runs.append((version, count))
+    runs = merged([run for reply in replies for run in reply.runs])
     tokens = [np.zeros(0, np.int32), *(reply.tokens for reply in replies)]
     logprobs = [np.zeros(0, np.float32), *(reply.logprobs for reply in replies)]
     experts = joined_experts([reply.experts for reply in replies if len(reply.tokens)])

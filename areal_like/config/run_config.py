@@ -190,8 +190,6 @@ def _consistent(config: Config) -> Config:
         raise ConfigError(f"actors.min_alive: at most actors.count={count}", "actors.min_alive")
     if config.weights.block_bytes % 4096:
         raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
-    if config.engine.get("url") and count > 1:
-        raise ConfigError("actors.count: a server that is joined (engine.url) belongs to one actor", "actors.count")
     _refuse_other_ages(config)
     refuse_odd_transport(config)
     refuse_odd_launcher(config)

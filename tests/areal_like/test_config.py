@@ -368,10 +368,6 @@ STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
         ([f"group_reward={JUDGE}", "group_reward.scale=[1]"], r"group_reward.scale=\[1\]: want two numbers"),
         ([f"group_reward={JUDGE}", "group_reward.template=Grade"], r"group_reward.template must hold \$answer"),
         (["workflow={name: agent, agent: [x]}", "workflow.call_marks=[a]"], r"workflow.call_marks=\['a'\]: want two"),
-        (
-            ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=2"],
-            "actors.count: .* belongs to one actor",
-        ),
     ],
 )
 def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: str) -> None:
@@ -386,7 +382,6 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
         ["advantage=maxrl", "learner.kl_loss=0.1", "learner.clip_grad=0"],
         ["advantage.std=sample", "learner.kl_loss=0.1", "learner.kl_cut=10"],
         ["advantage=gae", "learner.critic_lr=1e-3", "advantage.bootstrap=true", "learner.critic_clip=0.2"],
-        ["engine=sglang", "engine.url=http://127.0.0.1:30000", "actors.count=1"],
         ["loss=ppo", "learner.num_minibatch_epochs=2"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],
         ["learner.lora={}"],

@@ -142,9 +142,8 @@ def engine_for(published, folder, loaders=(), **knobs):
     )
     engine.digest = state_of(published.model).digest()
     for server in engine._servers:
-        if server.arguments:
-            at = server.arguments.index("--custom-weight-loader") + 2
-            server.arguments[at:at] = loaders
+        at = server.arguments.index("--custom-weight-loader") + 2
+        server.arguments[at:at] = loaders
     return engine
 
 

@@ -161,7 +161,6 @@ def test_fifty_updates_under_sixteen_requests(bench):
         await slow_down(engine, 0)
         stats = engine.stats()
         assert stats["whole_updates"] == whole, "patches were enough"
-        assert stats["unchecked_updates"] == 0
         assert stats["pauses"] - before["pauses"] >= 25, "the updates met requests in flight"
 
     from collections import Counter
@@ -370,8 +369,11 @@ def test_aborted_requests_bring_back_what_there_is_and_can_go_on(bench):
         while engine._errands:
             await asyncio.sleep(0.05)
         async with asyncio.timeout(20):  # the server's slots are free: it would be busy for long
-            while (await engine._servers[0].get("/v1/loads"))["loads"][0]["num_running_reqs"]:
-                await asyncio.sleep(0.2)
+            async with aiohttp.ClientSession() as session:
+                while (await (await session.get(engine._servers[0].url + "/v1/loads")).json())["loads"][0][
+                    "num_running_reqs"
+                ]:
+                    await asyncio.sleep(0.2)
 
     bench.run(check())
 
@@ -413,37 +415,6 @@ def test_train_steps_reach_the_server(bench):
             expected = logprobs_of(published.model, prompts[0], completion.tokens)
             assert np.abs(completion.logprobs - expected).max() < 1e-3
         assert engine.stats()["whole_updates"] == whole
-
-    bench.run(check())
-
-
-def test_small_changes_are_followed_and_each_nth_update_looks_at_all_weights(bench, monkeypatch):
-    engine, published = bench.engine, bench.published
-    server, every = engine._servers[0], 4
-    monkeypatch.setattr(engine, "_sweep_every", every)
-
-    async def updated():
-        """Whether an update that changes 1 in 200 elements was swept, and whether all weights had to be sent."""
-        before, update = engine.stats(), published.step(share=0.005)
-        await engine.load(update)
-        assert server.digest == update.digest
-        return tuple(int(engine.stats()[name] - before[name]) for name in ("swept_updates", "whole_updates"))
-
-    async def until_swept():
-        while (await updated()) == (0, 0):
-            pass
-
-    async def is_right():
-        prompt = prompts_of(9, seed=30)[0]
-        done = await generate(engine, prompt, 12)
-        return np.abs(done.logprobs - logprobs_of(published.model, prompt, done.tokens)).max() < 1e-3
-
-    async def check():
-        await until_swept()
-        await until_swept()
-        found = [await updated() for _ in range(3 * every)]
-        assert found == [(0, 0)] * (every - 1) + [(1, 0)] + ([(0, 0)] * (every - 1) + [(1, 0)]) * 2
-        assert await is_right()
 
     bench.run(check())
 

@@ -33,7 +33,7 @@ def test_a_server_that_computes_with_other_weights_than_it_attests_is_found(dtyp
         return probe.stats()["mean:served/logprob_error"], probe.stats()["sum:served/alarms"]
 
     async def check():
-        engine = engine_for(published, tmp_path, [falsifying.LOAD_FORMAT], dtype=dtype, sweep_every=1)
+        engine = engine_for(published, tmp_path, [falsifying.LOAD_FORMAT], dtype=dtype)
         (server,) = engine._servers
         probe = ServedProbe(engine, "actor-0", None)
         async with serving(engine):
