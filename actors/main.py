@@ -26,7 +26,7 @@ from actors.subscriber import Subscriber
 from actors.worker import Heldout, Rollout, Worker
 from actors.workflows import for_tasks
 from areal_like import turns
-from areal_like.config.registry import bind, build, knobs, resolve, settled
+from areal_like.config.registry import bind, build, resolve, settled
 from areal_like.config.run_config import select
 from areal_like.config.schema import Rewards
 from areal_like.interfaces import RewardFunction, Task
@@ -52,8 +52,6 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
     kind, spec = resolve("engine", config.engine.name), select(config, "engine")
     if settled("learner", config.learner).get("router_replay"):
         spec["return_experts"] = True
-    if isinstance(spec.get("inject_mismatch"), int | float) and "mismatch_seed" in knobs("engine", config.engine.name):
-        spec["mismatch_seed"] = config.run.seed if spec.get("mismatch_seed") is None else spec["mismatch_seed"]
     if not getattr(kind, "needs_model", False):
         engine = build("engine", spec)
     else:

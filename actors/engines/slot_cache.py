@@ -16,7 +16,6 @@ On a GPU the tensors are views of memory that is taken once (`PooledCache`), and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ ATTENTION = "slot_cache"
 class SlotCache:
     """Keys and values of up to `slots` sequences, slots 0..n-1. Both dimensions double when they get too short, but
     hold no more than `most` tokens in all, room that is not used included (None: no bound), as long as what is reserved
-    fits. `attention`: computes what torch's does, for experiments (`inexact`). `batch_invariant`: what a slot gets in a
+    fits. `batch_invariant`: what a slot gets in a
     decode step does not depend on the others, to the last bit."""
 
     def __init__(
@@ -47,7 +46,6 @@ class SlotCache:
         batch_invariant: bool = False,
     ):
         self._slots, self._most, self.batch_invariant = slots, most, batch_invariant
-        self.attention: Callable[..., torch.Tensor] = F.scaled_dot_product_attention
         self.heads, self.dim, self.dtype = *kv_shape(config), dtype
         self._empty = torch.zeros(config.num_hidden_layers, 0, self.heads, 0, self.dim, device=device, dtype=dtype)
         self.clear()
@@ -114,8 +112,7 @@ class SlotCache:
         starts = (np.arange(n)[:, None] * self.heads + np.arange(self.heads)) * self.capacity
         self._cells = torch.from_numpy((starts + (lengths[:, None] - 1)).reshape(-1)).to(self.keys.device)
         self._shape = (n, time)
-        usual = self.attention is F.scaled_dot_product_attention
-        self._ragged = ragged_attention.begin(self.keys, lengths, self.batch_invariant) if usual else None
+        self._ragged = ragged_attention.begin(self.keys, lengths, self.batch_invariant)
         self._mask = None
         if self._ragged is None and int(lengths.min()) < time:
             hidden = torch.from_numpy(np.arange(time) >= lengths[:, None]).to(self.keys.device)
@@ -131,7 +128,7 @@ class SlotCache:
         self._cells = (heads + (lengths[:, None] - 1)).view(-1)
         self._shape = (n, time)
         self._used = self._mask = self._ragged = None
-        if self.attention is F.scaled_dot_product_attention and slot_kernel.takes(self.keys):
+        if slot_kernel.takes(self.keys):
             self._used = lengths.to(torch.int32)
             return
         hidden = torch.arange(time, device=device) >= lengths[:, None]
@@ -156,7 +153,9 @@ class SlotCache:
         packed = query.reshape(n, self.heads, -1, self.dim)
         if self._ragged is not None:
             return self._ragged(packed, keys, values, scale).view(query.shape)
-        out = self.attention(packed, keys[:n, :, :time], values[:n, :, :time], attn_mask=self._mask, scale=scale)
+        out = F.scaled_dot_product_attention(
+            packed, keys[:n, :, :time], values[:n, :, :time], attn_mask=self._mask, scale=scale
+        )
         return out.reshape(query.shape)
 
     def _attend_prefill(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float):
@@ -171,11 +170,11 @@ class SlotCache:
             if grouped and query.is_cuda:  # the kernel for masks wants a key head per query head
                 keys, values = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (keys, values))
                 grouped = False
-            return self.attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)
         time = key.shape[2]
         self.keys[layer][slots, :, :time] = key if rows is None else key[rows]
         self.values[layer][slots, :, :time] = value if rows is None else value[rows]
-        return self.attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
 
 
 class PooledCache(SlotCache):

@@ -35,7 +35,7 @@ from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import LLAMA_LIKE, FusedDecoder, decoder_for
 from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
-from actors.engines.inexact import ATTENTION, attend_in_blocks, perturb
+from actors.engines.inexact import perturb
 from actors.engines.prefill_plan import PositionSpan, plan
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
@@ -88,10 +88,8 @@ class TorchEngine:
     on what else runs. So a sync run without redundant groups or samples is the same on a busy machine, with another
     number of actors, and after kills. Not covered are samples that go on after a prefill of their tokens (partial
     rollouts, `kv_tokens`, new weights in their midst). Llama-like models only (`decoders`). Cost: docs/results.md.
-    `inject_mismatch`: sample from other weights than the published ones, or with another order of attention, for
-    experiments (`inexact`); digests are still of the published ones.
-    `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each; `mismatch_seed` draws it (None
-    in a config: that of the run).
+    `inject_mismatch`: sample from other weights than the published ones, for experiments (`inexact`); digests are still
+    of the published ones. `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each.
     Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
     """
 
@@ -112,9 +110,8 @@ class TorchEngine:
         device: str = "auto",
         return_experts: bool = False,
         batch_invariant: bool = False,
-        inject_mismatch: Literal["fp8", "int8", "int4", "attention"] | Annotated[float, "(0, inf)"] | None = None,
+        inject_mismatch: Literal["fp8", "int8", "int4"] | Annotated[float, "(0, inf)"] | None = None,
         mismatch_stays: bool = False,
-        mismatch_seed: Annotated[int, "[0, inf)"] | None = None,
     ):
         slots = SLOTS if slots is None else slots
         self._device = device_of(device, model.device)
@@ -132,10 +129,9 @@ class TorchEngine:
         if mismatch_stays and (inject_mismatch is None or isinstance(inject_mismatch, str)):
             raise ValueError("mismatch_stays is of noise: set inject_mismatch to a number, or leave it out")
         if batch_invariant:
-            _check_batch_invariant(model, self._device, compute_dtype, inject_mismatch)
+            _check_batch_invariant(model, self._device, compute_dtype)
         self._batch_invariant = batch_invariant
         self.slots, self._inject, self._stays = slots, inject_mismatch, mismatch_stays
-        self._mismatch_seed = mismatch_seed or 0
         self._concurrency = Concurrency(slots)
         self.version = 0
         self.digest = ""
@@ -167,12 +163,6 @@ class TorchEngine:
         self.step_costs = StepCosts()
 
     def _new_cache(self, model: PreTrainedModel, dtype: torch.dtype, per_token: int) -> SlotCache:
-        cache = self._empty_cache(model, dtype, per_token)
-        if self._inject == ATTENTION:
-            cache.attention = attend_in_blocks
-        return cache
-
-    def _empty_cache(self, model: PreTrainedModel, dtype: torch.dtype, per_token: int) -> SlotCache:
         if not is_static(self._device):
             invariant = self._batch_invariant
             return SlotCache(model.config, self.slots, self._device, dtype, self._kv_tokens, batch_invariant=invariant)
@@ -226,7 +216,6 @@ class TorchEngine:
         for place, known in zip(tokens, sequences, strict=True):
             place[: len(known)] = known
         cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
-        cache.attention = self._cache.attention
         cache.reserve(len(rows), time)
         cache.begin_prefill(rows, rows, time)
         ids = torch.from_numpy(tokens).to(self._device)
@@ -554,11 +543,11 @@ class TorchEngine:
         start = perf_counter()
         self._table.end_runs(self.version)
         changes = update.changes
-        sparse = changes is not None and changes.since == self.digest and self._inject in (None, ATTENTION)
+        sparse = changes is not None and changes.since == self.digest and self._inject is None
         write_state(update.state, self._parameters, changes if sparse else None)
         if self._inject is not None:
             version = None if self._stays else update.version
-            perturb(self._parameters, self._inject, version, self._mismatch_seed)
+            perturb(self._parameters, self._inject, version)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute
@@ -583,9 +572,7 @@ def is_static(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _check_batch_invariant(
-    model: PreTrainedModel, device: torch.device, compute_dtype: str, mismatch: str | float | None
-) -> None:
+def _check_batch_invariant(model: PreTrainedModel, device: torch.device, compute_dtype: str) -> None:
     """Raises ValueError where results depend on what else runs."""
     missing = {
         "a CPU engine": device.type == "cpu",
@@ -594,7 +581,6 @@ def _check_batch_invariant(
         "a CPU with bfloat16 products (or engine.compute_dtype=float32)": compute_dtype == "float32"
         or (there and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
         "numba": ragged_attention.is_there(),
-        f"another inject_mismatch than {ATTENTION}": mismatch != ATTENTION,
     }
     if lacking := [name for name, there in missing.items() if not there]:
         raise ValueError(f"engine.batch_invariant needs {' and '.join(lacking)}")

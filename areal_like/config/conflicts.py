@@ -235,14 +235,10 @@ def refuse_odd_replay(config: Config) -> None:
 
 
 def refuse_odd_mismatch(config: Config) -> None:
-    """Noise can stay, and has a seed; quantisation and the order of attention stay anyway. Raises ConfigError."""
+    """Only noise can stay. Raises ConfigError."""
     engine = config.engine
-    if isinstance(engine.get("inject_mismatch"), int | float):
-        return
-    for knob, what in (("mismatch_stays", "could stay"), ("mismatch_seed", "could have a seed")):
-        if engine.get(knob):
-            problem = f"there is no noise that {what}: set engine.inject_mismatch to a number, or leave this out"
-            raise ConfigError(f"engine.{knob}: {problem}", f"engine.{knob}")
+    if engine.get("mismatch_stays") and not isinstance(engine.get("inject_mismatch"), int | float):
+        raise ConfigError("engine.mismatch_stays: expected engine.inject_mismatch=NUMBER", "engine.mismatch_stays")
 
 
 def _refuse_warmup(learner: Mapping[str, int]) -> None:

@@ -99,8 +99,6 @@ def test_where_it_cannot_be_the_reasons_are_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ragged_attention, "is_there", lambda: False)
     with pytest.raises(ValueError, match=r"engine\.batch_invariant needs a model of llama, .* in float32 and numba$"):
         TorchEngine(new_model("qwen2"), batch_invariant=True)
-    with pytest.raises(ValueError, match="another inject_mismatch than attention"):
-        TorchEngine(new_model("qwen2"), batch_invariant=True, inject_mismatch="attention")
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -142,14 +142,6 @@ def counted(function, used):
     return call
 
 
-def test_another_order_of_attention_is_left_alone(compiled):
-    """`inject_mismatch=attention` computes attention itself."""
-    engine = TorchEngine(new_model("qwen2"), inject_mismatch="attention")
-    engine._cache.reserve(2, 8)
-    engine._cache.begin_decode(np.array([3, 8]))
-    assert engine._cache._ragged is None
-
-
 def test_without_numba_torchs_attention_is_used(compiled, monkeypatch, caplog):
     def fail(name):
         raise ImportError(f"no {name}")
