@@ -21,7 +21,6 @@ SLOW = {
     "actors/agents/test_programs.py": "starts programs",
     "actors/environments/test_openenv.py": "starts servers",
     "actors/test_batch_invariant.py": "compares many decodes",
-    "actors/test_child.py": "starts processes",
     "actors/test_judge.py": "waits for judges",
     "actors/test_progress.py": "waits",
     "actors/test_ragged_attention.py": "compiles",

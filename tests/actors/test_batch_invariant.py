@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from actors.engines import decoders, ragged_attention
 from actors.engines.products import product
 from actors.engines.torch_engine import TorchEngine
 from areal_like.types import Completion, Limits
@@ -65,12 +64,6 @@ def test_a_sample_does_not_depend_on_what_else_runs(kind: str, dtype: str) -> No
         assert differing(alone, others) == 0, f"{slots} slots"
 
 
-def test_a_greedy_sample_does_not_depend_on_sampled_ones() -> None:
-    needs("float32")
-    model, knobs = new_model("qwen2"), {"greedy": 4, "batch_invariant": True}
-    assert differing(completions(model, 1, **knobs), completions(model, len(PROMPTS), **knobs)) == 0
-
-
 def test_nor_where_threads_share_a_row() -> None:
     """So many numbers that torch cuts them among its threads, in the middle of rows: of an activation, of logits."""
     needs("float32")
@@ -86,19 +79,6 @@ def test_nor_where_threads_share_a_row() -> None:
         assert differing(alone, completions(model, len(PROMPTS), batch_invariant=True)) == 0
     finally:
         torch.set_num_threads(before)
-
-
-def test_without_it_it_does() -> None:
-    """The fast engine's rounding depends on which sequences share a step: the comparison sees that."""
-    model = new_model("qwen2")
-    assert differing(completions(model, 1), completions(model, len(PROMPTS))) > 0
-
-
-def test_where_it_cannot_be_the_reasons_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoders.FusedDecoder, "fits", lambda model: False)
-    monkeypatch.setattr(ragged_attention, "is_there", lambda: False)
-    with pytest.raises(ValueError, match=r"engine\.batch_invariant needs a model of llama, .* in float32 and numba$"):
-        TorchEngine(new_model("qwen2"), batch_invariant=True)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -9,8 +9,6 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from actors.child import Child
-
 STARTS = """
 import signal, time
 from actors.child import Child
@@ -40,15 +38,5 @@ def test_nothing_is_left_of_a_child_and_what_it_has_started(number: signal.Signa
     assert len(members) >= 2, "the program and its guard"
     parent.send_signal(number)
     parent.wait(30)
-    _, alive = psutil.wait_procs(members, timeout=30)
-    assert not alive
-
-
-def test_a_child_is_killed_with_what_it_has_started() -> None:
-    child = Child(["sh", "-c", "sleep 60 & sleep 60"], environment={"X": "1"})
-    members = in_group(child.pid)
-    assert child.poll() is None and members
-    child.kill()
-    assert child.poll() == -signal.SIGKILL
     _, alive = psutil.wait_procs(members, timeout=30)
     assert not alive

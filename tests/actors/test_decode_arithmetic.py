@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from actors.engines import decoders
-from actors.engines.products import product
 from actors.engines.sampler import sample
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models.causal_lm import publishable, state_of
 from areal_like.types import Limits
 from areal_like.weights.update import Update
 from tests.actors.tiny_models import logprobs_of, new_model, prompts_of
-from tests.seeds import seeded
 
 
 def test_a_token_without_weight_is_never_drawn():
@@ -23,34 +21,6 @@ def test_a_token_without_weight_is_never_drawn():
         logits[:, vocab // 2] = 0.0
         tokens, logprobs = sample(logits, np.ones(3, np.float32), np.array([0.0, 0.5, 1 - 2.0**-53]))
         assert (tokens == vocab // 2).all() and (logprobs == 0).all()
-
-
-@pytest.mark.parametrize("vocab", [4097, 8192])
-def test_a_large_vocabulary_is_drawn_from_by_the_same_inverse_cdf(vocab):
-    rng, rows = seeded(3), 200
-    logits = torch.from_numpy(rng.normal(0, 3, (rows, vocab)).astype(np.float32))
-    draws, temperatures = rng.random(rows), rng.choice([0.0, 0.7, 1.0], rows).astype(np.float32)
-    scaled = logits.double() / torch.from_numpy(np.where(temperatures == 0, 1, temperatures)).double()[:, None]
-    cdf = scaled.softmax(-1).cumsum(-1).numpy()
-    drawn = (cdf <= draws[:, None]).sum(-1)
-    expected = np.where(temperatures == 0, logits.argmax(-1).numpy(), drawn)
-    tokens, logprobs = sample(logits.clone(), temperatures, draws)
-    clear = np.abs(cdf - draws[:, None]).min(-1) > 1e-6  # else rounding may decide
-    np.testing.assert_array_equal(tokens[clear], expected[clear])
-    np.testing.assert_allclose(logprobs, scaled.log_softmax(-1).numpy()[np.arange(rows), tokens], atol=1e-5)
-
-
-def test_products_by_onednn_follow_the_weights():
-    """Weights are neither packed nor copied, so the products see an update in place."""
-    weight, bias = torch.randn(256, 300), torch.randn(256)
-    fast = product(weight, bias)
-    assert type(fast) is not type(product(weight[:8]))
-    for _ in range(2):
-        x, residual = torch.randn(5, 300), torch.randn(5, 256)
-        expected = torch.nn.functional.linear(x, weight, bias)
-        torch.testing.assert_close(fast(x), expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(fast(x, residual.clone()), residual + expected, atol=1e-4, rtol=1e-4)
-        weight.normal_()
 
 
 @pytest.mark.parametrize("own_forward", [False, True])

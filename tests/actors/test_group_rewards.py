@@ -150,37 +150,6 @@ def test_a_group_whose_reward_fails_is_told_of_with_the_reason():
     worked(test)
 
 
-def test_all_answers_to_a_heldout_prompt_are_one_group_without_those_that_failed():
-    ended = []
-
-    async def workflow(engine, reward, prompt, limits, request):
-        if request == "e11":
-            raise RuntimeError("boom")
-        ended.append(request)
-        return sample(float(request[1:]))
-
-    class Seen(Slow):
-        async def __call__(self, prompt, samples):
-            assert len(ended) == 2, "it waits for all"
-            return await super().__call__(prompt, samples)
-
-    async def run():
-        slow, client = Seen(), Client()
-        heldout = {"heldout": Heldout(partial(Task().prompt, "heldout"), workflow, None)}
-        rollout = Rollout(seed=5, temperature=1.0, max_tokens=None, workflow=partial(workflow), heldout=heldout)
-        worker = Worker(Task(), Engine(), None, client, rollout, {3: "abc"}, group_rewards=slow)
-        worker.engine.stats = lambda: {"tokens": 1.0}
-        worker.start([Lease(10 + i, 0, "heldout", 1, 1, 0.5, i) for i in range(3)])
-        await asyncio.wait_for(slow.called.wait(), 10)
-        slow.result.set_result([4.0, 5.0])
-        await settle()
-        told = {lease: answer and answer[0] for lease, _, answer in client.evaluations}
-        assert told == {10: 4.0, 11: None, 12: 5.0}
-        assert worker.moved() == ({}, {})
-
-    asyncio.run(run())
-
-
 def test_a_heldout_answer_is_a_group_of_one():
     async def test(worker, client, slow):
         worker.start([Lease(9, 0, "heldout", 1, 1, 0.0)])

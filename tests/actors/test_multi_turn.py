@@ -74,28 +74,11 @@ def test_a_bad_call_is_told_and_the_model_may_try_again():
     assert len(sample.turn_rewards) == 3 and sample.turn_rewards[1][1] == 0.0
 
 
-def test_an_answer_without_a_call():
-    sample, _ = play("00408$")
-    assert sample.reward == 0.5 and sample.turn_rewards == []
-    assert play("00407$")[0].reward == 0.0
-
-
 @pytest.mark.parametrize("most, knobs", [(40, {"max_turns": 1}), (10, {})])
 def test_an_episode_ends_where_turns_or_tokens_do(most, knobs):
     sample, engine = play("12*34=", "408$", most=most, **knobs)
     assert len(engine.calls) == 1 and TEXT.decode(sample.tokens) == "12*34=12*34="
     assert (sample.reward, sample.finish) == (0.5, "length")
-
-
-def test_turns_are_no_longer_than_asked_for():
-    _, engine = play("12*34=", "408$", turn_tokens=9)
-    assert [limits.max_tokens for _, limits in engine.calls] == [9, 9]
-
-
-@pytest.mark.parametrize("knobs", [{"max_turns": 0}, {"turn_tokens": 0}])
-def test_turns_there_must_be(knobs):
-    with pytest.raises(ValueError, match="must be at least 1"):
-        play("12*34=", **knobs)
 
 
 def test_an_aborted_turn_rejects_the_sample():
@@ -288,13 +271,6 @@ def test_a_resume_with_other_answers_samples_anew_from_the_first_one_on() -> Non
     assert sample.loss_mask.tolist() == [True] * 2 + [False] * 2 + [True] * 2
 
 
-def test_a_task_without_text_is_refused():
-    engine: Any = Engine("1$")
-    run = multi_turn(engine, verifier, Prompt(np.array([1], np.int32), "", 4), Limits(4), "r", environment=DESK)
-    with pytest.raises(ValueError, match="a task with text"):
-        asyncio.run(run)
-
-
 def best(*script: str, n: int) -> Any:
     engine: Any = Engine(*script)
     limits = Limits(8, 1.0, TASK.stop_tokens, key=5, offset=1)
@@ -312,10 +288,6 @@ def test_the_best_of_n_is_kept_and_candidates_have_their_own_random_numbers():
 def test_the_first_of_equals_is_kept_and_a_cut_candidate_rejects_all():
     assert TEXT.decode(best("00409$", "00407$", n=2)[0].tokens) == "12*34=00409"
     assert best("00408$", "4!", n=2)[0] is None
-
-
-def test_outcomes_are_tuples():
-    assert Outcome("a", None, True) == ("a", None, True)
 
 
 def test_calls_of_tools_and_their_errors_are_counted_of_samples_that_are_trained():

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engines.sglang_replies import score_request, scored
 from actors.engines.torch_engine import TorchEngine
 from actors.probe_check import ServedProbe
 from areal_like.models.causal_lm import publishable
@@ -102,24 +101,3 @@ def test_the_embedded_engine_scores_beside_running_sequences_with_its_own_memory
         model.base_model.layers[0].mlp.down_proj.weight *= 1.5  # what the engine computes with, not what it was given
     (falsified,) = asyncio.run(engine.logprobs_of(tokens))
     assert np.abs(falsified.logprobs[1] - found.logprobs[1]).mean() > 1e-3
-
-
-def answered(tokens: list[int], label: str = "l", **meta: object) -> dict:
-    rows = [[-1.0 if i else None, token, None] for i, token in enumerate(tokens)]
-    spans = [{"version": label, "start": 0, "end": 1}]
-    return {
-        "output_ids": [1],
-        "meta_info": {"finish_reason": None, "weight_versions": spans, "input_token_logprobs": rows, **meta},
-    }
-
-
-def test_scores_of_a_server_count_only_where_its_weights_and_tokens_are_those_asked_for() -> None:
-    tokens = np.array([5, 6, 9], np.int32)
-    body = score_request("r", tokens)
-    assert (body["logprob_start_len"], body["extra_key"], body["sampling_params"]["max_new_tokens"]) == (0, "r", 1)
-    assert scored(answered([5, 6, 9]), tokens, "l").tolist() == [-1.0, -1.0]
-    assert scored(answered([5, 6, 9], "other"), tokens, "l") is None
-    assert np.isnan(scored(answered([5, 6, 0]), tokens, "l")).tolist() == [False, True]
-    for wrong in (answered([5, 6]), answered([5, 7, 9]), answered([5, 6, 9], cached_tokens=2)):
-        with pytest.raises(RuntimeError):
-            scored(wrong, tokens, "l")

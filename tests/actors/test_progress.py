@@ -6,15 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from actors.agents.programs import AgentError
-from actors.engines.timed_engine import TimedEngine
-from actors.progress import MOST_REPORTED, Progress
-from actors.resumption import Recorder, limited
+from actors.resumption import limited
 from actors.worker import Heldout, Rollout, Worker
 from actors.workflows import single_turn
-from areal_like.types import Completion, Lease, Limits, PartialSample, Prompt
-from areal_like.wire.frames import MAX_HEADER_BYTES, encode
-from areal_like.wire.messages import Heartbeat
+from areal_like.types import Completion, Lease, Prompt
 from tests.actors.test_worker import Client
 
 
@@ -156,87 +151,5 @@ def test_a_workflow_that_waits_for_something_else_stands_still_unless_it_has_a_l
         play = Play(waiting)
         await play.start()
         assert play.moved() == ({1: 0, 2: 0} if has_a_limit else {})
-
-    asyncio.run(scenario())
-
-
-def test_an_agent_at_work_is_limited_and_one_that_waits_for_a_hung_engine_is_not() -> None:
-    from actors.agents import workflow
-
-    async def scenario() -> None:
-        engine = Engine()
-        recorder, hold = Recorder(engine, None, PartialSample()), asyncio.Event()
-
-        async def earned(*_: object) -> None:
-            await hold.wait()
-            await recorder.generate(np.zeros(1, np.int32), Limits(5, 1.0, (), 0), "1/0")
-            raise AgentError("over")
-
-        class Codec:
-            opening = None
-
-        prompt = Prompt(np.zeros(1, np.int32), None, 5, codec=Codec())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(workflow, "_earned", earned)
-            patch.setattr(workflow, "Conversation", lambda *_: None)
-            run = asyncio.ensure_future(
-                workflow.agent(recorder, None, prompt, Limits(5, 1.0, (), 0), "1/0", agent="a:b")
-            )
-            progress = Progress(engine)
-            await Play.settle()
-            leases = {1: [("1/0", recorder)]}
-            progress.moved(leases)
-            assert progress.moved(leases) == {1: 0}, "the program works"
-            hold.set()
-            engine.step("1/0")
-            await Play.settle()
-            progress.moved(leases)
-            assert progress.moved(leases) == {}, "it waits for an engine that gives no token"
-            engine.end("1/0")
-            with pytest.raises(AgentError):
-                await run
-
-    asyncio.run(scenario())
-
-
-def test_held_out_prompts_are_told_of_by_themselves() -> None:
-    async def scenario() -> None:
-        play = Play()
-        await play.start(heldout=True)
-        play.engine.step("e7")
-        assert play.worker.moved() == ({1: 0, 2: 0}, {7: 1})
-        assert play.worker.moved() == ({}, {})
-        play.engine.end("e7")
-        play.scored.set()
-        await play.settle()
-        assert play.worker.client.evaluations and play.worker.moved() == ({}, {})
-
-    asyncio.run(scenario())
-
-
-def test_a_heartbeat_stays_small_and_leaves_nobody_out_for_long() -> None:
-    engine = Blind()
-    recorder = Recorder(engine, None, PartialSample())
-    recorder._open = 1
-    leases = {100_000 + i: [("x", recorder)] for i in range(3 * MOST_REPORTED)}
-    progress = Progress(engine)
-    told = [progress.moved(leases) for _ in range(6)]
-    assert set().union(*told[:3]) == set().union(*told[3:]) == set(leases)
-    stats: dict[str, float | str] = {f"a_total_{i}": 1e9 / 7 for i in range(80)}
-    full = {group_id: 100_000 for group_id in told[0]}
-    (header,) = encode(Heartbeat(stats, full, full))
-    assert len(header) < MAX_HEADER_BYTES
-
-
-def test_the_timed_engine_says_how_far_its_requests_are() -> None:
-    async def scenario() -> None:
-        engine = TimedEngine(base=0.01, slots=1, median=50, sigma=0, noise=0)
-        limits = Limits(50, 1.0, (), 0)
-        calls = [asyncio.ensure_future(engine.generate(np.zeros(1, np.int32), limits, name)) for name in "ab"]
-        await asyncio.sleep(0.1)
-        found = engine.progress()
-        assert list(found) == ["a"] and 1 <= found["a"] < 50
-        await engine.close()
-        await asyncio.gather(*calls)
 
     asyncio.run(scenario())

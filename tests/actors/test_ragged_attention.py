@@ -1,10 +1,6 @@
 """A decode step's attention on the CPU that reads no padding: what it computes, and when it is used."""
 
 import asyncio
-import importlib
-import subprocess
-import sys
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -59,13 +55,6 @@ def test_it_is_attention(compiled, width, group):
     assert torch.allclose(attended(*given, LENGTHS).double(), truth(*given, LENGTHS), rtol=0, atol=3e-6)
 
 
-def test_half_precision_loses_no_more_than_its_last_digit(compiled):
-    given = cache_of(LENGTHS, 16, torch.bfloat16)
-    found = attended(*given, LENGTHS)
-    assert found.dtype == torch.bfloat16
-    assert torch.allclose(found.double(), truth(*given, LENGTHS), rtol=2**-8, atol=1e-6)
-
-
 def test_scores_that_lie_far_apart(compiled):
     query, keys, values = cache_of((50, 50), 16)
     keys[:, :, 7] = 20 * query[0, 0, 0]
@@ -74,39 +63,10 @@ def test_scores_that_lie_far_apart(compiled):
     assert torch.allclose(found.double(), truth(*given, (50, 50), scale=50.0), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("which", [1, 2])
-def test_a_nan_is_not_lost(compiled, which):
-    """Broken weights must be noticed, and in the sequence that they broke."""
-    given = cache_of((20, 20), 16)
-    given[which][0, :, 3] = torch.nan
-    found = attended(*given, (20, 20))
-    assert found[0].isnan().all()
-    assert found[1].isfinite().all()
-
-
 def test_what_a_slot_gets_depends_on_no_other(compiled):
     query, keys, values = cache_of(LENGTHS, 16)
     alone = attended(query[5:6], keys[5:6], values[5:6], LENGTHS[5:6])
     assert torch.equal(attended(query, keys, values, LENGTHS)[5:6], alone)
-
-
-@pytest.mark.parametrize("threads", [2, 3, 20])
-def test_threads_share_a_step(compiled, monkeypatch, threads):
-    given = cache_of(LENGTHS, 16)
-    one = attended(*given, LENGTHS)
-    monkeypatch.setattr(ragged_attention, "SHARED_FROM", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert torch.equal(attended(*given, LENGTHS), one)
-
-
-@pytest.mark.parametrize("lengths", [LENGTHS, (1, 1), (500, 1, 1), (1, 1, 500)])
-@pytest.mark.parametrize("threads", [2, 3, 20])
-def test_each_slot_is_one_threads(monkeypatch, lengths, threads):
-    monkeypatch.setattr(ragged_attention, "SHARED_FROM", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    cuts = ragged_attention._cuts(np.array(lengths), 1)
-    assert cuts[0] == 0 and cuts[-1] == len(lengths) and len(cuts) <= threads + 1
-    assert all(begin < end for begin, end in pairwise(cuts))
 
 
 def samples(kind):
@@ -140,44 +100,3 @@ def counted(function, used):
         return function(*args)
 
     return call
-
-
-def test_without_numba_torchs_attention_is_used(compiled, monkeypatch, caplog):
-    def fail(name):
-        raise ImportError(f"no {name}")
-
-    ragged_attention._kernels.cache_clear()
-    monkeypatch.setattr(importlib, "import_module", fail)
-    _, keys, _ = cache_of((3, 5), 16)
-    try:
-        assert ragged_attention.begin(keys[None], np.array([3, 5])) is None
-    finally:
-        ragged_attention._kernels.cache_clear()
-    assert "numba can't be used" in caplog.text
-
-
-def test_code_that_cannot_be_kept_serves_all_the_same(monkeypatch, caplog):
-    """A full disk: numba raises behind the call that compiles."""
-
-    class Kernels:
-        @staticmethod
-        def kernel(width, dtype):
-            def attend(*given):
-                raise OSError("No space left on device")
-
-            return attend
-
-    monkeypatch.setattr(ragged_attention, "_kernels", lambda: Kernels)
-    ragged_attention._compile(24, torch.float32)
-    assert "not kept for later runs (No space left" in caplog.text
-
-
-def test_small_steps_do_without_numba():
-    code = (
-        "import sys, numpy as np, torch\n"
-        "from actors.engines import ragged_attention\n"
-        "keys = torch.zeros(2, 64, 2, 64, 16)\n"
-        "assert ragged_attention.begin(keys, np.full(64, 64)) is None\n"
-        "sys.exit('numba' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from actors.engines.torch_engine import TorchEngine
-from actors.resumption import Recorder
 from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
 from areal_like.models.experts import NONE, Routing
-from areal_like.types import CarriedSamples, Completion, Group, Lease, Limits, PartialSample, Prompt
+from areal_like.types import CarriedSamples, Completion, Group, Lease, PartialSample, Prompt
 from areal_like.wire.columns import RUN
 from areal_like.wire.frames import WireError
 from areal_like.wire.groups import decode_group, encode_group
@@ -151,18 +150,6 @@ def test_tokens_keep_their_version_and_logprobs_when_others_go_on_with_newer_wei
     assert spans >= 2
 
 
-def test_a_sample_that_is_not_carried_begins_anew() -> None:
-    async def scenario() -> tuple[Group, Group]:
-        second = Actor(version=1)
-        second.lease(left_by(await broken_off(12), usable=(1,)))
-        return await undisturbed(), await second.group()
-
-    expected, group = asyncio.run(scenario())
-    for index, (ours, theirs) in enumerate(zip(group.samples, expected.samples, strict=True)):
-        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-        assert (ours.oldest_version == 0) == (index == 1)
-
-
 def test_what_was_not_gone_on_with_is_handed_back_again() -> None:
     async def scenario() -> tuple[Actor, Actor]:
         first, second = await broken_off(12), Actor()
@@ -177,17 +164,6 @@ def test_what_was_not_gone_on_with_is_handed_back_again() -> None:
         again = left_by(second).samples[index]
         for key, call in sample.calls.items():
             np.testing.assert_array_equal(again.calls[key].tokens[: len(call.tokens)], call.tokens)
-
-
-def test_an_actor_that_leaves_takes_no_more_leases() -> None:
-    async def scenario() -> Actor:
-        actor = await broken_off(10, leaving=True)
-        actor.lease()
-        await asyncio.sleep(0)
-        return actor
-
-    actor = asyncio.run(scenario())
-    assert actor.client.left == ([7], True) and not actor.worker._groups
 
 
 def changed(column: str, kind: np.dtype, field: str, value: object) -> Callable[[PartialHead], None]:
@@ -225,19 +201,6 @@ def test_a_partial_group_that_does_not_add_up_is_refused(change, words: str) -> 
         check_partial(head, payload)
 
 
-def test_a_call_that_does_not_fit_together_is_left_out() -> None:
-    """As a faulty engine makes it. The others of the group are handed back all the same."""
-    whole = Completion(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), [(0, 3)], "stop")
-    columns = replace(whole, tokens=np.arange(3.0)[:, None])
-    faulty = [replace(whole, logprobs=np.zeros(2, np.float32)), replace(whole, runs=[(0, 2)])]
-    calls = {(number, 0): call for number, call in enumerate([whole, *faulty, columns])}
-    head, payload = encode_partial(7, {0: PartialSample(calls)}, {0: "d0"})
-    check_partial(head, payload)
-    kept = decode_partial(head, payload, [0]).samples[0].calls
-    assert kept.keys() == {(0, 0), (3, 0)} and [call.tokens.tolist() for call in kept.values()] == [[0, 1, 2]] * 2
-    assert encode_partial(7, {0: PartialSample({(0, 0): faulty[0]})}, {0: "d0"}) is None
-
-
 def test_experts_of_a_partial_group_survive_the_way_and_are_the_models() -> None:
     def call(tokens: int, positions: int, first: int) -> Completion:
         experts = np.arange(first, first + 4 * positions, dtype=np.uint8).reshape(positions, 2, 2)
@@ -271,23 +234,3 @@ def test_experts_of_a_partial_group_survive_the_way_and_are_the_models() -> None
             check_partial(msgspec.structs.replace(head, **change), payload, routing=routing)
     without = PartialSample({(1, 0): replace(call(3, 7, 0), experts=None)})
     assert encode_partial(7, samples | {1: without}, {0: "d0"})[0].experts == NONE
-
-
-def test_a_sample_that_goes_on_asks_for_the_experts_that_it_lacks() -> None:
-    asked = []
-
-    class Engine:
-        async def generate(self, tokens: np.ndarray, limits: Limits, request: str) -> Completion:
-            asked.append((len(tokens), limits.experts_from))
-            experts = np.full((len(tokens) + 1 - limits.experts_from, 1, 1), len(asked), np.uint8)
-            return Completion(np.ones(2, np.int32), np.zeros(2, np.float32), [(0, 2)], "abort", experts)
-
-    async def scenario() -> Completion:
-        recorder = Recorder(Engine(), None, PartialSample())
-        for _ in range(3):
-            done = await recorder.generate(np.arange(5, dtype=np.int32), Limits(9, experts_from=1))
-        return done
-
-    done = asyncio.run(scenario())
-    assert asked == [(5, 1), (7, 6), (9, 8)]
-    assert done.experts[:, 0, 0].tolist() == [1] * 5 + [2] * 2 + [3] * 2, "each part brings what it computed first"

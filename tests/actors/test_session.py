@@ -81,13 +81,6 @@ def test_many_refusals_make_one_hello_until_it_has_been_unanswered_for_long(monk
     assert told.count("hello") == 3
 
 
-def test_other_refusals_are_only_told() -> None:
-    session, told = begun()
-    session.handle(WELCOME)
-    session.handle(refused("applied: other digest"))
-    assert told == []
-
-
 def test_an_actor_whose_key_is_not_one_of_actors_ends() -> None:
     session, _ = begun()
     reason = "a key of role operator can't say hello as 'actor'"

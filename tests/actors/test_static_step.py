@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from actors.engines import decoders, devices, slot_kernel, torch_engine
-from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.decoders import FusedDecoder, ModelDecoder
-from actors.engines.sampler import keyed_uniforms, sample, sample_static
+from actors.engines.sampler import keyed_uniforms
 from actors.engines.slot_cache import PooledCache
 from actors.engines.static_step import StaticStep
 from actors.engines.torch_engine import TorchEngine
@@ -25,7 +24,6 @@ from areal_like.sampling import stream_key, uniforms
 from areal_like.types import Limits
 from areal_like.weights.changes import Changes
 from areal_like.weights.update import Update
-from tests.actors.test_chosen_experts import CONFIG
 from tests.actors.tiny_models import CONFIGS, greedy_of, logprobs_of, new_model, prompts_of, started, steps, update_of
 from tests.seeds import seeded
 
@@ -84,23 +82,6 @@ def test_short_memory_preempts_and_deals_the_pool_out_anew(static):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
-def test_the_pool_keeps_its_place_and_what_it_holds():
-    config = CONFIGS["qwen2"]
-    cache = PooledCache(config, 8, torch.device("cpu"), torch.float32, 1000)
-    cache.LEAST = 16
-    places = set()
-    cache.reserve(3, 10)
-    for capacity, (rows, time) in [(16, (3, 10)), (64, (8, 40)), (112, (8, 70)), (128, (2, 120)), (896, (1, 513))]:
-        cache.keys[:, 0, :, :10] = cache.values[:, 0, :, :10] = 7.0
-        cache.reserve(rows, time)
-        assert (cache.capacity, cache.rows) == (capacity, min(8, 1000 // capacity))
-        assert (cache.keys[:, 0, :, :10] == 7).all() and (cache.values[:, 0, :, :10] == 7).all()
-        places.add((cache.keys.data_ptr(), cache.values.data_ptr()))
-    assert len(places) == 1
-    with pytest.raises(ValueError, match="exceed the cache's 1000 tokens"):
-        cache.reserve(2, 600)
-
-
 # What only a device knows
 
 
@@ -142,33 +123,6 @@ def test_a_static_step_asks_the_host_nothing(kind, compute_dtype):
     assert sum("index_copy_" in name for name in mode.names) == 2 * model.config.num_hidden_layers
 
 
-def test_a_mixture_of_experts_that_tells_which_it_chose_asks_the_host_nothing():
-    """In bfloat16 alone: torch's shapes of a grouped product know no other."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIG), attn_implementation="eager").eval()
-        cache = PooledCache(model.config, 8, torch.device("meta"), torch.bfloat16, 1024)
-        cache.reserve(8, 100)
-        chosen = ChosenExperts(model, 8)
-        step = StaticStep(ModelDecoder(model, cache), cache, 8, chosen)
-    with OnDeviceOnly("meta"), torch.inference_mode():
-        step.step(4, 64)
-    assert chosen.newest().shape == (4, 2, 2) and step._experts.shape == (8, 2, 2)
-
-
-def test_a_large_vocabulary_is_drawn_from_without_asking_the_host():
-    logits = torch.zeros(4, 5000, device="meta")
-    with OnDeviceOnly("meta"):
-        sample_static(logits, torch.zeros(4, device="meta"), torch.zeros(4, device="meta", dtype=torch.float64))
-
-
-def test_the_host_is_seen_to_be_asked():
-    with OnDeviceOnly("meta"):
-        with pytest.raises(AssertionError, match="nonzero"):
-            torch.zeros(3, device="meta").nonzero()
-        with pytest.raises(AssertionError, match="a tensor on cpu"):
-            torch.arange(3)
-
-
 def test_the_device_has_the_same_random_numbers():
     rng = seeded(5)
     keys = rng.integers(0, 1 << 64, 4096, np.uint64, endpoint=False)
@@ -177,17 +131,6 @@ def test_the_device_has_the_same_random_numbers():
     expected = uniforms(keys, positions)
     found = keyed_uniforms(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(positions))
     np.testing.assert_array_equal(found.numpy(), expected)
-
-
-@pytest.mark.parametrize("vocab", [37, 5000])
-def test_a_static_draw_is_the_usual_one(vocab):
-    rng, rows = seeded(3), 100
-    logits = torch.from_numpy(rng.normal(0, 3, (rows, vocab)).astype(np.float32))
-    draws, heat = rng.random(rows), rng.choice([0.0, 0.7, 1.0], rows).astype(np.float32)
-    tokens, logprobs = sample(logits.clone(), heat, draws)
-    ids, found = sample_static(logits, torch.from_numpy(heat), torch.from_numpy(draws))
-    np.testing.assert_array_equal(ids.numpy(), tokens)
-    np.testing.assert_array_equal(found.numpy(), logprobs)
 
 
 # Weights
@@ -227,42 +170,7 @@ def test_an_update_leaves_addresses_as_they_are(static, sparse, own_forward, mon
     np.testing.assert_allclose(done.logprobs, logprobs_of(new, prompt, done.tokens), atol=1e-4)
 
 
-def test_broken_weights_are_named_and_healed(static):
-    model, (prompt,) = new_model(), prompts_of(4)
-    good = update_of(model, 1)
-    model.get_input_embeddings().weight.data.fill_(torch.nan)
-
-    async def main():
-        engine = TorchEngine(model)
-        with pytest.raises(RuntimeError, match="NaN"):
-            await engine.generate(prompt, Limits(3))
-        await engine.load(good)
-        done = await engine.generate(prompt, Limits(3))
-        await engine.close()
-        return done
-
-    assert np.isfinite(asyncio.run(main()).logprobs).all()
-
-
 # Devices and memory
-
-
-def test_a_device_that_is_not_there_is_refused():
-    cpu = torch.device("cpu")
-    assert devices.device_of("cpu", cpu) == cpu
-    for name in ("tpu", "meta"):
-        with pytest.raises(ValueError, match="must be auto, cpu, cuda"):
-            devices.device_of(name, cpu)
-    with pytest.raises(ValueError, match="torch sees"):
-        devices.device_of("cuda:99", cpu)
-
-
-def test_a_gpu_has_its_number(monkeypatch):
-    """`torch.cuda.set_device` refuses a device without a number."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name, index in {"auto": 0, "cuda": 0, "cuda:1": 1}.items():
-        assert devices.device_of(name, torch.device("cpu")) == torch.device("cuda", index)
 
 
 def test_the_budget_is_the_smaller_bound():
@@ -272,23 +180,6 @@ def test_the_budget_is_the_smaller_bound():
     assert devices.kv_budget(cpu, per_token, 100, 8, 5000, 2.0) == 2048
     with pytest.raises(ValueError, match="holds no token"):
         devices.kv_budget(cpu, per_token, 100, 8, None, 1e-6)
-
-
-def test_memory_bounds_an_engine_on_the_cpu_too():
-    per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, dim, float32
-    engine = TorchEngine(new_model(), memory=40 * per_token / devices.GIB)
-    with pytest.raises(ValueError, match="memory"):
-        asyncio.run(engine.generate(prompts_of(30)[0], Limits(30)))
-
-
-def test_the_row_that_the_kernel_reads_has_every_slot_in_its_place():
-    """The kernel itself runs, and checks itself, only on GPUs; this tests its view of the memory."""
-    slots, heads, time, dim = 3, 2, 5, 8
-    cache = torch.randn(4, slots, heads, time, dim)[2]
-    row = slot_kernel._as_row(cache, slots)
-    for slot in range(slots):
-        start = slot * heads * time
-        torch.testing.assert_close(row[start : start + time].transpose(0, 1), cache[slot])
 
 
 def test_the_kernel_gets_each_slot_from_its_start_to_its_length(monkeypatch):

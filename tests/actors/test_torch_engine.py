@@ -5,19 +5,14 @@ import copy
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 
 from actors.engines import decoders, torch_engine
 from actors.engines.torch_engine import TorchEngine
-from actors.worker import Rollout, Worker
 from areal_like.sampling import uniforms
-from areal_like.types import Lease, Limits, Prompt
-from areal_like.wire.partials import versions_of
+from areal_like.types import Limits
 from tests.actors.tiny_models import (
     CONFIGS,
     FUSED,
-    SHAPE,
     VOCAB,
     greedy_of,
     logits_of,
@@ -26,7 +21,6 @@ from tests.actors.tiny_models import (
     prompts_of,
     started,
     steps,
-    update_of,
 )
 
 
@@ -142,41 +136,6 @@ def test_abort_returns_what_is_there():
     assert (len(unborn.tokens), unborn.runs, unborn.finish) == (0, [], "abort")
 
 
-def test_a_cancelled_caller_frees_its_slot():
-    prompts = prompts_of(4, 5, 6)
-
-    async def main():
-        engine = TorchEngine(new_model(), slots=1)
-        (running,) = await started(engine, engine.generate(prompts[0], Limits(100)))
-        waiting = asyncio.create_task(engine.generate(prompts[1], Limits(100)))
-        last = asyncio.create_task(engine.generate(prompts[2], Limits(5)))
-        await steps(2)
-        waiting.cancel()
-        running.cancel()
-        assert len((await last).tokens) == 5
-        assert running.cancelled() and waiting.cancelled()
-        assert engine.stats()["running"] == engine.stats()["waiting"] == 0
-        assert engine.stats()["joins"] == 2
-        await engine.close()
-
-    asyncio.run(main())
-
-
-def test_equal_prompts_are_prefilled_once():
-    group, other = prompts_of(9, 12)
-    rows = []
-
-    async def main():
-        engine = TorchEngine(new_model())
-        prefill = engine._decoder.prefill
-        engine._decoder.prefill = lambda tokens, positions: (rows.append(tokens.shape), prefill(tokens, positions))
-        await asyncio.gather(*(engine.generate(p, Limits(3, key=i)) for i, p in enumerate([group] * 8 + [other])))
-        await engine.close()
-
-    asyncio.run(main())
-    assert rows == [(2, 11)]
-
-
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 def test_the_prompt_of_a_group_is_prefilled_once_whenever_its_samples_come(compute_dtype):
     """There are fewer slots than samples, and two groups alternate: a sequence that joins later copies from a running
@@ -224,95 +183,6 @@ def test_refused_requests_harm_nobody():
     asyncio.run(main())
 
 
-def test_close_hands_back_what_is_there():
-    prompts = prompts_of(4, 5)
-
-    async def main():
-        engine = TorchEngine(new_model(), slots=1, interruptible=False)
-        (running,) = await started(engine, engine.generate(prompts[0], Limits(100)))
-        waiting = asyncio.create_task(engine.generate(prompts[1], Limits(100)))
-        load = asyncio.create_task(engine.load(update_of(new_model(seed=1), 1)))
-        await steps(2)
-        await engine.close()
-        await load
-        assert [(await c).finish for c in (running, waiting)] == ["abort", "abort"]
-        assert len((await running).tokens) >= 4 and (await running).runs[0][0] == 0
-        with pytest.raises(RuntimeError, match="closed"):
-            await engine.generate(prompts[0], Limits(1))
-
-    asyncio.run(main())
-
-
-def test_sliding_windows_are_refused():
-    config = MistralConfig(**SHAPE, sliding_window=8)
-    qwen = Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    with pytest.raises(ValueError, match="full attention"):
-        TorchEngine(AutoModelForCausalLM.from_config(qwen))
-
-    async def main():
-        engine = TorchEngine(AutoModelForCausalLM.from_config(config))
-        with pytest.raises(ValueError, match="full attention"):
-            await engine.generate(np.arange(4), Limits(2))
-        await engine.close()
-
-    asyncio.run(main())
-
-
-def test_knobs_are_checked():
-    with pytest.raises(ValueError, match="slots"):
-        TorchEngine(new_model(), slots=0)
-    with pytest.raises(ValueError, match="kv_policy"):
-        TorchEngine(new_model(), kv_policy="forget")
-    with pytest.raises(ValueError, match="compute_dtype"):
-        TorchEngine(new_model(), compute_dtype="float16")
-
-
-@pytest.mark.parametrize("hand_back", [False, True])
-def test_cancelled_leases_free_their_slots_within_one_decode_step(hand_back):
-    """The worker and the embedded engine together: no decode step after a cancel samples for that lease, and a waiting
-    sequence runs in the very next step."""
-
-    class Client:
-        handed_back = None
-
-        def say(self, message):
-            pass
-
-        def hand_back(self, ids, partials, leaving):
-            self.handed_back = ids, partials
-
-    async def workflow(engine, reward, prompt, limits, request):
-        await engine.generate(prompt.tokens, limits, request)
-
-    class Task:
-        stop_tokens = ()
-
-        def prompt(self, split, row):
-            return Prompt(prompts_of(5)[0], None, 100)
-
-    async def main():
-        engine, client = TorchEngine(new_model(), slots=4), Client()
-        rollout = Rollout(0, 1.0, None, workflow, {})
-        worker = Worker(Task(), engine, None, client, rollout, {0: "digest"})
-        worker.start([Lease(0, 0, "train", 3, 3), Lease(1, 1, "train", 2, 2)])
-        while engine.stats()["tokens"] < 20:
-            await asyncio.sleep(0)
-        assert engine.stats()["running"] == 4 and engine.stats()["waiting"] == 1
-        decode, decoded = engine._decode, []
-        engine._decode = lambda: (decoded.append([r.name for r in engine._table.requests]), decode())[1]
-        worker.cancel([0], hand_back)
-        while len(decoded) < 3:
-            await asyncio.sleep(0)
-        assert sum("0/0" in names for names in decoded) <= 1, "at most the step that was being made"
-        assert decoded[1:] == [["1/0", "1/1"]] * 2 or decoded[1:] == [["1/1", "1/0"]] * 2
-        if hand_back:
-            ids, partials = client.handed_back
-            assert ids == [0] and set(versions_of(partials[0][0])) == {0, 1, 2}
-        await engine.close()
-
-    asyncio.run(main())
-
-
 def test_preempted_sequences_go_on_as_if_nothing_had_happened():
     """Memory is too small for all: some sequences are put back, and all get the tokens that a large engine samples."""
     prompts, counts = prompts_of(3, 9, 4, 4, 20, 6, 11, 2), [40, 12, 60, 30, 25, 50, 8, 33]
@@ -339,46 +209,6 @@ def test_preempted_sequences_go_on_as_if_nothing_had_happened():
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
         assert (ours.finish, ours.runs) == (theirs.finish, theirs.runs)
-
-
-def test_a_preempted_sequence_that_is_aborted_hands_back_all_it_had():
-    async def main():
-        engine = TorchEngine(new_model(), slots=3, kv_tokens=60)
-        tasks = [
-            asyncio.create_task(engine.generate(p, Limits(50, key=i), str(i))) for i, p in enumerate(prompts_of(5, 6))
-        ]
-        while not engine.stats()["preemptions"]:
-            await asyncio.sleep(0)
-        (waiting,) = engine._waiting
-        assert waiting.name not in engine.progress(), "it waits for a place"
-        while waiting.slot is None or engine.progress()[waiting.name] == len(waiting.before[0][0]):
-            await asyncio.sleep(0)
-        assert engine.progress()[waiting.name] > len(waiting.before[0][0]), "tokens of before count"
-        engine.abort([waiting.name])
-        cut = await tasks[int(waiting.name)]
-        assert len(cut.tokens) > 10 and cut.finish == "abort" and cut.runs == [(0, len(cut.tokens))]
-        assert len(cut.logprobs) == len(cut.tokens)
-        with pytest.raises(ValueError, match="kv_tokens"):
-            await engine.generate(prompts_of(11)[0], Limits(50))
-        await engine.close()
-
-    asyncio.run(main())
-
-
-def test_a_listener_that_fails_ends_its_own_request_alone():
-    def broken(tokens):
-        raise KeyError("the caller's own")
-
-    async def main():
-        engine = TorchEngine(new_model("qwen2"))
-        limits, (prompt,) = Limits(6, temperature=0.0), prompts_of(9)
-        calls = engine.generate(prompt, limits, "a", broken), engine.generate(prompt, limits, "b")
-        failed, whole = await asyncio.gather(*calls, return_exceptions=True)
-        assert isinstance(failed, KeyError) and len(whole.tokens) == 6
-        assert engine.stats()["running"] == 0
-        await engine.close()
-
-    asyncio.run(main())
 
 
 def test_others_are_heard_between_the_forwards_of_a_long_prefill(monkeypatch):
@@ -412,31 +242,3 @@ def test_others_are_heard_between_the_forwards_of_a_long_prefill(monkeypatch):
     assert isinstance(done[1], asyncio.CancelledError) and done[4].finish == "abort" and len(done[4].tokens) <= 1
     for i in (0, 2, 3, 5, 6):
         np.testing.assert_array_equal(done[i].tokens, greedy_of(reference, prompts[i], 6))
-
-
-def test_a_prefill_forward_takes_seconds_of_a_core_at_most():
-    assert torch_engine._prefill_tokens(new_model("qwen2")) == torch_engine.PREFILL_TOKENS, "a toy's takes less"
-    with torch.device("meta"):
-        large = torch.nn.Linear(1 << 14, 1 << 13, bias=False)
-    large.device = torch.device("cpu")
-    assert torch_engine._prefill_tokens(large) == int(5e11 / (2 << 27))
-
-
-def test_what_a_request_has_so_far_is_the_beginning_of_its_answer():
-    async def scenario() -> None:
-        engine = TorchEngine(new_model("qwen2"), slots=2)
-        prompts = prompts_of(5, 3)
-        asked = [
-            asyncio.ensure_future(engine.generate(p, Limits(30), name)) for p, name in zip(prompts, "ab", strict=True)
-        ]
-        seen = [engine.so_far("a")]
-        while not asked[0].done():
-            await asyncio.sleep(0)
-            seen.append(engine.so_far("a"))
-        said = (await asked[0]).tokens
-        assert len(seen[0]) == 0 and {len(each) for each in seen} >= {1, 10, 20}
-        assert all(np.array_equal(each, said[: len(each)]) for each in seen)
-        assert len(engine.so_far("nobody")) == 0
-        await engine.close()
-
-    asyncio.run(scenario())

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from actors.transcript import Transcript
 from areal_like.types import Completion, Limits
@@ -79,34 +78,3 @@ def test_the_next_turn_goes_on_in_the_stream_within_what_is_left():
     assert transcript.limits(2).max_tokens == 2 and transcript.limits(100).max_tokens == 6
     assert transcript.unstopped(20) == Limits(20, 0.5, (), 99, 7)
     assert transcript.tokens.tolist() == [7, 8, 100, 101, 102, 50]
-
-
-def test_experts_follow_one_another_whoever_speaks():
-    def chosen(first: int, last: int) -> np.ndarray:
-        return np.arange(first, last, dtype=np.uint8)[:, None, None]
-
-    transcript = Transcript(PROMPT, LIMITS)
-    transcript.said(replace(said([(0, 3)]), experts=chosen(0, 4)))  # of 5 tokens
-    transcript.shown(np.array([50, 51], np.int32))
-    assert transcript.limits().experts_from == transcript.unstopped(3).experts_from == 4
-    branch = transcript.branch(LIMITS)
-    transcript.said(replace(said([(0, 2)], first=200), experts=chosen(4, 8)))
-    transcript.said(replace(said([(0, 1)], first=300), experts=chosen(8, 9)), trained=False)
-    assert transcript.sample(1.0, "stop").experts[:, 0, 0].tolist() == list(range(9))
-    cut = branch.sample(1.0, "stop")
-    assert cut.experts[:, 0, 0].tolist() == [0, 1, 2, 3, 0, 0], "behind the last answer nothing is trained"
-    branch.said(said([(0, 1)]))
-    assert branch.sample(1.0, "stop").experts is None
-
-
-def test_one_reward_belongs_to_the_end_and_needs_no_place():
-    transcript = Transcript(PROMPT, LIMITS)
-    transcript.said(said([(0, 2)]))
-    transcript.earned(1.0)
-    assert (transcript.sample(None, "stop").reward, transcript.sample(None, "stop").turn_rewards) == (1.0, [])
-    assert transcript.sample(0.5, "stop").reward == 0.5
-
-
-def test_nothing_can_be_shown_before_the_first_turn():
-    with pytest.raises(ValueError, match="belongs to the prompt"):
-        Transcript(PROMPT, LIMITS).shown(np.array([1], np.int32))

@@ -1,16 +1,14 @@
 """The worker with events in a fixed order: a workflow that ends on command, a client that records."""
 
 import asyncio
-import logging
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from actors.engines.step_costs import StepCosts
 from actors.reward_pool import RewardError
-from actors.worker import DETAIL_CHARACTERS, RESAMPLES, Heldout, Rollout, Worker
+from actors.worker import RESAMPLES, Heldout, Rollout, Worker
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
 from areal_like.wire import messages
@@ -137,19 +135,6 @@ def test_a_group_is_pushed_once_complete_in_the_order_of_its_samples() -> None:
     asyncio.run(scenario())
 
 
-def test_an_engine_that_counts_costs_hears_how_long_answers_were() -> None:
-    async def scenario() -> None:
-        play = Play()
-        play.worker.engine.step_costs = counted = StepCosts()
-        await play.lease(need=2)
-        await play.end("1/1", sample(0.1))
-        assert not counted.lengths
-        await play.end("1/0", replace(sample(0.1), tokens=np.zeros(9, np.int32)))
-        assert list(counted.lengths) == [[8, 2]]  # responses, without the prompt
-
-    asyncio.run(scenario())
-
-
 def test_each_sample_has_its_own_stream_that_depends_on_nothing_else() -> None:
     async def scenario() -> None:
         play = Play()
@@ -202,34 +187,6 @@ def carried_of(said: tuple | None) -> dict[int, list[int]]:
     return {index: [len(call.tokens) for call in each.calls.values()] for index, each in samples.items()}
 
 
-def test_what_cut_samples_said_is_told_once_per_version() -> None:
-    async def scenario(told: bool = True, most: int | None = None) -> list[dict]:
-        play = Play()
-        ended: dict[str, asyncio.Future] = {}
-
-        async def workflow(engine, reward, prompt, limits, request) -> Sample | None:
-            if request.endswith("/0"):
-                ended[request] = asyncio.get_running_loop().create_future()
-                return await ended[request]
-            await engine.generate(prompt.tokens, limits, request)
-            return sample(9.0)
-
-        play.worker.rollout = replace(play.worker.rollout, workflow=workflow, told=told)
-        for group_id in (1, 2, 3):
-            play.worker.engine.version = 3 + (group_id == 3)
-            await play.lease(group_id=group_id, launch=3, need=1)
-            ended[f"{group_id}/0"].set_result(sample(0.5))
-            await play.settle()
-        assert [left[1] for left in play.client.left] == 3 * [[6, 6]] and len(play.client.groups) == 3
-        return [carried_of(said) for said in play.client.said]
-
-    assert asyncio.run(scenario()) == [{0: [6], 1: [6]}, {}, {0: [6], 1: [6]}]
-    assert asyncio.run(scenario(told=False)) == [{}, {}, {}]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.worker.MOST_SAID", 11)
-        assert asyncio.run(scenario()) == [{0: [6]}, {}, {0: [6]}], "the first that fit"
-
-
 def test_what_a_reward_crashed_on_is_told_with_its_group_drawn_again_or_failed() -> None:
     async def scenario(crashes: int) -> Play:
         play, tried = Play(), []
@@ -262,36 +219,6 @@ def test_what_a_reward_crashed_on_is_told_with_its_group_drawn_again_or_failed()
     assert [carried_of(said) for said in play.client.said] == [{0: [3]}], "the last try"
 
 
-class OddError(Exception):
-    """As some libraries make: its repr is its bare text."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def test_half_a_surrogate_pair_in_an_errors_text_costs_no_group_and_long_texts_are_cut(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A verifier that quotes `json.loads` of an answer has them. The buffer's messages can't carry one."""
-    caplog.set_level(logging.CRITICAL)  # nor can those of pytest-xdist, with the captured log
-
-    async def scenario(*outcomes: Exception | Sample) -> Client:
-        play = Play()
-        await play.lease(launch=1, need=1)
-        for outcome in outcomes:
-            await play.end("1/0", outcome)
-        return play.client
-
-    client = asyncio.run(scenario(RewardError("no tool \ud83d" + "x" * 9999), sample(1.0)))
-    ((group_id, cut, redrawn, _),) = client.left
-    assert len(client.groups) == 1 and redrawn[0].startswith("reward crashed: no tool  xxx")
-    encode(messages.LeftOut(group_id, cut, redrawn))
-    client = asyncio.run(scenario(OddError("bad \ud83d" + "x" * 9999)))
-    ((group_id, reason, detail),) = client.failures
-    assert detail.startswith("bad  xxx") and len(detail) == DETAIL_CHARACTERS
-    encode(messages.Failed(group_id, reason, detail))
-
-
 @pytest.mark.parametrize(("result", "reason"), [(None, "rejected"), (RuntimeError("boom"), "failed")])
 def test_a_group_that_cannot_be_completed_is_given_up_with_a_reason(result, reason: str) -> None:
     async def scenario() -> None:
@@ -316,19 +243,6 @@ def test_a_reward_that_crashes_costs_its_sample_which_is_drawn_anew_in_its_slot(
         await play.end("1/0", sample(0.2))
         assert [s.reward for s in play.client.groups[0].samples] == [0.2, 0.1]
         assert play.client.credits == [1, 2], "each slot is freed once"
-
-    asyncio.run(scenario())
-
-
-def test_a_reward_that_crashes_again_and_again_costs_its_group_and_says_so() -> None:
-    async def scenario() -> None:
-        play = Play()
-        await play.lease(launch=2, need=2)
-        for _ in range(1 + RESAMPLES):
-            assert play.client.failures == []
-            await play.end("1/0", RewardError("boom"))
-        assert play.client.failures == [(1, "reward crashed", "RewardError('boom')")]
-        assert play.futures["1/1"].cancelled() and play.client.groups == []
 
     asyncio.run(scenario())
 
@@ -386,56 +300,6 @@ def test_each_sequence_that_ends_frees_its_slot_before_its_group_is_complete() -
     asyncio.run(scenario())
 
 
-def test_free_slots_that_no_lease_would_fit_in_are_not_told() -> None:
-    async def scenario() -> None:
-        play = Play()
-        play.worker.engine.slots = 6
-        await play.lease(1, launch=3)
-        await play.lease(2, launch=3)
-        play.worker.note_room(3, 1)
-        for request in ("1/0", "2/0"):
-            await play.end(request, sample(0.5))
-        assert play.client.credits == []
-        await play.end("2/1", sample(0.5))
-        assert play.client.credits == [3]
-        await play.lease(3, launch=3)
-        await play.end("3/0", sample(0.5))
-        assert play.client.credits == [3]
-        play.worker.tell_of_free_slots()  # with a heartbeat, for people
-        play.worker.tell_of_free_slots()
-        await play.settle()
-        assert play.client.credits == [3, 4]
-        await play.end("3/1", sample(0.5))
-        play.worker.note_room(2, 1)
-        await play.settle()
-        assert play.client.credits == [3, 4, 5], "leases have got smaller"
-        play.worker.hello_again()
-        await play.settle()
-        assert play.client.credits[3:5] == ["hello", -4]
-
-    asyncio.run(scenario())
-
-
-def test_only_places_for_another_lease_are_told_where_all_are_multiples_of_a_size() -> None:
-    async def scenario() -> None:
-        play = Play()
-        play.worker.engine.slots = 9
-        for group_id in (1, 2, 3):
-            await play.lease(group_id)
-        play.worker.note_room(3, 3)  # 3 or 6, say
-        for request in ("1/0", "1/1", "2/0", "2/1", "3/0", "3/1"):
-            await play.end(request, sample(0.5))
-        assert play.client.credits == [3, 6]
-        await play.lease(4)
-        for request in ("1/2", "2/2", "3/2", "4/0", "4/1"):
-            await play.end(request, sample(0.5))
-        assert play.client.credits == [3, 6, 9]
-        await play.end("4/2", sample(0.5))
-        assert play.client.credits == [3, 6, 9, 12], "none runs"
-
-    asyncio.run(scenario())
-
-
 def test_a_cancelled_group_says_nothing() -> None:
     async def scenario() -> None:
         play = Play()
@@ -444,16 +308,6 @@ def test_a_cancelled_group_says_nothing() -> None:
         await play.settle()
         assert all(future.cancelled() for future in play.futures.values())
         assert play.client.groups == play.client.failures == []
-
-    asyncio.run(scenario())
-
-
-def test_a_sample_that_is_cancelled_from_within_is_a_failed_one() -> None:
-    async def scenario() -> None:
-        play = Play()
-        await play.lease()
-        await play.end("1/0", asyncio.CancelledError())
-        assert [failure[:2] for failure in play.client.failures] == [(1, "failed")]
 
     asyncio.run(scenario())
 

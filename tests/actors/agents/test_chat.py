@@ -25,23 +25,6 @@ def refused(body: Any) -> dict[str, Any]:
     return caught.value.body["error"]
 
 
-def test_fields_that_say_what_holds_anyway_are_taken() -> None:
-    neutral = {"temperature": 0.7, "top_p": 1.0, "n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "top_k": -1}
-    more = {
-        "response_format": {"type": "text"},
-        "logit_bias": {},
-        "seed": 3,
-        "user": "me",
-        "stop": None,
-        "stream": False,
-    }
-    assert chat_of(**neutral, **more) == chat_of()
-    assert chat_of().messages == ASK["messages"] and chat_of().max_tokens is None and chat_of().model == "gpt-x"
-    assert chat_of(max_tokens=9, max_completion_tokens=5).max_tokens == 5
-    assert chat_of(stop="a").stop == ("a",) and chat_of(stop=["a", "b"]).stop == ("a", "b")
-    assert chat_of(tools=[{"a": 1}], tool_choice="none").tools == [] and chat_of(tools=[{"a": 1}]).tools == [{"a": 1}]
-
-
 @pytest.mark.parametrize(
     "field, value",
     [
@@ -121,17 +104,6 @@ def test_what_was_served_is_known_again(text: str) -> None:
     assert len(message.get("tool_calls", [])) == text.count("<tool_call>")
 
 
-def test_what_is_nested_without_end_is_text() -> None:
-    """A model that repeats itself: Python's JSON reader fails with an error of a kind of its own (RecursionError)."""
-    text = "<tool_call>" + "[" * 100_000
-    assert spoken(text, 1, [{"type": "function"}], MARKS) == {"role": "assistant", "content": text}
-
-
-def test_without_tools_marks_are_text() -> None:
-    text = '<tool_call>{"name": "add"}</tool_call>'
-    assert spoken(text, 1, [], MARKS) == {"role": "assistant", "content": text}
-
-
 def streamed(text: str, message: dict[str, Any], chat: Chat) -> list[dict[str, Any]]:
     """The events of an answer of which each character comes alone."""
     written = Events(chat)
@@ -167,17 +139,3 @@ def test_events_say_the_same_as_a_completion_and_no_client_hears_what_is_taken_b
     assert [event["choices"][0]["finish_reason"] for event in events[-2:-1]] == ["length"]
     assert events[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
     assert {event["object"] for event in events} == {"chat.completion.chunk"} and events[0]["model"] == "gpt-x"
-
-
-def test_an_answer_that_is_not_what_was_streamed_is_an_error() -> None:
-    events = Events(chat_of(stream=True))
-    events.more("the first")
-    with pytest.raises(RefusedRequest, match="began this answer anew"):
-        events.end(ChatReply(1, {"role": "assistant", "content": "another"}, "stop", 3, 2))
-
-
-def test_a_stream_holds_back_what_may_become_a_stop_text() -> None:
-    chat = chat_of(stream=True, stop=["END", "\n\n"])
-    parts = ["", "on", "on E", "on EN", "on END", "on\n", "on\n\nmore", "on \ufffd"]
-    assert [certain(part, chat, MARKS) for part in parts] == ["", "on", "on ", "on ", "on ", "on", "on", "on "]
-    assert certain("x <tool_call>", chat, MARKS) == "x <tool_call>", "it has no tools"

@@ -12,14 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.agents.counts import TOTALS
-from actors.agents.programs import AgentError
 from actors.engines.torch_engine import TorchEngine
-from actors.workflows import multi_turn, single_turn
+from actors.workflows import multi_turn
 from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.types import Completion, Prompt
 from tests.actors.agents.scene import TEXT, engine_of, limits_of, play, post, prompt_of, rollout, said, user, verifier
-from tests.actors.tiny_models import VOCAB, logprobs_of, new_model, update_of
+from tests.actors.tiny_models import new_model, update_of
 from tests.folders import CONFIGS
 
 REPLIES = ["12", "xyz", "0"]
@@ -84,32 +83,6 @@ def test_a_conversation_becomes_the_trajectory_that_multi_turn_makes_of_it(key):
     assert 0 < ours.loss_mask.sum() < len(ours.loss_mask)
 
 
-def test_one_request_is_a_single_turn_scored_by_the_task():
-    async def ask_once(base_url, key, row):
-        assert row == {"messages": [user("3a7")], "answer": "right"}
-        await said(base_url, key, row["messages"])
-
-    async def theirs():
-        return await single_turn(engine_of(), verifier, prompt_of(), limits_of(), "r")
-
-    sample = play(ask_once)
-    same(sample, asyncio.run(theirs()))
-    assert sample.reward == sample.response_length / 100
-
-
-def test_logprobs_are_the_models_own_behind_what_it_was_shown():
-    async def twice(base_url, key, row):
-        messages = [*row["messages"]]
-        for reply in ("99", "never"):
-            messages += [await said(base_url, key, messages, max_tokens=5), user(reply)]
-        return 1.0
-
-    sample = play(twice)
-    expected = logprobs_of(new_model(), sample.tokens[: sample.prompt_length], sample.tokens[sample.prompt_length :])
-    np.testing.assert_allclose(sample.logprobs[sample.loss_mask], expected[sample.loss_mask], atol=1e-4)
-    assert TEXT.decode(sample.tokens[sample.prompt_length :][~sample.loss_mask]) == "99"
-
-
 def test_a_branch_shares_the_tokens_before_it_and_the_last_turn_is_trained():
     heard: dict[str, Any] = {}
 
@@ -139,19 +112,6 @@ def test_what_the_agent_has_changed_is_prompt_and_not_trained():
 
     sample = play(rewriting)
     assert sample.loss_mask.all() and TEXT.decode(sample.tokens[: sample.prompt_length]).startswith("3a7q")
-
-
-def test_the_last_turn_is_by_the_order_of_requests():
-    async def crossing(base_url, key, row):
-        slow = asyncio.create_task(said(base_url, key, [user("aaa")], max_tokens=30))
-        while not engine.stats()["running"]:
-            await asyncio.sleep(0.001)
-        await said(base_url, key, [user("bbb")], max_tokens=1)
-        await slow
-
-    engine = engine_of()
-    sample = play(crossing, engine=engine)
-    assert TEXT.decode(sample.tokens[: sample.prompt_length]) == "bbb" and sample.response_length == 1
 
 
 class Speaker:
@@ -210,59 +170,6 @@ def test_a_sample_without_room_ends_with_length_and_what_it_has_earned():
         sample = play(agent, limits)
         assert (sample.finish, sample.reward) == ("length", reward)
         assert sample.loss_mask.tolist() == [True] * 9 + [False] + [True] * 9
-
-
-def test_an_agent_that_makes_room_for_itself_goes_on():
-    async def thrifty(base_url, key, row):
-        status, _ = await post(base_url, key, {"messages": [user("1" * 120)]})
-        await said(base_url, key, row["messages"], max_tokens=3)
-        assert status == 400
-
-    sample = play(thrifty, replace(limits_of(), stop=tuple(range(VOCAB))))
-    assert (sample.response_length, sample.finish) == (1, "stop")
-
-
-def test_a_prompt_that_is_too_long_for_the_model_is_refused_in_words():
-    async def long(base_url, key, row):
-        status, answer = await post(base_url, key, {"messages": [user("1" * 120)]})
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-
-    with pytest.raises(AgentError, match=r"got no answer; .* exceed the model's 128 positions"):
-        play(long)
-
-
-def test_a_request_that_no_model_could_read_is_not_encoded(monkeypatch):
-    """Long in one text, in many messages, or in tools; and its sample goes on, if the agent does."""
-    monkeypatch.setattr("actors.scene.MOST_CHARACTERS", 5000)
-    encoded: list[int] = []
-    encode = TokenizerCodec.encode
-    monkeypatch.setattr(TokenizerCodec, "encode", lambda self, text: encoded.append(len(text)) or encode(self, text))
-
-    async def flooding(base_url, key, row):
-        talk = [*row["messages"], await said(base_url, key, row["messages"])]
-        for body in (
-            {"messages": [user("x" * 5001)]},
-            {"messages": [*talk, *([user("")] * 400)]},
-            {"messages": talk, "tools": [{"type": "function", "function": {"name": "f", "description": "x" * 5001}}]},
-        ):
-            status, answer = await post(base_url, key, body)
-            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-            assert "more than 5,000 characters" in answer["error"]["message"]
-        await said(base_url, key, [*talk, user("so?")])
-
-    codec = TokenizerCodec(words(), chat=True)
-    engine = Speaker(codec, "one<eos>", "two<eos>")
-    sample = play(flooding, replace(limits_of(70), stop=(256,)), chat_prompt(codec), engine=engine)
-    assert len(engine.asked) == 2 and sample.finish == "stop" and max(encoded) < 100
-
-
-def test_characters_that_the_task_does_not_have_are_refused():
-    async def strange(base_url, key, row):
-        status, answer = await post(base_url, key, {"messages": [user("A?")]})
-        assert status == 400 and "no token for 'A'" in answer["error"]["message"]
-        await said(base_url, key, row["messages"])
-
-    assert play(strange).response_length
 
 
 # With a chat template
@@ -329,30 +236,6 @@ def test_the_example_of_the_docs_works():
         module["solve"], replace(limits_of(600), stop=(256,)), prompt, engine=Speaker(codec, call, "1776!<eos>")
     )
     assert sample.reward == 1.0 and "[tool]1776[assistant]1776!" in codec.decode(sample.tokens)
-
-
-def test_other_tools_are_another_conversation():
-    """The tools stand at the beginning of a conversation."""
-
-    async def changing(base_url, key, row):
-        talk = [*row["messages"], await said(base_url, key, row["messages"])]
-        await said(base_url, key, [*talk, user("now")], tools=TOOLS)
-
-    codec = TokenizerCodec(words(), chat=True)
-    engine = Speaker(codec, "one<eos>", "two<eos>")
-    sample = play(changing, replace(limits_of(200), stop=(256,)), chat_prompt(codec), engine=engine)
-    prompt = "<add>[user]2+2?[assistant]one<eos>[user]now[assistant]"
-    assert sample.tokens.tolist() == codec.encode(prompt + "two<eos>").tolist() and sample.loss_mask.all()
-
-
-def test_calls_that_can_not_be_read_stay_text():
-    async def asking(base_url, key, row):
-        message = await said(base_url, key, row["messages"], tools=TOOLS)
-        assert message == {"role": "assistant", "content": "<tool_call>{oh</tool_call>"}
-
-    codec = TokenizerCodec(words(), chat=True)
-    engine = Speaker(codec, "<tool_call>{oh</tool_call>")
-    play(asking, replace(limits_of(200), stop=(256,)), chat_prompt(codec), engine=engine)
 
 
 def test_what_the_model_says_is_never_encoded_again():

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from actors.agents import endpoint as endpoints
-from actors.agents.programs import AgentError
 from actors.agents.workflow import agent as workflow
 from actors.worker import Rollout, Worker
-from actors.workflows import single_turn
 from areal_like.types import CarriedSamples, Lease, Prompt
 from tests.actors.agents.scene import (
     EOS,
@@ -79,18 +77,6 @@ def test_a_key_is_needed_and_ends_with_its_sample():
     assert not endpoints._endpoints, "it has ended with its event loop"
 
 
-def test_a_request_that_breaks_the_endpoint_is_answered_and_the_next_one_too(monkeypatch, caplog):
-    async def asks(base_url, key, row):
-        with monkeypatch.context() as broken:
-            broken.setattr(TEXT, "opening", lambda messages, tools: {}["a bug"])
-            status, answer = await post(base_url, key, {"messages": row["messages"]})
-        assert status == 500 and "a bug" in answer["error"]["message"]
-        assert answer["error"]["type"] == "server_error" and "a bug" in caplog.text
-        await said(base_url, key, row["messages"])
-
-    assert play(asks).reward > 0
-
-
 def test_samples_at_once_are_told_apart():
     """Each has the tokens, masks and rewards that it would have alone."""
 
@@ -146,28 +132,6 @@ def test_an_engine_that_fails_fails_the_sample_with_its_own_error():
 
     with pytest.raises(RuntimeError, match="logits are NaN"):
         play(asks, engine=Broken())
-
-
-def test_an_aborted_sample_is_rejected_and_its_agent_ends():
-    ended: list[str] = []
-
-    async def asks(base_url, key, row):
-        try:
-            status, answer = await post(base_url, key, {"messages": row["messages"]})
-            ended.append(f"{status} {answer['error']['code']}")
-            await asyncio.Event().wait()
-        finally:
-            ended.append("agent")
-
-    async def scenario():
-        engine = engine_of()
-        sample = asyncio.create_task(rollout(asks, engine, limits_of(100)))
-        await until(lambda: engine.stats()["running"])
-        engine.abort(["r"])
-        assert await sample is None
-
-    run(scenario())
-    assert ended[-1] == "agent"
 
 
 # A worker's samples: cancelled, handed back, gone on with elsewhere
@@ -228,35 +192,6 @@ def test_a_sample_that_was_broken_off_goes_on_elsewhere_with_the_same_tokens(aft
     run(scenario())
 
 
-@pytest.mark.parametrize("doing", ["waits for an answer", "thinks"])
-def test_a_cancelled_group_frees_its_slots_at_once_and_ends_its_agents(doing):
-    ended: list[str] = []
-    thinking: list[str] = []
-
-    async def stubborn(base_url, key, row):
-        try:
-            if doing == "thinks":
-                thinking.append(key)
-                await asyncio.Event().wait()
-            await said(base_url, key, row["messages"])
-        except BaseException:
-            status, _ = await post(base_url, key, {"messages": row["messages"]})
-            ended.append(str(status))
-            raise
-
-    async def scenario():
-        actor = Actor(stubborn)
-        actor.lease()
-        await until(lambda: actor.engine.stats()["running"] == 3 or len(thinking) == 3)
-        actor.worker.cancel([7])
-        assert actor.engine.stats()["running"] == 0, "now, not when the agents have noticed"
-        await until(lambda: len(ended) == 3)
-        assert set(ended) == {"410"} and actor.engine.stats()["running"] == 0
-        assert not actor.client.groups and not actor.client.failures
-
-    run(scenario())
-
-
 def test_an_agent_that_crashes_costs_its_sample_then_its_group_with_the_reason():
     tries: list[str] = []
 
@@ -313,53 +248,6 @@ def test_a_stream_says_what_an_answer_says_as_the_engine_makes_it():
     assert pieces[0] > 10 and running[0] == 1, "the first ones came while the engine was still at it"
 
 
-def test_a_client_that_leaves_a_stream_in_its_middle_frees_its_slot_and_may_ask_again(caplog):
-    async def leaves(base_url, key, row):
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
-            answer = await session.post(
-                base_url + "/chat/completions", json={"messages": row["messages"], "stream": True}
-            )
-            assert await answer.content.readline()
-            answer.close()
-        await until(lambda: not engine.stats()["running"])
-        assert engine.stats()["tokens"] < 60, "not those of the whole answer"
-        await said(base_url, key, row["messages"], max_tokens=3)
-
-    engine = engine_of()
-    sample = play(leaves, replace(limits_of(100), stop=()), engine=engine)
-    assert sample.response_length == 3 and sample.loss_mask.all() and not caplog.records
-
-
-def test_a_stream_that_fails_ends_with_the_error_as_an_event():
-    """Before the first token an error is the answer, later an event."""
-
-    class Full:
-        streams = True
-
-        async def generate(self, tokens, limits, request="", heard=None):
-            heard(TEXT.encode("ab"))
-            await asyncio.sleep(0.01)
-            raise ValueError("too long")
-
-        async def close(self) -> None: ...
-
-    async def streams(base_url, key, row):
-        body = {"messages": row["messages"], "stream": True}
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
-            async with session.post(base_url + "/chat/completions", json=body | {"n": 2}) as answer:
-                assert answer.status == 400
-            async with session.post(base_url + "/chat/completions", json=body) as answer:
-                assert answer.status == 200
-                first, last = (json.loads(each[6:]) for each in (await answer.text()).strip().split("\n\n"))
-        assert first["choices"][0]["delta"]["content"] == "ab" and "too long" in last["error"]["message"]
-        done.append(True)
-
-    done: list[bool] = []
-    with pytest.raises(AgentError, match=r"a request was refused: no room for an answer: .*: too long"):
-        play(streams, engine=Full())
-    assert done
-
-
 def test_the_openai_client_needs_no_change():
     openai = pytest.importorskip("openai", reason="the package openai is not installed")
 
@@ -387,21 +275,3 @@ def test_the_openai_client_needs_no_change():
     sample = play(usual)
     assert (~sample.loss_mask).sum() == 2, "three turns of one conversation"
     assert TEXT.decode(sample.tokens).endswith("2" + heard[0])
-
-
-def test_an_evaluation_samples_as_it_says_whatever_the_agent_asks_for():
-    async def asks(base_url, key, row):
-        await said(base_url, key, row["messages"], temperature=0.3, top_p=0.9)
-
-    async def scenario():
-        for limits, knobs in (
-            (replace(limits_of(), temperature=0.0, trained=False), {}),
-            (limits_of(), {"sampling": "ignore"}),
-        ):
-            ours = await rollout(asks, engine_of(), limits, **knobs)
-            theirs = await single_turn(engine_of(), verifier, prompt_of(), limits, "r")
-            np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-        with pytest.raises(AgentError, match=r"top_p=0.9 is refused"):
-            await rollout(asks, engine_of(), limits_of())
-
-    run(scenario())

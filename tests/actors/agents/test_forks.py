@@ -5,8 +5,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
 from actors import turn_counts
 from actors.agents.counts import TOTALS
 from actors.resumption import Recorder
@@ -14,7 +12,7 @@ from actors.workflows import multi_turn
 from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.types import PartialSample, Prompt, Sample
-from tests.actors.agents.scene import limits_of, play, post, said, user, verifier
+from tests.actors.agents.scene import limits_of, play, said, user, verifier
 from tests.actors.agents.test_conversation import Speaker
 from tests.tasks.templates import QWEN3
 
@@ -104,56 +102,6 @@ def test_an_agent_makes_the_same_of_it():
         "tokens": 2 * ours.loss_mask.sum(),
     } | NO_CALLS == turn_counts.TOTALS
     assert ours.turn_rewards == theirs.turn_rewards and TOTALS["turns_left_out"] == before
-
-
-def test_a_tool_call_does_not_fork_and_a_question_behind_it_does():
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-
-    async def calls(base_url, key, row):
-        talk = [*row["messages"]]
-        talk.append(await said(base_url, key, talk, tools=tools))
-        talk += [{"role": "tool", "tool_call_id": "call_1_0", "content": "3"}]
-        talk += [await said(base_url, key, talk, tools=tools), user("Sure?")]
-        await said(base_url, key, talk, tools=tools)
-        return 1.0
-
-    codec = codec_of()
-    engine = Speaker(codec, f"{THOUGHT}{call}<eos>", f"{THOUGHT}It is 3.<eos>", f"{THOUGHT}Yes.<eos>")
-    turn_counts.TOTALS.clear()
-    sample = play(calls, replace(LIMITS, max_tokens=900), prompt_of(codec), engine=engine)
-    stats = turn_counts.stats()
-    assert [stats[f"part:turns/{name}"] for name in ("per_sample", "contexts_per_sample", "tool_calls_per_sample")] == [
-        3.0,
-        2.0,
-        1.0,
-    ]
-    assert (stats["part:turns/tool_error_share"], stats["whole:turns/tool_error_share"]) == (0.0, 1.0)
-    assert stats["part:turns/tokens_per_turn"] == sample.loss_mask.sum() and stats["whole:turns/tokens_per_turn"] == 3
-    first, second = texts(codec, sample)
-    result = "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert first == f"{START}{THOUGHT}{call}{result}{THOUGHT}It is 3."
-    assert "Hm" not in second.removesuffix(f"{THOUGHT}Yes.") and call in second and "It is 3." in second
-
-
-@pytest.mark.parametrize("most, turns", [(70, 1), (300, 3)])
-def test_each_context_has_the_room_of_the_response(most, turns):
-    """Without the dropped thinking there is more of it; where the conversation itself fills it, the sample ends."""
-    codec = codec_of()
-    sample = by_multi_turn(codec, Speaker(codec, *SAID), replace(LIMITS, max_tokens=most))
-    assert len(sample.turn_rewards or [0]) == turns and sample.finish == ("stop" if turns == 3 else "length")
-    assert sample.reach <= most and len(sample.forks) == turns - 1
-
-    async def asks(base_url, key, row):
-        messages = [*row["messages"]]
-        while True:
-            status, answer = await post(base_url, key, {"messages": messages})
-            if status == 400:
-                return answer["error"]["code"] == "context_length_exceeded"
-            messages += [answer["choices"][0]["message"], user("Sure?")]
-
-    cut = play(asks, replace(LIMITS, max_tokens=70), prompt_of(codec), engine=Speaker(codec, *SAID))
-    assert (cut.reward, cut.finish, cut.forks) == (1.0, "length", [])
 
 
 def test_a_sample_that_was_broken_off_forks_again_at_the_same_place():

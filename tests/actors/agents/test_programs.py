@@ -13,7 +13,7 @@ import pytest
 
 from actors.agents.programs import AgentError, play
 from tests.actors.agents import scene
-from tests.actors.agents.scene import SECONDS, engine_of, limits_of, rollout, said, user
+from tests.actors.agents.scene import SECONDS, said, user
 
 CLIENT = """
 import json, os, sys, time, urllib.request
@@ -177,33 +177,6 @@ def test_an_agent_that_hangs_is_ended(program, kind):
     source = "chat(row['messages'], max_tokens=2); time.sleep(600)"
     with pytest.raises(AgentError, match=r"has not ended after 1.5 s"):
         scene.play(program(source) if kind == "command" else hangs, timeout=1.5)
-
-
-def test_a_function_that_exits_has_crashed_and_the_actor_goes_on():
-    async def leaves(base_url, key, row):
-        sys.exit("no more")
-
-    with pytest.raises(AgentError, match=r"SystemExit\('no more'\) at"):
-        scene.play(leaves)
-
-
-def test_a_cancelled_sample_kills_its_command_and_frees_its_slot(program, tmp_path):
-    async def scenario():
-        engine = engine_of()
-        prompt = scene.prompt_of()
-        prompt = type(prompt)(prompt.tokens, str(tmp_path / "p"), 40, (), prompt.codec, prompt.messages)
-        command = program(FAMILY + "chat(row['messages'])\ntime.sleep(600)")
-        sample = asyncio.create_task(rollout(command, engine, limits_of(100), prompt))
-        pids = await family(tmp_path / "p")
-        while not engine.stats()["joins"]:
-            await asyncio.sleep(0.001)
-        sample.cancel()
-        await asyncio.gather(sample, return_exceptions=True)
-        assert sample.cancelled() and not engine.stats()["running"]
-        await until_gone(pids)
-        await engine.close()
-
-    asyncio.run(scenario())
 
 
 ACTOR = """

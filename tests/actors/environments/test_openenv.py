@@ -95,17 +95,6 @@ def test_episodes_are_played_two_at_a_time_on_one_server(run: Run, server: list[
     run(body)
 
 
-def test_a_field_of_the_servers_state_is_shown(run: Run, server: list[str]) -> None:
-    async def body() -> None:
-        shown = await played("5", "1", "3", server=server, state="step_count")
-        assert shown[0] == "1 to 7\nstep_count: 0"
-        assert [each.observation for each in shown[1:]] == ["lower\nstep_count: 1", "higher\nstep_count: 2", "right"]
-
-    run(body)
-    with pytest.raises(UserError, match=r"environment\.state: there is no field 'turns'; there are .*step_count"):
-        run(lambda: played("1", server=server, state="turns"))
-
-
 def test_what_the_model_says_is_one_field_and_nothing_else(run: Run, server: list[str], tmp_path: Path) -> None:
     """Neither code nor JSON in it gets out of the field; what does not fit the field is a lost turn."""
     file = tmp_path / "out"
@@ -183,17 +172,6 @@ def test_failures_of_the_server_are_not_the_models(run: Run, server: list[str]) 
     run(body)
 
 
-def test_more_sessions_than_the_server_takes_are_told(run: Run, server: list[str]) -> None:
-    async def body() -> None:
-        await played("1", server=server)
-        games = [played("1", seed=6, server=url_of(server), sessions=3) for _ in range(3)]
-        found = await asyncio.gather(*games, return_exceptions=True)
-        refused = [str(each) for each in found if isinstance(each, EpisodeError)]
-        assert all("CAPACITY_REACHED" in each and "environment.sessions" in each for each in refused) and refused
-
-    run(body)
-
-
 def test_a_server_that_dies_is_started_again_and_an_existing_one_is_joined(run: Run) -> None:
     async def body() -> None:
         with pytest.raises(EpisodeError, match=r"closed the session in step|broke in step"):
@@ -202,22 +180,6 @@ def test_a_server_that_dies_is_started_again_and_an_existing_one_is_joined(run: 
         joined = server_of(url_of(STAND_IN), 1)
         assert (await played("3", server=url_of(STAND_IN), sessions=1))[-1].done
         assert joined._child is None and ours(STAND_IN)._child is not None
-
-    run(body)
-
-
-@pytest.mark.parametrize(
-    "command, told",
-    [
-        ([sys.executable, "-c", "raise SystemExit(4)"], "ended with exit code 4"),
-        ([sys.executable, "-c", "import time; time.sleep(60)"], "did not listen on port"),
-        ("http://127.0.0.1:9", "takes no session"),
-    ],
-)
-def test_a_server_that_does_not_come_up_is_told(run: Run, command: Any, told: str) -> None:
-    async def body() -> None:
-        with pytest.raises(EpisodeError, match=told):
-            await played("1", server=command, timeout=1.0)
 
     run(body)
 
@@ -236,12 +198,3 @@ def test_a_place_is_free_again_though_the_end_was_cancelled(run: Run) -> None:
         assert (await asyncio.wait_for(played("3"), 20))[-1].done
 
     run(body)
-
-
-def test_bad_knobs_are_told(run: Run) -> None:
-    with pytest.raises(UserError, match="there is no program 'nosuch'"):
-        OpenEnv(server=["nosuch", "{port}"], action="number")
-    with pytest.raises(UserError, match=r"server=nosuch\.app:app: there is no module '(nosuch|uvicorn)'"):
-        OpenEnv(server="nosuch.app:app", action="number")
-    with pytest.raises(UserError, match="there is no field 'text'; there are hint, guesses"):
-        run(lambda: played(observation="text"))
