@@ -1,10 +1,10 @@
-"""What the model wrote: `python -m scripts.samples RUN [--step N] [--best | --worst] [--dropped | --held-out] ...`.
+"""What the model wrote: `areal-like samples RUN [--step N] [--best | --worst] [--dropped | --held-out] ...`.
 
 Shows samples of a run, also during the run: prompt and response as text, tool calls, reward, advantage, age, and fate.
 Tokens are coloured by the age of the weights that made them, in versions (green: 0, yellow, red), or by another number
 (`--colour advantage`, or any name under `numbers` in the files); tokens that are not trained are dim. Without
-`--dropped` or `--held-out` it shows trained samples, the newest first. A dropped sample has a reason:
-`--dropped --why stale` shows those of one reason.
+`--dropped` or `--held-out` it shows trained samples, the newest first. A dropped sample has a reason, which `--search`
+finds, too: `--dropped --search stale`.
 
 The samples are in RUN/samples as lines of JSON (`areal_like.run.samples`); `run.samples_bytes` says how many are kept.
 """
@@ -36,23 +36,21 @@ from buffer.journal import Recorded
 from buffer.prompts import PromptCursor, shares_of
 from buffer.samplers import asks
 
-from .console.arguments import command, refuse
-from .console.output import console, shortened, visible
+from .console.arguments import command, json_file, refuse
+from .console.output import console, shortened, visible, write_json
 from .following.tool_calls import Call, calls_of, marks_of
 
 AGES = ("green", "yellow", "dark_orange", "red")
 """Colours of tokens that are 0, 1, 2 and more versions old."""
 LOW, HIGH = "red", "green"
-"""Colours of numbers below and above 0."""
-LONGEST = 2000
-"""Characters of a prompt or a response that are shown without `--whole`."""
+"""Of numbers below and above 0."""
 WIDEST = 160
-"""Characters of a tool call, and of its result, likewise."""
+"""Characters of a tool call, and of its result."""
 PENALTY = "penalty/"
 """Prefix of numbers that the learner subtracted from the reward."""
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("samples", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a run")
     which = parser.add_mutually_exclusive_group()
@@ -62,14 +60,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     order.add_argument("--best", action="store_true", help="highest rewards first")
     order.add_argument("--worst", action="store_true", help="lowest rewards first")
     parser.add_argument("--step", type=int, help="only samples of this train step")
-    parser.add_argument(
-        "--search", metavar="TEXT", help="only samples with this text, in any case, in prompt or response"
-    )
-    parser.add_argument("--why", metavar="TEXT", help="with --dropped: only for reasons with this text, e.g. stale")
+    parser.add_argument("--search", metavar="TEXT", help="only those with this text in prompt, response or reason")
     parser.add_argument("--count", type=int, default=5, help="samples to show (default: 5; 0: all)")
     parser.add_argument("--colour", default="age", metavar="NAME", help="age (default), or a number per token")
-    parser.add_argument("--whole", action="store_true", help="show long texts to their end")
-    parser.add_argument("--json", action="store_true", help="print lines of JSON, with prompt, text and wanted answer")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the samples here (-: standard output)")
     return parser.parse_args(argv)
 
 
@@ -135,9 +129,6 @@ class Texts:
             self._sets = {each.name: each for each in sets_of(from_tree(self._tree), self._task)}
         return self._sets[name].prompt(place)
 
-    def both(self, record: Kept) -> str:
-        return self.prompt(record) + "\n" + self.of(record.response)
-
     def calls(self, record: Kept) -> list[Call]:
         """The tool calls of a sample."""
         if not self._marks:
@@ -162,9 +153,6 @@ class Numbers:
     def wanted(self, record: Kept) -> str:
         return ""
 
-    def both(self, record: Kept) -> str:
-        return self.of(record.tokens)
-
     def calls(self, record: Kept) -> list[Call]:
         return []
 
@@ -181,14 +169,14 @@ def texts_of(run: Path) -> tuple[Texts | Numbers, str]:
 
 
 def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts | Numbers) -> list[Kept]:
-    """The wanted samples, in the order shown."""
-    found = [record for record in records if args.step in (None, record.step)]
-    if args.why:
-        found = [record for record in found if args.why in record.why]
-    if args.search:
-        wanted = args.search.casefold()
-        found = [record for record in found if wanted in texts.both(record).casefold()]
-    found.reverse()  # the newest first; `sort` keeps that among equals
+    """The wanted samples, in the order shown: the newest first, also among equal rewards."""
+    wanted, found = (args.search or "").casefold(), []
+    for record in records:
+        if args.step in (None, record.step):
+            text = f"{texts.prompt(record)}\n{texts.of(record.response)}\n{record.why}" if wanted else ""
+            if wanted in text.casefold():
+                found.append(record)
+    found.reverse()
     if args.best or args.worst:
         found = [record for record in found if record.reward is not None]
         found.sort(key=lambda record: record.reward or 0.0, reverse=args.best)
@@ -199,9 +187,8 @@ def check_colour(name: str, records: Sequence[Kept]) -> None:
     """Raises ConfigError for numbers that no sample has."""
     known = {number: None for record in records for number in record.numbers}
     if name != "age" and records and name not in known:
-        raise ConfigError(
-            f"--colour {name}: no sample here has that number.{nearest(name, known)} There are age, {', '.join(known)}"
-        )
+        there = ", ".join(("age", *known))
+        raise ConfigError(f"--colour: got {name!r}, expected one of {there}.{nearest(name, known)}")
 
 
 # ---- showing --------------------------------------------------------------------------------------------------------
@@ -209,63 +196,38 @@ def check_colour(name: str, records: Sequence[Kept]) -> None:
 
 def heading(record: Kept, stops: bool = True, calls: Sequence[Call] = ()) -> str:
     """One line about a sample; `stops`: its task lets an answer end before its limit. `calls`: of tools."""
-    which = f"row {record.group}" if record.fate == HELDOUT else f"group {record.group}, sample {record.index}"
-    if not record.tokens:
-        which = which if record.fate == HELDOUT else f"group {record.group}"
-        return " · ".join([f"step {record.step}", which, "no answer", record.why])
-    earned = "no reward" if record.reward is None else f"reward {record.reward:g}{taken(record)}"
-    parts = [f"step {record.step}", which, earned]
-    advantages = [each for each in record.numbers.get("advantage", ()) if each is not None]
-    if advantages:
-        spread = f" to {max(advantages):+.3f}" if max(advantages) != min(advantages) else ""
-        parts.append(f"advantage {min(advantages):+.3f}{spread}")
-    parts += [f"{len(record.response)} tokens{in_turns(record)}, {ended(record, stops)}", aged(record)]
+    parts = [f"step {record.step}"]
+    if record.fate == HELDOUT:
+        parts.append(f"row {record.group}")
+    else:
+        parts.append(f"group {record.group}" + (f", sample {record.index}" if record.tokens else ""))
+    if record.tokens:
+        parts.append("no reward" if record.reward is None else f"reward {record.reward:g}")
+        for name, values in record.numbers.items():
+            known = [each for each in values if each is not None]
+            if known and name.startswith(PENALTY):  # the learner subtracted it from the reward
+                parts.append(f"{name} {sum(known):.3g}")
+            elif known and name == "advantage":
+                parts.append(f"advantage {min(known):+.3f}" + f" to {max(known):+.3f}" * (min(known) != max(known)))
+        ended = "length (cut at its limit)" if record.finish == "length" and stops else record.finish
+        parts.append(f"{len(record.response)} tokens, {ended}")
+        if len(record.turns) > 1:
+            lengths = ", ".join(str(last - first) for first, last in record.turns)
+            parts.append(f"{len(record.turns)} turns ({lengths}), {1 + len(record.forks)} contexts")
+        parts.append(f"{record.staleness} versions old")
+    else:
+        parts.append("no answer")
     if calls:
-        failed = sum(call.failed for call in calls)
-        parts.append(f"{counted(len(calls), 'tool call')}{f', {failed} failed' if failed else ''}")
-    parts += [record.why] if record.why else []
-    return " · ".join(parts)
+        parts.append(f"{len(calls)} tool calls, {sum(call.failed for call in calls)} failed")
+    return " · ".join([*parts, record.why] if record.why else parts)
 
 
-def in_turns(record: Kept) -> str:
-    """The turns, with their tokens, where there are several: ` in 3 turns (12, 40, 8)`."""
-    if len(record.turns) < 2:
-        return ""
-    lengths = ", ".join(str(last - first) for first, last in record.turns)
-    forks = f" and {counted(1 + len(record.forks), 'context')}" if record.forks else ""
-    return f" in {len(record.turns)} turns ({lengths}){forks}"
-
-
-def counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
-def taken(record: Kept) -> str:
-    """What the learner subtracted from the reward: ` − 0.5 length − 0.01 kl`."""
-    parts = {
-        name.removeprefix(PENALTY): sum(each for each in values if each is not None)
-        for name, values in record.numbers.items()
-        if name.startswith(PENALTY)
-    }
-    return "".join(f" {'−' if total >= 0 else '+'} {abs(total):.3g} {name}" for name, total in parts.items())
-
-
-def ended(record: Kept, stops: bool) -> str:
-    if record.finish == "abort":
-        return "broken off"
-    return f"{record.finish} (cut at its limit)" if record.finish == "length" and stops else record.finish
-
-
-def aged(record: Kept) -> str:
-    return f"{counted(record.staleness, 'version')} old"
-
-
-def told(call: Call, widest: int) -> Text:
+def call_line(call: Call) -> Text:
     """A tool call on a line."""
-    line = Text(f"turn {call.turn}: {visible(shortened(str(call), widest))} → ", "cyan")
+    line = Text(f"turn {call.turn}: {visible(shortened(str(call), WIDEST))} → ", "cyan")
     if call.result is None:
         return line.append("not answered", "red")
-    return line.append(visible(shortened(call.result, widest)), "red" if call.failed else "")
+    return line.append(visible(shortened(call.result, WIDEST)), "red" if call.failed else "")
 
 
 def colours(record: Kept, by: str) -> list[str]:
@@ -275,7 +237,7 @@ def colours(record: Kept, by: str) -> list[str]:
         styles = [AGES[min(max(age, 0), len(AGES) - 1)] for age in ages]
     else:
         values = record.numbers.get(by) or [None] * len(record.response)
-        styles = ["" if value is None or value == 0 else (HIGH if value > 0 else LOW) for value in values]
+        styles = [(HIGH if value > 0 else LOW) if value else "" for value in values]
     for place in record.masked:
         styles[place] = "dim"
     return styles
@@ -286,53 +248,48 @@ def coloured(record: Kept, texts: Texts | Numbers, by: str) -> Text:
     found, styles, tokens = Text(), colours(record, by), record.response
     for first, end in itertools.pairwise([0, *record.forks, len(tokens)]):
         if first:
-            found.append("\n── the chat template rewrites what was before:\n", "bold")
+            found.append("\n── the chat template rewrites the text before:\n", "bold")
         for style, places in itertools.groupby(range(first, end), key=lambda place: styles[place]):
             found.append(visible(texts.of([tokens[place] for place in places])), style=style)
     return found
 
 
-def show(out: Console, record: Kept, texts: Texts | Numbers, args: argparse.Namespace) -> None:
+def show(out: Console, record: Kept, texts: Texts | Numbers, by: str) -> None:
     calls = texts.calls(record)
-    out.print(Text(f"── {visible(heading(record, texts.stops, calls))}", "bold"), soft_wrap=True)
-    prompt, response = Text(visible(texts.prompt(record)), "dim"), coloured(record, texts, args.colour)
-    for text in (prompt, response) if record.tokens else (prompt,):
-        if not args.whole and len(text) > LONGEST:
-            text.truncate(LONGEST)
-            text.append(" …", "bold")
-        out.print(text, soft_wrap=True)
-    for call in calls:
-        out.print(told(call, LONGEST if args.whole else WIDEST), soft_wrap=True)
+    lines = [
+        Text(f"── {visible(heading(record, texts.stops, calls))}", "bold"),
+        Text(visible(texts.prompt(record)), "dim"),
+    ]
+    lines += [coloured(record, texts, by)] if record.tokens else []
+    lines += [call_line(call) for call in calls]
     if wanted := texts.wanted(record):
-        out.print(Text(f"wanted: {visible(shortened(wanted))}", "italic"), soft_wrap=True)
+        lines.append(Text(f"wanted: {visible(shortened(wanted))}", "italic"))
     if record.turn_rewards:
-        out.print(Text(f"turns earned {', '.join(f'{earned:g}' for _, earned in record.turn_rewards)}", "italic"))
+        lines.append(Text(f"turns earned {', '.join(f'{earned:g}' for _, earned in record.turn_rewards)}", "italic"))
+    for line in lines:
+        out.print(line, soft_wrap=True)
 
 
-def as_json(record: Kept, texts: Texts | Numbers) -> str:
-    """One line: the record, with `prompt` and `text` beside its tokens."""
-    plain: dict[str, Any] = msgspec.to_builtins(record)
-    prompt, text = texts.prompt(record), texts.of(record.response)
-    more: dict[str, object] = {"prompt": prompt, "text": text}
-    more["wanted"] = texts.wanted(record)
-    if len(record.turns) > 1:
-        more["turns"] = [texts.of(record.response[first:last]) for first, last in record.turns]
-    if calls := texts.calls(record):
-        more["calls"] = [call._asdict() for call in calls]
-    return msgspec.json.encode(more | plain).decode()
+def as_data(record: Kept, texts: Texts | Numbers) -> dict[str, Any]:
+    """The record, with `prompt`, `text`, `wanted` and tool `calls` beside its tokens; `turns` as texts."""
+    return {
+        "prompt": texts.prompt(record),
+        "text": texts.of(record.response),
+        **msgspec.to_builtins(record),
+        "turns": [texts.of(record.response[first:last]) for first, last in record.turns],
+        "wanted": texts.wanted(record),
+        "calls": [call._asdict() for call in texts.calls(record)],
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    args = parse(argv)
     fate: Fate = args.fate or TRAINED
     try:
         if not (args.run / CONFIG).is_file():
             raise ConfigError(f"{args.run}: no run folder ({CONFIG} is missing)")
         if not (args.run / FOLDER).is_dir():
-            raise ConfigError(
-                f"{args.run}: the run has kept no samples ({FOLDER} is missing): it has just started, "
-                "run.samples_bytes was 0, or its version kept none"
-            )
+            raise ConfigError(f"{args.run}: no samples yet ({FOLDER} is missing), or run.samples_bytes=0")
         texts, note = texts_of(args.run)
         records = list(read(args.run, [fate]))
         check_colour(args.colour, records)
@@ -341,15 +298,13 @@ def main(argv: list[str] | None = None) -> int:
         refuse(error)
     if note:
         print(f"note: {note}", file=sys.stderr)
-    if args.json:
-        print("\n".join(as_json(record, texts) for record in found))
-        return 0
-    out = console()
-    for record in found:
-        show(out, record, texts, args)
-    if not found:
-        had = f"none of {len(records)} {fate} samples fits" if records else f"there are no {fate} samples"
-        print(f"no such samples: {had} in {args.run / FOLDER / fate}.jsonl")
+    write_json(args.json, [as_data(record, texts) for record in found] if args.json else None)
+    if args.json != Path("-"):
+        out = console()
+        for record in found:
+            show(out, record, texts, args.colour)
+        if not found:
+            print(f"no such samples: none of {len(records)} {fate} samples fits")
     return 0
 
 

@@ -59,8 +59,8 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 
 def test_all_held_out_answers_are_kept(run: Path, capsys: pytest.CaptureFixture) -> None:
-    assert samples.main([str(run), "--held-out", "--count", "0", "--json"]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert samples.main([str(run), "--held-out", "--count", "0", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
     versions = [each["version"] for each in found]  # the newest when the answer came
     assert versions == sorted(versions, reverse=True) and versions[:3] == [3] * 3 and versions[6:] == [0] * 3
     assert set(versions[3:6]) <= {2, 3}

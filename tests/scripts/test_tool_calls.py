@@ -87,12 +87,12 @@ def test_the_terminal_shows_calls_results_and_what_was_taken(
     talk(run)
     assert samples.main([str(run), "--count", "1"]) == 0
     said = capsys.readouterr().out
-    assert "in 3 turns (87, 105, 41), length ·" in said and ", 2 failed" in said and "reward 1 − 0.5 length ·" in said
+    assert "3 turns (87, 105, 41)" in said and ", 2 failed" in said and "reward 1 · penalty/length 0.5 ·" in said
     assert 'turn 1: calculator {"expression": "6*2"} → 12\n' in said
     assert "turn 2: (no call that can be read) 12 → error: a call is" in said
     assert "turn 3: oracle {} → not answered\n" in said
-    assert samples.main([str(run), "--count", "1", "--json"]) == 0
-    calls = json.loads(capsys.readouterr().out)["calls"]
+    assert samples.main([str(run), "--count", "1", "--json", "-"]) == 0
+    calls = json.loads(capsys.readouterr().out)[0]["calls"]
     assert calls[0] == {"turn": 1, "name": "calculator", "arguments": '{"expression": "6*2"}', "result": "12"}
 
 
@@ -111,7 +111,7 @@ def test_groups_without_an_answer_are_shown_with_their_prompt_and_reason(
     log = SampleLog(run, DROPPED, steps=30, most=None, done=30)
     log.write(unanswered(3, 3, 7, "timed out: on 3 leases", "actor-0"))
     log.close()
-    assert samples.main([str(run), "--dropped", "--why", "timed"]) == 0
+    assert samples.main([str(run), "--dropped", "--search", "timed"]) == 0
     said = capsys.readouterr().out
     assert "group 7 · no answer · timed out: on 3 leases" in said and said.count("─ ") <= 1
     assert QUESTION in said and "wanted: 12" in said and "reward" not in said
@@ -129,10 +129,10 @@ def test_what_cut_samples_said_is_shown_with_their_prompt(tmp_path: Path, capsys
     log.close()
     assert samples.main([str(run), "--dropped", "--search", "Or So"]) == 0
     heading, *said = capsys.readouterr().out.splitlines()
-    assert heading.endswith("group 7, sample 1 · no reward · 13 tokens, broken off · 0 versions old · cut: too slow")
+    assert heading.endswith("group 7, sample 1 · no reward · 13 tokens, abort · 0 versions old · cut: too slow")
     assert said == [QUESTION, "It is 7 or so", "wanted: 12"]
-    assert samples.main([str(run), "--dropped", "--why", "cut", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    assert samples.main([str(run), "--dropped", "--search", "cut", "--json", "-"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)
     assert shown["prompt"] == QUESTION and shown["text"] == "It is 7 or so" and shown["reward"] is None
     (lost,) = (each for each in contents(run)["samples"] if each["why"].startswith("cut"))
     assert lost["prompt"] == QUESTION and "".join(lost["tokens"]) == "It is 7 or so" and lost["reward"] is None
