@@ -133,16 +133,26 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """The curves that have points; one panel."""
-    from .plotting import plot
-    from .plotting.drawing import picture
+    """A line per setting: the mean over its runs, and its interval of five or more; runs are thin. Raises OSError."""
+    from matplotlib.figure import Figure
 
-    panel = {}
+    from .analysis.intervals import FEWEST_FOR_INTERVALS, band
+
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axis = figure.subplots()
     for row in rows:
-        label = ", ".join(f"{key}={value}" for key, value in row["settings"].items()) or "all runs"
-        if curves := [plot.curve(*each) for each in row["curves"] if each[0]]:
-            panel[label] = curves
-    picture(plot.Plot("curves", "Reward of the batches", {"": panel}, x="train step", y="mean reward"), path)
+        curves = [each for each in row["curves"] if each[0]]
+        if not curves:
+            continue
+        mean, label = band(curves), ", ".join(f"{key}={value}" for key, value in row["settings"].items())
+        (line,) = axis.plot(mean.x, mean.mean, label=label or "all runs")
+        for x, y in curves if len(curves) > 1 else ():
+            axis.plot(x, y, color=line.get_color(), linewidth=0.5, alpha=0.4)
+        if len(curves) >= FEWEST_FOR_INTERVALS:
+            axis.fill_between(mean.x, mean.low, mean.high, color=line.get_color(), alpha=0.15, linewidth=0)
+    axis.set(xlabel="train step", ylabel="mean reward of the batch")
+    axis.legend(fontsize=7)
+    figure.savefig(path)
 
 
 def main(argv: list[str] | None = None) -> int:

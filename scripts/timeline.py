@@ -21,9 +21,17 @@ from areal_like.run.spans import Span, read
 
 from .console import output
 from .console.arguments import command, new_file, picture, refuse
-from .plotting.drawing import ACTIVITIES
-from .plotting.plot import Plot
 
+ACTIVITIES = {
+    "generate": "#56B4E9",
+    "evaluate": "#B8A9D9",
+    "update": "#D55E00",
+    "train": "#00694C",
+    "take": "#67C2A3",
+    "publish": "#E69F00",
+    "checkpoint": "#333333",
+}
+"""Name → colour, in the order in which they are drawn, each over the earlier ones."""
 WAITS = "waits"
 Timeline = dict[str, list[Span]]
 """Role → spans, in seconds since the first of them, in order."""
@@ -69,13 +77,30 @@ def shares(found: Timeline) -> dict[str, dict[str, float]]:
     return table
 
 
-def as_plot(found: dict[str, Timeline], title: str, note: str = "") -> Plot:
-    """A panel per run. Times to a tenth of a millisecond, which is more than a picture shows."""
-    panels = {
-        name: {role: [(s.name, round(s.begin, 4), round(s.end, 4)) for s in spans] for role, spans in one.items()}
-        for name, one in found.items()
-    }
-    return Plot("timelines", title, panels, x="seconds", note=note)
+def draw(runs: dict[str, Timeline], path: Path, title: str) -> None:
+    """A panel per run, a row per process, a colour per activity; grey: it waits. Raises OSError."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = [len(found) for found in runs.values()]
+    figure = Figure(figsize=(9, 0.25 * sum(rows) + 0.5 * len(rows) + 1), dpi=150, layout="constrained")
+    axes = figure.subplots(len(rows), sharex=True, squeeze=False, height_ratios=rows).flatten()
+    for axis, (name, found) in zip(axes, runs.items(), strict=True):
+        begin, end = window(found)
+        for place, spans in enumerate(found.values()):
+            axis.broken_barh([(begin, end - begin)], (place - 0.4, 0.8), color="#e8e8e8")
+            for activity, colour in ACTIVITIES.items():
+                bars = [(span.begin, span.end - span.begin) for span in spans if span.name == activity]
+                axis.broken_barh(bars, (place - 0.4, 0.8), color=colour, linewidth=0)
+        axis.set_title(name, loc="left", fontsize=9)
+        axis.set_yticks(range(len(found)), list(found), fontsize=8)
+        axis.set_ylim(len(found) - 0.5, -0.5)
+    axes[-1].set_xlabel("seconds")
+    figure.suptitle(title)
+    used = {span.name for found in runs.values() for spans in found.values() for span in spans}
+    patches = [Patch(color=colour, label=name) for name, colour in ACTIVITIES.items() if name in used]
+    figure.legend(handles=patches, loc="outside right upper", fontsize=8, frameon=False)
+    figure.savefig(path)
 
 
 def trace_events(found: Timeline) -> list[dict[str, Any]]:
@@ -117,9 +142,7 @@ def main() -> None:
         refuse(error)
     output.console().print(table(found))
     if args.plot:
-        from .plotting.drawing import picture as draw
-
-        draw(as_plot({"": found}, f"Who worked and who waited: {args.run.name}"), args.plot)
+        draw({args.run.name: found}, args.plot, "Who worked and who waited")
     if args.trace:
         args.trace.write_text(json.dumps({"traceEvents": trace_events(found)}) + "\n")
 

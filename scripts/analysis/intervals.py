@@ -1,8 +1,7 @@
 """Statistics of repeated runs: means with bootstrap intervals, markdown tables. Knows nothing of runs and configs.
 
-One number per seed goes in. `bootstrap` and `band` give the uncertainty of the mean, `markdown_table` and the plots of
-`scripts.plotting` show it; `scripts.ablate`, `scripts.score` and others supply the numbers. A missing number (None or
-NaN: a failed run, a target never reached) is left out and counted: an `Estimate` has both counts.
+One number per seed goes in. A missing number (None or NaN: a failed run, a target never reached) is left out and
+counted: an `Estimate` has both counts.
 """
 
 from __future__ import annotations

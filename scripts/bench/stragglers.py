@@ -21,7 +21,7 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -41,9 +41,7 @@ from buffer.sizing import GroupLengths, Sagc
 from ..console import output
 from ..console.arguments import picture
 from ..ledger import TRAINED, Books, bias
-from ..plotting.drawing import keep
-from ..plotting.plot import Plot
-from ..timeline import Timeline, as_plot, timeline
+from ..timeline import draw, timeline
 from .figures import bench_parser
 
 STEPS, LONG = 20, 80
@@ -86,7 +84,6 @@ SAID = {
     "async 4": "async, staleness ≤ 4",
 }
 """Mode → its name in plots."""
-FINDING = "Plain rounds make actors wait for the last answer; async actors do not, and train {:.1f} × as fast"
 
 
 def spread(ratio: float) -> float:
@@ -192,18 +189,6 @@ def simulate(steps: int = 4000, samples: int = 128, budget: float = 0.3) -> dict
     return {"shares": quarters[0], "sizes": quarters[1]}
 
 
-def figure(over_sync: Mapping[str, float], lines: Mapping[str, Timeline]) -> Plot:
-    """Mode → samples per second over those of sync, and what its processes did in the first seconds."""
-    fastest = max(over_sync, key=lambda mode: over_sync[mode])
-    is_async = fastest.startswith("async")
-    return as_plot(
-        {_said(mode, over): lines[mode] for mode, over in over_sync.items()},
-        FINDING.format(over_sync[fastest]) if is_async else "Who works and who waits, by mode",
-        f"The first {DRAWN_SECONDS:.0f} seconds of the same training in each mode: two actors, one learner; real "
-        "processes and buffer, simulated engines and train steps.",
-    )
-
-
 def _said(mode: str, over_sync: float) -> str:
     return SAID.get(mode, mode) + ("" if mode == "sync" else f": {over_sync:.2f} × as fast")
 
@@ -214,7 +199,7 @@ def _key(mode: str) -> str:
 
 def main() -> None:
     parser = bench_parser("stragglers", __doc__)
-    parser.add_argument("--plot", type=picture, help="write a timeline of the first setting's modes here, and its data")
+    parser.add_argument("--plot", type=picture, help="draw a timeline of the first setting's modes here")
     parser.add_argument("--setting", choices=[*SETTINGS], action="append", help="only this one (may be repeated)")
     parser.add_argument("--repeats", type=int, default=3, help="runs per mode, of which the median counts")
     args = parser.parse_args()
@@ -232,9 +217,9 @@ def main() -> None:
                 named = ("actor_idle", "learner_idle", "round_idle", "length")
                 metrics |= {f"{key}_{name}_{setting}": row[name] for name in named}
             if args.plot and number == 0:
-                over_sync = {mode: row["over_sync"] for mode, row in found.items()}
-                lines = {mode: timeline(row["folder"], end=DRAWN_SECONDS) for mode, row in found.items()}
-                keep(figure(over_sync, lines), args.plot)
+                spans = {mode: timeline(row["folder"], end=DRAWN_SECONDS) for mode, row in found.items()}
+                runs = {_said(mode, row["over_sync"]): spans[mode] for mode, row in found.items()}
+                draw(runs, args.plot, "Who works and who waits, by mode")
         for mode in ("tail, prompts only", "tail"):
             shares = kept(measure(mode, SETTINGS["16k"], 0, Path(folder), LONG, speed=4.0)["folder"])
             for name, by_quarter in shares.items():
