@@ -18,7 +18,7 @@ from pathlib import Path
 from areal_like.config.placement import Devices, devices_of
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.launch.children import Children
-from areal_like.launch.local import Here
+from areal_like.launch.local import spawn_role
 from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.launch.restarts import RestartLimits
 from areal_like.run.run_folder import RENDEZVOUS
@@ -72,8 +72,10 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     running = Running(args.run, args.keys)
     own = running.config.actors
     restarts = own.max_restarts if args.max_restarts is None else args.max_restarts
-    here = Here(args.run, "--guest", *(["--keys", str(args.keys.resolve())] if args.keys else []))
-    actors, told = Children(args.run, RestartLimits(restarts, own.restart_window), here.spawn, guests=True), 0
+    more = ["--guest", *(["--keys", str(args.keys.resolve())] if args.keys else [])]
+    limits = RestartLimits(restarts, own.restart_window)
+    actors = Children(args.run, limits, lambda role, name: spawn_role(args.run, role, name, *more), guests=True)
+    told = 0
     try:
         running.report()
         actors.start(guests(args.actors, running.config, devices_of(args.devices, "--devices")))
@@ -93,7 +95,6 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
         return True
     finally:
         actors.end()  # their unfinished groups go back to the buffer
-        here.close()
         running.close()
 
 

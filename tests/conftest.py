@@ -3,15 +3,14 @@
 It also says which files are slow. `scripts/test.sh --fast` leaves those out.
 """
 
-import contextlib
 import gc
-from collections.abc import Iterator
+import multiprocessing
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from areal_like.launch import forks
+from areal_like.launch.forks import LIBRARIES
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -79,10 +78,7 @@ LONG = (
     "tests/learners/",
 )
 """Where files take long, the longest first; those that mostly wait (Slurm, Ray, faults) beside those that compute."""
-WARM = ["tests.warm"]
-"""What the common fork server imports, too."""
-MANY_TESTS = 10
-"""Of fewer, each run starts its own fork server: waiting for a common one would take as long."""
+multiprocessing.set_forkserver_preload([*LIBRARIES, "tests.warm"])  # one server per process that runs tests
 
 
 gc.disable()  # what test modules import and define stays: nothing to look through meanwhile
@@ -94,46 +90,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Workers of pytest-xdist share the fork server of the process that starts them."""
-    config = session.config
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput") and _starts_runs(config):
-        shared = contextlib.ExitStack()
-        shared.enter_context(forks.listening(WARM))
-        config.add_cleanup(shared.close)
-
-
-def _starts_runs(config: pytest.Config) -> bool:
-    return "not integration" not in config.getoption("markexpr")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark slow files. With several workers long files begin first, so that no worker is left with one in the end."""
     for item in items:
         if item.path.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("integration"):
-            item.add_marker(pytest.mark.flaky(reruns=1))  # a busy machine is no fault; counted
     if hasattr(config, "workerinput"):
         items.sort(key=_place_in_line)
 
 
 def _place_in_line(item: pytest.Item) -> int:
     return next((number for number, folder in enumerate(LONG) if item.nodeid.startswith(folder)), len(LONG))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show why tests were run again: otherwise only their names are."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"run again: {report.nodeid}", "-")
-        terminalreporter.write_line(report.longreprtext)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def fork_server(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fork the runs that tests start from one process that has imported torch, as an ablation does."""
-    if len(request.session.items) < MANY_TESTS or not _starts_runs(request.config):
-        yield
-        return
-    with forks.listening(WARM):
-        yield

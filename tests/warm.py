@@ -1,7 +1,4 @@
-"""What the tests' common fork server imports beside libraries: the project itself, and what it makes only once.
-
-The server of a study must not: whoever edits code meanwhile would get runs of the old code.
-"""
+"""Imported by the fork server of a test session: the project itself. The server of an ablation must not import it."""
 
 import importlib
 import sys

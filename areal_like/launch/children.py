@@ -20,7 +20,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from areal_like.launch.outcome import Death, LastWords, RunFailed, has_ended_well, in_words, is_from_outside, may_resume
+from areal_like.launch.outcome import (
+    Death,
+    LastWords,
+    RunFailed,
+    has_ended_well,
+    in_words,
+    is_from_outside,
+    may_resume,
+    nothing,
+)
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import CommonFault, RestartLimits, Restarts
 from areal_like.run.process import EXIT_USER_ERROR, TERM_SECONDS
@@ -44,10 +53,6 @@ class RoleProcess(Protocol):
     def send_signal(self, number: signal.Signals, /) -> None: ...
     def end(self, number: signal.Signals, /) -> None:
         """Send a signal to the whole process group."""
-
-    @property
-    def remark(self) -> str:
-        """What is known about its end besides the exit code; "": nothing."""
 
 
 class Children:
@@ -91,10 +96,11 @@ class Children:
     def none_left(self) -> bool:
         return not self._processes and not self._due
 
-    def start(self, roles: list[RoleSpec]) -> None:
+    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
         (self.run / "logs").mkdir(exist_ok=True)
         self._actors = [role.name for role in roles if not role.essential]
         for role in roles:
+            check()
             self._start(role)
 
     def _start(self, role: RoleSpec) -> None:
@@ -135,7 +141,7 @@ class Children:
         return False
 
     def _death_report(self, role: RoleSpec, process: RoleProcess, code: int) -> str:
-        return self._words.death_report(role.name, code, self._lives[role.name], process.remark)
+        return self._words.death_report(role.name, code, self._lives[role.name])
 
     def _actor_died(self, role: RoleSpec, process: RoleProcess, code: int) -> None:
         """Restart an actor, now or later, or leave it out. Raises RunFailed."""

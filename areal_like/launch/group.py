@@ -25,8 +25,6 @@ ORDER = "CUDA_DEVICE_ORDER"
 class ProcessGroup(subprocess.Popen[bytes]):
     """A role's process, which leads a process group."""
 
-    remark = ""
-
     def end(self, number: signal.Signals) -> None:
         """Send a signal to the whole group."""
         with contextlib.suppress(ProcessLookupError):
@@ -35,7 +33,7 @@ class ProcessGroup(subprocess.Popen[bytes]):
 
 def spawn(command: list[str], threads: int, log: Path, devices: Devices | None = None) -> ProcessGroup:
     """Start a role's command; its output is appended to `log`."""
-    with log.open("ab") as output, _blocked(signal.SIGUSR1):
+    with log.open("ab") as output, blocked(signal.SIGUSR1):
         return ProcessGroup(
             command,
             # Keep the working folder: the user's paths and modules are relative to where the run was started.
@@ -49,9 +47,9 @@ def spawn(command: list[str], threads: int, log: Path, devices: Devices | None =
 
 
 @contextlib.contextmanager
-def _blocked(number: signal.Signals) -> Iterator[None]:
-    """Block the signal in a process started here, until that process is ready for it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+def blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Block signals in a process started here, until that process is ready for them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.run.process import (
-    EXIT_FORKS_GONE,
     EXIT_NO_SPACE,
     EXIT_NODE_FAILED,
     EXIT_PAUSED,
@@ -87,8 +86,6 @@ def in_words(code: int) -> str:
         return "was told to end by SIGTERM"
     if code == EXIT_NODE_FAILED:
         return "was lost with its node"
-    if code == EXIT_FORKS_GONE:
-        return "ended with the fork server, which was killed or has died"
     if number := _signal_of(code):
         return f"was killed by {signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'}"
     return f"ended with exit code {code}"
@@ -96,12 +93,12 @@ def in_words(code: int) -> str:
 
 def _signal_of(code: int) -> int:
     """The number of the signal that ended a process, as subprocess, a shell or srun reports it; 0: none."""
-    return -code if code < 0 else code - 128 if 128 < code < EXIT_FORKS_GONE else 0
+    return -code if code < 0 else code - 128 if 128 < code < EXIT_NODE_FAILED else 0
 
 
 def is_from_outside(code: int) -> bool:
     """Did something outside kill the actor?"""
-    return code in (EXIT_NODE_FAILED, EXIT_FORKS_GONE, EXIT_NO_SPACE) or _signal_of(code) in _FROM_OUTSIDE
+    return code in (EXIT_NODE_FAILED, EXIT_NO_SPACE) or _signal_of(code) in _FROM_OUTSIDE
 
 
 class LastWords:
@@ -121,7 +118,7 @@ class LastWords:
         """The error that a role reported in its last life; empty if it could not."""
         return _error(self._tail(name))
 
-    def death_report(self, name: str, code: int, restarts: int, remark: str) -> str:
+    def death_report(self, name: str, code: int, restarts: int) -> str:
         """One line if the role reported its error; otherwise how it died, and the end of its log."""
         if not self._run.is_dir():
             return f"the run folder {self._run} is gone: was it removed? ({name} {in_words(code)})"
@@ -132,9 +129,8 @@ class LastWords:
             return f"{name}{again}: {error or 'No space left on device'}: {room_wanted(self._run)}"
         if error and code > 0:
             return f"{name}{again}: {error} (its log: {path})"
-        more = f" ({remark})" if remark else ""
         last = "which ends with\n" + "\n".join(f"  {line}" for line in lines) if lines else "which says nothing of it"
-        return f"{name} {in_words(code)}{again}{more}; its log is {path}, {last}"
+        return f"{name} {in_words(code)}{again}; its log is {path}, {last}"
 
     def _common(self, name: str) -> Path:
         return self._run / "logs" / f"{name}.log"

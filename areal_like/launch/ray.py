@@ -189,7 +189,7 @@ class RayLauncher:
 class RayProcess:
     """A role's process on a node of the cluster, with the methods that a launcher needs."""
 
-    pid, remark = 0, ""
+    pid = 0
 
     def __init__(self, host: ActorHandle, name: str, what: tuple[list[str], int, str, tuple[str, int]]):
         self._host, self._name, self._what = host, name, what

@@ -16,6 +16,7 @@ import gc
 import itertools
 import json
 import logging
+import multiprocessing
 import os
 import resource
 import signal
@@ -48,8 +49,6 @@ EXIT_PAUSED = 75
 later (EX_TEMPFAIL)."""
 EXIT_STOPPED = 76
 """Exit code of the learner when a person asked the run to stop."""
-EXIT_FORKS_GONE = 253
-"""Describes the end of a process whose fork server died: the cause is unknown."""
 EXIT_NODE_FAILED = 254
 """Describes the end of a process whose node is gone."""
 TERM_SECONDS = 2
@@ -152,11 +151,17 @@ class Role:
 
 
 def end_with_starter(starter: int) -> None:
-    """Ask Linux for SIGTERM when the starter dies. On other systems only the launcher's clean-up ends this process."""
-    if sys.platform == "linux":
+    """Ask Linux for SIGTERM when the starter dies. On other systems only the launcher's clean-up ends this process. A
+    forked process is a child of the fork server (`areal_like.launch.forks`), and watches the starter itself."""
+    if sys.platform == "linux" and not multiprocessing.parent_process():
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != starter:  # the starter died during this start: no signal will come
             sys.exit(EXIT_TERMINATED)
+
+
+def _is_alive(starter: int) -> bool:
+    forked_by = multiprocessing.parent_process()
+    return forked_by.is_alive() if forked_by else os.getppid() == starter
 
 
 def _hold(run: Path) -> TextIO:
@@ -251,10 +256,8 @@ def run_role(main: Callable[[Role], None]) -> None:
     parser.add_argument("--guest", action="store_true", help="a resume need not wait for this process to end")
     parser.add_argument("--keys", help="folder of keys (default: that of the config)")
     parser.add_argument("--starter", type=int, default=os.getppid(), help="the process that asked for this one")
-    parser.add_argument("--parent", type=int, help="the process that this one must not outlive, if not the starter")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     args = parser.parse_args()
-    parent = args.parent or args.starter
     # Seen by py-spy and ps: the name first, then the arguments; by top: the name. One without a space: Slurm's
     # linuxproc plugin and others split /proc/PID/stat at spaces, and would not find a process that has one there.
     setproctitle(" ".join([args.name, "areal_like", *sys.argv[1:]]))
@@ -263,7 +266,7 @@ def run_role(main: Callable[[Role], None]) -> None:
     signal.signal(signal.SIGUSR2, lambda signum, frame: os.kill(os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     held = None if args.guest else _hold(args.run)
-    end_with_starter(parent)
+    end_with_starter(args.starter)
     prepare_memory()
     allow_many_files()
     logging.basicConfig(
@@ -276,7 +279,7 @@ def run_role(main: Callable[[Role], None]) -> None:
         main(Role(args.name, args.run, args.sockets, config, args.grace))
     except Terminated:
         deliver(DELIVERY_SECONDS)
-        if os.getppid() != parent and args.sockets:
+        if args.sockets and not _is_alive(args.starter):
             sockets.clear(args.sockets)  # in place of the starter, which is gone; the last role to do it succeeds
         logging.shutdown()
         os._exit(EXIT_TERMINATED)  # all is closed; Python would take torch apart first, which takes a second or two

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,10 +22,10 @@ from pathlib import Path
 from areal_like.config import run_config as configs
 from areal_like.config.placement import Devices
 from areal_like.config.run_config import ConfigError
-from areal_like.launch import forks
+from areal_like.launch.forks import Forked
 from areal_like.places import COMMANDS, python_path
 from areal_like.run.metrics import MetricsFollower
-from areal_like.run.process import TERM_SECONDS, end_with_starter
+from areal_like.run.process import TERM_SECONDS
 
 from ..starting.earlier_runs import lock
 from .devices import DevicePool
@@ -75,9 +73,6 @@ class Folder:
             config = configs.replace(config, key, value)
         configs.save(config, self.config(run))
 
-    def command(self, run: Run) -> list[str]:
-        return [sys.executable, "-m", f"{COMMANDS}.train", str(self.config(run)), "--plain"]
-
     def make(self) -> None:
         """Raises ConfigError for a folder that cannot be written."""
         try:
@@ -107,17 +102,10 @@ class Going:
         folder.prepare(run)
         self.run, self.devices, self.began, self.step = run, devices, time.monotonic(), 0
         self._rows = MetricsFollower(folder.run(run) / "metrics.jsonl")
-        with folder.log(run).open("ab") as log:
-            self.said = log.tell()  # by earlier attempts, in bytes
-            self.process = subprocess.Popen(
-                folder.command(run),
-                env=os.environ | {"PYTHONPATH": python_path()} | more,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal reaches the ablation only, which ends the others
-                preexec_fn=functools.partial(end_with_starter, os.getpid()),
-            )
+        log = folder.log(run)
+        self.said = log.stat().st_size if log.exists() else 0  # by earlier attempts, in bytes
+        variables = os.environ | {"PYTHONPATH": python_path()} | more
+        self.process = Forked(f"{COMMANDS}.train", [str(folder.config(run)), "--plain"], variables, log)
 
     def share(self) -> float:
         """The share of finished train steps."""
@@ -150,18 +138,6 @@ def run_all(
     waiting = [run for run in runs if not folder.is_finished(run)]
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
-    with forks.listening() if len(waiting) > 1 else contextlib.nullcontext():  # they import torch once
-        return _run_all(waiting, folder, width, check, say, finished)
-
-
-def _run_all(
-    waiting: list[Run],
-    folder: Folder,
-    width: Width,
-    check: Callable[[], None],
-    say: Callable[[str], None],
-    finished: Callable[[Run], None],
-) -> list[Run]:
     pool = width.devices or DevicePool(0)
     going: list[Going] = []
     failed: list[Run] = []
@@ -177,10 +153,11 @@ def _run_all(
             for one in [one for one in going if one.process.poll() is not None]:
                 going.remove(one)
                 pool.give_back(one.devices)
-                if one.process.returncode:
+                code = one.process.poll()
+                if code:
                     failed.append(one.run)
-                progress.ended(one, last_words(folder.log(one.run), one.said) if one.process.returncode else "")
-                if not one.process.returncode:
+                progress.ended(one, last_words(folder.log(one.run), one.said) if code else "")
+                if not code:
                     finished(one.run)
             progress.tell(going)
             time.sleep(POLL_SECONDS)
@@ -197,17 +174,16 @@ def last_words(log: Path, begin: int) -> str:
     return f"{told[-1].removeprefix('error: ')} (its log: {log})"
 
 
-def _end(processes: list[subprocess.Popen]) -> None:
+def _end(processes: list[Forked]) -> None:
     """SIGTERM ends a run with all of its processes; later, remaining ones are killed."""
     for process in processes:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + 3 * TERM_SECONDS
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.end(signal.SIGKILL)
         process.wait()
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from areal_like.config import run_config as configs
-from areal_like.launch import forks, group, restarts
+from areal_like.launch import group, restarts
 from areal_like.launch.children import Children
-from areal_like.launch.local import LocalLauncher
+from areal_like.launch.local import LocalLauncher, spawn_role
 from areal_like.launch.outcome import RunFailed, is_from_outside
 from areal_like.launch.plan import RoleSpec, describe, plan
 from areal_like.launch.restarts import RestartLimits
@@ -30,7 +30,7 @@ MODULE = "tests.areal_like.acting_role"
 
 
 def until(what: str, event: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 200.0
     while time.monotonic() < deadline:
         if result := event():
             return result
@@ -81,26 +81,25 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["started", "forked"])
-def launcher(
-    request: pytest.FixtureRequest, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[LocalLauncher]:
-    """Roles forked from a warm process, or each started by itself: both must behave alike."""
-    monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
-    monkeypatch.setattr(forks, "AVAILABLE", forks.AVAILABLE and request.param == "forked")
-    launcher = LocalLauncher(run_folder, RestartLimits(2))
+class Launcher(LocalLauncher):
+    forked = True
+
+
+@pytest.fixture
+def launcher(run_folder: Path) -> Iterator[Launcher]:
+    launcher = Launcher(run_folder, RestartLimits(2))
     yield launcher
     launcher.stop()
 
 
-def start(launcher: LocalLauncher, **parts: str) -> None:
+def start(launcher: Launcher, **parts: str) -> None:
     """Start roles that act as `parts` says; those named actor_… may die."""
     for name, part in parts.items():
         (launcher.running.run / "parts" / name).write_text(part)
-    launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor"), True) for name in parts])
+    launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor"), launcher.forked) for name in parts])
 
 
-def offered(launcher: LocalLauncher, *names: str) -> bool:
+def offered(launcher: Launcher, *names: str) -> bool:
     return all((launcher.running.run / "rendezvous" / f"{name}.json").exists() for name in names)
 
 
@@ -136,7 +135,7 @@ def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() 
     assert (part.tasks, part.cpus, part.options) == (1, 4, {"gpus-per-task": 3}), "all ranks on one node"
 
 
-def test_the_run_is_over_when_the_learner_is_done(launcher: LocalLauncher) -> None:
+def test_the_run_is_over_when_the_learner_is_done(launcher: Launcher) -> None:
     start(launcher, buffer="sleep", learner="done", actor_0="sleep")
     until("the learner's end", launcher.running.poll)
     pids = list(launcher.running.pids.values())
@@ -151,7 +150,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: LocalLauncher) -> None:
+def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: Launcher) -> None:
     start(launcher, buffer="sleep", actor_0="raise", actor_1="sleep")
     note_step(launcher.running.run)
     until("the last death", lambda: launcher.running.poll() or launcher.running.left_out)
@@ -170,7 +169,7 @@ def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: 
 
 
 @pytest.mark.usefixtures("soon")
-def test_the_last_actor_that_is_left_out_ends_the_run(launcher: LocalLauncher) -> None:
+def test_the_last_actor_that_is_left_out_ends_the_run(launcher: Launcher) -> None:
     start(launcher, buffer="sleep", actor_0="raise")
     note_step(launcher.running.run)
     with pytest.raises(RunFailed, match=r"actor_0 after 2 restarts: RuntimeError: out of memory") as failed:
@@ -178,7 +177,7 @@ def test_the_last_actor_that_is_left_out_ends_the_run(launcher: LocalLauncher) -
     assert failed.value.resumable
 
 
-def test_an_error_that_may_pass_restarts_the_actor(launcher: LocalLauncher) -> None:
+def test_an_error_that_may_pass_restarts_the_actor(launcher: Launcher) -> None:
     """TimeoutError is an OSError: neither it nor a ValueError is the user's fault."""
     start(launcher, buffer="sleep", actor_0="fail once", actor_1="sleep")
     until("the restart", lambda: launcher.running.poll() or offered(launcher, "actor_0", "actor_1"))
@@ -189,9 +188,7 @@ def test_an_error_that_may_pass_restarts_the_actor(launcher: LocalLauncher) -> N
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_fault_that_strikes_all_actors_before_the_first_step_ends_the_run(
-    launcher: LocalLauncher, count: int
-) -> None:
+def test_a_fault_that_strikes_all_actors_before_the_first_step_ends_the_run(launcher: Launcher, count: int) -> None:
     start(launcher, buffer="sleep", **{f"actor_{number}": "raise" for number in range(count)})
     with pytest.raises(RunFailed, match=r"out of memory.*(all 2 actors fail alike|it fails again)") as failed:
         until("the end", launcher.running.poll)
@@ -199,7 +196,7 @@ def test_a_fault_that_strikes_all_actors_before_the_first_step_ends_the_run(
 
 
 def test_who_waits_to_be_started_again_keeps_nobody_waiting(
-    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restarts, "FIRST_DELAY", 3600.0)
     start(launcher, learner="sleep", actor_0="raise", actor_1="sleep")
@@ -210,22 +207,23 @@ def test_who_waits_to_be_started_again_keeps_nobody_waiting(
         until("the end", launcher.running.poll)
 
 
-def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: LocalLauncher) -> None:
+def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: Launcher) -> None:
     start(launcher, actor_0="refuse")
     with pytest.raises(RunFailed, match=r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$") as failed:
         until("the end", launcher.running.poll)
     assert not failed.value.resumable
 
 
-def test_a_guest_that_is_left_out_ends_nothing(launcher: LocalLauncher) -> None:
+def test_a_guest_that_is_left_out_ends_nothing(launcher: Launcher) -> None:
     (launcher.running.run / "parts" / "guest").write_text("refuse")
-    guests = Children(launcher.running.run, RestartLimits(2), launcher.here.spawn, guests=True)
+    run = launcher.running.run
+    guests = Children(run, RestartLimits(2), lambda role, name: spawn_role(run, role, name), guests=True)
     guests.start([RoleSpec("guest", MODULE, 1, False, False)])
     until("the end of all guests", lambda: guests.poll() or guests.none_left)
     assert "this input is no good" in guests.left_out["guest"]
 
 
-def test_a_full_disk_is_told_though_the_log_has_no_room(launcher: LocalLauncher) -> None:
+def test_a_full_disk_is_told_though_the_log_has_no_room(launcher: Launcher) -> None:
     start(launcher, learner="fill the disk")
     with pytest.raises(
         RunFailed, match=r"^learner: No space left on device: make room \(.* MB are free on the disk"
@@ -234,7 +232,7 @@ def test_a_full_disk_is_told_though_the_log_has_no_room(launcher: LocalLauncher)
     assert f.value.resumable
 
 
-def test_a_run_folder_that_is_gone_is_named(launcher: LocalLauncher) -> None:
+def test_a_run_folder_that_is_gone_is_named(launcher: Launcher) -> None:
     start(launcher, learner="sleep")
     until("the start", lambda: offered(launcher, "learner"))
     shutil.rmtree(launcher.running.run)
@@ -244,7 +242,7 @@ def test_a_run_folder_that_is_gone_is_named(launcher: LocalLauncher) -> None:
 
 
 @pytest.mark.parametrize("name", ["buffer", "learner"])
-def test_a_killed_essential_role_ends_the_run(launcher: LocalLauncher, name: str) -> None:
+def test_a_killed_essential_role_ends_the_run(launcher: Launcher, name: str) -> None:
     start(launcher, **{name: "sleep", "actor_0": "sleep"})
     until("the start", lambda: offered(launcher, name))
     os.kill(launcher.running.pids[name], signal.SIGKILL)
@@ -252,7 +250,7 @@ def test_a_killed_essential_role_ends_the_run(launcher: LocalLauncher, name: str
         until("the end", launcher.running.poll)
 
 
-def test_a_learner_that_was_terminated_is_not_done(launcher: LocalLauncher) -> None:
+def test_a_learner_that_was_terminated_is_not_done(launcher: Launcher) -> None:
     start(launcher, learner="sleep")
     until("the start", lambda: offered(launcher, "learner"))
     os.kill(launcher.running.pids["learner"], signal.SIGTERM)
@@ -260,7 +258,9 @@ def test_a_learner_that_was_terminated_is_not_done(launcher: LocalLauncher) -> N
         until("the end", launcher.running.poll)
 
 
-def test_stop_ends_those_that_will_not_and_what_they_started(launcher: LocalLauncher) -> None:
+@pytest.mark.parametrize("forked", [True, False])
+def test_stop_ends_those_that_will_not_and_what_they_started(launcher: Launcher, forked: bool) -> None:
+    launcher.forked = forked
     start(launcher, actor_0="ignore", actor_1="sleep")
     until("the start", lambda: offered(launcher, "actor_0", "actor_1"))
     pids = [*launcher.running.pids.values(), int((launcher.running.run / "actor_0.child").read_text())]
@@ -272,7 +272,7 @@ def test_stop_ends_those_that_will_not_and_what_they_started(launcher: LocalLaun
     assert not sockets.path.exists()
 
 
-def test_what_a_dead_actor_started_dies_with_it(launcher: LocalLauncher) -> None:
+def test_what_a_dead_actor_started_dies_with_it(launcher: Launcher) -> None:
     start(launcher, actor_0="die with a child")
     until("the death", lambda: launcher.running.poll() or launcher.running.deaths)
     child = int((launcher.running.run / "actor_0.child").read_text())

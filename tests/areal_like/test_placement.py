@@ -11,7 +11,7 @@ import pytest
 from areal_like.config import run_config as configs
 from areal_like.config.placement import Needs, devices_of, place, visible
 from areal_like.config.registry import ConfigError
-from areal_like.launch import forks, group
+from areal_like.launch import group
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import describe, plan
 from areal_like.launch.ray import RayLauncher
@@ -174,14 +174,10 @@ def seen(run: Path, launcher: LocalLauncher, *overrides: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forked", [True, False], ids=["forked", "started"])
-def test_each_process_sees_its_own_devices_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: bool) -> None:
+def test_each_process_sees_its_own_devices_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "printing_role.py").write_text(PRINT)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delenv(forks.VARIABLE, raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    monkeypatch.setattr(forks, "LIBRARIES", ("decimal",))
-    monkeypatch.setattr(forks, "AVAILABLE", forks.AVAILABLE and forked)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "8,9,10,11,12,13,14,15")
     launcher = LocalLauncher(tmp_path, RestartLimits(2))
     more = ["learner.device=cuda", "learner.ranks=2", "engine=sglang", "engine.replicas=2", "actors.count=2"]

@@ -23,7 +23,7 @@ from pathlib import Path
 from areal_like.launch.children import Children
 from areal_like.launch.forks import Forked
 from areal_like.launch.group import ProcessGroup
-from areal_like.launch.local import Here
+from areal_like.launch.local import spawn_role
 from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import RestartLimits
@@ -139,7 +139,6 @@ class HostsLauncher:
 
     def __init__(self, run: Path, limits: RestartLimits, *, namespaces: dict[str, str], ready_timeout: float = 120.0):
         self.ready_timeout, self.namespaces = ready_timeout, namespaces
-        self._here = Here(run)
         self.running = Children(run, limits, self._spawn)
 
     def submission(self, roles: list[RoleSpec]) -> None:
@@ -149,13 +148,11 @@ class HostsLauncher:
         return ""
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
-        self._here.check = check
-        self.running.start(roles)
+        self.running.start(roles, check)
 
     def stop(self) -> None:
         self.running.end()
-        self._here.close()
 
     def _spawn(self, role: RoleSpec, name: str) -> ProcessGroup | Forked:
         there = dataclasses.replace(role, module="tests.faults.on_host")
-        return self._here.spawn(there, name, role.module, self.namespaces[name])
+        return spawn_role(self.running.run, there, name, first=(role.module, self.namespaces[name]))

@@ -3,7 +3,8 @@
 import json
 import time
 
-from areal_like.launch.children import Children, RoleProcess
+from areal_like.launch.forks import Forked
+from areal_like.launch.group import ProcessGroup
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import RestartLimits
@@ -16,12 +17,11 @@ class ProxiedLauncher(LocalLauncher):
     def __init__(self, run, limits: RestartLimits, *, proxy: str):
         super().__init__(run, limits)
         self.proxy = proxy
-        self.running = Children(run, limits, self._spawn)
 
-    def _spawn(self, role: RoleSpec, name: str) -> RoleProcess:
+    def spawn(self, role: RoleSpec, name: str) -> ProcessGroup | Forked:
         if role.name != "buffer":
             self._put_proxy_between()
-        return self.here.spawn(role, name)
+        return super().spawn(role, name)
 
     def _put_proxy_between(self) -> None:
         offer = self.running.run / RENDEZVOUS / "buffer.json"

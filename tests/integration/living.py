@@ -13,7 +13,7 @@ from typing import Any
 from scripts.verify.chaos import commands
 from tests.forked import Command
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds until an event that is awaited counts as missed; it comes within one or two."""
 
 
@@ -25,12 +25,12 @@ def processes(place: Path) -> dict[int, str]:
 class Run:
     """One `scripts.train`, with its run folder and its folder for sockets below `place`."""
 
-    def __init__(self, place: Path, *overrides: str, wrapper: tuple[str, ...] = ()):
+    def __init__(self, place: Path, *overrides: str, wrapper: tuple[str, ...] = (), fresh: bool = False):
         self.folder, self.temporary = place / "run", place / "tmp"
         self.temporary.mkdir(exist_ok=True)
         words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}", "run.name=run", *overrides]
         self.output = place / "output"
-        self.process = Command(words, self.output, wrapper, TMPDIR=str(self.temporary))
+        self.process = Command(words, self.output, wrapper, fresh, TMPDIR=str(self.temporary))
 
     def text(self) -> str:
         return self.output.read_text()
@@ -63,7 +63,12 @@ class Run:
 
     def until_forking(self) -> None:
         """Wait until torch is being imported, for roles that don't exist yet."""
-        self.until("the fork server", lambda: any(text.startswith("forks") for text in self.processes().values()))
+        self.until("the fork server", lambda: any("multiprocessing.forkserver" in text for text in self.children()))
+
+    def children(self) -> list[str]:
+        """The command lines of the starter's own children."""
+        listed = subprocess.run(["ps", "-o", "args=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
+        return listed.stdout.splitlines()
 
     def end(self) -> int:
         try:
@@ -88,6 +93,6 @@ class Run:
     def assert_nothing_is_left(self) -> None:
         """No process, socket or rendezvous is left, and the user saw no traceback."""
         assert self.processes() == {}
-        assert list(self.temporary.iterdir()) == []
+        assert not (left := list(self.temporary.rglob("*"))), left
         assert not (self.folder / "rendezvous").exists()
         assert "Traceback" not in self.text()

@@ -3,16 +3,14 @@
 import csv
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.integration.runs import REPOSITORY
+from tests.forked import Command
+from tests.integration.runs import unused
 
 TIMED = {
     "config": "bench/modes",
@@ -23,7 +21,6 @@ TIMED = {
     "curve": {"y": "staleness/mean", "x": "samples"},
 }
 
-IN_FORK = ("-m", "tests.in_fork")
 BREAKABLE = TIMED["set"] | {"engine": "tests.integration.failing:FailingEngine"}
 
 
@@ -33,15 +30,12 @@ def write(folder: Path, **changes) -> Path:
     return path
 
 
-def start(*arguments: object, by: Sequence[str] = (), **more) -> subprocess.Popen:
-    command = [sys.executable, *by, "-m", "scripts.ablate", *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more
-    )
+def start(folder: Path, *arguments: object, fresh: bool = False, **variables: str) -> Command:
+    return Command(["scripts.ablate", *map(str, arguments)], unused(folder, "ablate"), fresh=fresh, **variables)
 
 
-def ablate(*arguments: object, **more) -> str:
-    process = start(*arguments, by=IN_FORK, **more)
+def ablate(folder: Path, *arguments: object, **variables: str) -> str:
+    process = start(folder, *arguments, **variables)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     return said
@@ -65,7 +59,7 @@ def rows(out: Path) -> list[dict[str, str]]:
 
 
 def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.05)
@@ -76,7 +70,7 @@ def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path
     out = tmp_path / "out"
     long = {"slow": {"learner.base": 0.7, "run.steps": 3, "scheduler.max_staleness": 0}}
     study = write(tmp_path, grid={"pace": {"quick": {"scheduler.max_staleness": 2}, **long}})
-    process = start(study, "--out", out, "--parallel", 2)
+    process = start(tmp_path, study, "--out", out, "--parallel", 2, fresh=True)
     finished = lambda: list(out.glob("runs/*quick*/summary.json"))  # noqa: E731
     going = lambda: [p for p in out.glob("runs/*slow*/metrics.jsonl") if p.stat().st_size]  # noqa: E731
     wait_for(lambda: finished() and going(), "one run to end and one to be on its way")
@@ -86,7 +80,7 @@ def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path
     assert not processes_of(out)
     first = finished()[0].stat().st_mtime_ns
 
-    assert "1 of 2 runs are finished already" in ablate(study, "--out", out)
+    assert "1 of 2 runs are finished already" in ablate(tmp_path, study, "--out", out)
     assert finished()[0].stat().st_mtime_ns == first, "a finished run was run again"
     assert [(row["pace"], row["staleness"] != "", row["steps"]) for row in rows(out)] == [
         ("quick", True, "3.0"),
@@ -99,7 +93,7 @@ def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path
 @pytest.mark.integration
 def test_a_killed_ablation_leaves_no_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start(write(tmp_path, grid={"learner.base": [2.0]}), "--out", out)
+    process = start(tmp_path, write(tmp_path, grid={"learner.base": [2.0]}), "--out", out, fresh=True)
     wait_for(lambda: len(processes_of(out / "runs")) >= 3, "a run to start its processes")
     process.kill()
     process.communicate(timeout=30)
@@ -110,7 +104,7 @@ def test_a_killed_ablation_leaves_no_process(tmp_path: Path) -> None:
 def test_a_run_that_fails_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
     measure = TIMED["measure"] | {"misspelt": {"summary": "step"}}
     study = write(tmp_path, set=BREAKABLE, grid={"engine.broken": [True, False]}, measure=measure)
-    process = start(study, "--out", tmp_path / "out", by=IN_FORK)
+    process = start(tmp_path, study, "--out", tmp_path / "out")
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "[1/2] broken=true, seed 0: FAILED: actor-0" in said and "1 of 2 runs are finished" in said
@@ -137,12 +131,11 @@ wc -l < {tmp_path}/calls
     (bin / "sbatch").chmod(0o755)
     tune = {"grid": {"engine.broken": [True, False]}, "seeds": [7], "by": "steps"}
     study = write(tmp_path, set=BREAKABLE, tune=tune, slurm={"partition": "cpu"}, grid={"scheduler.max_staleness": [2]})
-    shown = ablate(study, "--out", out, "--slurm", "--dry-run")
+    shown = ablate(tmp_path, study, "--out", out, "--slurm", "--dry-run")
     assert "#SBATCH --array=0-1\n" in shown and "#SBATCH --partition=cpu" in shown
     assert not (tmp_path / "calls").exists()
 
-    environment = os.environ | {"PATH": f"{bin}:{os.environ['PATH']}"}
-    said = ablate(study, "--out", out, "--slurm", env=environment)
+    said = ablate(tmp_path, study, "--out", out, "--slurm", PATH=f"{bin}:{os.environ['PATH']}")
     assert "2 tune runs are submitted as job" in said
     calls = (tmp_path / "calls").read_text().splitlines()
     log = (tmp_path / "jobs.log").read_text()

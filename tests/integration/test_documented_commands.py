@@ -103,16 +103,11 @@ def clone(tmp_path: Path) -> Path:
             (tmp_path / file.relative_to(ROOT)).symlink_to(file)
     (tmp_path / "scripts" / "setup.sh").write_text('[ -x "$1/bin/python" ]\n')
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    write_python(tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
     write_folder(tmp_path / "models" / "smollm2-135m-instruct", "llama")  # fetching it would need a network
     return tmp_path
-
-
-def write_python(clone: Path, first: str = "") -> None:
-    """The clone's `python`: this one, with `first` before `-m`."""
-    python, this = clone / ".venv" / "bin" / "python", shlex.quote(sys.executable)
-    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exec {this} {first} "$@"\nexec {this} "$@"\n')
-    python.chmod(0o755)
 
 
 @pytest.mark.integration
@@ -121,7 +116,6 @@ def test_the_quickstarts_run_to_their_end(clone: Path, script: str) -> None:
     small = SMALL
     if script.endswith("2"):
         small = [*SMALL, "sampling.max_new_tokens=8", "filter=none"]
-        write_python(clone, "-m tests.in_fork")  # several commands that import transformers
     done = subprocess.run(
         ["bash", *f"{clone}/scripts/{script}".split(), *small],
         cwd=clone.parent,
@@ -172,6 +166,7 @@ def test_every_other_command_runs(place: Path, command: str, tmp_path: Path, mon
     has imported torch: half of them would import it, and transformers, for seconds."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with forked("tests.command", [scaled(shlex.split(command), place)], tmp_path) as (process,):
+    module, *arguments = scaled(shlex.split(command), place)
+    with forked(module, [arguments], tmp_path) as (process,):
         code = process.wait(200)
     assert code == 0, f"{documented()[command]}: {command}\n{said(tmp_path)[-5000:]}"

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from areal_like.launch import forks
 from areal_like.wire import keys
 from tests.integration.living import PATIENCE, Run, processes
 from tests.integration.runs import rows, summary, train
@@ -108,21 +107,17 @@ def test_max_seconds_ends_a_run(place: Path) -> None:
 MOMENTS = ["starting", "training", "importing", "training a model"]
 
 
-def at(moment: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def at(moment: str, place: Path) -> Run:
     """A run that has come to this point."""
-    if moment == "importing":
-        monkeypatch.delenv(forks.VARIABLE, raising=False)
-    run = Run(place, *(ENDLESS if moment in MOMENTS[:2] else WITH_MODEL))
+    run = Run(place, *(ENDLESS if moment in MOMENTS[:2] else WITH_MODEL), fresh=moment == "importing")
     {"starting": run.until_starting, "importing": run.until_forking}.get(moment, lambda: run.until_step(3))()
     return run
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_ends_everything(
-    place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, moment: str
-) -> None:
-    run = at(moment, place, monkeypatch)
+def test_a_signal_ends_everything(place: Path, number: signal.Signals, moment: str) -> None:
+    run = at(moment, place)
     run.process.send_signal(number)
     run.process.send_signal(number)  # an impatient person
     assert run.end() == 130
@@ -132,7 +127,7 @@ def test_a_signal_ends_everything(
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_processes_do_not_outlive_a_killed_starter(place: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    run = at(moment, place, monkeypatch)
+    run = at(moment, place)
     run.process.kill()
     run.process.wait()
     deadline = time.monotonic() + PATIENCE
@@ -295,20 +290,16 @@ def test_a_name_that_exists(place: Path) -> None:
     assert [path.name for path in run.folder.iterdir()] == ["mine"]
 
 
-def test_a_file_that_can_not_grow(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_can_not_grow(place: Path) -> None:
     """A limit on file size acts like a full disk: the learner's metrics fail in the middle of a row."""
-    monkeypatch.delenv(forks.VARIABLE, raising=False)  # forks of another's server would have that one's limits
     limited = ("bash", "-c", 'ulimit -f 32; exec "$@"', "limited")
     run = Run(place, *ENDLESS, "buffer.journal=off", wrapper=limited)
     assert_one_error(run, 1, "learner", "File too large", "metrics.jsonl")
     assert [row["step"] for row in followed(run.folder)] == list(range(1, len(followed(run.folder)) + 1))
 
 
-def test_a_journal_that_can_not_grow_makes_everybody_wait_and_says_so(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_can_not_grow_makes_everybody_wait_and_says_so(place: Path) -> None:
     """Nothing is acknowledged that is not recorded: on a full disk the run waits, and ends cleanly when told to."""
-    monkeypatch.delenv(forks.VARIABLE, raising=False)
     limited = ("bash", "-c", 'ulimit -f 64; exec "$@"', "limited")
     run = Run(place, *ENDLESS, "checkpoint.every=0", wrapper=limited)
     run.until("the word about the disk", lambda: "wait for the journal's disk" in run.text())

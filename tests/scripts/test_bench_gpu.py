@@ -4,15 +4,14 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from areal_like.places import REPOSITORY
 from scripts.bench import gpu
 from scripts.bench.gpu import LIMITS, Bench, attempt
+from tests.forked import Command
 
 OF = {"device": "cpu", "tiny": True}
 ARGUMENTS = argparse.Namespace(device="cpu", tiny=True)
@@ -22,14 +21,9 @@ FAST = [name for name in LIMITS if name not in ("one_card", "mfu_1.5b", "mfu_7b"
 
 @pytest.mark.integration
 def test_every_item_runs_on_a_cpu(tmp_path: Path) -> None:
-    """In a process that has imported torch: the bench forks its items, and each would import it."""
-    command = [sys.executable, "-m", "tests.in_fork", "-m", "scripts.bench.gpu", "--device", "cpu", "--tiny"]
-    command += ["--json", str(tmp_path / "g.json")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--only", *FAST], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    words = ["scripts.bench.gpu", "--device", "cpu", "--tiny", "--json", str(tmp_path / "g.json"), "--only", *FAST]
+    bench = Command(words, tmp_path / "said")
+    assert bench.wait(300) == 0, (tmp_path / "said").read_text()[-5000:]
     rows = json.loads((tmp_path / "g.json").read_text())["items"]
     assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(FAST, "ok")
     table = (tmp_path / "g.md").read_text()

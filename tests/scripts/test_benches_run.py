@@ -38,7 +38,8 @@ def test_a_bench_runs(bench: str, metric: str, tmp_path: Path, monkeypatch: pyte
     if "{model}" in bench:
         qwen2(0, 64).save_pretrained(model)
         bench = bench.format(model=model)
-    with forked("tests.command", [[*f"scripts.bench.{bench}".split(), "--json", str(found)]], tmp_path) as (process,):
+    module, *arguments = f"scripts.bench.{bench}".split()
+    with forked(module, [[*arguments, "--json", str(found)]], tmp_path) as (process,):
         assert process.wait(240) == 0, said(tmp_path)[-4000:]
     assert math.isfinite(json.loads(found.read_text())[metric])
 

@@ -20,8 +20,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from areal_like.launch import forks
-
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "squeue")
 PATIENCE = 60.0
 SLURMD_TIMEOUT = 10
@@ -94,7 +92,6 @@ class Cluster:
         self.folder, self.cpus, self.gpus = folder, cpus, gpus
         self.nodes = [f"n{i + 1}" for i in range(nodes)]
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        self.environment.pop(forks.VARIABLE, None)  # a job's processes are the job's
         self._daemons: dict[str, subprocess.Popen] = {}
 
     def __enter__(self) -> Cluster:
