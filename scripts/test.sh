@@ -4,8 +4,8 @@
 #                     (integration, faults, sglang, slurm), those of commands (scripts), and the files that
 #                     tests/conftest.py lists as slow.
 # VENV names another environment than .venv (.ci/run uses a fresh one), WORKERS the number of processes that run tests
-# (4, as many tests wait; --fast: 2; `WORKERS=0`: only this process, for a debugger). As root on Debian it also installs
-# Slurm, for the cluster of tests/slurm; without it these tests are skipped.
+# (4, as many tests wait; --fast: 2; `WORKERS=0`: only this process, for a debugger). Without Slurm's daemons tests/slurm
+# is skipped; .ci/run installs them.
 # AREAL_TEST_SEED=7 gives the numerical tests other random numbers (tests/seeds.py); scripts/test_kernels.sh runs them
 # with other kernels of torch.
 set -euo pipefail
@@ -28,11 +28,7 @@ if [ -n "$fast" ]; then
     echo "== $((SECONDS - begin)) s: style and unit tests pass. Left out: types, commands, real processes, slow files"
     exit
 fi
-if ! command -v slurmctld > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-    echo "== installing Slurm: without it, tests/slurm is skipped"
-    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends slurm-wlm munge; } \
-        > /dev/null 2>&1 || echo "   that failed"
-fi
+command -v slurmctld > /dev/null || echo "== no Slurm here (apt-get install slurm-wlm munge): tests/slurm is skipped"
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 echo "== ruff"
 "$venv/bin/ruff" check .

@@ -154,8 +154,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "tracker": {
         "tensorboard": "areal_like.trackers.board:Board",
         "wandb": "areal_like.trackers.wandb:WeightsAndBiases",
-        "trackio": "areal_like.trackers.trackio:Trackio",
-        "mlflow": "areal_like.trackers.mlflow:Mlflow",
     },
     "launcher": {
         "local": "areal_like.launch.local:LocalLauncher",

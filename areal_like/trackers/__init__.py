@@ -1,6 +1,5 @@
-"""Where a run can be looked at: TensorBoard's files, Weights & Biases, Trackio, MLflow. One protocol, one file each.
+"""Trackers that show a run: TensorBoard's files and Weights & Biases.
 
 `run.trackers` names them; `module:Name` names your own. A tracker only shows what RUN/metrics.jsonl and RUN/samples
-hold: its failure is told once and never stops a run (`scripts/following/tracking.py` feeds them, in a thread of its
-own).
+contain: its failure is reported once and never stops a run (`scripts/following/tracking.py` feeds them, in a thread).
 """

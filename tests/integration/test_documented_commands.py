@@ -42,7 +42,7 @@ ELSEWHERE = {
     "python -m scripts.status runs/first": "tests/integration/test_live_runs.py",
 }
 """How a command begins → where it is run; tests that need a cluster, a live run or minutes."""
-OTHERS = (".", "tensorboard", "pip", "git", "cd", "sbatch", "export", "mlflow", "trackio", "wandb", "mkdocs")
+OTHERS = (".", "tensorboard", "pip", "git", "cd", "sbatch", "export", "wandb", "mkdocs")
 """Programs that are not ours."""
 
 
