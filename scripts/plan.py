@@ -17,7 +17,7 @@ from areal_like.config.registry import knobs
 from areal_like.config.run_config import Config
 from areal_like.errors import UserError
 
-from .console.arguments import bound, command, interrupted, limit, new_file, positive, refuse, share
+from .console.arguments import bound, command, interrupted, limit, new_file, positive, refuse
 from .console.output import console, table, write_json
 from .simulate import FAILURES, add_costs, costs_of
 from .simulation.planning import Choice, Plan, Planner
@@ -38,18 +38,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--staleness", type=bound, nargs="+", default=[1, 4, 8], metavar="N", help="bounds (default: 1 4 8)"
     )
-    parser.add_argument(
-        "--weight-intervals",
-        type=positive,
-        nargs="+",
-        default=[1, 2, 4],
-        metavar="N",
-        help="train steps between published weights (default: 1 2 4)",
-    )
     parser.add_argument("--steps", type=positive, default=12, metavar="N", help="least train steps (default: 12)")
-    parser.add_argument(
-        "--efficiency", type=share, default=0.95, help="scaling efficiency of the learner per doubling of its GPUs"
-    )
     parser.add_argument("--best", type=positive, default=5, metavar="N", help="number of plans to print (default: 5)")
     parser.add_argument("--out", type=new_file, metavar="FILE", help="write the config of the best plan here")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures of all plans here")
@@ -66,12 +55,11 @@ def planned(args: argparse.Namespace) -> tuple[Planner, list[Plan]]:
     planner = Planner(
         load,
         costs_of(load([]), args),
-        args.efficiency,
         lambda plan: float(plan.figures[args.target]),
         lambda plan: bool(plan.figures["lag_mean"] <= args.most_stale),
         lambda text: out.print(text, soft_wrap=True),
     )
-    planner.search(args.gpus, args.gpus_per_actor, args.staleness, args.weight_intervals)
+    planner.search(args.gpus, args.gpus_per_actor, args.staleness)
     if not (best := planner.best()):
         raise UserError(
             f"no plan is allowed by --most-stale, or none could be simulated: {[*planner.left_out.values()]}"

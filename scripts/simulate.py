@@ -3,7 +3,7 @@
 The buffer is the production code (admission, scheduler, staleness, evaluation); actors and learner are modelled. Costs
 come from a file, from a fit to a run of 50 train steps or more (`--costs-from`, which prints the error of the fit), or
 from the config where engine and learner are timed. `--against RUN` compares with a real run. `--histories N` simulates
-N runs with other jitter and failures, and prints mean, least and most of each figure.
+N runs with other jitter, and prints mean, least and most of each figure.
 """
 
 from __future__ import annotations

@@ -55,15 +55,3 @@ class StepCosts:
             (run / COSTS).mkdir(exist_ok=True)
             found = {"steps": self.steps.tolist(), "prefill": self.prefill.tolist(), "lengths": list(self.lengths)}
             (run / COSTS / f"{role}.json").write_text(json.dumps(found))
-
-
-def read(run: Path) -> StepCosts:
-    """The sums of all actors of a run; zeros where none has counted. Raises ValueError, KeyError for a broken file."""
-    found = StepCosts()
-    found.lengths = deque()  # of all actors
-    for path in sorted((run / COSTS).glob("*.json")):
-        written = json.loads(path.read_text())
-        found.steps += written["steps"]
-        found.prefill += written["prefill"]
-        found.lengths.extend(written["lengths"])
-    return found

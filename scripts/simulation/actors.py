@@ -22,7 +22,7 @@ from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
 from areal_like.wire import messages
 from areal_like.wire.columns import FINISHES
 from areal_like.wire.frames import Payloads
-from areal_like.wire.groups import ROW, Head, pack_heads
+from areal_like.wire.groups import ROW
 from areal_like.wire.messages import Message
 from areal_like.wire.partials import decode_partial, encode_partial
 
@@ -33,6 +33,8 @@ HELDOUT, RIGHT, VERIFY = 1, 2, 3
 """Names of random streams."""
 MAX_GROUPS_PER_PUSH = 64
 _NORMAL = NormalDist()
+_ZEROS = memoryview(bytes(1 << 28))
+"""All payloads are parts of it: virtual memory that is never written."""
 PromptOf = Callable[[str, int], tuple[int, int, int]]
 """(split, row) → tokens of the prompt, a hash of it, the longest answer."""
 
@@ -110,13 +112,8 @@ class SimulatedActor(Process):
         wall = self.timeline.now - self._first_lease
         return wall - self.engine.totals["busy_seconds"], wall
 
-    def die(self) -> None:
-        self.dead = True
-        self._groups.clear()
-
     def send(self, message: Message, payloads: Payloads) -> None:
-        if not self.dead:
-            self.world.router.say(self.peer, message, payloads)
+        self.world.router.say(self.peer, message, payloads)
 
     def receive(self, message: Message, payloads: Payloads) -> None:
         if isinstance(message, messages.Lease | messages.Announce | messages.Cancel):
@@ -132,8 +129,7 @@ class SimulatedActor(Process):
             self.say(messages.Credit(self._ended))
         ready, self._ready = self._ready, []
         for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
-            heads = [self._head(group) for group in ready[start : start + MAX_GROUPS_PER_PUSH]]
-            self.say(messages.Push(pack_heads(heads)), [zeros(head.size) for head in heads])
+            self._push(ready[start : start + MAX_GROUPS_PER_PUSH])
         self._plan()
 
     def _plan(self) -> None:
@@ -144,7 +140,7 @@ class SimulatedActor(Process):
                 self.timeline.at(due, self._wake, due)
 
     def _wake(self, due: float) -> None:
-        if due == self._planned and not self.dead:  # else something has come between
+        if due == self._planned:  # else something has come between
             self._planned = math.inf
             self.engine.advance(self.timeline.now)
             self._plan()
@@ -284,43 +280,28 @@ class SimulatedActor(Process):
                 found[sample.index] = PartialSample({(0, 0): Completion(tokens, logprobs, runs, sample.finish)})
         return encode_partial(group.lease.group_id, found, group.digests | self._digests)
 
-    def _head(self, group: _Group) -> Head:
-        """Of a finished group, whose samples are released."""
-        samples, group.samples = [group.samples[index] for index in sorted(group.good)], []
-        runs = [sample.all_runs for sample in samples]
-        lengths = [sum([n for _, n in each]) for each in runs]
-        rows = [
-            (group.prompt, length, FINISHES.index(sample.finish), 0, len(each), float(sample.right))
-            for sample, each, length in zip(samples, runs, lengths, strict=True)
-        ]
-        versions = {version for each in runs for version, _ in each}
-        digests = {each: self._digests.get(each) or group.digests[each] for each in versions}
-        return Head(
-            group.lease.group_id,
-            len(samples),
-            self.timeline.now - group.began,
-            digests,
-            np.array(rows, ROW).tobytes(),
-            array("i", [number for each in runs for run in each for number in run]).tobytes(),
-            4 * group.prompt * len(samples) + 9 * sum(lengths),
-            min(versions),
-            max(versions),
-            sum(lengths),
-        )
+    def _push(self, groups: list[_Group]) -> None:
+        """Send finished groups, whose samples are released."""
+        table, rows, payloads = messages.Table([], b"", b"", {}), list[tuple[float, ...]](), list[memoryview]()
+        runs = array("i")
+        for group in groups:
+            samples, group.samples = [group.samples[index] for index in sorted(group.good)], []
+            tokens, known = 0, group.digests | self._digests
+            for sample in samples:
+                mine = sample.all_runs
+                length = sum([count for _, count in mine])
+                rows.append((group.prompt, length, FINISHES.index(sample.finish), 0, len(mine), sample.right))
+                tokens += length
+                for version, count in mine:
+                    runs.extend((version, count))
+                    table.digests[version] = known[version]
+            table.groups.append((group.lease.group_id, len(samples), self.timeline.now - group.began))
+            payloads.append(_ZEROS[: 4 * group.prompt * len(samples) + 9 * tokens])
+        table.rows, table.runs = np.array(rows, ROW).tobytes(), runs.tobytes()
+        self.say(messages.Push(table), payloads)
 
 
 @lru_cache(1 << 16)
 def _chance(right: float, digest: int) -> float:
     """Of a right answer to a prompt: uniform around the mean, as far as it can be."""
     return right + (2.0 * uniform(stream_key(RIGHT, digest)) - 1.0) * min(right, 1.0 - right)
-
-
-_zeros = bytes(1 << 20)
-
-
-def zeros(size: int) -> memoryview:
-    """A payload of so many bytes; all share their memory."""
-    global _zeros
-    if size > len(_zeros):
-        _zeros = bytes(2 * size)
-    return memoryview(_zeros)[:size]

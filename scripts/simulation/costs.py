@@ -71,15 +71,13 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
-    """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens; then `publish`, if
-    weights are published, and `after` (metrics, kept samples) before the next one. `least`: GPUs that the model
-    needs."""
+    """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens; then `publish`
+    before the next one, if weights are published. `least`: GPUs that the model needs."""
 
     base: Seconds = 0.0
     per_sample: Seconds = 0.0
     per_token: Seconds = 0.0
     publish: Seconds = 0.0
-    after: Seconds = 0.0
     gpus: Count = 1
     least: Count = 1
 
@@ -124,14 +122,6 @@ class Verifier(msgspec.Struct, forbid_unknown_fields=True):
     sigma: Spread = 0.0
 
 
-class Failures(msgspec.Struct, forbid_unknown_fields=True):
-    """An actor dies after exponential times of mean `mtbf` seconds (None: never); another starts `restart` seconds
-    later."""
-
-    mtbf: Positive | None = None
-    restart: Seconds = 60.0
-
-
 class Costs(msgspec.Struct, forbid_unknown_fields=True):
     """`latency`: of a message. `buffer`: of the buffer per message. `source`: origin of the figures, in words."""
 
@@ -141,7 +131,6 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     weights: WeightsCost = msgspec.field(default_factory=WeightsCost)
     sample: Sample = msgspec.field(default_factory=Sample)
     verifier: Verifier = msgspec.field(default_factory=Verifier)
-    failures: Failures = msgspec.field(default_factory=Failures)
     latency: Seconds = 0.0003
     buffer: Seconds = 0.00012
     source: str = ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,36 +22,24 @@ from .costs import Costs
 from .timeline import SimulatedRouter
 
 
-@dataclass
-class Progress:
-    """Train steps so far; seconds without a batch, and all since the first batch; trained samples and tokens; samples
-    by staleness in versions (`ages`) and in train steps (`lags`), seconds of the `slowest` group, seconds
-    since the first lease at each step, and evaluations."""
-
-    steps: int = 0
-    waited: float = 0.0
-    elapsed: float = 0.0
-    samples: int = 0
-    tokens: int = 0
-    ages: Counter[int] = field(default_factory=Counter)
-    lags: Counter[int] = field(default_factory=Counter)
-    slowest: float = 0.0
-    seconds: list[float] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-
-
 class SimulatedLearner:
     """Trains until the config's end. `before_report` is called before it asks for the final report. `report`: of the
-    buffer, once the run is over."""
+    buffer, once the run is over. `waited`: seconds without a batch, of `elapsed` since the first one; samples by
+    staleness in versions (`ages`) and in train steps (`lags`); `seconds` since the first lease at the end of each
+    step, and of the `slowest` group."""
 
     peer = b"learner"
 
     def __init__(self, config: Config, router: SimulatedRouter, costs: Costs, before_report: Callable[[], None]):
         self.config, self.router, self.costs = config, router, costs.learner
-        self.timeline, self.progress = router.timeline, Progress()
+        self.timeline = router.timeline
         self._encode, self._before_report = costs.weights.encode, before_report
         self._interval = config.weight_sync_interval
         self._streams = bool(settled("learner", config.learner).get("stream", False))
+        self.steps = self.samples = self.tokens = 0
+        self.waited = self.elapsed = self.slowest = 0.0
+        self.ages, self.lags = Counter[int](), Counter[int]()
+        self.seconds, self._evaluations = list[float](), list[dict[str, Any]]()
         self.report: dict[str, Any] | None = None
         self.reason = ""
         self._began: float | None = None
@@ -76,13 +63,12 @@ class SimulatedLearner:
         self._say(messages.Want(index, index // self._interval))
 
     def _publish(self) -> None:
-        version = math.ceil(self.progress.steps / self._interval)
+        version = math.ceil(self.steps / self._interval)
         self._say(messages.Published(messages.Manifest(version, f"v{version}")))
 
     def _is_over(self) -> bool:
-        progress = self.progress
-        seconds = progress.seconds[-1] if progress.seconds else 0.0
-        self.reason = reason_to_stop(self.config.run, progress.steps, seconds, progress.evaluations)
+        seconds = self.seconds[-1] if self.seconds else 0.0
+        self.reason = reason_to_stop(self.config.run, self.steps, seconds, self._evaluations)
         return bool(self.reason)
 
     def receive(self, message: Message, payloads: Payloads) -> None:
@@ -97,10 +83,10 @@ class SimulatedLearner:
         """Work on the received batches and parts, in their order."""
         while self._inbox and not self._busy and not self.reason:
             match self._inbox.popleft():
-                case messages.Part() as part if (part.index, part.begin) == (self.progress.steps, self._taken):
+                case messages.Part() as part if (part.index, part.begin) == (self.steps, self._taken):
                     self._busy = True
                     self._taken += len(part.table.groups)
-                    cost = self._seconds(part.table)
+                    cost = self._cost_of(part.table)
                     self._take_seconds += cost
                     self.timeline.after(cost, self._go_on)
                 case messages.Batch() as batch:
@@ -111,9 +97,9 @@ class SimulatedLearner:
         if self._began is None:
             self._began = now
         else:
-            self.progress.waited += now - self._waits_since - self._take_seconds
+            self.waited += now - self._waits_since - self._take_seconds
         self._want(batch.index + 1)
-        cost = self.costs.base + self._seconds(batch.table, self._taken)
+        cost = self.costs.base + self._cost_of(batch.table, self._taken)
         self._taken, self._take_seconds = 0, 0.0
         self.timeline.after(cost, self._trained, batch)
 
@@ -121,7 +107,7 @@ class SimulatedLearner:
         self._busy = False
         self._next()
 
-    def _seconds(self, table: Table, first: int = 0) -> float:
+    def _cost_of(self, table: Table, first: int = 0) -> float:
         """Cost of the groups from `first` on."""
         skipped = sum(samples for _, samples, _ in table.groups[:first])
         lengths = np.frombuffer(table.rows, ROW)["response"][skipped:]
@@ -130,37 +116,35 @@ class SimulatedLearner:
     def _trained(self, batch: messages.Batch) -> None:
         self._say(messages.Trained(batch.index))
         self._count(batch)
-        self.progress.steps += 1
-        wait = self.costs.after
-        if self.progress.steps % self._interval == 0:
+        self.steps += 1
+        published = self.steps % self._interval == 0
+        if published:
             self.timeline.after(self._encode, self._publish)
-            wait += self.costs.publish
-        self.timeline.after(wait, self._finish)
+        self.timeline.after(self.costs.publish if published else 0.0, self._finish)
 
     def _finish(self) -> None:
         """End the step: wait for the next batch, or end the run."""
         if self._began is not None:
-            self.progress.elapsed = self.timeline.now - self._began
+            self.elapsed = self.timeline.now - self._began
         self._busy, self._waits_since = False, self.timeline.now
         if self._is_over():
             self._before_report()
-            self._say(messages.EndRun(self.reason, self.progress.steps))
+            self._say(messages.EndRun(self.reason, self.steps))
         self._next()
 
     def _count(self, batch: messages.Batch) -> None:
-        progress = self.progress
         rows, runs = np.frombuffer(batch.table.rows, ROW), np.frombuffer(batch.table.runs, RUN)
         made = np.where(runs["version"] >= batch.oldest_allowed, runs["version"], batch.version + 1)
         oldest = np.minimum.reduceat(made, np.cumsum(rows["runs"]) - rows["runs"])
         oldest = oldest[oldest <= batch.version]
-        progress.ages.update((batch.version - oldest).tolist())
-        progress.lags.update((progress.steps - self._interval * oldest).tolist())
-        progress.samples += len(rows)
-        progress.slowest = max(progress.slowest, *(seconds for _, _, seconds in batch.table.groups))
-        progress.tokens += int(rows["response"].sum())
-        progress.seconds.append(batch.info["seconds"])
-        progress.evaluations += batch.info["evaluations"]
+        self.ages.update((batch.version - oldest).tolist())
+        self.lags.update((self.steps - self._interval * oldest).tolist())
+        self.samples += len(rows)
+        self.slowest = max(self.slowest, *(seconds for _, _, seconds in batch.table.groups))
+        self.tokens += int(rows["response"].sum())
+        self.seconds.append(batch.info["seconds"])
+        self._evaluations += batch.info["evaluations"]
 
     @property
     def idle_share(self) -> float:
-        return self.progress.waited / max(1e-9, self.progress.elapsed)
+        return self.waited / max(1e-9, self.elapsed)

@@ -23,6 +23,8 @@ from .run import WARMUP_STEPS, Outcome, Simulation, Stuck, mean_of
 
 GAIN, MOST_CHANGES = 0.02, 6
 """A change of a knob that gains less is not made; at most so many in a row."""
+INTERVALS = (1, 2, 4)
+"""Train steps between published weights, to try."""
 TAILS, AGAIN, MOST_STEPS = 3.0, 4, 400
 """A rate is measured over so many times the slowest group and the batches that a bound lets be ahead, and, of the plans
 that are shown, over so many times as many steps: among short measurements the luckiest comes first. At most
@@ -60,11 +62,11 @@ class Choice:
         found += ["learner.stream=true"] if self.stream else []
         return found + ([f"engine.slots={self.slots}"] if "slots" in knobs("engine", config.engine.name) else [])
 
-    def costs(self, one: Costs, efficiency: float) -> Costs:
+    def costs(self, one: Costs) -> Costs:
         """Costs of the choice, whose actors and learner share no cores."""
         engine = msgspec.structs.replace(one.engine, slots=self.slots)
         sample = msgspec.structs.replace(one.sample, cores=None)
-        return scaled(msgspec.structs.replace(one, engine=engine, sample=sample), self.learner, efficiency)
+        return scaled(msgspec.structs.replace(one, engine=engine, sample=sample), self.learner)
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,12 @@ class Planner:
         self,
         load: Callable[[Sequence[str]], Config],
         costs: Costs,
-        efficiency: float,
         value: Callable[[Plan], float],
         allowed: Callable[[Plan], bool] = lambda plan: True,
         report: Callable[[str], object] = lambda text: None,
     ):
         self._load, self.config = functools.cache(load), load([])
-        self._costs, self._efficiency = costs, efficiency
+        self._costs = costs
         self.value, self.allowed, self._report = value, allowed, report
         self.made: dict[Choice, Plan] = {}
         self.left_out: dict[Choice, str] = {}
@@ -122,7 +123,7 @@ class Planner:
         """The allowed plans, the best first."""
         return sorted(filter(self.allowed, self.made.values()), key=self.value, reverse=True)
 
-    def search(self, gpus: int, each: int, bounds: Sequence[float], intervals: Sequence[int]) -> None:
+    def search(self, gpus: int, each: int, bounds: Sequence[float]) -> None:
         """Try splits in all modes, then knobs of the best sync and the best async plan. Raises ConfigError."""
         tried = splits(gpus, each, self._costs.learner.least)
         actors, slots, interval = tried[len(tried) // 2], self._costs.engine.slots, self.config.weight_sync_interval
@@ -131,7 +132,7 @@ class Planner:
             self._climb(mode, lambda choice: _other_splits(choice, tried))
         for sync in (True, False):
             if found := [plan for plan in self.best() if (plan.choice.bound is None) is sync]:
-                self._climb(found[0].choice, lambda choice: self._around(choice, tried, intervals))
+                self._climb(found[0].choice, lambda choice: self._around(choice, tried))
 
     def _climb(self, choice: Choice, around: Callable[[Choice], Iterable[Choice]]) -> None:
         """Go to the best allowed choice around, while that gains."""
@@ -143,14 +144,14 @@ class Planner:
                 break
             now, choice = better, better.choice
 
-    def _around(self, choice: Choice, tried: Sequence[int], intervals: Sequence[int]) -> Iterator[Choice]:
+    def _around(self, choice: Choice, tried: Sequence[int]) -> Iterator[Choice]:
         """Choices that differ in one knob. Other intervals keep the bound in train steps."""
         yield from _other_splits(choice, tried)
         if "slots" in knobs("engine", self.config.engine.name):
             yield from (replace(choice, slots=slots) for slots in (choice.slots // 2, choice.slots * 2) if slots)
         if choice.bound is None:
             yield from (replace(choice, tail=not choice.tail), replace(choice, stream=True))
-        for interval in intervals if choice.bound else ():
+        for interval in INTERVALS if choice.bound else ():
             bound = choice.bound * choice.interval / interval
             if bound >= 1 and (math.isinf(bound) or bound.is_integer()):
                 yield replace(choice, bound=bound, interval=interval)
@@ -179,7 +180,7 @@ class Planner:
         samples = self.config.groups_per_batch * self.config.sizing.get("group_size", 8)
         warmup = WARMUP_STEPS + math.ceil(choice.slots * choice.actors / samples)  # until the pipeline is full
         config = self._load((*choice.overrides(self.config), f"run.steps={steps + warmup}"))
-        outcome = Simulation(config, choice.costs(self._costs, self._efficiency)).run(warmup)
+        outcome = Simulation(config, choice.costs(self._costs)).run(warmup)
         self._report(
             f"{choice.actors} actors, {choice.learner} GPUs for the learner, {choice.mode}, {choice.slots} slots, "
             f"weights every {choice.interval}: {outcome.samples_per_second:.4g} samples/s over {steps} steps"

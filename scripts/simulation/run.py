@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from areal_like.config.run_config import Config, ConfigError, actors_of, ranks_o
 from areal_like.interfaces import Task
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import summary_of
-from areal_like.wire import messages
 from areal_like.wire.partials import digest_of
 from buffer import recovery
 from buffer.main import build_controller, build_replay, build_state, go_on
@@ -46,9 +44,8 @@ class Stuck(RuntimeError):
 @dataclass(frozen=True)
 class Outcome:
     """`seconds` since the first lease; `samples_per_second` without the first steps, over `measured` seconds; seconds
-    of the `slowest` group; samples by staleness in versions and in train steps (`lags`); trained `tokens`; groups by
-    fate (`ledger`); `deaths` of actors; `events` and `turns` of the buffer that the simulation took; `reason` of the
-    run's end."""
+    of the `slowest` group; samples by staleness in versions and in train steps (`lags`); trained `tokens`;
+    `events` and `turns` of the buffer that the simulation took."""
 
     seconds: float
     samples_per_second: float
@@ -59,11 +56,8 @@ class Outcome:
     staleness: Counter[int]
     lags: Counter[int]
     tokens: int
-    ledger: dict[str, int]
-    deaths: int
     events: int
     turns: int
-    reason: str
 
     @property
     def tokens_per_second(self) -> float:
@@ -146,17 +140,14 @@ def prompt_of(task: Task, costs: Costs) -> PromptOf:
 
 
 class Simulation:
-    """`history`: seed of everything that differs between runs of one config (failures and jitter). Raises
-    ConfigError."""
+    """`history`: seed of everything that differs between runs of one config (jitter). Raises ConfigError."""
 
     def __init__(self, config: Config, costs: Costs, history: int = 0):
         check(config)
         if ranks_of(config) > 1:  # one modelled learner: its costs are those of all ranks
             config = configs.replace(config, "learner.ranks", 1)
         self.config, self.costs, self.timeline = config, costs, Timeline()
-        self.turns = self.deaths = 0
-        self._dice, self._lost = random.Random(history), [0.0, 0.0]  # idle and all seconds of dead actors
-        self._started = False
+        self.turns, self._idle_share = 0, 0.0
         self.router = router = SimulatedRouter(self.timeline, costs.latency)
         task: Task = build("task", config.task, config.run.seed)
         scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
@@ -182,33 +173,11 @@ class Simulation:
     def _turn(self) -> None:
         self.turns += 1
         self.controller.step(0)
-        if not self._started and self.state.phase.started_at is not None:
-            self._started = True  # nothing fails before the first lease
-            for place in range(len(self.actors)):
-                self._plan_failure(place)
-
-    def _plan_failure(self, place: int) -> None:
-        if mean := self.costs.failures.mtbf:
-            self.timeline.after(self._dice.expovariate(1.0 / mean), self._fail, place)
-
-    def _fail(self, place: int) -> None:
-        """An actor dies, and the starter of the run notifies the buffer."""
-        actor = self.actors[place]
-        self.deaths += 1
-        self._lost = [sum(pair) for pair in zip(self._lost, actor.idled(), strict=True)]
-        actor.die()
-        self.router.say(b"starter", messages.Lost(actor.name, 0, "died", False))
-        self.timeline.after(self.costs.failures.restart, self._restart, place)
-
-    def _restart(self, place: int) -> None:
-        self.actors[place] = self._actor(place)
-        self.actors[place].hello()
-        self._plan_failure(place)
 
     def _note_idle(self) -> None:
         """At the end of the run."""
-        pairs = [actor.idled() for actor in self.actors if not actor.dead]
-        self._lost = [before + sum(each) for before, each in zip(self._lost, zip(*pairs, strict=True), strict=True)]
+        pairs = [actor.idled() for actor in self.actors]
+        self._idle_share = sum(idle for idle, _ in pairs) / max(1e-9, sum(wall for _, wall in pairs))
 
     def run(self, warmup: int = WARMUP_STEPS) -> Outcome:
         """Rates leave out `warmup` train steps. Raises Stuck."""
@@ -224,21 +193,17 @@ class Simulation:
                 gc.enable()
         learner, report = self.learner, self.learner.report
         assert report is not None
-        progress, (idle, wall) = learner.progress, self._lost
         return Outcome(
             report["trained_seconds"] or 0.0,
-            *_rate(progress.samples, progress.seconds, warmup),
-            progress.slowest,
-            idle / max(1e-9, wall),
+            *_rate(learner.samples, learner.seconds, warmup),
+            learner.slowest,
+            self._idle_share,
             learner.idle_share,
-            progress.ages,
-            progress.lags,
-            progress.tokens,
-            report["ledger"],
-            self.deaths,
+            learner.ages,
+            learner.lags,
+            learner.tokens,
             self.timeline.events,
             self.turns,
-            learner.reason,
         )
 
     def _run(self) -> None:
@@ -250,7 +215,7 @@ class Simulation:
         while self.learner.report is None:
             if not self.timeline.run(100) or self.router.refusals:
                 raise Stuck(f"no event is left, or a message was refused: {self.router.refusals[:1]}")
-            now = self.learner.progress.steps, self.state.store.count(Stage.WAITING)
+            now = self.learner.steps, self.state.store.count(Stage.WAITING)
             if now > mark:
                 mark, since = now, self.timeline.events
             elif self.timeline.events - since > patience:

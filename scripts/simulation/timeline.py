@@ -177,15 +177,13 @@ class Process:
     A turn handles everything that is due when it begins; a later one the rest. `seconds`: of the turn so far."""
 
     def __init__(self, cores: Cores):
-        self._cores, self.dead, self.seconds = cores, False, 0.0
+        self._cores, self.seconds = cores, 0.0
         self._asleep, self._pace, self._submitted = True, 1.0, 0.0
         self._calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._unsent: list[tuple[Message, Payloads]] = []
 
     def due(self, call: Callable[..., object], *arguments: object) -> None:
         """Make this call in the next turn."""
-        if self.dead:
-            return
         self._calls.append((call, arguments))
         if self._asleep:
             self._asleep = False
@@ -209,8 +207,6 @@ class Process:
 
     def work(self) -> float:
         """Begin a turn. Returns its seconds."""
-        if self.dead:
-            return 0.0
         self._pace, self.seconds, self._submitted = self._cores.pace(), 0.0, 0.0
         calls, self._calls = self._calls, []
         self.turn(calls)

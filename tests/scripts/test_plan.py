@@ -21,7 +21,7 @@ def planner(**options):
         return configs.load([*KEYS, "run.steps=3", "engine.slots=16", *overrides])
 
     value = options.pop("value", lambda plan: plan.outcome.samples_per_second)
-    return Planner(load, costs.of_timed(load([])), 0.95, value, **options)
+    return Planner(load, costs.of_timed(load([])), value, **options)
 
 
 def test_splits_leave_the_learner_the_gpus_that_it_needs():
@@ -31,11 +31,11 @@ def test_splits_leave_the_learner_the_gpus_that_it_needs():
 
 
 def test_choices_differ_in_one_knob_and_keep_the_bound_in_train_steps():
-    found = list(planner()._around(START, splits(8, 1, 1), [1, 2, 8]))
+    found = list(planner()._around(START, splits(8, 1, 1)))
     assert {(each.actors, each.learner) for each in found} == {(3, 5), (4, 4), (5, 3)}
     assert {each.slots for each in found} == {8, 16, 32}
-    assert {(each.bound, each.interval) for each in found} == {(4.0, 1), (2.0, 2)}
-    sync = list(planner()._around(replace(START, bound=None), [4], [1, 2]))
+    assert {(each.bound, each.interval) for each in found} == {(4.0, 1), (2.0, 2), (1.0, 4)}
+    sync = list(planner()._around(replace(START, bound=None), [4]))
     assert {(each.tail, each.stream, each.interval) for each in sync} == {
         (False, False, 1),
         (True, False, 1),
@@ -45,7 +45,7 @@ def test_choices_differ_in_one_knob_and_keep_the_bound_in_train_steps():
 
 def test_the_search_finds_the_side_that_limits_and_keeps_to_what_is_allowed():
     found = planner(allowed=lambda plan: plan.choice.bound is None or plan.choice.bound <= 1)
-    found.search(4, 1, [1.0, 4.0], [1])
+    found.search(4, 1, [1.0, 4.0])
     best = found.best()
     assert best[0].choice.actors == 3 and best[0].choice.bound == 1.0  # training is cheap
     assert {plan.choice.bound for plan in found.made.values()} >= {None, 1.0, 4.0}
@@ -60,7 +60,7 @@ def test_a_choice_that_makes_no_config_is_left_out():
 
 def test_the_command_has_a_sync_row_and_lags_in_train_steps(tmp_path, capsys):
     out, figures = tmp_path / "plan.yaml", tmp_path / "plan.json"
-    words = [*KEYS, "--gpus", "3", "--staleness", "2", "--weight-intervals", "2", "--steps", "3", "--best", "1"]
+    words = [*KEYS, "--gpus", "3", "--staleness", "2", "--steps", "3", "--best", "1"]
     assert main([*words, "--out", str(out), "--json", str(figures)]) == 0
     found = json.loads(figures.read_text())
     assert any(each["mode"].startswith("sync") for each in found[:2])

@@ -71,14 +71,6 @@ def test_histories_repeat_and_differ():
     assert a == again and a != other
 
 
-def test_actors_that_die_cost_time_and_no_group():
-    cost = costs.Costs(costs.Engine(base=0.001), costs.Answers(60, prompt=8), costs.LearnerCost(base=0.1))
-    whole = run("actors.count=4", cost=cost)
-    cost.failures = costs.Failures(mtbf=2.0, restart=1.0)
-    failing = run("actors.count=4", cost=cost)
-    assert failing.deaths > 0 and failing.seconds > whole.seconds and failing.staleness.total() == 16 * 128
-
-
 def test_a_run_that_makes_no_progress_is_stuck(monkeypatch):
     monkeypatch.setattr("scripts.simulation.run.STUCK_EVENTS", 1000)
     cost = costs.Costs(costs.Engine(slots=8), costs.Answers(20, right=1.0, prompt=8))
@@ -163,8 +155,8 @@ def made(folder, steps=60, base=0.05, per_token=1e-5):
         seconds = base + per_token * tokens
         elapsed, trained = elapsed + seconds + 0.01, trained + tokens
         row = {"step": step, "tokens": tokens, "train/step_seconds": seconds, "train/idle_share": 0.0}
-        row |= {"train/tokens_per_second": trained / elapsed, "reward/mean": 0.25, "seconds": elapsed}
-        rows.append(row | {"response_length/p50": 8.0, "response_length/p95": 16.0, "publish/seconds": 0.004})
+        row |= {"train/tokens_per_second": trained / elapsed, "reward/mean": 0.25, "publish/seconds": 0.004}
+        rows.append(row)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     counted, now = StepCosts(), 0.0
     for sequences in (64, 40, 20, 7, 3, 1):
@@ -183,8 +175,8 @@ def made(folder, steps=60, base=0.05, per_token=1e-5):
 def test_costs_come_back(tmp_path):
     found = calibration.fitted(made(tmp_path))
     assert (found.engine.base, found.engine.per_sequence, found.engine.per_token) == pytest.approx((1e-3, 2e-5, 1e-7))
-    assert (found.learner.base, found.learner.per_token) == pytest.approx((0.05, 1e-5), rel=1e-6)
-    assert found.learner.publish == pytest.approx(0.004) and found.learner.after == pytest.approx(0.006)
+    assert (found.learner.base, found.learner.per_token) == pytest.approx((0.056, 1e-5), rel=1e-3)
+    assert found.learner.publish == pytest.approx(0.004)
     assert found.engine.prefill == pytest.approx(2e-4) and found.answers.trace == [[5, 6]] * 20
     assert found.answers.right == 0.25 and "decode step 0%, train step 0%" in found.source
     (tmp_path / "costs.yaml").write_text(calibration.written(found))
