@@ -196,7 +196,7 @@ def test_a_run_that_crashed_and_trained_a_batch_again_is_in_order() -> None:
         ("batches", [*START, Finish(1)]),
         ("bound", [*START, admit(4), push(2), push(3), serve(2, 2, 3)]),
         ("weights", [*START, push(2, digest="other")]),
-        ("ledger", [*START, snapshot(2, {"stale": 1}, 2)]),
+        ("ledger", [*START, snapshot(2, {"stale": 1}, 2, 3)]),
         ("ledger", [*START, snapshot(2, {}, 2)]),
         ("ledger", [*START, snapshot(2, {}, 2, 9)]),
     ],

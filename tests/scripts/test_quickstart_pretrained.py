@@ -111,11 +111,6 @@ def test_overrides_are_checked_before_the_download(clone: Path) -> None:
     assert "make_smollm2" not in (clone / "calls").read_text()
 
 
-def test_a_run_that_is_not_there_can_not_be_continued(clone: Path) -> None:
-    code, said, calls = start(clone, "resume=runs/other")
-    assert (code, calls) == (2, []) and "error: resume=runs/other: no run of this script" in said
-
-
 def test_a_folder_that_lacks_a_part_is_refused_and_a_whole_one_stays(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     with pytest.raises(SystemExit, match=r"tokenizer.json, \*.safetensors"):

@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from areal_like.config.run_config import ConfigError
 from areal_like.run.samples import TRAINED, read
 from scripts import eval, samples
-from scripts.console.output import console, table, visible
+from scripts.console.output import visible
 from tests.scripts.written_runs import HOSTILE, QUESTION, written_run
 
 
@@ -55,17 +54,6 @@ def test_a_sample_that_forks_shows_its_contexts(tmp_path: Path, capsys: pytest.C
     assert found["forks"] == [len(said)] and found["turns"] == [found["text"][: len(said)]] * 2
 
 
-def test_a_heading_is_never_cut(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = written_run(tmp_path / "a")
-    (record, *_) = read(run, [TRAINED])
-    monkeypatch.setattr("scripts.console.output.WIDTH", 20)
-    out, _ = shown(capsys, str(run), "--dropped", "--count", "1")
-    assert out.splitlines()[0].endswith("1 versions old · stale: too old") and len(out.splitlines()[0]) > 60
-    assert samples.heading(record).endswith("4 tokens, stop · 1 versions old")
-
-
 def test_a_task_that_is_not_here_leaves_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = written_run(tmp_path / "a")
     path = run / "config.yaml"
@@ -93,14 +81,6 @@ def test_an_answer_of_a_fixed_length_was_not_cut(tmp_path: Path) -> None:
     assert not samples.Texts(run).stops, "nothing ends its answers early"
 
 
-def test_tables_show_text_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
-    made = table("[bold]", "key", "value")
-    made.add_row("betas", "[name, other] :smile: [/x]")
-    console().print(made)
-    out = capsys.readouterr().out
-    assert "[bold]" in out and "[name, other] :smile: [/x]" in out
-
-
 @pytest.mark.parametrize("option", ["--samples=0", "--prompts=x", "--temperature=-1", "--temperature=nan"])
 def test_numbers_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
     with pytest.raises(SystemExit):
@@ -115,11 +95,6 @@ def test_a_terminal_without_utf8_shows_escapes(tmp_path: Path, monkeypatch: pyte
     assert samples.main([str(run), "--count", "1"]) == 0
     file.close()
     assert "\\u732b" in (tmp_path / "out").read_text()
-
-
-def test_a_set_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nope.jsonl: no file of that name"):
-        eval.spec_of("nope.jsonl", tmp_path)
 
 
 def test_answers_of_a_model_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
