@@ -23,7 +23,7 @@ from areal_like.wire.frames import MAY_SAY, Received, WireError
 from areal_like.wire.keys import KeysError
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import KINDS, Hello, Message, Status, Trained, Welcome
-from scripts.verify import fuzz
+from tests.messages import examples
 
 SECONDS = 30.0
 
@@ -184,7 +184,7 @@ def test_only_the_owner_can_read_what_is_secret(folder: Path) -> None:
         Router("tcp://127.0.0.1:0", str(folder))
 
 
-EXAMPLES = fuzz.examples(random.Random(0))
+EXAMPLES = [message for message, _ in examples(random.Random(0))]
 
 
 def said(router: Router, dealer: Dealer, message: Message) -> Received | WireError:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts.ledger import audit
-from scripts.verify.chaos import NO_END, Victim
+from tests.chaos.victim import NO_END, Victim
 from tests.faults.hosts import Network, missing
 from tests.integration.runs import REPOSITORY, summary
 
@@ -35,7 +35,7 @@ def test_a_network_that_falls_in_two_for_10_seconds(network: Network, tmp_path: 
     run = ["groups_per_batch=4", "eval.prompts=4", "eval.every=5", "run.target_reward=null", f"run.steps={NO_END}"]
     run += [f"buffer.heartbeat_timeout={TIMEOUT}", "buffer.keep_journal=true", "checkpoint.every=10", "resume=auto"]
     launcher = {"name": "tests.faults.hosts:HostsLauncher", "namespaces": network.namespaces}
-    command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=run"]
+    command = ["scripts.train", "configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=run"]
     victim = Victim([*command, *run, f"launcher={json.dumps(launcher)}"], tmp_path / "run")
     victim.start()
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from scripts.ledger import audit
-from scripts.verify.chaos import NO_END, Victim, finish
+from tests.chaos.victim import NO_END, Victim, finish
 from tests.faults.proxy import Proxy
 
 pytestmark = pytest.mark.integration
@@ -42,7 +41,7 @@ class Net:
         port = free_port()
         self.proxy = Proxy(port)
         launcher = f"{{name: tests.faults.proxied:ProxiedLauncher, proxy: 'tcp://127.0.0.1:{self.proxy.port}'}}"
-        command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={place}", *RUN]
+        command = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}", *RUN]
         self.run = Victim([*command, f"buffer.port={port}", f"launcher={launcher}"], place / "run")
         self.run.start()
 

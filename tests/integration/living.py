@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.verify.chaos import commands
+from tests.chaos.victim import commands
 from tests.forked import Command
 
 PATIENCE = 120.0

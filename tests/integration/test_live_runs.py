@@ -25,7 +25,6 @@ from scripts import join, status, stop
 from scripts.following import running
 from scripts.following.running import Running
 from scripts.ledger import audit
-from scripts.verify import elastic
 from tests.forked import Command
 from tests.integration.runs import rows, summary, unused
 
@@ -305,12 +304,3 @@ def test_no_guests_are_no_guests(count: str, capsys: pytest.CaptureFixture) -> N
     with pytest.raises(SystemExit):
         join.main(["runs/any", "--actors", count])
     assert "--actors" in capsys.readouterr().err
-
-
-def test_actors_come_go_and_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """1 → 6 → 2 → 1 actors, half of the six killed. docs/results.md has ten repetitions, up to a reward."""
-    repeats = os.environ.get("ELASTIC_REPEATS", "1")
-    run = [f"run.dir={tmp_path}", "run.name=run", *TIMED, "eval.prompts=4", "eval.every=0"]
-    assert elastic.main(["configs/quickstart.yaml", *run, "--repeats", repeats]) == 0, capsys.readouterr().out
-    told = capsys.readouterr().out
-    assert "1: 3 killed" in told and "every prompt trained once, bound kept, ledger balanced" in told

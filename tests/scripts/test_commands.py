@@ -19,12 +19,10 @@ from typing import Any
 import pytest
 
 from areal_like.config import run_config as configs
-from areal_like.config.run_config import ConfigError
 from areal_like.run.run_folder import room_wanted
 from scripts import cli, train
 from scripts.console import arguments
 from scripts.train import resolve_folders
-from scripts.verify import elastic
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "scripts"
@@ -175,21 +173,6 @@ def test_a_full_disk_at_the_start_is_one_sentence_with_the_remedy(
 def test_no_room_for_files_is_told_from_no_room_for_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096, f_files=5, f_favail=0))
     assert room_wanted(tmp_path / "gone") == f"make room (0 more files can be made on the disk of {tmp_path})"
-
-
-def test_elastic_names_the_keys_that_it_needs(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        elastic.main(["configs/quickstart.yaml", "run.name=a"])
-    assert (
-        ended.value.code == 2 and "error: give run.dir=...: the run is found by its folder" in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "..", ".", "''", '"a\\nb"', "a/b"])
-def test_a_run_name_is_a_folder_in_run_dir_and_nothing_else(name: str) -> None:
-    config = configs.load(["configs/quickstart.yaml", f"run.name={name}"])
-    with pytest.raises(ConfigError, match=r"run\.name=.* is no folder's name; run\.dir says where"):
-        resolve_folders(config)
 
 
 def test_the_home_folder_is_found_where_the_shell_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,183 @@
+"""Faults at random moments in one run: the ledger holds, each group is trained once, and the final weights are those of
+an undisturbed run over the recorded batches. `CHAOS=10 python -m pytest tests/chaos` makes ten times as many."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.following.running import Running
+from scripts.ledger import audit
+from tests.chaos import hanging
+from tests.chaos.victim import NO_END, STARTER, Stuck, Victim, children, finish, replay
+from tests.forked import Command
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+TIMES = int(os.environ.get("CHAOS", "1"))
+SMALL = ["eval.prompts=4", "eval.every=0", "groups_per_batch=4", "checkpoint.every=3", "run.trackers=[]"]
+SMALL += ["run.target_reward=null", "resume=auto", "buffer.keep_journal=true", f"run.steps={NO_END}"]
+SMALL += [f"actors.max_restarts={NO_END}", "actors.restart_window=1"]  # no restart is delayed
+TIMED = ["engine=timed", "learner=timed", "learner.base=0.02", "engine.median=20"]
+
+
+def wreck(place: Path, plan: list[tuple[str, str]], *overrides: str, seconds: float = 2.0, more: int = 5) -> None:
+    """Make the faults (kind, who) of a plan in random order, and check the end of the run."""
+    dice = random.Random(1)
+    words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}", "run.name=run", *SMALL, *overrides]
+    victim, plan, done = Victim(words, place / "run"), plan * TIMES, []
+    dice.shuffle(plan)
+    victim.start()
+    try:
+        for what, who in plan:
+            done.append((what, who, await_moment(victim, what, who, dice)))
+            make(victim, what, who, seconds)
+            if victim.ended:
+                victim.start()
+        disturbed = finish(victim, more)
+        findings, undisturbed = audit(victim.folder).findings, replay(victim)
+    finally:
+        victim.end()
+        print(*done, sep="\n")
+    assert not any(findings.values()), findings
+    assert disturbed["weights_digest"] == undisturbed["weights_digest"]
+
+
+def make(victim: Victim, what: str, who: str, seconds: float) -> None:
+    victim.until(f"{who} is there", lambda: who in victim.pids())
+    pid, steps = victim.pids()[who], victim.steps()
+    if what == "kill":
+        os.kill(pid, signal.SIGKILL)
+        if not who.startswith("actor"):
+            victim.wait()
+    elif what == "stop":
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
+    elif what == "hang":  # the engine, not its process
+        switch = hanging.switch(victim.folder / "servers" / who)
+        switch.parent.mkdir(parents=True, exist_ok=True)
+        switch.touch()
+        time.sleep(seconds)
+        switch.unlink()
+    else:  # a full disk: no file of the process can grow (EFBIG in place of ENOSPC, with the same handling)
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))
+        time.sleep(1.0)
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        deadline = time.monotonic() + 60  # a run that meets it ends, which may take long; otherwise it makes steps
+        while time.monotonic() < deadline and not victim.ended and victim.steps() <= steps + 1:
+            time.sleep(0.05)
+        time.sleep(1.0)
+
+
+def await_moment(victim: Victim, what: str, who: str, dice: random.Random) -> str:
+    begin = victim.steps()
+    if what in ("kill", "stop") and dice.random() < 0.2:
+        time.sleep(dice.uniform(0.0, 0.5))
+        return "starting or training"
+    victim.until("the buffer is there", (victim.folder / "rendezvous" / "buffer.json").exists)
+    victim.until("a train step", lambda: victim.steps() != begin)
+    special = what == "kill" and dice.random() < 0.5
+    if special and who in ("learner", STARTER) and caught(victim, "checkpoints", ".step-*.tmp"):
+        return "writing a checkpoint"
+    if special and who == "buffer" and caught(victim, "journal", "next.tmp"):
+        return "beginning a segment"
+    time.sleep(dice.uniform(0.0, 0.5))
+    return "training"
+
+
+def caught(victim: Victim, folder: str, pattern: str) -> bool:
+    """Wait for a file that exists for milliseconds only."""
+    deadline, place = time.monotonic() + 10, victim.folder / folder
+    while time.monotonic() < deadline and not victim.ended:
+        if next(place.glob(pattern), None):
+            return True
+        time.sleep(0.0002)
+    return False
+
+
+def test_each_role_killed_in_one_run_leaves_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
+    wreck(tmp_path, [("kill", who) for who in ("actor-0", "learner", "buffer", STARTER)])
+
+
+def test_a_buffer_that_dies_again_and_again_under_load(tmp_path: Path) -> None:
+    """Out of order, each record synced: batches served before a crash are served again unchanged."""
+    order = ["policy=windowed", "buffer.journal=fsync", "scheduler.max_staleness=2"]
+    wreck(tmp_path, [("kill", "buffer")] * 3, *TIMED, *order)
+
+
+def test_an_actor_that_stops_for_longer_than_the_time_out(tmp_path: Path) -> None:
+    """Its groups go to others; when it continues it joins again, and its late groups are not trained twice."""
+    wreck(tmp_path, [("stop", "actor-0")], *TIMED, "buffer.heartbeat_timeout=2", seconds=4, more=40)
+    log = (tmp_path / "run" / "logs" / "buffer.log").read_text()
+    assert log.count("actor-0 joined") >= 3, "at the start, after the stop, and at the resume"
+
+
+def test_hangs_and_full_disks_in_one_run(tmp_path: Path) -> None:
+    plan = [("hang", "actor-0"), ("full disk", "buffer"), ("full disk", "learner")]
+    wreck(tmp_path, plan, "engine.name=tests.chaos.hanging:HangingEngine")
+
+
+def test_actors_that_come_and_go(tmp_path: Path) -> None:
+    """1 → 6 → 2 → 1 actors, half of the six killed; groups that are handed back continue elsewhere."""
+    words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=run", *SMALL, *TIMED]
+    victim, dice = Victim([*words, "actors.count=1", "--plain"], tmp_path / "run"), random.Random(0)
+    victim.start()
+    victim.until("the buffer is there", (victim.folder / "rendezvous" / "buffer.json").exists)
+    running = Running(victim.folder)
+    joiner: Command | None = None
+
+    def ready() -> int:
+        """Actors that hold weights."""
+        return sum(actor["version"] >= 0 for actor in running.report()["actors"].values())
+
+    def train() -> None:
+        begin = running.report()["steps"]
+        victim.until("train steps", lambda: running.report()["steps"] >= begin + 3)
+
+    def actors(joiner: Command) -> dict[str, int]:
+        found = victim.pids() | children(joiner.pid)
+        return {name: pid for name, pid in found.items() if name.startswith(("actor", "guest"))}
+
+    try:
+        victim.until("the first actor", lambda: ready() == 1)
+        for _ in range(TIMES):
+            joiner = Command(
+                ["scripts.join", str(victim.folder), "--actors", "5", "--max-restarts", "0"], victim.output
+            )
+            victim.until("six actors", lambda: ready() >= 6)
+            train()
+            killed = dice.sample(sorted(actors(joiner)), 3)
+            for name in killed:
+                os.kill(actors(joiner)[name], signal.SIGKILL)
+            gone = set(killed) - {"actor-0"}  # the starter starts it again
+            victim.until("their absence", lambda gone=gone: not gone & set(running.report()["actors"]))
+            for name in sorted(name for name in actors(joiner) if name.startswith("guest"))[1:]:
+                os.kill(actors(joiner)[name], signal.SIGTERM)
+            victim.until("two actors", lambda: ready() == 2)
+            train()
+            joiner.terminate()
+            joiner.wait(60)
+            victim.until("one actor", lambda: ready() == 1)
+            train()
+        report = running.report()
+        running.client.stop(drain=True)
+        if victim.wait():
+            raise Stuck(victim.last_words())
+    finally:
+        if joiner:
+            joiner.terminate()
+        running.close()
+        victim.end()
+    findings = audit(victim.folder).findings
+    assert not any(findings.values()), findings
+    assert report["staleness_max"] <= report["staleness_bound"]
