@@ -17,7 +17,7 @@ import numpy as np
 
 WORTH = 0.95
 """Share prefixes where at most this share of the tokens is left. Attention over a tree has more bookkeeping than over
-plain sequences; with .96 left it was no slower (`scripts.bench.prefixes`)."""
+plain sequences; with 0.96 left it was no slower."""
 
 
 def is_worth(total: int, unique: int, micro_batch_tokens: float) -> bool:

@@ -1,4 +1,4 @@
-"""Payloads wait while the journal rotates and the buffer is killed and restarted: a small `scripts.bench.waiting`."""
+"""Payloads that wait on the disk, and what happens where the disk has lost them."""
 
 from pathlib import Path
 
@@ -14,20 +14,8 @@ from buffer.recovery import restore
 from buffer.replay import Replay
 from buffer.staleness import Bound
 from buffer.store import Stage
-from scripts.bench import waiting
 from tests.buffer.house import House
 from tests.buffer.test_acknowledged import house, push_all, said, settle
-
-
-def test_what_waits_survives_rotations_and_kills_and_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A real buffer process that bypasses the page cache. Without payloads it takes 80 MiB."""
-    monkeypatch.setattr(waiting, "MOST_RESIDENT", 160 << 20)
-    lives = waiting.measure(0.25, "fsync", tmp_path)
-    assert waiting.check(lives) == []
-    assert lives[0].most_resident > 1.5 * waiting.MOST_RESIDENT and lives[0].ledger["active"] > 100
-    assert lives[-1].journal_bytes < 1.1 * lives[0].journal_bytes, "a rotation copies no payloads"
 
 
 def damage(buffer: House, folder: Path, held: Stored) -> None:

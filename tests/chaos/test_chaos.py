@@ -81,7 +81,7 @@ def make(victim: Victim, what: str, who: str, seconds: float) -> None:
 
 def await_moment(victim: Victim, what: str, who: str, dice: random.Random) -> str:
     begin = victim.steps()
-    if what in ("kill", "stop") and dice.random() < 0.2:
+    if what == "kill" and dice.random() < 0.2:
         time.sleep(dice.uniform(0.0, 0.5))
         return "starting or training"
     victim.until("the buffer is there", (victim.folder / "rendezvous" / "buffer.json").exists)

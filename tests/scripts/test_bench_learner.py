@@ -8,11 +8,9 @@ import torch
 
 import learners.learner
 import learners.packing
-from areal_like.models.causal_lm import qwen2
 from learners.advantages import group
 from learners.losses.clipped import ppo
 from scripts.bench import learner as bench
-from scripts.bench import prefixes
 from tests.learners.batches import make_batch, tiny_model
 
 torch.set_num_threads(1)
@@ -48,13 +46,3 @@ def test_the_batch_has_rewards_that_differ_within_each_group():
     batch = bench.made_batch(0)
     assert len(batch.groups) == bench.GROUPS and len(batch.samples) == bench.GROUPS * bench.SIZE
     assert all({sample.reward for sample in one.samples} == {0.0, 1.0} for one in batch.groups)
-
-
-def test_the_flops_that_sharing_leaves_are_those_of_the_tokens_that_are_left():
-    """Groups of 4 with 16 prompt tokens and 64 answer tokens; a tree with a shared first turn for each pair."""
-    learner = prefixes.learner_of(qwen2(0, 5000, hidden_size=8, intermediate_size=8), "float32", 1)
-    made = prefixes.batches(5000, 16)
-    for name, left in (("1:4 x4", (16 + 4 * 63) / (4 * 79)), ("tool x8", (64 + 4 * 40 + 8 * 15) / (8 * 119))):
-        found = prefixes.measure(learner, made[name], 0)
-        head = prefixes.flops(learner.model, 0, sum(int(s.loss_mask.sum()) for s in made[name].samples))
-        assert (found["shared_flops"] - head) / (found["plain_flops"] - head) == pytest.approx(left)
