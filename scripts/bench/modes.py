@@ -128,14 +128,12 @@ def straggler_share(budget: float, steps: int = 4000, samples: int = 128) -> flo
     return float(np.mean(shares))
 
 
-def draw(folders: dict[str, Path], speeds: dict[str, float], path: Path) -> None:
+def picture_of(folders: dict[str, Path], speeds: dict[str, float], path: Path) -> None:
     """Timelines of the first seconds of each mode."""
-    from ..plotting.drawing import keep
-    from ..timeline import as_plot, timeline
+    from ..timeline import draw, timeline
 
     lines = {f"{mode}: {speeds[mode]:.2f}×": timeline(run, end=DRAWN_SECONDS) for mode, run in folders.items()}
-    note = f"The first {DRAWN_SECONDS:.0f} seconds of each mode; real processes and buffer, simulated accelerators."
-    keep(as_plot(lines, "Who works and who waits, by mode", note), path)
+    draw(lines, path, "Who works and who waits, by mode")
 
 
 def main() -> None:
@@ -160,7 +158,7 @@ def main() -> None:
                 }
             if args.plot and number == 0:
                 runs = dict(zip(found, sorted(folder.iterdir(), key=lambda run: run.stat().st_ctime), strict=False))
-                draw(runs, {mode: row["over_sync"] for mode, row in found.items()}, args.plot)
+                picture_of(runs, {mode: row["over_sync"] for mode, row in found.items()}, args.plot)
     metrics |= {"sagc_straggler_share": straggler_share(0.3, 100 if args.quick else 4000), "sagc_budget": 0.3}
     output.write_json(args.json, metrics)
 
