@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from areal_like.config import run_config as configs
@@ -49,7 +50,7 @@ def planned(args: argparse.Namespace) -> tuple[Planner, list[Plan]]:
     """The plans to show: the best, and the best sync one. Raises UserError where there is none."""
     out = console()
 
-    def load(overrides: tuple[str, ...] | list[str]) -> Config:
+    def load(overrides: Sequence[str]) -> Config:
         return configs.load([args.config, *args.overrides, f"run.steps={args.steps}", *overrides])
 
     planner = Planner(

@@ -152,7 +152,7 @@ class Planner:
         if choice.bound is None:
             yield from (replace(choice, tail=not choice.tail), replace(choice, stream=True))
         for interval in INTERVALS if choice.bound else ():
-            bound = choice.bound * choice.interval / interval
+            bound = (choice.bound or 0.0) * choice.interval / interval
             if bound >= 1 and (math.isinf(bound) or bound.is_integer()):
                 yield replace(choice, bound=bound, interval=interval)
 
