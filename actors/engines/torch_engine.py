@@ -90,7 +90,7 @@ class TorchEngine:
     rollouts, `kv_tokens`, new weights in their midst). Llama-like models only (`decoders`). Cost: docs/results.md.
     `inject_mismatch`: sample from other weights than the published ones, for experiments (`inexact`); digests are still
     of the published ones. `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each.
-    Raises ValueError for a knob out of range, a device that is not there, or memory that it does not have.
+    Raises ValueError for a device that is not there, or memory that it does not have.
     """
 
     needs_model = True
@@ -116,18 +116,6 @@ class TorchEngine:
         slots = SLOTS if slots is None else slots
         self._device = device_of(device, model.device)
         compute_dtype = compute_dtype or ("bfloat16" if self._device.type == "cuda" else "float32")
-        if slots < 1:
-            raise ValueError(f"slots must be at least 1, not {slots}")
-        if kv_policy not in ("recompute", "keep"):
-            raise ValueError(f"kv_policy must be 'recompute' or 'keep', not {kv_policy!r}")
-        if kv_tokens is not None and kv_tokens < 1:
-            raise ValueError(f"kv_tokens must be at least 1, not {kv_tokens}")
-        if compute_dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"compute_dtype must be 'float32' or 'bfloat16', not {compute_dtype!r}")
-        if memory is not None and memory <= 0:
-            raise ValueError(f"memory must be above 0 GiB, not {memory:g}")
-        if mismatch_stays and (inject_mismatch is None or isinstance(inject_mismatch, str)):
-            raise ValueError("mismatch_stays is of noise: set inject_mismatch to a number, or leave it out")
         if batch_invariant:
             _check_batch_invariant(model, self._device, compute_dtype)
         self._batch_invariant = batch_invariant
@@ -278,13 +266,6 @@ class TorchEngine:
             done = length - len(request.prompt) + before
             found[request.name] = found.get(request.name, 0) + done
         return found
-
-    def so_far(self, request: str) -> np.ndarray:
-        """The tokens that the running request of this name has got, int32; none while it waits."""
-        for each in self._table.requests:
-            if each.name == request:
-                return self._so_far(each)
-        return np.zeros(0, np.int32)
 
     def _so_far(self, request: SlotRequest) -> np.ndarray:
         newest = self._table.tokens[request.slot, len(request.prompt) : self._table.lengths[request.slot]]
