@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors import measures, turn_counts
-from actors.agents import counts
+from actors import measures
 from actors.environments import servers
 from actors.group_rewards import GroupRewards
 from actors.probe_check import ServedProbe
@@ -90,7 +89,7 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
 async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, rewards: list[Any]) -> None:
     while True:
         wall = time.monotonic() - worker.started_at if worker.started_at else 0.0
-        said = measures.of_engine(worker.engine, wall) | counts.stats() | turn_counts.stats()
+        said = measures.of_engine(worker.engine, wall) | measures.of_turns()
         for each in rewards:
             said |= each.stats()
         said |= measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
@@ -227,7 +226,7 @@ async def serve(role: Role) -> None:
 
 
 def main(role: Role) -> None:
-    for totals in (counts.TOTALS, turn_counts.TOTALS):
+    for totals in (measures.AGENTS, measures.TURNS):
         totals.clear()  # of an earlier run in this process
     with asyncio.Runner(loop_factory=turns.event_loop) as runner:
         runner.run(serve(role))

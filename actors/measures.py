@@ -8,8 +8,11 @@ engine's `METRICS`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+
+from areal_like.types import Sample
 
 ENGINE = {
     "tokens": "sum:rollout/sampled_tokens",
@@ -19,6 +22,33 @@ ENGINE = {
 }
 """What `Engine.stats` says, and its metric; an engine's own `METRICS` are more of these."""
 FETCHING = ("fetch_seconds", "replica_seconds")
+AGENTS: Counter[str] = Counter()
+"""Totals of this process's agents. `turns`: answers given; `turns_left_out`: of these, not in the trained conversation;
+`refused`: requests answered by an error; `fields_ignored`: ignored sampling fields (`sampling: ignore`); `crashes`:
+samples lost to an agent's failure."""
+AGENT_METRICS = ("turns", "turns_left_out", "refused", "fields_ignored", "crashes")
+TURNS: Counter[str] = Counter()
+"""Totals of this process's trained samples that have several turns or could have (`multi_turn`, `agent`)."""
+FAILED = "error"
+"""The result of a failed tool call begins with this."""
+
+
+def note_turns(sample: Sample, turns: int, calls: int, errors: int) -> None:
+    """Count a trained sample: its `turns`, and its tool `calls` with the `errors` among them."""
+    tokens = int(sample.loss_mask.sum())
+    TURNS.update(samples=1, turns=turns, tokens=tokens, contexts=len(sample.contexts), calls=calls, errors=errors)
+
+
+def of_turns() -> dict[str, float]:
+    """Metrics of agents and of samples with several turns; none without any."""
+    found = {f"sum:agents/{name}": float(AGENTS[name]) for name in AGENT_METRICS} if AGENTS else {}
+    if TURNS:
+        found |= quotient("turns/per_sample", TURNS["turns"], TURNS["samples"])
+        found |= quotient("turns/contexts_per_sample", TURNS["contexts"], TURNS["samples"])
+        found |= quotient("turns/tokens_per_turn", TURNS["tokens"], TURNS["turns"])
+        found |= quotient("turns/tool_calls_per_sample", TURNS["calls"], TURNS["samples"])
+        found |= quotient("turns/tool_error_share", TURNS["errors"], TURNS["calls"])
+    return found
 
 
 def of_engine(engine: Any, wall: float) -> dict[str, float]:
@@ -39,4 +69,4 @@ def of_weights(stats: Mapping[str, float], updates: float) -> dict[str, float]:
 
 
 def quotient(metric: str, part: float, whole: float) -> dict[str, float]:
-    return {f"part:{metric}": part, f"whole:{metric}": whole}
+    return {f"part:{metric}": float(part), f"whole:{metric}": float(whole)}

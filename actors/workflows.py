@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from actors import turn_counts
+from actors import measures
 from actors.resumption import merged
 from actors.scene import Scene
 from actors.transcript import Transcript, rewrites
@@ -129,12 +129,11 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
                 break
     finally:
         await scene.close()
-    return _counted(scene.world, transcript, finish)
-
-
-def _counted(world: object, transcript: Transcript, finish: Finish) -> Sample:
-    calls, errors = getattr(world, "tool_calls", 0), getattr(world, "tool_errors", 0)
-    return turn_counts.note(transcript, transcript.sample(None, finish), calls, errors)
+    sample = transcript.sample(None, finish)
+    if limits.trained:
+        calls, errors = getattr(scene.world, "tool_calls", 0), getattr(scene.world, "tool_errors", 0)
+        measures.note_turns(sample, transcript.turns, calls, errors)
+    return sample
 
 
 def _opening(prompt: Prompt, shown: str) -> tuple[list[dict[str, str]], np.ndarray]:

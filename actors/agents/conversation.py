@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, certain, spoken
-from actors.agents.counts import TOTALS
+from actors.measures import AGENTS
 from actors.resumption import streamed
 from actors.scene import most_characters
 from actors.transcript import Transcript, rewrites
@@ -89,7 +89,7 @@ class Conversation:
         message = spoken(text, number, chat.tools, self.terms.call_marks)
         self.turns.append(Turn(number, [*chat.messages, message], chat.tools, transcript, completion))
         self.full = False
-        TOTALS["turns"] += 1
+        AGENTS["turns"] += 1
         finish = "tool_calls" if "tool_calls" in message else completion.finish
         return ChatReply(number, message, finish, len(before), len(completion.tokens))
 

@@ -27,7 +27,7 @@ except ModuleNotFoundError:
 from actors.agents import chat as bodies
 from actors.agents.chat import RefusedRequest
 from actors.agents.conversation import ENDED, Conversation
-from actors.agents.counts import TOTALS
+from actors.measures import AGENTS
 
 Told = Callable[[str], None]
 """Hears the text so far of an answer that is being made."""
@@ -87,7 +87,7 @@ class Endpoint:
         conversation = self._conversation(request)
         try:
             chat = bodies.parse(await body_of(request), conversation.terms)
-            TOTALS["fields_ignored"] += chat.ignored
+            AGENTS["fields_ignored"] += chat.ignored
             return await answered(request, chat, partial(_asked, conversation, chat))
         except RefusedRequest as refused:
             conversation.refusal = str(refused)
@@ -130,7 +130,7 @@ async def answered(request: web.Request, chat: bodies.Chat, ask: Ask) -> web.Str
     except RefusedRequest as refused:
         if not response.prepared:
             raise
-        TOTALS["refused"] += 1
+        AGENTS["refused"] += 1
         await response.write(bodies.failed(refused).encode())
     finally:
         asking.cancel()
@@ -186,7 +186,7 @@ def _answered(handler: Handler) -> Handler:
         except Exception as error:
             log.exception("%s %s failed", request.method, request.path)
             refused = RefusedRequest(500, f"the endpoint failed: {error!r}")
-        TOTALS["refused"] += 1
+        AGENTS["refused"] += 1
         return web.json_response(refused.body, status=refused.status)
 
     return handle

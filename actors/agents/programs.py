@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import IO, Any
 
+from actors.child import GUARD
+
 Reward = float | list[float] | None
 LAST_WORDS = 2000
 """Characters of a program's output that go into an error."""
-_GUARD = ["sh", "-c", "read _; kill -KILL 0"]
-"""Leads the program's process group, and ends it when the pipe to this process breaks, however that comes about."""
 
 
 class AgentError(RuntimeError):
@@ -65,7 +65,7 @@ async def _run(command: list[str], base_url: str, key: str, row: dict[str, Any])
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         given.write(json.dumps(row).encode())
         given.seek(0)
-        guard = subprocess.Popen(_GUARD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+        guard = subprocess.Popen(GUARD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
         try:
             code = await _ended(command, _environment(base_url, key), (given, said, errors), guard.pid)
         finally:

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from actors import turn_counts
+from actors import measures
 from actors.agents.chat import Terms
 from actors.agents.conversation import Conversation, Turn
-from actors.agents.counts import TOTALS
 from actors.agents.endpoint import endpoint
 from actors.agents.programs import AgentError, Reward, play
+from actors.measures import AGENTS
 from actors.resumption import limited
 from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.types import Finish, Limits, Prompt, Sample
@@ -67,7 +67,7 @@ async def agent(  # noqa: PLR0913 (some are knobs)
             return None
         return await _sample(conversation, earned, reward, prompt)
     except AgentError:
-        TOTALS["crashes"] += 1
+        AGENTS["crashes"] += 1
         raise
 
 
@@ -120,7 +120,7 @@ async def _sample(
         why = f"; a request was refused: {conversation.refusal}" if conversation.refusal else ""
         raise AgentError(f"the agent got no answer{why}")
     transcript, finish = last.transcript, _finish(conversation, last)
-    TOTALS["turns_left_out"] += len(conversation.turns) - transcript.turns
+    AGENTS["turns_left_out"] += len(conversation.turns) - transcript.turns
     if isinstance(earned, list):
         try:
             transcript.earned_by_turn(earned)
@@ -129,14 +129,17 @@ async def _sample(
         score = None
     else:
         score = await reward(prompt, last.completion.tokens) if earned is None else earned
-    return turn_counts.note(transcript, transcript.sample(score, finish), *_tools_used(last))
+    sample = transcript.sample(score, finish)
+    if transcript.whole.trained:
+        measures.note_turns(sample, transcript.turns, *_tools_used(last))
+    return sample
 
 
 def _tools_used(last: Turn) -> tuple[int, int]:
     """Calls of tools in the conversation, and how many results say that theirs failed."""
     calls = sum(len(message.get("tool_calls", ())) for message in last.messages)
     results = (message["content"] for message in last.messages if message["role"] == "tool")
-    return calls, sum(result.lower().startswith(turn_counts.FAILED) for result in results)
+    return calls, sum(result.lower().startswith(measures.FAILED) for result in results)
 
 
 def _finish(conversation: Conversation, last: Turn) -> Finish:

@@ -148,14 +148,3 @@ def test_a_group_whose_reward_fails_is_told_of_with_the_reason():
         assert client.failures == [(1, "group reward crashed", "the judge is off")] and not client.groups
 
     worked(test)
-
-
-def test_a_heldout_answer_is_a_group_of_one():
-    async def test(worker, client, slow):
-        worker.start([Lease(9, 0, "heldout", 1, 1, 0.0)])
-        await asyncio.wait_for(slow.called.wait(), 10)
-        slow.result.set_result([4.0])
-        await settle()
-        assert client.evaluations[0][2][0] == 4.0
-
-    worked(test)

@@ -82,13 +82,6 @@ def test_no_request_is_made_twice_whoever_asks_and_when(tmp_path):
     assert judged(tmp_path, "http://127.0.0.1:1/v1", answers("c", "a"))[0] == [0.1, 0.5]
 
 
-def test_other_settings_are_other_requests(tmp_path):
-    with judging(lambda text: "Score: 5") as server:
-        for knobs in ({}, {"temperature": 0.5}, {"max_tokens": 9}, {"template": "$answer $question"}):
-            judged(tmp_path, server.url, answers("a"), **knobs)
-        assert len(server.asked) == 4
-
-
 def test_requests_that_fail_for_a_while_are_tried_again(tmp_path):
     said = iter([503, 429, "Score: 10"])
     with judging(lambda text: next(said)) as server:
@@ -109,28 +102,6 @@ def test_a_judge_without_a_verdict_is_an_error_that_says_why(tmp_path, reply, wo
         judged(tmp_path, server.url, answers("a"), retries=1)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"<html>",
-        b'"Score: 3"',
-        b'{"choices": null}',
-        b'{"choices": []}',
-        b'{"choices": [{"message": {"content": ["Score: 3"]}}]}',
-    ],
-)
-def test_what_is_no_completion_costs_the_group_and_names_the_judge(tmp_path, body):
-    with judging(lambda text: body) as server, pytest.raises(RewardError, match=r"(?s)the judge at http://127"):
-        judged(tmp_path, server.url, answers("a"), retries=0, no_verdict=0.5)
-
-
-def test_usage_that_is_not_told_costs_nothing(tmp_path):
-    body = b'{"choices": [{"message": {"content": "Score: 5"}}], "usage": {"prompt_tokens": null}}'
-    with judging(lambda text: body) as server:
-        rewards, stats = judged(tmp_path, server.url, answers("a"))
-    assert rewards == [0.5] and stats["sum:judge/request_tokens"] == stats["sum:judge/reply_tokens"] == 0
-
-
 def test_a_reply_without_a_verdict_can_count_as_one(tmp_path):
     def shy(text):
         return "Score: 8" if answer_of(text) == "good" else "I can't say."
@@ -146,13 +117,6 @@ def test_a_reply_without_a_verdict_can_count_as_one(tmp_path):
 def test_a_judge_that_never_answers_is_given_up(tmp_path):
     with judging(lambda text: time.sleep(1) or 500) as server, pytest.raises(RewardError, match="APITimeoutError"):
         judged(tmp_path, server.url, answers("a"), retries=0, timeout=0.1)
-
-
-def test_so_many_requests_run_at_once(tmp_path):
-    group = answers(*"abcdefgh")
-    with judging(lambda text: time.sleep(0.02) or "Score: 5") as server:
-        judged(tmp_path, server.url, group, concurrency=3)
-    assert server.most_at_once <= 3
 
 
 def test_a_group_that_is_cancelled_leaves_its_replies_to_the_next_lease(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors import turn_counts
+from actors import measures
 from actors.resumption import Recorder
 from actors.workflows import _opening, best_of_n, multi_turn
 from areal_like.errors import EpisodeError
@@ -85,27 +85,6 @@ def test_an_aborted_turn_rejects_the_sample():
     assert play("12*34=", "4!")[0] is None
 
 
-class Doors:
-    """An environment as a user may write it: async methods, plain tuples. The verifier scores the last word."""
-
-    def __init__(self, *, right: str = "2"):
-        self.right, self.opened = right, 0
-
-    async def reset(self, prompt: Prompt) -> str:
-        return "1|2|3="
-
-    async def step(self, action: str) -> tuple[str, float | None, bool]:
-        self.opened += 1
-        return ("", None, True) if self.opened == 2 else ("|", 0.125, False)
-
-
-def test_an_environment_of_the_users_own():
-    sample, engine = play("1$", "00408$", environment={"name": f"{__name__}:Doors", "right": "3"})
-    assert engine.calls[0][0] == "12*34=1|2|3=" and sample.prompt_length == 12  # what is shown first is prompt
-    assert engine.calls[1][0] == "12*34=1|2|3=1|"
-    assert sample.turn_rewards == [(1, 0.125), (8, 1.0)] and sample.reward == 1.125
-
-
 def test_what_is_shown_first_is_the_users_and_not_the_models() -> None:
     """Behind the template's opening of the answer it would read as if the model had said it."""
     codec: Any = TokenizerCodec(byte_tokenizer(), chat=True)
@@ -176,18 +155,6 @@ def test_an_environment_that_hangs_or_exits_is_not_the_models_fault(first: bool,
         play("1$", environment={"name": f"{__name__}:Odd", "does": does, "first": first}, timeout=timeout)
 
 
-class Unready:
-    """Does not get past its constructor."""
-
-    def __init__(self):
-        raise SystemExit(3)
-
-
-def test_an_environment_that_cannot_be_made_costs_its_sample_and_not_the_actor() -> None:
-    with pytest.raises(EpisodeError, match="constructor exits"):
-        play("1$", environment={"name": f"{__name__}:Unready"})
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_what_no_model_could_read_is_not_encoded(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.scene.MOST_CHARACTERS", 5000)
@@ -207,37 +174,6 @@ def test_what_no_model_could_read_is_not_encoded(first: bool, monkeypatch: pytes
 def test_what_is_no_answer_of_an_environment_is_said(does: str, first: bool, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         play("1$", environment={"name": f"{__name__}:Odd", "does": does, "first": first})
-
-
-class Limited:
-    """Notes whether the wait for it counts for the lease's deadline."""
-
-    limited = True
-
-    def reset(self, prompt: Prompt) -> str:
-        return ""
-
-    async def step(self, action: str) -> Outcome:
-        LOG.append("limited" if ENGINES[-1].is_limited else "counts")
-        return Outcome("", 0.0, True)
-
-
-class Unlimited(Limited):
-    limited = False
-
-
-ENGINES: list[Recorder] = []
-
-
-@pytest.mark.parametrize("kind, said", [("Limited", "limited"), ("Unlimited", "counts")])
-def test_waiting_for_an_environment_with_limits_of_its_own_is_no_standstill(kind: str, said: str) -> None:
-    LOG.clear()
-    ENGINES.append(Recorder(Engine("1$"), verifier, PartialSample()))  # type: ignore[arg-type]
-    limits = Limits(40, 1.0, TASK.stop_tokens)
-    environment = {"name": f"{__name__}:{kind}"}
-    run = multi_turn(ENGINES[-1], verifier, prompt_of("12*34=", "1"), limits, "r", environment=environment)
-    asyncio.run(asyncio.wait_for(run, 30))
-    assert [said] == LOG and not ENGINES[-1].is_limited
 
 
 class Moody:
@@ -285,11 +221,6 @@ def test_the_best_of_n_is_kept_and_candidates_have_their_own_random_numbers():
     assert sample.runs == [(2, 6)]
 
 
-def test_the_first_of_equals_is_kept_and_a_cut_candidate_rejects_all():
-    assert TEXT.decode(best("00409$", "00407$", n=2)[0].tokens) == "12*34=00409"
-    assert best("00408$", "4!", n=2)[0] is None
-
-
 def test_calls_of_tools_and_their_errors_are_counted_of_samples_that_are_trained():
     class Text(Characters):
         def decode(self, tokens: Any) -> str:
@@ -300,11 +231,11 @@ def test_calls_of_tools_and_their_errors_are_counted_of_samples_that_are_trained
 
     good, bad = (f'<tool_call>{{"name": "calculator", "arguments": {each}}}</tool_call>' for each in (CALL, "{}"))
     for trained in (False, True):
-        turn_counts.TOTALS.clear()
+        measures.TURNS.clear()
         said = [good + bad, good, "7"]
         engine: Any = Engine("1$", "2$", "3$")
         prompt = replace(prompt_of("12*34=", "00408"), codec=Text())
         limits = Limits(4000, 1.0, TASK.stop_tokens, trained=trained)
         asyncio.run(multi_turn(engine, verifier, prompt, limits, "r", environment={"name": "tools"}, max_turns=3))
         assert not said
-    assert turn_counts.TOTALS == {"samples": 1, "turns": 3, "tokens": 6, "contexts": 1, "calls": 3, "errors": 1}
+    assert measures.TURNS == {"samples": 1, "turns": 3, "tokens": 6, "contexts": 1, "calls": 3, "errors": 1}

@@ -150,22 +150,6 @@ def test_tokens_keep_their_version_and_logprobs_when_others_go_on_with_newer_wei
     assert spans >= 2
 
 
-def test_what_was_not_gone_on_with_is_handed_back_again() -> None:
-    async def scenario() -> tuple[Actor, Actor]:
-        first, second = await broken_off(12), Actor()
-        second.lease(left_by(first))
-        await asyncio.sleep(0)
-        await second.worker.hand_back([7])
-        await second.engine.close()
-        return first, second
-
-    first, second = asyncio.run(scenario())
-    for index, sample in left_by(first).samples.items():
-        again = left_by(second).samples[index]
-        for key, call in sample.calls.items():
-            np.testing.assert_array_equal(again.calls[key].tokens[: len(call.tokens)], call.tokens)
-
-
 def changed(column: str, kind: np.dtype, field: str, value: object) -> Callable[[PartialHead], None]:
     """Change the value in the first row of a column."""
 

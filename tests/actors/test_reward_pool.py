@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.reward_pool import RewardError, RewardPool, RewardTimeout
+from actors.reward_pool import RewardError, RewardPool, RewardTimeout, RewardTimes
 from actors.rewards import reward_function
 from areal_like.tasks.copying import Copy
 
@@ -167,20 +167,6 @@ def test_a_cancelled_call_kills_its_worker_and_frees_its_place():
     in_pool(test)
 
 
-def test_close_fails_the_calls_under_way_and_later_ones():
-    async def test(pool):
-        await pool.score("os:getpid")
-        calls = [asyncio.create_task(pool.score("time:sleep", 3600)) for _ in range(3)]
-        await asyncio.sleep(0.05)
-        await pool.close()
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert len(results) == 3 and all(isinstance(result, RewardError) for result in results)
-        with pytest.raises(RewardError, match="closed"):
-            await pool.score("os:getpid")
-
-    in_pool(test, timeout=600)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
 def test_workers_die_with_a_killed_actor_even_when_stuck():
     code = (
@@ -202,34 +188,11 @@ def test_workers_die_with_a_killed_actor_even_when_stuck():
     assert not any(alive(pid) for pid in pids)
 
 
-SLEEPS = "sleep 3600 & echo $! > {}/pid; wait"
-
-
 def ends(pid: int) -> bool:
     deadline = time.monotonic() + 60
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
-
-
-def started_in(folder: Path) -> int:
-    deadline = time.monotonic() + 60
-    while not ((folder / "pid").exists() and (folder / "pid").read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return int((folder / "pid").read_text())
-
-
-def test_what_a_verifier_has_started_dies_with_a_killed_actor(tmp_path):
-    """Linux kills the worker, which does not reach the program that it waits for."""
-    code = (
-        "import asyncio\nfrom actors.reward_pool import RewardPool\n"
-        f"asyncio.run(RewardPool(timeout=3600).score('os:system', {SLEEPS.format(tmp_path)!r}))\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code]) as actor:
-        program = started_in(tmp_path)
-        assert alive(program)
-        actor.kill()
-    assert ends(program)
 
 
 class Pooled(Copy):
@@ -284,3 +247,12 @@ def test_a_verifier_of_this_process_that_waits_too_long_earns_nothing():
         assert found == [1.0, 0.0, 1.0, 0.0] and pool.timeouts == 2
 
     in_pool(test)
+
+
+def test_the_limit_is_the_slowest_right_answer_with_slack_between_both_bounds():
+    times = RewardTimes(2, 30, 1.5)
+    assert times.limit(1) == times.limit(None) == 30, "nothing is known"
+    for score, seconds, limit in [(0.0, 9, 30), (1.0, 1, 2), (1.0, 4, 6), (1.0, 3, 6), (0.5, 15, 6), (1.0, 25, 30)]:
+        times.add(1, score, seconds)
+        assert times.limit(1) == limit
+    assert times.limit(2) == 30, "another prompt"

@@ -193,34 +193,10 @@ def test_what_can_not_be_followed_is_never_confirmed(model, more, why, monkeypat
     assert not success and said.startswith(why)
 
 
-def test_a_server_that_holds_other_weights_than_it_is_asked_for_is_no_error(monkeypatch):
-    """Each server is asked at its start, and SGLang logs every failure as an error."""
-    monkeypatch.setattr(sglang_loader, "_group", lambda: None)
-    state = random_state(0)
-    success, said = answer_of(Fused(), sglang_patch.digest_probe(state, state.digest()))
-    assert success and not said.startswith(sglang_loader.APPLIED)
-
-
-def test_failures_of_the_servers_own_loader_are_answers_too():
-    def original(updater, *, named_tensors, load_format=None):
-        raise KeyError("no such tensor")
-
-    assert sglang_loader.answered(original, None, named_tensors=[]) == (False, "KeyError: 'no such tensor'")
-    assert sglang_loader.answered(lambda *args, **kwargs: (True, "fine"), None, named_tensors=[]) == (True, "fine")
-
-
 def test_lanes_are_those_of_the_published_digest():
     words = np.random.default_rng(0).integers(0, 1 << 64, 1000, dtype=np.uint64)
     found = sglang_digest.lanes_of(torch.from_numpy(words.view(np.int64)), torch.arange(77, 1077))
     assert np.array_equal(found.numpy().view(np.uint64), lanes_of(words, 77))
-
-
-def test_a_patch_is_as_short_as_its_changes():
-    state = random_state(0, [TensorSpec("w", "bfloat16", (100, 1000))])
-    few, many = changed(state, 0.01), changed(state, 0.5)
-    assert sglang_patch.write(few, "d", state).nbytes < 8000
-    assert 200_000 < sglang_patch.write(many, "d", state).nbytes < 200_300
-    assert sglang_patch.digest_probe(state, "d").nbytes < 200
 
 
 def test_a_patch_compares_only_what_is_said_to_have_changed():
@@ -374,15 +350,6 @@ def test_pieces_become_the_answer_that_it_is_in_one():
     assert heard == [[7], [7, 8, 9]] * 2, "not the last piece: the completion tells of it"
 
 
-@pytest.mark.parametrize("cached, label, told", [(0, "b", 1), (3, "b", 0), (3, "a", 1)])
-def test_tokens_that_may_be_worth_nothing_are_not_told(cached, label, told):
-    heard = []
-    pieces = Pieces("a", heard.append)
-    meta = {"completion_tokens": 1, "cached_tokens": cached, "weight_version": label, "finish_reason": None}
-    pieces.take(answer([7], None, **meta))
-    assert len(heard) == told
-
-
 def test_a_kept_prompt_of_older_weights_is_seen():
     span = [{"version": "b", "start": 0, "end": 1}]
     assert reply_of(answer([7], span, cached_tokens=3), {"b": 5}).is_stale("a")
@@ -423,35 +390,6 @@ def tiny():
 def test_arguments_that_would_change_logprobs_or_are_the_engines_are_refused(flag, tmp_path):
     with pytest.raises(ValueError, match=flag.replace("-", ".").replace("_", ".")):
         sglang_flags.command(tiny(), tmp_path, Wanted("cpu", None, 1, 8, {flag: "x"}))
-
-
-def test_a_server_gets_the_config_of_a_model_that_was_made_here(tmp_path):
-    arguments, environment = sglang_flags.command(tiny(), tmp_path, Wanted("cpu", None, 2, 8, {"context-length": 99}))
-    assert "Qwen2ForCausalLM" in (tmp_path / "model" / "config.json").read_text()
-    told = " ".join(arguments)
-    for part in (
-        "--load-format dummy",
-        "--tp-size 2",
-        "--dtype float32",
-        "--context-length 99",
-        "--disable-cuda-graph",
-    ):
-        assert part in told
-    assert environment["SGLANG_USE_CPU_ENGINE"] == "1"
-
-
-def test_a_folder_is_read_by_the_server_itself(tmp_path):
-    model = tiny()
-    model.save_pretrained(tmp_path / "mine")
-    model = type(model).from_pretrained(tmp_path / "mine")
-    arguments, _ = sglang_flags.command(model, tmp_path / "other", Wanted("cuda", None, 1, 8, {}))
-    assert str(tmp_path / "mine") in arguments and "dummy" not in arguments and "bfloat16" in arguments
-
-
-def test_the_base_install_names_the_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr(sglang_server, "aiohttp", None)
-    with pytest.raises(ValueError, match=r"\.\[sglang\]"):
-        SglangEngine(tiny(), tmp_path)
 
 
 def test_models_that_servers_can_not_follow_are_refused_at_once(tmp_path):

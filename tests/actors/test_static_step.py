@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
-from actors.engines import decoders, devices, slot_kernel, torch_engine
+from actors.engines import decoders, torch_engine
 from actors.engines.decoders import FusedDecoder, ModelDecoder
 from actors.engines.sampler import keyed_uniforms
 from actors.engines.slot_cache import PooledCache
@@ -171,39 +170,3 @@ def test_an_update_leaves_addresses_as_they_are(static, sparse, own_forward, mon
 
 
 # Devices and memory
-
-
-def test_the_budget_is_the_smaller_bound():
-    cpu, per_token = torch.device("cpu"), 1 << 20
-    assert devices.kv_budget(cpu, per_token, 100, 8, None, None) is None
-    assert devices.kv_budget(cpu, per_token, 100, 8, 50, None) == 50
-    assert devices.kv_budget(cpu, per_token, 100, 8, 5000, 2.0) == 2048
-    with pytest.raises(ValueError, match="holds no token"):
-        devices.kv_budget(cpu, per_token, 100, 8, None, 1e-6)
-
-
-def test_the_kernel_gets_each_slot_from_its_start_to_its_length(monkeypatch):
-    """With torch's own signature, and what a kernel must make of these arguments."""
-    slots, heads, time, dim = 3, 2, 5, 8
-    keys, values = torch.randn(2, slots, heads, time, dim)
-    query, lengths = torch.randn(slots, 2 * heads, 1, dim), torch.tensor([5, 1, 3], dtype=torch.int32)
-
-    def flash(query, key, value, starts, key_starts, *more, scale, seqused_k):
-        assert more == (1, time, 0.0, False, False)  # queries, keys, dropout, causal, debugging
-        assert starts.tolist() == [0, 1, 2, 3]
-        rows = []
-        for one, start, used in zip(query, key_starts.tolist(), seqused_k.tolist(), strict=False):
-            k, v = (x[start : start + used].transpose(0, 1).repeat_interleave(2, 0) for x in (key, value))
-            rows.append((torch.einsum("hd,htd->ht", one, k) * scale).softmax(-1).unsqueeze(1) @ v)
-        return torch.cat(rows, 1).transpose(0, 1), None
-
-    real = slot_kernel.KERNEL
-    monkeypatch.setattr(slot_kernel, "KERNEL", flash)
-    found = slot_kernel.attend(query, keys, values, lengths, 0.3)
-    hidden = (torch.arange(time) >= lengths[:, None])[:, None, None]
-    wide = [each.repeat_interleave(2, 1) for each in (keys, values)]
-    truth = F.scaled_dot_product_attention(query, *wide, attn_mask=~hidden, scale=0.3)
-    torch.testing.assert_close(found, truth)
-    monkeypatch.setattr(slot_kernel, "KERNEL", real)
-    halves = [each.to("meta", torch.bfloat16) for each in (query, keys, values)]
-    assert slot_kernel.attend(*halves, lengths.to("meta"), 0.3).shape == query.shape

@@ -6,7 +6,7 @@ import copy
 import numpy as np
 import pytest
 
-from actors.engines import decoders, torch_engine
+from actors.engines import decoders
 from actors.engines.torch_engine import TorchEngine
 from areal_like.sampling import uniforms
 from areal_like.types import Limits
@@ -161,28 +161,6 @@ def test_the_prompt_of_a_group_is_prefilled_once_whenever_its_samples_come(compu
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4 if compute_dtype == "float32" else 0.4)
 
 
-def test_refused_requests_harm_nobody():
-    (prompt,) = prompts_of(8)
-
-    async def main():
-        engine = TorchEngine(new_model())
-        (good,) = await started(engine, engine.generate(prompt, Limits(30)))
-        for tokens, limit, message in [
-            (prompt, 121, "positions"),
-            (prompt, 0, "max_tokens"),
-            (prompt[:0], 5, "at least one prompt token"),
-            (np.array([0, VOCAB]), 5, "token ids"),
-            (np.array([-1]), 5, "token ids"),
-        ]:
-            with pytest.raises(ValueError, match=message):
-                await engine.generate(tokens, Limits(limit))
-        assert len((await good).tokens) == 30
-        assert len((await engine.generate(prompt, Limits(120))).tokens) == 120
-        await engine.close()
-
-    asyncio.run(main())
-
-
 def test_preempted_sequences_go_on_as_if_nothing_had_happened():
     """Memory is too small for all: some sequences are put back, and all get the tokens that a large engine samples."""
     prompts, counts = prompts_of(3, 9, 4, 4, 20, 6, 11, 2), [40, 12, 60, 30, 25, 50, 8, 33]
@@ -209,36 +187,3 @@ def test_preempted_sequences_go_on_as_if_nothing_had_happened():
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
         assert (ours.finish, ours.runs) == (theirs.finish, theirs.runs)
-
-
-def test_others_are_heard_between_the_forwards_of_a_long_prefill(monkeypatch):
-    """An actor that sends no heartbeat for that long would be declared dead. A sequence that leaves in between harms no
-    other."""
-    monkeypatch.setattr(torch_engine, "PREFILL_OPERATIONS", 1)
-    monkeypatch.setattr(torch_engine, "LEAST_PREFILL_TOKENS", 8)
-    model = new_model("qwen2")
-    reference = copy.deepcopy(model)
-    prompts = prompts_of(30, 9, 20, 12, 33, 25, 11)
-
-    async def main():
-        engine = TorchEngine(model)
-        limits = Limits(6, temperature=0.0)
-        tasks = [asyncio.create_task(engine.generate(p, limits, f"r{i}")) for i, p in enumerate(prompts)]
-        turns = 0
-        while not engine.stats()["tokens"]:
-            await asyncio.sleep(0)
-            turns += 1
-            if turns == 3:
-                assert engine.stats()["running"] == len(prompts) and not engine.stats()["prefill_tokens"], "under way"
-                tasks[1].cancel()
-                engine.abort(["r4"])
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert engine.stats()["running"] == 0
-        await engine.close()
-        return turns, done
-
-    turns, done = asyncio.run(main())
-    assert turns >= len(prompts), "a forward per prompt"
-    assert isinstance(done[1], asyncio.CancelledError) and done[4].finish == "abort" and len(done[4].tokens) <= 1
-    for i in (0, 2, 3, 5, 6):
-        np.testing.assert_array_equal(done[i].tokens, greedy_of(reference, prompts[i], 6))

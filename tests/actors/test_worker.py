@@ -260,27 +260,6 @@ def test_a_reward_that_the_learner_could_not_compute_with_is_one_that_crashed(tu
     asyncio.run(scenario())
 
 
-def test_samples_that_make_no_group_are_told_of_and_no_lease_is_left_open() -> None:
-    async def scenario() -> None:
-        play = Play()
-        await play.lease(launch=1, need=1)
-        await play.end("1/0", sample(0.5, version=99))
-        assert play.client.failures == [(1, "failed", "KeyError(99)")], "nobody has published version 99"
-
-    asyncio.run(scenario())
-
-
-def test_a_bad_prompt_costs_its_group_only() -> None:
-    async def scenario() -> None:
-        play = Play()
-        await play.lease(row=666)
-        assert play.client.failures[0][:2] == (1, "failed") and "666" in play.client.failures[0][2]
-        await play.lease(group_id=2)
-        assert "2/0" in play.futures
-
-    asyncio.run(scenario())
-
-
 def test_each_sequence_that_ends_frees_its_slot_before_its_group_is_complete() -> None:
     async def scenario() -> None:
         play = Play()
@@ -296,18 +275,6 @@ def test_each_sequence_that_ends_frees_its_slot_before_its_group_is_complete() -
         await play.settle()
         assert play.client.credits[3:] == ["hello", -1, 0], "one sequence still ran"
         assert play.futures["1/0"].cancelled(), "others have its group now"
-
-    asyncio.run(scenario())
-
-
-def test_a_cancelled_group_says_nothing() -> None:
-    async def scenario() -> None:
-        play = Play()
-        await play.lease()
-        play.worker.cancel([1, 99])
-        await play.settle()
-        assert all(future.cancelled() for future in play.futures.values())
-        assert play.client.groups == play.client.failures == []
 
     asyncio.run(scenario())
 

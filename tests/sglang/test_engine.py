@@ -1,7 +1,6 @@
 """One server per architecture: tokens, logprobs and versions against transformers, through many in-flight updates."""
 
 import asyncio
-import json
 from functools import partial
 
 import aiohttp
@@ -9,15 +8,12 @@ import numpy as np
 import pytest
 
 from areal_like.models.causal_lm import write_state
-from areal_like.tasks.characters import CharacterCodec
-from areal_like.types import Batch, Group, Limits, Prompt, Sample
+from areal_like.types import Batch, Group, Limits, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
-from tests.actors.agents.scene import rollout
 from tests.sglang.servers import (
     CONFIGS,
-    VOCAB,
     Published,
     engine_for,
     experts_of,
@@ -110,18 +106,6 @@ def test_experts_come_back_and_are_those_that_the_model_itself_chooses(bench):
         expected = experts_of(bench.model, [*prompt, *cut.tokens])
         np.testing.assert_array_equal(np.sort(cut.experts, -1), expected)
         assert (await engine.generate(prompt, Limits(4, trained=False))).experts is None
-
-    bench.run(check())
-
-
-def test_a_stop_token_ends_a_completion_and_is_part_of_it(bench):
-    async def check():
-        prompt = prompts_of(6, seed=3)[0]
-        whole = (await generate(bench.engine, prompt, 20, temperature=0)).tokens.tolist()
-        stop = whole[4]
-        completion = await generate(bench.engine, prompt, 20, temperature=0, stop=[stop])
-        assert completion.finish == "stop"
-        assert completion.tokens.tolist() == whole[: whole.index(stop) + 1]
 
     bench.run(check())
 
@@ -248,34 +232,6 @@ def test_a_streamed_answer_is_told_as_it_is_made_and_is_what_an_answer_is(bench,
     bench.run(check())
 
 
-def test_an_agents_stream_comes_in_pieces_while_the_server_is_at_it(bench):
-    text = CharacterCodec("".join(chr(ord("0") + n) for n in range(VOCAB)))
-    messages = ({"role": "user", "content": "3a7"},)
-    prompt = Prompt(text.encode("3a7"), "right", 40, (), text, messages)
-    said, load = [], []
-
-    async def streams(base_url, key, row):
-        body = {"messages": row["messages"], "stream": True}
-        async with (
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
-            session.post(base_url + "/chat/completions", json=body) as answer,
-        ):
-            async for line in answer.content:
-                if b'"content"' in line:
-                    said.append(json.loads(line[6:])["choices"][0]["delta"]["content"])
-                    load.append(bench.engine.stats()["running"])
-
-    async def check():
-        await slow_down(bench.engine, 0.02)
-        sample = await rollout(streams, bench.engine, Limits(30), prompt)
-        await slow_down(bench.engine, 0)
-        response = sample.tokens[sample.prompt_length :]
-        assert "".join(said) == text.decode(response) and len(said) > 5 and load[0] == 1
-        assert np.abs(sample.logprobs - logprobs_of(bench.model, prompt.tokens, response)).max() < 1e-3
-
-    bench.run(check())
-
-
 def test_what_is_kept_of_prompts_is_not_used_under_newer_weights(bench):
     """Also with `in_place`, where the server can't drop its cache."""
     engine, published = bench.engine, bench.published
@@ -322,27 +278,6 @@ def test_what_a_request_leaves_while_an_update_begins_is_not_used_under_the_newe
     bench.run(check())
 
 
-def test_kept_prompts_are_used_where_that_is_asked_for(bench):
-    """`kv_policy: keep` answers differently than `flush`; otherwise the test above would prove nothing."""
-    engine, published = bench.engine, bench.published
-
-    async def check():
-        prompt = prompts_of(40, seed=7)[0]
-        engine._mode, engine._flush = "in_place", False
-        try:
-            await generate(engine, prompt, 4)
-            await engine.load(published.step(share=0.3))
-            completion = await generate(engine, prompt, 8)
-        finally:
-            engine._mode, engine._flush = "retract", True
-        assert np.abs(completion.logprobs - logprobs_of(published.model, prompt, completion.tokens)).max() > 1e-3
-        await engine.load(published.step())  # and nothing of it is left after a flush
-        clean = await generate(engine, prompt, 8)
-        assert np.abs(clean.logprobs - logprobs_of(published.model, prompt, clean.tokens)).max() < 1e-3
-
-    bench.run(check())
-
-
 def test_aborted_requests_bring_back_what_there_is_and_can_go_on(bench):
     engine = bench.engine
 
@@ -374,15 +309,6 @@ def test_aborted_requests_bring_back_what_there_is_and_can_go_on(bench):
                     "num_running_reqs"
                 ]:
                     await asyncio.sleep(0.2)
-
-    bench.run(check())
-
-
-def test_requests_that_make_no_sense_are_refused(bench):
-    async def check():
-        for prompt, count in (([], 5), ([VOCAB], 5), ([-1], 5), ([1], 0), ([1], 1024)):
-            with pytest.raises(ValueError):
-                await generate(bench.engine, np.array(prompt, np.int32), count)
 
     bench.run(check())
 

@@ -47,12 +47,6 @@ def test_only_the_assistant_and_the_ends_of_its_turns_are_trained(tmp_path: Path
     assert trained == "b$" + "." * len("[user]c?[assistant]") + "de$"
 
 
-def test_several_messages_between_two_turns_are_read_once(tmp_path: Path) -> None:
-    between = [say("tool", "4"), say("user", "so?")]
-    row = {"messages": [say("user", "a"), say("assistant", "b"), *between, say("assistant", "c")]}
-    assert shown(tmp_path, row)[1] == "b$[tool]4[user]so?[assistant]c$"
-
-
 def test_a_message_of_weight_0_is_read_and_not_trained(tmp_path: Path) -> None:
     row = {"messages": [say("user", "a"), say("assistant", "b", weight=0), say("user", "c"), say("assistant", "d")]}
     assert shown(tmp_path, row)[2] == ".." + "." * len("[user]c[assistant]") + "d$"
@@ -62,10 +56,6 @@ def test_a_message_of_weight_0_is_read_and_not_trained(tmp_path: Path) -> None:
 def test_prompt_and_completion(tmp_path: Path, completion: object) -> None:
     row = {"prompt": "a", "completion": completion}
     assert shown(tmp_path, row, suffix="!", system="s") == ("[system]s[user]a![assistant]", "b$", "b$")
-
-
-def test_without_a_template_texts_stand_as_they_are(tmp_path: Path) -> None:
-    assert shown(tmp_path, {"prompt": "a=", "completion": "b"}, chat_template=False) == ("a=", "b$", "b$")
 
 
 def test_prompts_are_those_of_reinforcement_learning_on_the_same_file(tmp_path: Path) -> None:
@@ -104,12 +94,6 @@ def test_as_a_task_it_asks_for_the_last_turn(tmp_path: Path) -> None:
 def test_bad_rows_are_named(tmp_path: Path, row: dict, told: str) -> None:
     with pytest.raises(ValueError, match=rf"d\.jsonl:2: .*{told}"):
         task_of(tmp_path, [{"prompt": "a", "completion": "b"}, row])
-
-
-def test_one_that_is_too_long_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
-    task = task_of(tmp_path, [{"prompt": str(n), "completion": "long"} for n in range(2)], max_tokens=4)
-    with pytest.raises(ValueError, match=r"d\.jsonl:\d .*5 tokens follow the opening; task.max_tokens allows 4"):
-        task.demonstration("train", 0)
 
 
 def test_generated_tasks_demonstrate_their_answers() -> None:

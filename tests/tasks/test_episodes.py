@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from areal_like.tasks.episodes import SEEDS, Episodes, seed_of
-from areal_like.tasks.generated import SPLITS
 
 
 def make(seed: int = 0, **knobs) -> Episodes:
@@ -23,12 +21,6 @@ def test_rows_are_seeds_and_all_say_the_same():
     assert seeds != [make(1).prompt("train", row).answer for row in range(50)]
 
 
-def test_splits_share_no_seed():
-    task = make(train_size=300, heldout_size=300)
-    train, heldout = ({task.prompt(split, row).answer for row in range(300)} for split in SPLITS)
-    assert not train & heldout
-
-
 def test_any_prompt_has_a_seed_and_the_same_one_again():
     prompt = make().prompt("train", 0)
     assert seed_of(prompt) == prompt.answer
@@ -37,8 +29,3 @@ def test_any_prompt_has_a_seed_and_the_same_one_again():
     seeds = [seed_of(other) for other in others]
     assert len(set(seeds)) == len(others) and all(0 <= seed < SEEDS for seed in seeds)
     assert seeds[0] == 1139404286  # the same in every process and version
-
-
-def test_a_prompt_without_any_text_is_refused():
-    with pytest.raises(ValueError, match="the prompt has 0 tokens"):
-        make(instructions="", chat_template=False)

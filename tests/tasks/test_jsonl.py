@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from actors.rewards import reward_function
 from areal_like.config.registry import ConfigError, check
 from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.jsonl import Jsonl
-from areal_like.tasks.maths import exact, math_verify
+from areal_like.tasks.maths import math_verify
 from areal_like.tasks.numbers import last_number
 
 
@@ -65,13 +63,6 @@ def test_every_row_is_in_one_split_in_a_seeded_order(make):
     assert all_texts(make(sums(40), chat_template=False, heldout_fraction=0.2, seed=1), "train") != train
 
 
-def test_copies_of_a_prompt_stay_in_one_split(make):
-    rows = [{"prompt": f"p{i % 5}", "answer": str(i)} for i in range(50)]
-    task = make(rows, chat_template=False, heldout_fraction=0.4)
-    train, heldout = all_texts(task, "train"), all_texts(task, "heldout")
-    assert not set(train) & set(heldout) and (len(train), len(heldout)) == (30, 20)
-
-
 def test_prompts_of_the_held_out_file_are_left_out_of_training(make, caplog):
     task = make(sums(10), heldout=sums(3), chat_template=False)
     assert (task.size("train"), task.size("heldout")) == (7, 3)
@@ -90,28 +81,6 @@ def test_the_prompt_is_wrapped_as_the_template_says(make):
     assert all_texts(task, "train") == ["[system]Be brief.[user]Hm? Box it.[assistant]"]
     prompt = task.prompt("train", 0)
     assert prompt.tokens.dtype == np.int32 and prompt.answer == "1" and prompt.max_tokens == 1024
-
-
-def test_a_system_message_stands_before_prompts_that_bring_none(make):
-    messages = [{"role": "system", "content": "Be long."}, {"role": "user", "content": "Hm?"}]
-    rows = [{"prompt": "Why?", "answer": 1}]
-    task = make(rows, heldout=[{"prompt": messages, "answer": 1}], system="Be brief.")
-    assert all_texts(task, "train") == ["[system]Be brief.[user]Why?[assistant]"]
-    assert all_texts(task, "heldout") == ["[system]Be long.[user]Hm?[assistant]"]
-    with pytest.raises(ValueError, match="chat_template"):
-        make(rows, system="Be brief.", chat_template=False)
-
-
-def test_tokens_and_vocabulary_come_from_the_folder(make, tokenizer, tmp_path):
-    task = make(sums(5))
-    assert (task.vocab_size, task.pad_token, task.stop_tokens) == (258, 257, (256,))
-    chatty = tmp_path / "chatty"
-    chatty.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (chatty / name).write_bytes((tmp_path.__class__(tokenizer) / name).read_bytes())
-    (chatty / "generation_config.json").write_text('{"eos_token_id": [13, 256]}')
-    other = Jsonl(0, path=str(tmp_path / "train.jsonl"), tokenizer=str(chatty), chat_template=False)
-    assert other.stop_tokens == (256, 13)
 
 
 def test_a_response_is_scored_as_text_without_special_tokens(make):
@@ -186,15 +155,6 @@ def test_math_verify_on_known_answers(answer, response, expected):
     assert math_verify(answer, response) == expected
 
 
-def test_an_answer_that_is_no_expression_is_an_error():
-    with pytest.raises(ValueError, match="no expression"):
-        math_verify("#### ", "42")
-
-
-def test_exact_match_ignores_surrounding_space_only():
-    assert exact("yes", " yes\n") == 1.0 and exact("yes", "Yes") == 0.0
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -211,44 +171,6 @@ def test_exact_match_ignores_surrounding_space_only():
 def test_a_bad_line_is_named(make, line, message):
     with pytest.raises(ValueError, match=rf"train\.jsonl:4: .*{message}"):
         make([*sums(2), "", line])
-
-
-def test_missing_files_and_empty_splits_are_named(make, tmp_path, tokenizer):
-    with pytest.raises(FileNotFoundError, match=r"^task\.path: no file .*absent\.jsonl"):
-        Jsonl(0, path=str(tmp_path / "absent.jsonl"), tokenizer=tokenizer)
-    with pytest.raises(FileNotFoundError, match=r"no tokenizer in .*absent"):
-        Jsonl(0, path="x", tokenizer=str(tmp_path / "absent"))
-    with pytest.raises(ValueError, match="0 training rows and 1 held-out rows"):
-        make(sums(1))
-    with pytest.raises(ValueError, match="heldout_fraction"):
-        make(sums(3), heldout_fraction=1.0)
-
-
-def test_a_prompt_that_is_too_long_names_its_line_and_the_knob(make):
-    task = make([{"prompt": "x" * 50, "answer": 1}], heldout=sums(1), max_prompt_tokens=49, chat_template=False)
-    with pytest.raises(ValueError, match=r"train\.jsonl:1 \(row 0 of train\): the prompt has 50 .*max_prompt_tokens"):
-        task.prompt("train", 0)
-
-
-def test_filler_follows_the_prompt(make):
-    rows = [{"prompt": f"p{i % 4}", "answer": str(i)} for i in range(40)]
-    task = make(rows, length_trace={"median": 60}, chat_template=False)
-    by_text: dict[bytes, tuple[int, ...]] = {}
-    for row in range(task.size("train")):
-        prompt = task.prompt("train", row)
-        assert by_text.setdefault(prompt.tokens.tobytes(), prompt.filler) == prompt.filler
-    assert len(set(by_text.values())) == 3
-
-
-def test_asking_for_the_size_imports_no_heavy_library(make, tokenizer, tmp_path):
-    make(sums(20))
-    code = (
-        "import sys; from areal_like.tasks.jsonl import Jsonl; import areal_like.tasks.copying;"
-        f"print(Jsonl(0, path={str(tmp_path / 'train.jsonl')!r}, tokenizer={tokenizer!r}).size('train'));"
-        "print([m for m in ('torch', 'transformers', 'tokenizers', 'sympy') if m in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.split("\n")[:2] == ["19", "[]"]
 
 
 @pytest.mark.parametrize(
@@ -269,8 +191,3 @@ def test_asking_for_the_size_imports_no_heavy_library(make, tokenizer, tmp_path)
 )
 def test_the_last_number_counts(answer, response, reward):
     assert last_number(answer, response) == reward
-
-
-def test_an_answer_without_a_number_is_refused():
-    with pytest.raises(ValueError, match="no number in the answer"):
-        last_number("fifteen", "15")

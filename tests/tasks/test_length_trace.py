@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from areal_like.tasks.copying import Copy
 from areal_like.tasks.length_trace import SAMPLES, LengthTrace
@@ -26,18 +24,6 @@ def test_lengths_are_log_normal_in_the_prompt_times_noise_within_it():
     assert abs(np.mean(standard**3)) < 5 * np.sqrt(6 / prompts)  # no skew: normal in the logarithm
 
 
-def test_without_noise_all_samples_of_a_prompt_are_equal_and_without_sigma_all_prompts_are_alike():
-    assert len(set(LengthTrace(median=50, noise=0.0).lengths(1))) == 1
-    means = [np.mean(LengthTrace(median=1000, sigma=0.0, noise=0.0).lengths(key)) for key in range(20)]
-    assert set(means) == {1000.0}
-
-
-@given(st.floats(0.01, 1e6), st.floats(0, 500), st.floats(0, 500), st.integers(1, 5000), st.integers(0, 2**64 - 1))
-def test_lengths_are_whole_and_between_1_and_max(median, sigma, noise, longest, key):
-    lengths = LengthTrace(median, sigma, noise, longest).lengths(key)
-    assert len(lengths) == SAMPLES and all(type(n) is int and 1 <= n <= longest for n in lengths)
-
-
 def test_a_task_draws_the_length_from_the_prompt():
     task = Copy(0, digits=2, length_trace={"median": 60, "max": 1000})
     lengths: dict[bytes, tuple[int, ...]] = {}
@@ -46,17 +32,3 @@ def test_a_task_draws_the_length_from_the_prompt():
         assert lengths.setdefault(prompt.tokens.tobytes(), prompt.filler) == prompt.filler
     assert len(set(lengths.values())) > 80  # a hundred prompts at most, each with its own
     assert Copy(0).prompt("train", 0).filler == ()
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"medain": 60}, "medain"),
-        ({}, "median is missing"),
-        ({"median": 0}, "median > 0"),
-        ({"median": 5, "max": 0}, "max"),
-    ],
-)
-def test_wrong_specs_are_refused(spec, message):
-    with pytest.raises(ValueError, match=message):
-        Copy(0, length_trace=spec)

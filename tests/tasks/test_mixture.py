@@ -2,11 +2,7 @@
 
 import asyncio
 from collections import Counter
-from functools import partial
-from pathlib import Path
 
-import msgpack
-import numpy as np
 import pytest
 
 from actors.reward_pool import RewardPool
@@ -15,19 +11,7 @@ from actors.workflows import for_tasks
 from areal_like.config.registry import ConfigError, build
 from areal_like.config.run_config import load
 from areal_like.tasks.mixture import whole_ratios
-from areal_like.types import Group, Sample
-from areal_like.wire.groups import encode_group
-from buffer import segment_file
-from buffer.events import Admit, decode, encode
-from buffer.gauges import by_task
-from buffer.journal import Record
-from buffer.payloads import cannot_read
-from buffer.policies import in_order
-from buffer.prompts import PromptCursor, Share, shares_of
-from buffer.replay import Replay
-from buffer.staleness import Bound
-from scripts.ledger import Books
-from tests.buffer.paper import Paper
+from buffer.prompts import PromptCursor, shares_of
 
 TWO = {
     "short": {"name": "copy", "digits": 2, "train_size": 6, "heldout_size": 3},
@@ -61,27 +45,6 @@ def test_ratios_hold_after_every_block_and_each_task_has_epochs_of_its_own():
         drawn = [place.row for place in places if place.task == task]
         epochs = [drawn[at : at + len(rows)] for at in range(0, len(drawn), len(rows))]
         assert all(sorted(epoch) == list(rows) for epoch in epochs) and epochs[0] != epochs[1]
-
-
-def test_a_prompt_depends_on_the_seed_and_its_place_alone():
-    shares = shares_of(mixture())
-    forwards = [PromptCursor(shares, seed=3).at(place) for place in range(50)]
-    cursor = PromptCursor(shares, seed=3, position=50)
-    assert [cursor.at(place) for place in reversed(range(50))] == forwards[::-1], "a resume begins anywhere"
-    assert forwards != [PromptCursor(shares, seed=4).at(place) for place in range(50)]
-
-
-def test_a_single_task_is_one_share_of_all_its_rows():
-    task = build("task", {"name": "copy"}, 0)
-    assert shares_of(task) == [Share("", 0, task.size("train"), 1)]
-
-
-def test_a_single_task_has_the_order_that_it_always_had():
-    order = [row for epoch in (0, 1) for row in np.random.default_rng([5, epoch]).permutation(9).tolist()]
-    cursor = PromptCursor(9, seed=5)
-    assert [cursor.next().row for _ in range(18)] == order
-    with pytest.raises(ValueError, match="no training prompts"):
-        PromptCursor([Share("empty", 0, 0, 1)], seed=0)
 
 
 def test_ratios_become_the_smallest_whole_numbers():
@@ -135,57 +98,3 @@ def test_actors_score_by_the_own_verifier_and_roll_out_in_the_own_workflow():
     limits = type("L", (), {})
     assert asyncio.run(chosen(engine, reward, short, limits, "s", 0)) == "usual" and not engine.asked
     assert for_tasks(usual, mixture()) is usual
-
-
-def _group(group_id: int, length: int, reward: float):
-    arrays = np.zeros(length + 1, np.int32), np.zeros(length, np.float32), np.ones(length, bool)
-    return encode_group(Group(group_id, [Sample(arrays[0], 1, *arrays[1:], [(0, length)], reward, "stop")], {0: "d"}))
-
-
-def _played() -> tuple[Replay, Paper]:
-    """Groups 0, 2, 4 are of one task, 1, 3, 5 of the other; every fate has one."""
-    replay, paper = Replay(Bound(3, 2), partial(in_order)), Paper()
-    replay.record = paper.append
-    for group_id in range(6):
-        replay.admit(group_id, group_id, 1, 1, "a", 0, 0.0, task=("sums", "copy")[group_id % 2])
-    for group_id, length in [(0, 10), (1, 20), (2, 30)]:
-        replay.push(*_group(group_id, length, 0.5 + group_id), 0, 0.0)
-    batch = replay.serve(0)
-    assert by_task(batch) == {
-        **{"groups/copy": 1, "reward/copy": 1.5, "response_length/copy": 20.0},
-        **{"groups/sums": 1, "reward/sums": 0.5, "response_length/sums": 10.0},
-    }
-    replay.finish(0)
-    replay.drop(2, "stale")
-    replay.drop(3, "rejected")
-    return replay, paper
-
-
-def test_the_ledger_is_conserved_for_each_task_also_across_a_snapshot():
-    replay, paper = _played()
-    sums = {"admitted": 3, "trained": 1, "filtered": {}, "dropped": {"stale": 1}, "active": 1}
-    copy = {"admitted": 3, "trained": 1, "filtered": {}, "dropped": {"rejected": 1}, "active": 1}
-    assert replay.store.ledger()["tasks"] == {"sums": sums, "copy": copy}
-    snapshot = decode(encode(replay.store.snapshot()))
-    again = Replay(Bound(3, 2), partial(in_order))
-    again.store.apply(snapshot)
-    assert again.store.ledger() == replay.store.ledger()
-    again.drop(4, "stale")
-    assert again.store.ledger()["tasks"]["sums"] == sums | {"dropped": {"stale": 2}, "active": 0}
-    for records in (paper.records, [Record(snapshot)]):
-        books = Books()
-        books.read(records)
-        fates = {task: {fate: each.count for fate, each in found.items()} for task, found in books.tasks.items()}
-        assert fates["sums"] == {"trained": 1, "dropped: stale": 1, "active": 1}
-        assert sum(fates["copy"].values()) == 3
-
-
-def test_journals_from_before_mixtures_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    written = [Admit(1, 2, 8, 8, "a", 0), Replay(Bound(3, 2), partial(in_order)).store.snapshot()]
-    packed = [msgpack.packb(msgpack.unpackb(encode(each), strict_map_key=False)[:-1]) for each in written]
-    monkeypatch.setattr(segment_file, "encode", lambda event: packed[written.index(event)])
-    monkeypatch.setattr(segment_file, "MAGIC", b"areal-journal-6\n")
-    path = segment_file.path_of(tmp_path, 1)
-    file = segment_file.SegmentFile(path, 1, sync=False, new=True)
-    file.append([segment_file.pack(event) for event in written])
-    assert [record.event for record in segment_file.read(path, cannot_read)] == written

@@ -13,7 +13,6 @@ import pytest
 
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
-from areal_like.tasks.generated import SPLITS
 
 if not find_spec("reasoning_gym"):  # its import takes seconds, in each process that collects
     pytest.skip("needs pip install reasoning-gym", allow_module_level=True)
@@ -49,18 +48,6 @@ def test_a_row_is_the_same_in_every_process_and_version():
     assert text(make(1, config=EASY).prompt("train", 0)) != text(task.prompt("train", 0))
 
 
-def test_an_answer_is_shown_as_its_text():
-    task = make(config=EASY)
-    prompt = task.prompt("train", 3)
-    assert say(task, prompt, f"<answer>{prompt.answer}</answer>") == 1.0 and len(prompt.answer) == 3
-
-
-def test_splits_share_no_question():
-    task = make(config=EASY)
-    train, heldout = ({text(task.prompt(split, row)) for row in range(150)} for split in SPLITS)
-    assert not train & heldout and len(heldout) > 5
-
-
 def test_a_mixture_keeps_its_shares_and_configs():
     task = make(
         dataset=None,
@@ -87,41 +74,6 @@ def test_a_mixture_keeps_its_shares_and_configs():
 def test_the_data_set_scores_what_is_extracted(extract, words, score):
     task = make(config=EASY, extract=extract)
     assert say(task, task.prompt("train", 0), words) == score
-
-
-def test_system_prompts_go_by_name():
-    from areal_like.tasks import procedural
-
-    task = make(system="direct")
-    assert task.prompt("train", 0).messages[0] == {"role": "system", "content": procedural.SYSTEM_PROMPTS["direct"]}
-    assert make(system="Be brief.").prompt("train", 0).messages[0]["content"] == "Be brief."
-
-
-@pytest.mark.parametrize(
-    "knobs, said",
-    [
-        ({"dataset": "chain_sums"}, "Did you mean 'chain_sum'"),
-        ({"config": {"max_term": 2}}, "no key 'max_term'. Did you mean 'max_terms'"),
-        ({"config": {"seed": 2}}, "no key 'seed'"),
-        ({"config": {"max_terms": 0}}, "max_terms must be"),
-        ({"dataset": None}, "give task.dataset"),
-        ({"datasets": {"chain_sum": {}}}, "give task.dataset"),
-        ({"dataset": None, "datasets": {"chain_sum": {"weight": -1}}}, "weights must be 0 or more"),
-        ({"max_prompt_tokens": 5}, "max_prompt_tokens allows"),
-        ({"extract": "all"}, "task.extract"),
-    ],
-)
-def test_bad_knobs_are_told(knobs, said):
-    with pytest.raises(ValueError, match=said):
-        make(**knobs).prompt("train", 0)
-
-
-def test_data_sets_that_differ_between_processes_need_a_hash_seed(monkeypatch):
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    with pytest.raises(ValueError, match="PYTHONHASHSEED=0"):
-        make(dataset="ransom_note").prompt("train", 0)
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
-    assert "ransom note" in text(make(dataset="ransom_note", max_prompt_tokens=4096).prompt("train", 0)).lower()
 
 
 CODE = '__import__("pathlib").Path({file!r}).touch()'

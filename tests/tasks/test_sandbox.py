@@ -10,18 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.tasks.sandbox import OutOfTime, SandboxError, SandboxLimits, run
+from areal_like.tasks.sandbox import OutOfTime, SandboxLimits, run
 
 ADD = "def f(a, b):\n    return a + b\n"
 BOTH = pytest.mark.parametrize("isolation", ["full", "weak"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces() -> None:
-    try:
-        run(ADD, "f", [])
-    except SandboxError as error:
-        pytest.skip(str(error))
 
 
 def answer(body: str, isolation: str = "full", **bounds):
@@ -34,11 +26,6 @@ def answer(body: str, isolation: str = "full", **bounds):
 def test_values_come_back_in_the_order_of_the_calls(isolation):
     calls = [[1, 2], ["x", "½"], [[1], [{"k": None}]], [1, "x"]]
     assert run(ADD, "f", calls, isolation=isolation) == [[3], ["x½"], [[1, {"k": None}]], None]
-
-
-@BOTH
-def test_usual_imports_work(isolation):
-    assert answer("import math, collections, re, heapq\nreturn math.comb(4, 2)", isolation) == [6]
 
 
 @BOTH
@@ -55,11 +42,6 @@ def test_a_program_that_ends_early_or_is_none_has_no_answers(code, isolation):
 def test_an_endless_program_is_killed(loop, isolation):
     with pytest.raises(OutOfTime):
         answer(loop, isolation, seconds=0.8)
-
-
-def test_a_program_that_ignores_signals_is_killed():
-    with pytest.raises(OutOfTime):
-        answer("import signal\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", seconds=0.8)
 
 
 @BOTH
@@ -86,12 +68,6 @@ def test_no_process_is_started(isolation):
     with pytest.raises(OutOfTime):
         answer(bomb, isolation, seconds=0.8)
     assert answer("import _thread\n_thread.start_new_thread(print, ())\nreturn 1") is None
-
-
-@BOTH
-def test_no_environment_variable_is_there(isolation, monkeypatch):
-    monkeypatch.setenv("SECRET", "hush")
-    assert answer("import os\nreturn [v for v in os.environ.values() if 'hush' in v]", isolation) == [[]]
 
 
 @BOTH
@@ -155,11 +131,6 @@ def test_a_program_that_writes_its_own_results_has_only_given_answers():
     ) in ([[3]], [None])
 
 
-def test_what_is_no_isolation_is_refused():
-    with pytest.raises(ValueError, match="isolation must be"):
-        run(ADD, "f", [], isolation="none")
-
-
 def gone(pids: list[int], deadline: float) -> bool:
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -189,24 +160,3 @@ def test_nothing_is_left_behind_when_the_caller_is_killed_while_the_sandbox_is_s
         found = [int(each) for each in caller.stdout.readline().split()]
         caller.kill()
         assert len(found) == 2 and gone(found, time.monotonic() + 20)
-
-
-def test_nothing_is_left_behind_when_the_caller_is_killed():
-    program = "import time\\ntime.sleep(3600)"
-    code = f"from areal_like.tasks.sandbox import *\nrun('{program}', 'f', [], SandboxLimits(seconds=3600))"
-
-    def descendants(pid: int) -> list[int]:
-        try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        except OSError:
-            return []
-        return [each for child in map(int, children) for each in [child, *descendants(child)]]
-
-    with subprocess.Popen([sys.executable, "-c", code]) as caller:
-        deadline = time.monotonic() + 60
-        while len(descendants(caller.pid)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        found = descendants(caller.pid)
-        assert len(found) == 2
-        caller.kill()
-    assert gone(found, deadline)

@@ -77,33 +77,6 @@ def test_a_key_is_needed_and_ends_with_its_sample():
     assert not endpoints._endpoints, "it has ended with its event loop"
 
 
-def test_samples_at_once_are_told_apart():
-    """Each has the tokens, masks and rewards that it would have alone."""
-
-    async def echoes(base_url, key, row):
-        text = row["messages"][0]["content"]
-        messages = [user(text)]
-        for reply in ("1", text, "z"):
-            messages += [await said(base_url, key, messages, max_tokens=4), user(reply)]
-        return float(len(text))
-
-    texts = [str(n) * (1 + n % 5) for n in range(12)]
-
-    async def together():
-        engine = engine_of(slots=5)
-        name = named(echoes)
-        one = lambda n: workflow(  # noqa: E731
-            engine, verifier, prompt_of(texts[n]), limits_of(key=n), f"r{n}", agent=name
-        )
-        return await asyncio.gather(*map(one, range(len(texts))))
-
-    for n, sample in enumerate(run(together())):
-        alone = play(echoes, limits_of(key=n), prompt_of(texts[n]))
-        np.testing.assert_array_equal(sample.tokens, alone.tokens)
-        np.testing.assert_allclose(sample.logprobs, alone.logprobs, atol=1e-4)
-        assert sample.loss_mask.tolist() == alone.loss_mask.tolist() and sample.reward == len(texts[n])
-
-
 def test_a_client_that_hangs_up_frees_its_slot_and_may_ask_again():
     async def impatient(base_url, key, row):
         asked = asyncio.create_task(said(base_url, key, row["messages"]))
@@ -116,22 +89,6 @@ def test_a_client_that_hangs_up_frees_its_slot_and_may_ask_again():
     engine = engine_of()
     sample = play(impatient, replace(limits_of(100), stop=()), engine=engine)
     assert sample.response_length == 3 and sample.loss_mask.all()
-
-
-def test_an_engine_that_fails_fails_the_sample_with_its_own_error():
-    class Broken:
-        async def generate(self, tokens, limits, request=""):
-            raise RuntimeError("logits are NaN")
-
-        async def close(self) -> None: ...
-
-    async def asks(base_url, key, row):
-        status, answer = await post(base_url, key, {"messages": row["messages"]})
-        assert status == 500 and "logits are NaN" in answer["error"]["message"]
-        await asyncio.Event().wait()
-
-    with pytest.raises(RuntimeError, match="logits are NaN"):
-        play(asks, engine=Broken())
 
 
 # A worker's samples: cancelled, handed back, gone on with elsewhere

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from actors import turn_counts
-from actors.agents.counts import TOTALS
+from actors import measures
+from actors.measures import AGENTS
 from actors.resumption import Recorder
 from actors.workflows import multi_turn
 from areal_like.tasks.byte_tokens import byte_tokenizer
@@ -89,8 +89,8 @@ def test_each_turn_is_trained_in_the_context_that_the_model_was_given():
 
 def test_an_agent_makes_the_same_of_it():
     codec = codec_of()
-    before = TOTALS["turns_left_out"]
-    turn_counts.TOTALS.clear()
+    before = AGENTS["turns_left_out"]
+    measures.TURNS.clear()
     ours, theirs = play(doubts, LIMITS, prompt_of(codec), engine=Speaker(codec, *SAID)), None
     theirs = by_multi_turn(codec, Speaker(codec, *SAID))
     assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.forks == theirs.forks
@@ -100,8 +100,8 @@ def test_an_agent_makes_the_same_of_it():
         "turns": 6,
         "contexts": 6,
         "tokens": 2 * ours.loss_mask.sum(),
-    } | NO_CALLS == turn_counts.TOTALS
-    assert ours.turn_rewards == theirs.turn_rewards and TOTALS["turns_left_out"] == before
+    } | NO_CALLS == measures.TURNS
+    assert ours.turn_rewards == theirs.turn_rewards and AGENTS["turns_left_out"] == before
 
 
 def test_a_sample_that_was_broken_off_forks_again_at_the_same_place():

@@ -182,19 +182,3 @@ def test_a_server_that_dies_is_started_again_and_an_existing_one_is_joined(run: 
         assert joined._child is None and ours(STAND_IN)._child is not None
 
     run(body)
-
-
-def test_a_place_is_free_again_though_the_end_was_cancelled(run: Run) -> None:
-    """A group that is given up cancels its samples twice; the second time while they end their sessions."""
-
-    async def body() -> None:
-        for _ in range(2):
-            world = OpenEnv(**KNOBS)
-            await world.reset(prompt_of(2))
-            ending = asyncio.ensure_future(world.close())
-            await asyncio.sleep(0)
-            ending.cancel()
-            await asyncio.gather(ending, return_exceptions=True)
-        assert (await asyncio.wait_for(played("3"), 20))[-1].done
-
-    run(body)
