@@ -1,4 +1,4 @@
-"""Show the status of a run, from anywhere: `python -m scripts.status RUN`, live; `--once`: once; `--json`: as JSON.
+"""Show the status of a run, from anywhere: `areal-like status RUN`, live; `--once`: once; `--json FILE`: as JSON.
 
 Shows who waits for whom, staleness, the ledger, each actor's version and work, and the metrics of the last train step.
 With `--prometheus PORT` it serves the same numbers to Prometheus (default: on loopback; see `--address`), and asks the
@@ -9,7 +9,6 @@ shows the summary.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from areal_like.run.run_folder import is_going_on, summary_of
 from areal_like.wire.link import BusError
 
 from .console import output
-from .console.arguments import command, port, refuse
+from .console.arguments import command, json_file, port, refuse
 from .following.display import ledger_lines, print_summary
 from .following.exporter import serve
 from .following.running import Running, View, add_arguments
@@ -37,9 +36,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("status", "Shows who waits for whom, and the progress of a run.")
     add_arguments(parser)
     parser.add_argument("--once", action="store_true", help="print the status once, without a live view")
-    parser.add_argument(
-        "--json", action="store_true", help="print the status once as JSON: the buffer's report and the last train step"
-    )
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the status once (-: standard output)")
     parser.add_argument(
         "--prometheus", type=port, metavar="PORT", help="serve metrics to Prometheus until the run ends"
     )
@@ -132,9 +129,8 @@ def main(argv: list[str] | None = None) -> int:
     console = output.console(WIDTH)
     try:
         if summary := end_of(args.run):
-            if args.json:
-                print(json.dumps(summary))
-            else:
+            output.write_json(args.json, summary)
+            if not args.json:
                 print_summary(summary, args.run)
             return 0
         running = Running(args.run, args.keys)
@@ -143,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
             if args.prometheus is not None:
                 serve(view, args.address, args.prometheus)
             elif args.json:
-                print(json.dumps(view.look()))
+                output.write_json(args.json, view.look())
             elif args.once or not console.is_terminal:
                 console.print(render(view.look(), running.config.run.steps), markup=False)
             else:

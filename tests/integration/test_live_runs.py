@@ -186,7 +186,7 @@ def test_a_run_on_tcp_makes_keys_and_nobody_without_them_fills_its_memory(
         view = running.Running(live.folder)
         live.until("the guest", lambda: any(name.startswith("guest") for name in view.report()["actors"]))
         view.close()
-        assert status.main([str(live.folder), "--json", "--keys", str(actors_only)]) == 0
+        assert status.main([str(live.folder), "--json", "-", "--keys", str(actors_only)]) == 0
         with pytest.raises(SystemExit, match="2"):
             stop.main([str(live.folder), "--keys", str(actors_only)])
         assert "a key of role actor may not say 'stop'" in capsys.readouterr().err
@@ -214,7 +214,7 @@ def test_usr1_during_the_start_is_not_lost(live: Live) -> None:
 
 def test_status_shows_who_waits_each_actor_and_the_ledger(live: Live, capsys: pytest.CaptureFixture) -> None:
     live.until_steps(3)
-    assert status.main([str(live.folder), "--json"]) == 0
+    assert status.main([str(live.folder), "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     report = found["report"]
     assert set(report["actors"]) == {"actor-0", "actor-1"}
