@@ -7,9 +7,7 @@ with that error as its cause.
 
 from __future__ import annotations
 
-import _lsprof
 import contextlib
-import cProfile
 import ctypes
 import importlib
 import logging
@@ -32,7 +30,6 @@ from areal_like.launch.sockets import SocketFolder, sweep
 from areal_like.run.process import EXIT_NO_SPACE, EXIT_TERMINATED, Orders, Role, Terminated, explain
 from areal_like.run.run_folder import config_file, room_wanted
 
-_Profiler = _lsprof.Profiler  # of which `python -m cProfile` has a subclass of its own
 END_SECONDS = 5.0
 """Time for the roles to end; then an exception is raised in those that have not, and they get the same time again."""
 
@@ -68,28 +65,23 @@ class InlineOrders(Orders):
         return self._end is not None
 
 
-class Life:
-    """A role's thread. After its end, `error` says how it ended (None: without error). If the starter is profiled by
-    `cProfile`, which sees its own thread only, so is this thread: `logs/ROLE.prof`."""
+class RoleThread:
+    """A role's thread. After its end, `error` says how it ended (None: without error)."""
 
     def __init__(self, spec: RoleSpec, role: Role, member: turns.Member):
         self.spec, self.role, self.member = spec, role, member
         self.ended = False
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=member.turns.run, args=(member, self._live), name=role.name, daemon=True)
-        self._profiler = cProfile.Profile() if isinstance(sys.getprofile(), _Profiler) else None
 
     def _live(self) -> None:
         try:
-            with self._profiler or contextlib.nullcontext():
-                importlib.import_module(self.spec.module).main(self.role)
+            importlib.import_module(self.spec.module).main(self.role)
         except BaseException as error:
             self.error = error
             if not isinstance(error, SystemExit):
                 logging.error("ending after an error", exc_info=error)
         finally:
-            if self._profiler:
-                self._profiler.dump_stats(self.role.run / "logs" / f"{self.role.name}.prof")
             self.ended = True
 
     def tell_to_end(self) -> None:
@@ -122,7 +114,7 @@ class Threads:
         self.run = run
         self.deaths: list[Death] = []
         self.left_out: dict[str, str] = {}
-        self._lives: list[Life] = []
+        self._lives: list[RoleThread] = []
         self._turns: turns.TurnOrder | None = None
 
     def start(self, roles: list[RoleSpec], sockets: Path, config: Config) -> None:
@@ -132,7 +124,7 @@ class Threads:
         turns.become(starter)
         for spec in roles:
             role = Role(spec.name, self.run, sockets, config, orders=InlineOrders())
-            self._lives.append(Life(spec, role, self._turns.join(spec.name, before=starter)))
+            self._lives.append(RoleThread(spec, role, self._turns.join(spec.name, before=starter)))
         for life in self._lives:
             life.thread.start()
 
@@ -229,7 +221,7 @@ def _code(error: BaseException | None) -> int:
     return int(error is not None)
 
 
-class _Of(logging.Filter):
+class _RoleFilter(logging.Filter):
     """Log records of one role: from its thread, from that thread's helpers, and, from unknown threads, of its room."""
 
     def __init__(self, name: str, names: list[str]):
@@ -254,7 +246,7 @@ def _logs(folder: Path, names: list[str]) -> Iterator[None]:
     for name in names:
         file = logging.FileHandler(folder / f"{name}.log", errors="backslashreplace")  # as on standard error
         file.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
-        file.addFilter(_Of(name, names))
+        file.addFilter(_RoleFilter(name, names))
         handlers.append(file)
     for handler in handlers:
         root.addHandler(handler)

@@ -56,18 +56,13 @@ class LocalLauncher:
 
 
 def spawn_role(
-    run: Path,
-    role: RoleSpec,
-    name: str,
-    *arguments: str,
-    first: tuple[str, ...] = (),
-    check: Callable[[], None] = nothing,
+    run: Path, role: RoleSpec, name: str, *arguments: str, check: Callable[[], None] = nothing
 ) -> ProcessGroup | Forked:
-    """Start a role on this machine, with the arguments `first` before all others. A role with a model on the CPU is
-    forked; so are all CPU roles of a run that was itself forked, as in an ablation."""
+    """Start a role on this machine. A role with a model on the CPU is forked; so are all CPU roles of a run that
+    was itself forked, as in an ablation."""
     log = run / "logs" / f"{name}.log"
     own = ["--name", name, "--run", str(run.resolve()), *arguments, "--starter", str(os.getpid())]
     if not role.gpus and (role.imports_torch or multiprocessing.parent_process()):
         variables = environment(role.threads, role.devices)
-        return Forked(role.module, [*first, *own], variables, log, block=[signal.SIGUSR1], check=check)
-    return spawn([sys.executable, "-m", role.module, *first, *own], role.threads, log, role.devices)
+        return Forked(role.module, own, variables, log, block=[signal.SIGUSR1], check=check)
+    return spawn([sys.executable, "-m", role.module, *own], role.threads, log, role.devices)

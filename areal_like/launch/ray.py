@@ -52,7 +52,6 @@ class RayLauncher:
 
     ACROSS_HOSTS = True
     ONE_PROCESS = False
-    HOST: type = Host
 
     def __init__(
         self,
@@ -166,7 +165,7 @@ class RayLauncher:
                 where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
                 options: dict[str, object] = {"num_cpus": place["CPU"], "num_gpus": place.get("GPU", 0.0)}
                 options |= {"max_restarts": -1, "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": where}
-                self._hosts[name] = ray.remote(self.HOST).options(**options).remote()
+                self._hosts[name] = ray.remote(Host).options(**options).remote()
 
     def _spawn(self, role: RoleSpec, name: str) -> RayProcess:
         run = self.run.resolve()

@@ -198,11 +198,11 @@ class Router:
         parts = receive_within(self.socket, timeout)
         if parts is None:
             return None
-        role = str(parts[-1].get("User-Id")) if self._guard else keyring.NO_ROLE
+        role = str(parts[-1].get("User-Id")) if self._guard else None
         peer, *frames = keep(parts)
         try:
             received = decode(frames)
-            if role != keyring.NO_ROLE:
+            if role is not None:
                 check_role(role, received.message)
             return peer, received
         except WireError as error:

@@ -5,7 +5,7 @@
     FOLDER/clients/NAME.key                 the allow-list: public keys of permitted clients, each with its role
 
 Files are ZeroMQ certificates (`zmq.auth`). A secret file that others can read is refused, as ssh does.
-`areal_like.wire.messages` says which messages a role may send; an old key without a role may send all.
+`areal_like.wire.messages` says which messages a role may send.
 A machine that only connects needs `server.key` and its own `client.key_secret`: `add_client` makes such a folder.
 Remove a file from `clients/` to shut that client out from its next connection on; no restart is needed.
 
@@ -37,7 +37,6 @@ DOMAIN = "areal_like"
 """Domain name for the authentication protocol (ZAP); it has no other meaning."""
 ROLES = ("learner", "actor", "operator")
 """Roles for which `make` makes keys."""
-NO_ROLE = "any"
 _ROLE = re.compile(r"^\s*role\s*=\s*(\S+)\s*$", re.MULTILINE)
 TELL_SECONDS = 10.0
 """Minimum seconds between log lines about rejected clients."""
@@ -130,9 +129,9 @@ def listed(folder: Path) -> dict[bytes, str]:
     for path in folder.iterdir():
         if path.suffix == ".key":
             role = _ROLE.search(path.read_text())
-            found[_load(path)[0]] = role[1] if role else NO_ROLE
-            if role and role[1] not in MAY_SAY:
-                raise KeysError(f"{path}: {role[1][:40]!r} is no role: {', '.join(MAY_SAY)}")
+            if not role or role[1] not in MAY_SAY:
+                raise KeysError(f"{path}: got role {role and role[1][:40]!r}, expected one of {', '.join(MAY_SAY)}")
+            found[_load(path)[0]] = role[1]
     return found
 
 

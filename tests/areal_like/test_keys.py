@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import random
 import re
-import socket
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
-from areal_like.wire import keys, link
-from areal_like.wire.bus import AsyncDealer, Dealer, Router, SharedDealer
+from areal_like.wire import keys
+from areal_like.wire.bus import Dealer, Router
 from areal_like.wire.frames import MAY_SAY, Received, WireError
 from areal_like.wire.keys import KeysError
 from areal_like.wire.link import BusError
@@ -95,61 +90,12 @@ def test_a_stranger_is_refused_and_told_and_the_others_are_served(
     assert router.receive(0.05) is None and router.refused == 0, "no word of the stranger has come in"
 
 
-@pytest.mark.parametrize("kind", [Dealer, SharedDealer])
-def test_who_speaks_only_after_the_refusal_is_told_as_well(
-    router: Router, folder: Path, tmp_path: Path, kind: type[Dealer]
-) -> None:
-    """The refused socket has lost its queue: a blocking send would wait for one forever."""
-    keys.make(tmp_path / "other")
-    stranger = kind(router.endpoint, "stranger", "buffer", keys=unlisted(folder, tmp_path / "other"))
-    deadline = time.monotonic() + SECONDS
-    while stranger.socket.poll(0, zmq.POLLOUT):
-        assert time.monotonic() < deadline, "the refusal never came"
-        time.sleep(0.01)
-    with pytest.raises(BusError, match=r"the buffer .*not in its allow-list"):
-        stranger.send(Trained(1))
-    with pytest.raises(BusError, match="nothing can be sent"):
-        stranger.send(Trained(1))
-    stranger.close()
-
-
 def test_a_client_with_keys_does_not_talk_to_a_server_without(folder: Path) -> None:
     router = Router("tcp://127.0.0.1:0")
     dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder))
     assert_refused(dealer, "runs without keys")
     assert router.receive(0.05) is None
     router.close()
-
-
-def test_a_server_that_closes_each_connection_before_its_reason_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under load a server with keys is faster to close than its peer to read. One that is only slow closes none."""
-    monkeypatch.setattr(link, "CLOSED_HANDSHAKES", 3)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        dealer = Dealer(f"tcp://127.0.0.1:{listener.getsockname()[1]}", "a", "buffer", link_timeout=0.1)
-        assert dealer.receive(1.0) is None, "nobody has answered, and nobody has closed"
-        threading.Thread(target=hang_up, args=(listener,), daemon=True).start()
-        assert_refused(dealer, "closed the connection 3 times .* asks for keys")
-
-
-def hang_up(listener: socket.socket) -> None:
-    """Until the listener is closed."""
-    with contextlib.suppress(OSError):
-        while True:
-            listener.accept()[0].close()
-
-
-def test_an_asyncio_socket_finds_out_when_it_looks(router: Router, folder: Path) -> None:
-    async def knock() -> None:
-        dealer = AsyncDealer(router.endpoint, "stranger", "learner's publisher")
-        try:
-            with pytest.raises(BusError, match=r"learner's publisher .* asks for keys"):
-                for _ in range(int(100 * SECONDS)):
-                    dealer.link.check()
-                    await asyncio.sleep(0.01)
-        finally:
-            dealer.close()
-
-    asyncio.run(knock())
 
 
 def test_clients_come_and_go_without_a_restart(router: Router, folder: Path) -> None:
@@ -216,32 +162,6 @@ def test_every_message_is_said_by_a_role_or_is_an_answer() -> None:
     answers |= {"refused", "quit", "room", "set_aside", "hops", "later", "chunk", "gone"}
     assert KINDS.keys() - answers == frozenset().union(*MAY_SAY.values())
     assert {each.kind() for each in EXAMPLES} == KINDS.keys()
-
-
-def test_a_key_from_before_there_were_roles_is_still_good_for_all(folder: Path) -> None:
-    listed = folder / "clients" / "actor.key"
-    listed.write_text("".join(line for line in listed.open() if "role" not in line))
-    listed.rename(folder / "clients" / "client.key")
-    (folder / "actor.key_secret").rename(folder / "client.key_secret")
-    for role in ("learner", "operator"):
-        (folder / "clients" / f"{role}.key").unlink()
-        (folder / f"{role}.key_secret").unlink()
-    router = Router("tcp://127.0.0.1:0", str(folder))
-    dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder), role="learner")
-    for message in EXAMPLES:
-        assert isinstance(said(router, dealer, message), Received)
-    dealer.close()
-    router.close()
-
-
-def test_a_role_that_is_none_lets_nobody_in(router: Router, folder: Path) -> None:
-    assert_served(router, folder)
-    listed = folder / "clients" / "actor.key"
-    listed.write_text(listed.read_text().replace("role = actor", "role = god"))
-    dealer = Dealer(router.endpoint, "a", "buffer", keys=str(folder), role="actor")
-    assert_refused(dealer, "allow-list")
-    with pytest.raises(KeysError, match="'god' is no role: learner, actor, operator, observer"):
-        keys.add_client(folder, "b", "god")
 
 
 def test_nobody_can_take_over_the_connection_of_another(router: Router, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_like.launch.restarts import LONGEST_DELAY, CommonFault, RestartLimits, Restarts
+from areal_like.launch.restarts import CommonFault, RestartLimits, Restarts
 
 
 class Clock:
@@ -18,11 +18,6 @@ def test_delays_double_and_then_the_actor_is_left_out() -> None:
     assert restarts.delay("b") == 0.0, "each is counted by itself"
 
 
-def test_no_delay_is_longer_than_the_longest() -> None:
-    restarts = Restarts(RestartLimits(max_restarts=10_000), Clock())
-    assert max(restarts.delay("a") or 0.0 for _ in range(5_000)) == LONGEST_DELAY
-
-
 def test_deaths_that_are_long_ago_do_not_count() -> None:
     """An actor that dies once an hour, for two weeks."""
     clock = Clock()
@@ -31,10 +26,6 @@ def test_deaths_that_are_long_ago_do_not_count() -> None:
         assert restarts.delay("a") == 0.0
         clock.now += 3600.0
     assert [restarts.delay("a") for _ in range(2)] == [0.0, None]
-
-
-def test_no_restarts_at_all() -> None:
-    assert Restarts(RestartLimits(max_restarts=0), Clock()).delay("a") is None
 
 
 def test_a_common_fault_is_one_that_has_struck_each_actor() -> None:

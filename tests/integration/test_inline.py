@@ -1,7 +1,6 @@
 """Runs in one process (`launcher=inline`): the same weights as with processes, and a person can look inside."""
 
 import os
-import pstats
 import pty
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from areal_like.launch import inline
 from scripts import train as command
-from tests.integration.runs import REPOSITORY, rows, summary, train, train_in_processes
+from tests.integration.runs import REPOSITORY, rows, train, train_in_processes
 
 pytestmark = pytest.mark.integration
 
@@ -43,38 +42,6 @@ def test_the_weights_are_those_of_processes_and_each_resumes_the_other(tmp_path:
     for row, other in zip(rows(ours)[:6], rows(whole), strict=True):
         assert all(row[name] == other[name] for name in ("loss", "grad_norm", "reward/mean", "tokens"))
     assert len(set(published(whole))) == 7, "each step has moved the weights"
-
-
-def test_several_actors_with_relays_over_files(tmp_path: Path) -> None:
-    """`buffer.transport` may be one that other processes can join."""
-    many = ["actors.count=3", "weights.fanout=1", "run.steps=3", "buffer.transport=ipc"]
-    run = train(tmp_path, "run", *many, *ALONE[1:])
-    assert summary(run)["staleness_max"] <= summary(run)["staleness_bound"]
-    assert {path.name for path in (run / "logs").iterdir()} == {
-        "actor-0.log", "actor-1.log", "actor-2.log", "buffer.log", "learner.log",
-    }  # fmt: skip
-    assert "version" in (run / "logs" / "buffer.log").read_text()
-    assert not (run / "rendezvous").exists()
-
-
-def test_a_profile_of_the_starter_has_one_of_each_role_beside_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cProfile", "-o", str(tmp_path / "starter.prof"), "-m", "scripts.train"]
-    options = [
-        "configs/quickstart.yaml",
-        f"run.dir={tmp_path}",
-        "run.name=run",
-        *ALONE,
-        "launcher=inline",
-        "engine=timed",
-        "learner=timed",
-        "run.steps=2",
-    ]
-    subprocess.run([*command, *options], cwd=REPOSITORY, check=True, capture_output=True, timeout=240)
-    run = tmp_path / "run"
-    profiles = {path.stem: pstats.Stats(str(path)) for path in (run / "logs").glob("*.prof")}
-    called = {role: {function for _, _, function in each.stats} for role, each in profiles.items()}  # type: ignore[attr-defined]
-    assert called.keys() == {"buffer", "learner", "actor-0"}
-    assert "_push" in called["buffer"] and "train" in called["learner"] and "generate" in called["actor-0"]
 
 
 def test_an_error_of_a_role_is_the_runs_error_with_its_frames(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

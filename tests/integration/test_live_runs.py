@@ -297,10 +297,3 @@ def test_guests_of_a_run_that_was_killed_say_so_or_wait_until_it_goes_on(
     assert live.end()[0] == 0
     said, _ = guests.communicate(timeout=60)
     assert guests.returncode == 0 and "the run has ended" in said
-
-
-@pytest.mark.parametrize("count", ["0", "-1", "many"])
-def test_no_guests_are_no_guests(count: str, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        join.main(["runs/any", "--actors", count])
-    assert "--actors" in capsys.readouterr().err

@@ -15,12 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from areal_like.launch.outcome import RunFailed, nothing
+from areal_like.launch.outcome import RunFailed
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
 from areal_like.launch.restarts import RestartLimits
 from scripts.ledger import audit
-from tests.integration.hostless import HostlessLauncher
 from tests.integration.runs import REPOSITORY, summary, train
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
@@ -221,28 +220,6 @@ def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., R
     said = str(failed.value)
     assert "no place for buffer, learner for 2 s" in said and "5 GPU" in said and "the cluster has 6 CPU" in said
     assert 0 < len(asked) < 10
-
-
-def test_a_node_that_lacks_the_project_ends_the_run_with_a_word(start: Callable[..., Run], tmp_path: Path) -> None:
-    launcher = HostlessLauncher(tmp_path, RestartLimits(0))
-    with (
-        cleared_up(launcher),
-        pytest.raises(RunFailed, match=r"its host can't start \(ModuleNotFoundError: No module n"),
-    ):
-        launcher._begin(CORE[:1], nothing)
-        deadline = time.monotonic() + 120.0
-        while time.monotonic() < deadline:
-            launcher.running.poll()
-            time.sleep(0.1)
-
-
-def test_ctrl_c_is_heard_while_places_are_waited_for(start: Callable[..., Run]) -> None:
-    """Without Ctrl-C it would wait for ten minutes."""
-    run = start(*TIMED, "launcher.actor_place={CPU: 1, unheard_of: 1}", "launcher.ready_timeout=600")
-    pending = lambda: any(each["state"] == "PENDING" for each in ray.util.placement_group_table().values())  # noqa: E731
-    run.until("its wish", pending)
-    run.process.send_signal(signal.SIGINT)
-    assert "ended by SIGINT" in run.said() and run.process.returncode == 130
 
 
 def test_a_cluster_of_its_own_lets_in_nobody_else_and_ends_with_the_run(start: Callable[..., Run]) -> None:

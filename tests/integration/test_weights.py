@@ -1,8 +1,6 @@
 """Weights from a real publisher to a real subscriber over real sockets; the engine is a stand-in that records."""
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from msgspec.structs import replace
 from actors import sources
 from actors.sources import CHUNK_BYTES
 from actors.subscriber import TRIES, Subscriber
-from areal_like.weights.codec import Encoder
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, TensorSpec
 from areal_like.weights.update import Update
@@ -277,57 +274,6 @@ def test_fetching_blocks_no_decode_step(tmp_path: Path) -> None:
     asyncio.run(follow())
     source.publisher.close()
     assert min(turns[1:]) > 5, turns
-
-
-class Gate:
-    """A snapshot that stops half-way until it is released."""
-
-    def __init__(self, sent: State):
-        self.sent, self.go = sent, threading.Event()
-
-    def __call__(self, into=None, done=None) -> State:
-        into = into or State(self.sent.specs)
-        into.buffer[:] = self.sent.buffer
-        if done:
-            done(into.nbytes // 2)
-            assert self.go.wait(20)
-            done(into.nbytes)
-        return into
-
-
-def test_blocks_are_encoded_while_others_are_still_cast(tmp_path: Path, monkeypatch) -> None:
-    """The first block is encoded before the last is cast; nothing is announced before all are."""
-    source = Source(tmp_path, block_bytes=1 << 16)
-    before = State([TensorSpec("w", "bfloat16", (1024, 256))])
-    source.publish(0, before)
-    gate, encoded = Gate(moved(before, 1)), []
-    encode = Encoder.encode
-    monkeypatch.setattr(
-        Encoder,
-        "encode",
-        lambda self, block, *rest: encoded.append(block.segments[0].start) or encode(self, block, *rest),
-    )
-    learner = threading.Thread(target=source.publisher.publish, args=(1, gate))
-    learner.start()
-    deadline = time.monotonic() + 20
-    while len(encoded) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert encoded == [0, 1 << 16, 2 << 16, 3 << 16] and len(source.manifests) == 1
-    gate.go.set()
-    learner.join(20)
-    source.publisher.wait()
-    assert len(encoded) == 8 and source.manifests[-1].digest == gate.sent.digest()
-    source.publisher.close()
-
-
-def test_weights_that_were_not_cast_to_the_end_are_not_announced(source: Source) -> None:
-    before = State([TensorSpec("w", "bfloat16", (1024, 256))])
-    source.publish(0, before)
-    with pytest.raises(ZeroDivisionError):
-        source.publisher.publish(1, lambda into, done: done(into.nbytes // 2) or 1 / 0)
-    with pytest.raises(RuntimeError, match="could not cast its weights"):
-        source.publisher.wait()
-    assert [manifest.version for manifest in source.manifests] == [0]
 
 
 def test_what_fails_beside_the_learner_is_told_to_it(source: Source) -> None:

@@ -23,7 +23,7 @@ from areal_like.launch.plan import limits, plan
 from scripts.ledger import audit
 from tests import placed
 from tests.integration.runs import REPOSITORY, rows, summary, train
-from tests.slurm.cluster import SLURMD_TIMEOUT, Cluster, missing
+from tests.slurm.cluster import Cluster, missing
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -208,30 +208,6 @@ def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, 
     assert not any(audit(job.folder).findings.values())
 
 
-def test_actors_of_a_node_that_was_cut_off_go_on_under_their_names(cluster: Cluster, place: Path) -> None:
-    """Only its slurmd is killed, as when Slurm's network fails: Slurm gives the node up, and the actors that it starts
-    instead take other names, so that both work."""
-    more = ["actors.count=4", "run.steps=100000", "actors.max_restarts=5", "groups_per_batch=4"]
-    run = (cluster, place, "cut", *TIMED, *more, "buffer.keep_journal=true")
-    job, victim, lost = with_a_node_of_actors_alone(*run)
-    try:
-        cluster.kill_node(victim)
-        job.until("Slurm to give the node up", lambda: "was lost with its node" in job.log(), 5.0 * SLURMD_TIMEOUT)
-        buffer = next((job.folder / "logs").glob("buffer.*.log"))
-        again = lambda name: buffer.read_text().count(f"{name} joined") >= 2  # noqa: E731
-        job.until("their return", lambda: all(again(name) for name in lost))
-        cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
-        found = job.finish()
-        cluster.until(
-            "the actors' end", lambda: not pids(job.folder, lost)
-        )  # nobody ends them: they see that it is over
-    finally:
-        cluster.start_node(victim)
-        cluster.until("the node", lambda: cluster.states()[victim] == "idle")
-    assert_balanced(found["ledger"])
-    assert not any(audit(job.folder).findings.values())
-
-
 SRUN = """#!/bin/bash
 # Slurm decides where steps go: buffer and learner shall be on the node of the batch script, before actors fill it.
 [[ $* =~ --job-name=(buffer|learner)\\  ]] && set -- "--nodelist=$SLURMD_NODENAME" "$@"
@@ -311,37 +287,3 @@ def test_an_ablation_of_two_configs_and_two_seeds_becomes_one_table(cluster: Clu
     assert (out / "results.md").exists()
     log = next(out.glob(f"slurm/{array}_0.log")).read_text()
     assert "paused at a checkpoint" in log and "resuming" in log, log
-
-
-@pytest.mark.timeout(1000)
-def test_ray_over_the_nodes_of_a_job_goes_on_after_a_checkpoint(cluster: Cluster, place: Path) -> None:
-    """Nothing of the job outlives it, though Slurm does not find every process here (`ProctrackType`)."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
-    folder, log = place / "by-ray", place / "by-ray.log"
-    command = ["sbatch", "--parsable", "--nodes=2", "--cpus-per-task=2", f"--output={log}"]
-    command += [f"--export=ALL,PYTHON={sys.executable}"]
-    command += ["scripts/slurm/train_ray.sbatch", "configs/quickstart.yaml", f"run.dir={place}", "run.name=by-ray"]
-    knobs = [*TIMED, "actors.count=1", "run.steps=40", "checkpoint.every=1000", "resume=auto"]
-    few = {"RAY_prestart_worker_first_driver": "0"}  # no idle workers
-    job = cluster.run(*command, *knobs, cwd=REPOSITORY, more=few).strip()
-    steps = lambda: len(rows(folder)) if (folder / "metrics.jsonl").exists() else 0  # noqa: E731
-    try:  # Ray gives up a node that is slow to join, and the script tries again
-        cluster.until("train steps", lambda: steps() > 5, 400.0)
-        cluster.run("scancel", "--batch", "--signal=USR1", job)
-        cluster.until("its end", lambda: cluster.jobs().get(job) == "COMPLETED", 500.0)
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{log.read_text()}") from None
-    told = log.read_text()
-    assert "paused at a checkpoint" in told and "resuming" in told
-    assert [row["step"] for row in rows(folder)] == list(range(1, 41))
-    left = ["pgrep", "-f", f"slurm_script.*{place}"]
-    cluster.until("the end of its scripts", lambda: subprocess.run(left).returncode, 4.0)
-
-
-def test_a_cancelled_run_stays_cancelled(cluster: Cluster, place: Path) -> None:
-    job = Job(cluster, place, "cancelled", *TIMED, "run.steps=100000")
-    job.until("a train step", lambda: job.steps() > 0)
-    cluster.run("scancel", job.id)
-    cluster.until("its end", lambda: job.state() == "CANCELLED")
-    cluster.until("the nodes", lambda: set(cluster.states().values()) == {"idle"})
-    assert job.state() == "CANCELLED" and not (job.folder / "summary.json").exists()

@@ -121,13 +121,6 @@ def test_vectors_and_tiny_tensors_are_sent_as_they_are() -> None:
     assert CODINGS[Encoder(layout).encode(block, before.buffer, after.buffer).codings[0]] == "dense"
 
 
-def test_vectors_behind_a_matrix_are_one_segment() -> None:
-    matrix = TensorSpec("w", "bfloat16", (64, 64))
-    vectors = [TensorSpec(name, "bfloat16", (64,)) for name in "abc"]
-    (block,) = Layout([matrix, *vectors], 1 << 20).blocks
-    assert [(segment.plain, segment.nbytes) for segment in block.segments] == [(False, 8192), (True, 384)]
-
-
 def test_the_upper_limit_holds_for_the_smallest_weights() -> None:
     before, after = State([TensorSpec("a", "bfloat16", (1,))]), State([TensorSpec("a", "bfloat16", (1,))])
     next(after.tensors())[1][:] = 7
@@ -158,80 +151,3 @@ def test_the_coding_that_is_chosen_is_about_the_smallest(density: float) -> None
         assert (unpack(pack(coded), block).changes == places.size).all()
         sizes.append(len(pack(coded)))
     assert chosen <= 1.05 * min(sizes)
-
-
-@pytest.mark.parametrize(("far", "coding"), [(200, "dense"), (0, "mask")])
-def test_large_steps_are_sent_as_bits(kernels, far: int, coding: str) -> None:
-    """If most of an 8-bit tensor has moved far, a mask and escapes would be longer than the bits."""
-    before = random_state([TensorSpec("w", "float8_e5m2", (100, 100))], seeded(0))
-    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20)
-    bits = next(after.tensors())[1][:8000]
-    bits[:] = plain.stepped(bits, np.full(8000, far))
-    coded = Encoder(layout, dense_above=1.0).encode(layout.blocks[0], before.buffer, after.buffer)
-    assert CODINGS[coded.codings[0]] == coding
-
-
-@pytest.mark.parametrize(("dtype", "most"), [("float8_e5m2", 5833), ("bfloat16", 7499), ("float32", 8611)])
-def test_a_mask_is_used_up_to_the_length_of_the_bits(kernels, dtype: str, most: int) -> None:
-    """Of 10,000 elements a mask needs 1,250 bytes, each change half a byte, and one that moved far its bits as well."""
-    before = random_state([TensorSpec("w", dtype, (100, 100))], seeded(0))
-    layout = Layout(before.specs, 1 << 20)
-    order = seeded(1).permutation(10_000)
-    for changes, coding in ((most, "mask"), (most + 1, "dense")):
-        after = State(before.specs, before.buffer.copy())
-        bits = next(after.tensors())[1]
-        bits[order[:changes]] = plain.stepped(bits[order[:changes]], np.full(changes, 200))
-        coded = Encoder(layout).encode(layout.blocks[0], before.buffer, after.buffer)
-        assert CODINGS[coded.codings[0]] == coding, changes
-
-
-def test_large_steps_of_one_tensor_do_not_count_for_the_next(kernels) -> None:
-    before = random_state([TensorSpec(name, "float8_e5m2", (100, 100)) for name in "ab"], seeded(0))
-    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20)
-    for (_, bits), (count, far) in zip(after.tensors(), [(4000, 200), (5000, 0)], strict=True):
-        bits[:count] = plain.stepped(bits[:count], np.full(count, far))
-    coded = Encoder(layout).encode(layout.blocks[0], before.buffer, after.buffer)
-    assert [CODINGS[each] for each in coded.codings] == ["mask", "mask"]
-
-
-def test_changes_where_no_sample_was_taken(kernels) -> None:
-    """A mask is begun, turns out longer than the bits, and leaves nothing behind for the tensor that follows."""
-    shapes = {"hidden": (400, 250), "next": (100, 100)}
-    before = random_state([TensorSpec(name, "float8_e5m2", shape) for name, shape in shapes.items()], seeded(0))
-    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20)
-    (_, hidden), (_, following) = after.tensors()
-    unseen = np.arange(hidden.size) % 12_500 >= 2_000  # a sample takes 1,024 elements of each 12,500
-    hidden[unseen] = plain.stepped(hidden[unseen], np.full(int(unseen.sum()), 200))
-    following[:3000] = plain.stepped(following[:3000], np.full(3000, 200))
-    coded = Encoder(layout).encode(layout.blocks[0], before.buffer, after.buffer)
-    assert [CODINGS[each] for each in coded.codings] == ["dense", "mask"]
-    state, digest = applied(message(before, after, layout), before, layout)
-    assert state.buffer.tobytes() == after.buffer.tobytes() and digest == after.digest()
-
-
-@pytest.mark.parametrize(
-    ("density", "dense_above", "coding"),
-    [
-        (0.0, 1.0, "skip"),
-        (0.01, 1.0, "gaps"),
-        (0.07, 1.0, "gaps"),
-        (0.1, 1.0, "mask"),
-        (0.6, 1.0, "mask"),
-        (0.6, 2.0, "mask"),
-        (0.2, 0.25, "mask"),
-        (0.3, 0.25, "dense"),
-        (0.05, 0.06, "gaps"),
-        (0.05, 0.02, "dense"),
-        (0.05, 0.0, "dense"),
-    ],
-)
-def test_the_coding_follows_the_density(kernels, density: float, dense_above: float, coding: str) -> None:
-    """Small steps everywhere, in two blocks: gaps below a twelfth, then a mask, and the bits above `dense_above`."""
-    rng = seeded(8)
-    before = random_state([TensorSpec("v", "bfloat16", (300, 300)), TensorSpec("w", "bfloat16", (300, 300))], rng)
-    after, layout = changed(before, density, rng, small=1.0), Layout(before.specs, 1 << 17)
-    encoder = Encoder(layout, dense_above=dense_above)
-    assert len(layout.blocks) > 1
-    for block in layout.blocks:
-        codings = encoder.encode(block, before.buffer, after.buffer).codings
-        assert {CODINGS[each] for each in codings} == {coding}

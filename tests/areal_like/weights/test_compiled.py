@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from areal_like.weights import compiled, kernels
+from areal_like.weights import compiled
 from areal_like.weights.digest import lanes_of
 
 
@@ -29,15 +29,3 @@ def test_without_numba_numpy_does(monkeypatch) -> None:
         np.testing.assert_array_equal(lanes_of(words, 7), fast)
     finally:
         compiled._kernels.cache_clear()
-
-
-def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch) -> None:
-    njit = kernels.njit
-
-    def nowhere(cache: bool = False, **options):
-        if cache:
-            raise RuntimeError("no locator available")
-        return njit(**options)
-
-    monkeypatch.setattr(kernels, "njit", nowhere)
-    assert kernels.compiled(lambda x: x + 1)(2) == 3

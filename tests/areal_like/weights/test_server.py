@@ -142,20 +142,3 @@ def test_those_who_wait_hear_now_and_then_how_far_it_is_and_then_get_their_plan(
     assert serving.asked(Fetch(1, 4, 5, 0, 10))[0] == Chunk(1, 4, 5, 0), "nobody is told any more"
     serving.dealer.close()
     serving.server.close()
-
-
-def test_others_are_ignored_while_too_many_wait(serving, monkeypatch) -> None:
-    monkeypatch.setattr(server_module, "MOST_WAITING", 1)
-    assert isinstance(serving.asked(wants(5, 4))[0], Later)
-    other = Dealer(serving.server.endpoint, "another", "server")
-    other.send(wants(5, 4))
-    other.send(Fetch(1, 4, 5, 0, 1))
-    received = other.receive(timeout=20)
-    assert received is not None and received.message == Gone(1, 5), "its other request has been read before"
-    assert len(serving.server._waiting) == 1
-    other.close()
-
-
-def test_a_closed_server_has_ended(serving) -> None:
-    serving.server.close()
-    assert not serving.server._thread.is_alive() and serving.server._router.socket.closed
