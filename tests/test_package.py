@@ -136,7 +136,7 @@ def test_a_run_outside_the_clone_finds_configs_and_the_users_own_module(environm
 @pytest.mark.integration
 def test_the_way_of_a_new_user(environment: Path, tmp_path: Path) -> None:
     """Install, train until it has learned, look at it in the terminal and in a browser, read it from Python."""
-    four_digits = ["task=copy4", "learner.lr=3e-3", "learner.entropy_bonus=0.02", "run.target_reward=0.95"]
+    four_digits = ["task.digits=4", "learner.lr=3e-3", "learner.entropy_bonus=0.02", "run.target_reward=0.95"]
     learned = called(environment, tmp_path, "train", "quickstart", *four_digits, "run.name=a", "--plain")
     assert learned.returncode == 0, learned.stdout + learned.stderr
     summary = json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())

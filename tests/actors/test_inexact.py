@@ -89,8 +89,8 @@ def test_noise_that_stays_is_the_same_for_the_next_version(stays):
 
 
 def test_a_config_that_makes_no_sense_is_refused():
-    for argv in (["inject_mismatch=int3"], ["engine=timed", "inject_mismatch=int8"]):
+    for argv in (["engine.inject_mismatch=int3"], ["engine=timed", "inject_mismatch=int8"]):
         with pytest.raises(ConfigError, match=r"engine\.inject_mismatch"):
             load(["quickstart", *argv])
     with pytest.raises(ConfigError, match=r"engine\.mismatch_stays"):
-        load(["quickstart", "inject_mismatch=int8", "engine.mismatch_stays=true"])
+        load(["quickstart", "engine.inject_mismatch=int8", "engine.mismatch_stays=true"])

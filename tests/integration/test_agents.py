@@ -9,13 +9,15 @@ from tests.integration.runs import rows, summary, train
 
 pytestmark = pytest.mark.integration
 
+AGENT = "workflow={name: agent, agent: 'examples.agent_function:copies'}"
+
 
 def test_an_agent_that_speaks_openais_protocol_learns_without_being_rewritten(tmp_path: Path) -> None:
     """One digit, so that few samples are enough. Held-out prompts would be other digits: the test looks at the reward
     in training."""
     small = ["task.digits=1", "groups_per_batch=8", "run.steps=80", "run.target_reward=null", "eval.every=0"]
     small += ["actors.count=1"]
-    run = train(tmp_path, "run", *small, "eval.prompts=4", config="configs/agent.yaml")
+    run = train(tmp_path, "run", *small, "eval.prompts=4", AGENT, config="configs/copy4.yaml")
     rewards = [row["reward/mean"] for row in rows(run)]
     assert sum(rewards[:5]) / 5 < 0.3 and sum(rewards[-10:]) / 10 > 0.6, rewards
     found, last = summary(run), rows(run)[-1]
@@ -39,10 +41,11 @@ def test_programs_are_agents_and_their_crashes_are_in_the_ledger(tmp_path: Path)
     """Each sample is a process. Half of them crash, so some groups (of 2 samples, with 3 attempts each) are dropped."""
     program = tmp_path / "agent.py"
     program.write_text(CRASHES)
+    workflow = f"workflow={{name: agent, agent: [{sys.executable},-S,{program}]}}"
     run = train(
-        tmp_path, "run", f"workflow.agent=[{sys.executable},-S,{program}]", "run.steps=2", "groups_per_batch=4",
+        tmp_path, "run", workflow, "run.steps=2", "groups_per_batch=4",
         "sizing.group_size=2", "run.target_reward=null", "eval.every=0", "eval.prompts=0", "actors.count=1",
-        config="configs/agent.yaml",
+        config="configs/copy4.yaml",
     )  # fmt: skip
     ledger = summary(run)["ledger"]
     left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())

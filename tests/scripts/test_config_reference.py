@@ -67,7 +67,7 @@ def test_a_preset_is_shown_with_what_it_sets(capsys: pytest.CaptureFixture) -> N
     config.main(["algorithm.gspo"])
     assert "3.0e-4" in (said := capsys.readouterr().out) and "geometric mean" in said and "clip_high" in said
     config.main([])
-    assert "algorithm: dapo, distill, dr_grpo, grpo" in " ".join(capsys.readouterr().out.split())
+    assert "algorithm: dapo, dr_grpo, grpo, gspo" in " ".join(capsys.readouterr().out.split())
 
 
 def test_parts_are_found_by_name_and_a_wrong_name_is_told_the_right_one(capsys: pytest.CaptureFixture) -> None:

@@ -36,7 +36,8 @@ def scheduler_of(server):
 @pytest.mark.timeout(900)  # three starts of a server
 def test_a_run_whose_server_is_killed_and_frozen_goes_on(tmp_path):
     steps, run = 12, tmp_path / "run"
-    command = [sys.executable, "-m", "scripts.train", "configs/sglang_cpu.yaml", f"run.dir={tmp_path}", "run.name=run"]
+    command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=run"]
+    command += ["engine={name: sglang, device: cpu, slots: 64}", "actors.count=1", "launcher.ready_timeout=300"]
     command += [f"run.steps={steps}", "run.target_reward=null", "eval.every=0", "eval.prompts=4", "groups_per_batch=8"]
     command += ["buffer.keep_journal=true", "checkpoint.every=100", "engine.frozen_after=15"]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
