@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from areal_like.config.run_config import ConfigError, read_resolved
+from areal_like.config.run_config import ConfigError, leaves, load_resolved
 from areal_like.errors import UserError
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, config_file, summary_of
@@ -63,14 +63,6 @@ def runs_of(paths: Iterable[Path]) -> list[Path]:
     return list(found.values())
 
 
-def leaves(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Dotted key → value."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= leaves(value, f"{above}{key}.") if isinstance(value, dict) and value else {f"{above}{key}": value}
-    return found
-
-
 def curve(run: Path) -> tuple[list[float], list[float]]:
     """Train steps and mean rewards of their batches."""
     rows = [row for row in MetricsFollower(run / "metrics.jsonl").each_new_row() if row.get(REWARD) is not None]
@@ -80,7 +72,7 @@ def curve(run: Path) -> tuple[list[float], list[float]]:
 def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """A row per setting: all that differs (`settings`), the runs' folders and curves, and of each measure the mean, an
     interval or the range, and the number of runs that have it. Raises ConfigError, OSError."""
-    configs = [leaves(read_resolved(config_file(run))) for run in runs]
+    configs = [leaves(load_resolved(config_file(run))) for run in runs]
     keys = [key for key in dict.fromkeys(key for config in configs for key in config)
             if key in TELLING or not key.startswith(UNTELLING)]  # fmt: skip
     differ = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from areal_like.config import run_config as configs
 from areal_like.config.eval_sets import OWN
@@ -20,7 +19,6 @@ from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, RECORD, config_file, is_going_on, summary_of
 from buffer.journal import JournalError, Recorded
 
-from ..compare import leaves
 from ..following.fault_counts import FAULTS, faults
 from ..ledger import Account, Books, bias
 from ..samples import texts_of
@@ -41,7 +39,7 @@ def contents(run: Path) -> dict[str, Any]:
     """All data of the run's page. Raises ConfigError, OSError."""
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run}: no run folder ({CONFIG} is missing)")
-    config = dict[str, Any](configs.read_resolved(config_file(run)))
+    config = configs.load_resolved(config_file(run))
     going_on = is_going_on(run)
     summary = ({} if going_on else summary_of(run)) or {}
     series, row, evaluations = Series(), dict[str, Any](), dict[int, dict[str, Any]]()
@@ -55,14 +53,14 @@ def contents(run: Path) -> dict[str, Any]:
     texts, note = texts_of(run)
     ledger, unread = ledger_of(run, going_on, summary, row)
     record = json.loads((run / RECORD).read_text()) if (run / RECORD).is_file() else {}
-    group = config["sizing"].get("group_size")
+    group = config.sizing.get("group_size")
     return {
         "name": run.resolve().name,
         "folder": str(run),
         "state": "running" if going_on else "finished" if summary else "stopped",
-        "steps": config["run"]["steps"],
-        "seed": config["run"]["seed"],
-        "samples_per_step": config["groups_per_batch"] * group if group else None,
+        "steps": config.run.steps,
+        "seed": config.run.seed,
+        "samples_per_step": config.groups_per_batch * group if group else None,
         "record": {key: record.get(key) for key in ("command", "commit", "started")},
         "summary": {key: value for key, value in summary.items() if key != "evaluations"},
         "row": row,
@@ -77,9 +75,9 @@ def contents(run: Path) -> dict[str, Any]:
     }
 
 
-def _at_step(found: Mapping[str, Any], config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+def _at_step(found: Mapping[str, Any], config: configs.Config, summary: Mapping[str, Any]) -> dict[str, Any]:
     """An evaluation counts at the step that made its weights."""
-    step = int(found["version"]) * config["weight_sync_interval"]
+    step = int(found["version"]) * config.weight_sync_interval
     return {"step": min(step, summary.get("steps", step)), "sets": {}, **found}
 
 
@@ -190,9 +188,10 @@ def ledger_data(accounts: Mapping[str, Account]) -> dict[str, Any]:
 # ---- config ---------------------------------------------------------------------------------------------------------
 
 
-def settings(config: Mapping[str, Any]) -> list[list[str]]:
+def settings(config: configs.Config) -> list[list[str]]:
     """All keys of a run: [key, value, default], with the unset knobs of its components."""
-    own, base = leaves(config), leaves(yaml.safe_load(configs.to_yaml(configs.load([str(CONFIGS / "base.yaml")]))))
+    own: dict[str, Any] = dict(configs.leaves(config))
+    base: dict[str, Any] = dict(configs.leaves(configs.load([str(CONFIGS / "base.yaml")])))
     for kind in COMPONENTS:
         if name := own.get(f"{kind}.name"):
             if base.get(f"{kind}.name") != name:  # base.yaml has another component's knobs
