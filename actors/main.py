@@ -114,7 +114,7 @@ def _note_costs(role: Role, worker: Worker) -> None:
 def _words(worker: Worker, probe: ServedProbe | None) -> dict[str, Any]:
     """In words: the health of an engine with its own processes, a note if it serves wrong weights or if all samples
     crash."""
-    wrong = (probe.note if probe else "") or worker.trouble
+    wrong = (probe.note if probe else "") or worker.last_crash
     if not hasattr(worker.engine, "condition"):
         return {"engine_note": wrong} if wrong else {}
     state, note = worker.engine.condition

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.interfaces import Heard, RewardFunction, RolloutEngine
+from areal_like.interfaces import OnTokens, RewardFunction, RolloutEngine
 from areal_like.models.experts import joined_experts
 from areal_like.types import Completion, Limits, PartialSample, Prompt, Runs
 from areal_like.wire.partials import digest_of
@@ -38,13 +38,15 @@ def limited(engine: Any) -> AbstractContextManager[None]:
     return engine.limited() if isinstance(engine, Recorder) else nullcontext()
 
 
-def streamed(engine: RolloutEngine, heard: Heard | None, before: np.ndarray | None = None) -> dict[str, Heard]:
+def streamed(
+    engine: RolloutEngine, on_tokens: OnTokens | None, before: np.ndarray | None = None
+) -> dict[str, OnTokens]:
     """The keyword argument of an engine that streams; `before`: tokens of the completion that are known."""
-    if heard is None or not getattr(engine, "streams", False):
+    if on_tokens is None or not getattr(engine, "streams", False):
         return {}
     if before is None:
-        return {"heard": heard}
-    return {"heard": lambda tokens: heard(np.concatenate([before, tokens]))}
+        return {"on_tokens": on_tokens}
+    return {"on_tokens": lambda tokens: on_tokens(np.concatenate([before, tokens]))}
 
 
 class Recorder:
@@ -63,10 +65,10 @@ class Recorder:
         return getattr(self.engine, name)
 
     async def generate(
-        self, tokens: np.ndarray, limits: Limits, request: str = "", heard: Heard | None = None
+        self, tokens: np.ndarray, limits: Limits, request: str = "", on_tokens: OnTokens | None = None
     ) -> Completion:
-        """As the engine's; ends with finish "abort" at once when closed. An engine that does not stream tells `heard`
-        nothing."""
+        """As the engine's; ends with finish "abort" at once when closed. An engine that does not stream ignores
+        `on_tokens`."""
         key = (digest_of(tokens), limits.offset)
         before = self.record.calls.get(key)
         if before and before.finish != "abort":
@@ -76,7 +78,7 @@ class Recorder:
         self._open += 1
         self._idle.clear()
         try:
-            self.record.calls[key] = done = await self._go_on(before, tokens, limits, request, heard)
+            self.record.calls[key] = done = await self._go_on(before, tokens, limits, request, on_tokens)
             self.tokens, self.answers = self.tokens + len(done.tokens), self.answers + 1
         finally:
             self._open -= 1
@@ -85,10 +87,10 @@ class Recorder:
         return done
 
     async def _go_on(
-        self, before: Completion | None, tokens: np.ndarray, limits: Limits, request: str, heard: Heard | None
+        self, before: Completion | None, tokens: np.ndarray, limits: Limits, request: str, on_tokens: OnTokens | None
     ) -> Completion:
         if before is None:
-            return await self.engine.generate(tokens, limits, request, **streamed(self.engine, heard))
+            return await self.engine.generate(tokens, limits, request, **streamed(self.engine, on_tokens))
         done = len(before.tokens)
         known = 0 if before.experts is None or not done else len(before.experts)
         rest = replace(
@@ -97,7 +99,7 @@ class Recorder:
             offset=limits.offset + done,
             experts_from=limits.experts_from + known,
         )
-        more = streamed(self.engine, heard, before.tokens)
+        more = streamed(self.engine, on_tokens, before.tokens)
         after = await self.engine.generate(np.concatenate([tokens, before.tokens]), rest, request, **more)
         return Completion(
             np.concatenate([before.tokens, after.tokens]),

@@ -386,7 +386,7 @@ class Worker:
                 log.warning("group %d: sample %d is drawn again: %s", group.lease.group_id, index, error)
 
     @property
-    def trouble(self) -> str:
+    def last_crash(self) -> str:
         """Why no recent sample has ended; "": nothing is wrong, or only a few crashed."""
         if self._crashes < CRASHES_IN_A_ROW:
             return ""

@@ -116,8 +116,8 @@ class Environment(Protocol):
         ...
 
 
-Heard = Callable[[np.ndarray], None]
-"""Is told the tokens of a completion so far, int32 [n], while it is made. It must not raise."""
+OnTokens = Callable[[np.ndarray], None]
+"""Callback: receives the tokens of a completion so far, int32 [n], while it is made. It must not raise."""
 
 
 class RolloutEngine(Protocol):
@@ -131,9 +131,9 @@ class RolloutEngine(Protocol):
     Two methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded,
     by name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
     actor. An engine without this method must detect its own hangs. With a class attribute `streams = True`, `generate`
-    takes `heard: Heard | None = None` as well (the agents' endpoint streams by it). `async logprobs_of(sequences) ->
-    list[Scored]`: what each of its servers says of token sequences; with it the engine is probed
-    (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices."""
+    takes `on_tokens: OnTokens | None = None` as well (the agents' endpoint streams by it). `async
+    logprobs_of(sequences) -> list[Scored]`: what each of its servers says of token sequences; with it the engine is
+    probed (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices."""
 
     version: int
     digest: str

@@ -236,7 +236,7 @@ def _call(place: str, call: Any) -> dict[str, Any]:
         raise RefusedRequest(400, f"{place}: a tool call is {wanted}", param=place) from None
 
 
-def spoken(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str]) -> dict[str, Any]:
+def assistant_message(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str]) -> dict[str, Any]:
     """What the model said as a plain message: where there are tools, calls in it become `tool_calls`, unless one of
     them can't be read."""
     before, *rest = text.split(marks[0]) if tools else [text]
@@ -315,7 +315,7 @@ def _event(body: dict[str, Any]) -> str:
     return f"data: {json.dumps(body)}\n\n"
 
 
-def certain(text: str, chat: Chat, marks: tuple[str, str]) -> str:
+def stable_prefix(text: str, chat: Chat, marks: tuple[str, str]) -> str:
     """The beginning of an answer's text that stays as it is, whatever comes: without what may become a stop text, a
     tool call, or another character."""
     text = text.rstrip("\ufffd")
@@ -325,7 +325,7 @@ def certain(text: str, chat: Chat, marks: tuple[str, str]) -> str:
         text = text[:place] if place >= 0 else text[: len(text) - next(begun, 0)]
     if not chat.tools:
         return text
-    return "" if text[:1].isspace() else text.rstrip()  # the text before calls is stripped: see `spoken`
+    return "" if text[:1].isspace() else text.rstrip()  # the text before calls is stripped: see `assistant_message`
 
 
 def models(name: str = MODEL) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from actors.agents.chat import RefusedRequest
 from actors.agents.conversation import ENDED, Conversation
 from actors.measures import AGENTS
 
-Told = Callable[[str], None]
-"""Hears the text so far of an answer that is being made."""
-Ask = Callable[[Told | None], Awaitable[bodies.ChatReply]]
+OnText = Callable[[str], None]
+"""Callback: receives the text so far of an answer that is being made."""
+Ask = Callable[[OnText | None], Awaitable[bodies.ChatReply]]
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
 REMEMBERED = 4096
@@ -105,9 +105,9 @@ class Endpoint:
         raise RefusedRequest(404, conversation.refusal, code="unknown_url")
 
 
-async def _asked(conversation: Conversation, chat: bodies.Chat, heard: Told | None) -> bodies.ChatReply:
+async def _asked(conversation: Conversation, chat: bodies.Chat, on_text: OnText | None) -> bodies.ChatReply:
     try:
-        return await conversation.ask(chat, heard)
+        return await conversation.ask(chat, on_text)
     except RefusedRequest as refused:
         conversation.refusal = str(refused)
         raise

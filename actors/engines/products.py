@@ -44,7 +44,7 @@ def product(weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invari
 
 
 class _FromTwoRows:
-    """A single row goes through the product twice."""
+    """oneDNN is row-invariant only for >= 2 rows: duplicates a single row."""
 
     def __init__(self, product: Product):
         self._product = product

@@ -92,7 +92,7 @@ def _drawn(weights: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _passed(ends: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Where running sums [n, m] pass their targets [n, 1] → int64 [n, 1]; never at a weight of 0, however it rounds."""
+    """Index of the first running sum [n, m] above its target [n, 1] → int64 [n, 1]. Never a zero-probability token."""
     last = ends[:, -1:]
     targets = torch.minimum(targets, last.nextafter(torch.zeros_like(last)))
     return torch.searchsorted(ends, targets, right=True).clamp_(max=ends.shape[1] - 1)  # NaN passes nowhere

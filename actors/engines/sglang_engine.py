@@ -45,7 +45,7 @@ from actors.engines.sglang_replies import (
 )
 from actors.engines.sglang_server import ServerGone, ServerRefused, SglangServer
 from actors.engines.sglang_weights import SharedCopy, stored_names
-from areal_like.interfaces import Heard
+from areal_like.interfaces import OnTokens
 from areal_like.models.causal_lm import state_of
 from areal_like.models.routers import routers_of, routing_of
 from areal_like.types import Completion, Finish, Limits, Scored
@@ -61,7 +61,7 @@ class _Call:
     """A running `generate`: its id at the server that works on it now, if any, and what it has sampled."""
 
     name: str
-    heard: Heard | None = None
+    on_tokens: OnTokens | None = None
     work: asyncio.Task | None = None
     rid: str = ""
     server: SglangServer | None = None
@@ -155,9 +155,9 @@ class SglangEngine:
     # ---- generating -------------------------------------------------------------------------------------------------
 
     async def generate(
-        self, tokens: np.ndarray, limits: Limits, request: str = "", heard: Heard | None = None
+        self, tokens: np.ndarray, limits: Limits, request: str = "", on_tokens: OnTokens | None = None
     ) -> Completion:
-        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `heard` is told what the
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `on_tokens` receives the
         completion has so far whenever the server says so: after each step, or after several on a busy machine. Always a
         prefix of the result, except after a server died mid-stream.
 
@@ -167,7 +167,7 @@ class SglangEngine:
         if self._closed:
             raise RuntimeError("the engine is closed")
         self._check(tokens, limits)
-        call = _Call(request, heard)
+        call = _Call(request, on_tokens)
         self._calls.add(call)
         call.work = asyncio.get_running_loop().create_task(self._finish(call, tokens, limits))
         try:
@@ -232,7 +232,7 @@ class SglangEngine:
         server = await self._pick()
         tokens, returned = np.concatenate([prompt, done.tokens]), self._returned if limits.trained else None
         experts_from = limits.experts_from + (0 if done.experts is None else len(done.experts))
-        pieces = _pieces(server.label, call.heard, done.tokens)
+        pieces = _pieces(server.label, call.on_tokens, done.tokens)
         call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
         label, server.load = server.label, server.load + 1
         self._note_busy()
@@ -387,8 +387,8 @@ class SglangEngine:
         self._held.close()
 
 
-def _pieces(label: str, heard: Heard | None, before: np.ndarray) -> Pieces | None:
-    return None if heard is None else Pieces(label, lambda tokens: heard(np.concatenate([before, tokens])))
+def _pieces(label: str, on_tokens: OnTokens | None, before: np.ndarray) -> Pieces | None:
+    return None if on_tokens is None else Pieces(label, lambda tokens: on_tokens(np.concatenate([before, tokens])))
 
 
 async def _answer(server: SglangServer, asked: dict[str, Any], pieces: Pieces | None) -> Mapping[str, Any]:

@@ -145,13 +145,13 @@ class Pieces:
     """An answer that comes in pieces, each with the new tokens. `answer` is what it would have been in one piece; None:
     it has not ended.
 
-    `heard` is told the tokens so far, int32 [n], behind each piece but the last, unless the answer may be worth nothing
-    in the end since kept prompt tokens were used under other weights than those of `label` (`Reply.is_stale`).
+    `on_tokens` is told the tokens so far, int32 [n], behind each piece but the last, unless the answer may be worth
+    nothing in the end since kept prompt tokens were used under other weights than those of `label` (`Reply.is_stale`).
     """
 
-    def __init__(self, label: str, heard: Callable[[np.ndarray], None]):
+    def __init__(self, label: str, on_tokens: Callable[[np.ndarray], None]):
         self.answer: dict[str, Any] | None = None
-        self._label, self._heard = label, heard
+        self._label, self._on_tokens = label, on_tokens
         self._rows: list[list[Any]] = []
         self._sure: bool | None = None
 
@@ -170,7 +170,7 @@ class Pieces:
         if self._sure is None and ids:
             self._sure = not meta.get("cached_tokens") or meta.get("weight_version") == self._label
         if self._sure:
-            self._heard(np.array(ids, np.int32))
+            self._on_tokens(np.array(ids, np.int32))
         return bool(rows)
 
 

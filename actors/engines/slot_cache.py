@@ -210,9 +210,11 @@ class PooledCache(SlotCache):
             raise ValueError(f"{rows} sequences of {time} tokens exceed the cache's {self._most} tokens")
         new_rows = min(self._slots, self._most // new_time)
         held = (self.keys, self.values)
-        self.keys, self.values = (self._dealt(*each, new_rows, new_time) for each in zip(self._pool, held, strict=True))
+        self.keys, self.values = (
+            self._relayout(*each, new_rows, new_time) for each in zip(self._pool, held, strict=True)
+        )
 
-    def _dealt(self, pool: torch.Tensor, held: torch.Tensor, rows: int, time: int) -> torch.Tensor:
+    def _relayout(self, pool: torch.Tensor, held: torch.Tensor, rows: int, time: int) -> torch.Tensor:
         """[layer, rows, head, time, dim] in the pool's memory, with what was held; one layer at a time."""
         new = pool[:, : rows * self.heads * time * self.dim].view(-1, rows, self.heads, time, self.dim)
         kept, until = min(rows, held.shape[1]), min(time, held.shape[3])

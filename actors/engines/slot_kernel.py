@@ -22,10 +22,8 @@ AMPERE = (8, 0)
 """The oldest GPU generation that the kernel supports."""
 
 
-class Trust:
-    """Whether the kernel agrees with the usual attention here; None before the comparison."""
-
-    agrees: bool | None = None
+_kernel_verified: bool | None = None
+"""Whether the kernel equals the usual attention here; None before the comparison."""
 
 
 def takes(keys: torch.Tensor) -> bool:
@@ -36,9 +34,10 @@ def takes(keys: torch.Tensor) -> bool:
     dim = keys.shape[-1]
     if dim > 256 or dim % 8 or not AVAILABLE:
         return False
-    if Trust.agrees is None:
-        Trust.agrees = torch.cuda.get_device_capability(keys.device) >= AMPERE and _agrees(keys)
-    return Trust.agrees
+    global _kernel_verified
+    if _kernel_verified is None:
+        _kernel_verified = torch.cuda.get_device_capability(keys.device) >= AMPERE and _agrees(keys)
+    return _kernel_verified
 
 
 def attend(

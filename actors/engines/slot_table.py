@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from areal_like.interfaces import Heard
+from areal_like.interfaces import OnTokens
 from areal_like.models.experts import joined_experts
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits, Runs
@@ -30,7 +30,7 @@ class SlotRequest:
     prompt: np.ndarray
     limits: Limits
     future: asyncio.Future[Completion]
-    heard: Heard | None = None
+    on_tokens: OnTokens | None = None
     slot: int | None = None
     joined: int = 0
     prefilled: int = -1

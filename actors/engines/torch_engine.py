@@ -43,7 +43,7 @@ from actors.engines.slot_table import SlotRequest, SlotTable, whole
 from actors.engines.static_step import StaticStep
 from actors.engines.step_costs import StepCosts
 from areal_like.config.defaults import SLOTS
-from areal_like.interfaces import Heard
+from areal_like.interfaces import OnTokens
 from areal_like.models.causal_lm import write_state
 from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
@@ -165,21 +165,21 @@ class TorchEngine:
         return cache
 
     async def generate(
-        self, tokens: np.ndarray, limits: Limits, request: str = "", heard: Heard | None = None
+        self, tokens: np.ndarray, limits: Limits, request: str = "", on_tokens: OnTokens | None = None
     ) -> Completion:
-        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `heard` is told after each
-        step but the last what the completion has so far.
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `on_tokens` receives the
+        completion so far after each step but the last.
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (NaN
-        logits, closed engine), and what `heard` raises; whatever else goes wrong in a decode step is raised in every
-        caller.
+        logits, closed engine), and what `on_tokens` raises; whatever else goes wrong in a decode step is raised in
+        every caller.
         """
         if self._closed:
             raise RuntimeError("the engine is closed")
         if limits.max_tokens < 1:
             raise ValueError("a request needs max_tokens of at least 1")
         self._check(tokens, limits.max_tokens)
-        asked = SlotRequest(request, tokens, limits, asyncio.get_running_loop().create_future(), heard)
+        asked = SlotRequest(request, tokens, limits, asyncio.get_running_loop().create_future(), on_tokens)
         self._waiting.append(asked)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="decode steps")
@@ -329,7 +329,7 @@ class TorchEngine:
         self._concurrency.step()
         for slot, finish in table.append(tokens, logprobs):
             self._answer(table.requests[slot], finish)
-        for request in [request for request in table.requests if request.heard]:
+        for request in [request for request in table.requests if request.on_tokens]:
             self._tell(request)
         end = perf_counter()
         self._totals["busy_seconds"] += end - start
@@ -483,9 +483,9 @@ class TorchEngine:
 
     def _tell(self, request: SlotRequest) -> None:
         """What it has so far. An error of the listener ends this request alone."""
-        assert request.heard
+        assert request.on_tokens
         try:
-            request.heard(self._so_far(request))
+            request.on_tokens(self._so_far(request))
         except Exception as error:
             if not request.future.done():
                 request.future.set_exception(error)

@@ -329,9 +329,9 @@ def test_answers_that_do_not_add_up_are_errors():
 def test_pieces_become_the_answer_that_it_is_in_one():
     """The abort of a request that waits brings all tokens."""
     span = [{"version": "a", "start": 0, "end": 4}]
-    heard, ends = [], {"length": [9], "abort": [9]}
+    on_tokens, ends = [], {"length": [9], "abort": [9]}
     for finish in ends:
-        pieces, at = Pieces("a", lambda tokens: heard.append(tokens.tolist())), 0
+        pieces, at = Pieces("a", lambda tokens: on_tokens.append(tokens.tolist())), 0
         for to in (1, 3, 4):
             made = [7, 8, 9, 9][at:to]
             piece = answer(made, span if to == 4 else None, completion_tokens=to, finish_reason=None)
@@ -347,7 +347,7 @@ def test_pieces_become_the_answer_that_it_is_in_one():
         found = reply_of(pieces.answer, {"a": 4})
         assert found.tokens.tolist() == expected.tokens.tolist() and found.runs == expected.runs == [(4, 4)]
         assert found.logprobs.tolist() == expected.logprobs.tolist()
-    assert heard == [[7], [7, 8, 9]] * 2, "not the last piece: the completion tells of it"
+    assert on_tokens == [[7], [7, 8, 9]] * 2, "not the last piece: the completion tells of it"
 
 
 def test_a_kept_prompt_of_older_weights_is_seen():

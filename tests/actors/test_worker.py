@@ -211,9 +211,9 @@ def test_what_a_reward_crashed_on_is_told_with_its_group_drawn_again_or_failed()
     play = asyncio.run(scenario(crashes=2))
     assert play.client.left == [(1, [], 2 * ["reward crashed: boom"], 0)] and len(play.client.groups) == 1
     assert [carried_of(said) for said in play.client.said] == [{0: [1], 1: [2]}], "each as it was when it crashed"
-    assert play.worker.trouble == "", "two are no trouble, and then one has ended"
+    assert play.worker.last_crash == "", "two are no trouble, and then one has ended"
     play = asyncio.run(scenario(crashes=4))
-    assert play.worker.trouble == "no sample ends: reward crashed: bo om", "the buffer takes printable words only"
+    assert play.worker.last_crash == "no sample ends: reward crashed: bo om", "the buffer takes printable words only"
     play = asyncio.run(scenario(crashes=3))
     assert play.client.failures == [(1, "reward crashed", "RewardError('boom')")]
     assert [carried_of(said) for said in play.client.said] == [{0: [3]}], "the last try"

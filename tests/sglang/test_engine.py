@@ -190,12 +190,12 @@ def test_a_streamed_answer_is_told_as_it_is_made_and_is_what_an_answer_is(bench,
     engine, published = bench.engine, bench.published
     (prompt,) = prompts_of(9, seed=12)
 
-    def is_right(old, completion, heard, most):
+    def is_right(old, completion, on_tokens, most):
         expected = logprobs_of(old, prompt, completion.tokens)
         assert np.abs(completion.logprobs - expected)[: completion.runs[0][1]].max() < 1e-3
-        lengths = [len(each) for each in heard]
+        lengths = [len(each) for each in on_tokens]
         assert lengths == sorted(set(lengths)) and most > lengths[-1] >= len(completion.tokens) - 2
-        assert all(np.array_equal(each, completion.tokens[: len(each)]) for each in heard)
+        assert all(np.array_equal(each, completion.tokens[: len(each)]) for each in on_tokens)
         assert len(lengths) > 5 and lengths[0] <= 2, "piece by piece"
 
     async def check():
@@ -203,14 +203,14 @@ def test_a_streamed_answer_is_told_as_it_is_made_and_is_what_an_answer_is(bench,
         try:
             await generate(engine, prompt, 4)
             await slow_down(engine, 0.05)
-            heard, old, before = [], published.frozen(), published.version
-            asked = asyncio.create_task(engine.generate(prompt, Limits(30), heard=heard.append))
-            while len(heard) < 8:
+            on_tokens, old, before = [], published.frozen(), published.version
+            asked = asyncio.create_task(engine.generate(prompt, Limits(30), on_tokens=on_tokens.append))
+            while len(on_tokens) < 8:
                 await asyncio.sleep(0.01)
             await engine.load(published.step(share=0.3))
             completion = await asked
             assert [version for version, _ in completion.runs] == [before, published.version]
-            is_right(old, completion, heard, 30)
+            is_right(old, completion, on_tokens, 30)
             anew = logprobs_of(published.model, prompt, completion.tokens)
             if mode != "in_place":
                 assert np.abs(completion.logprobs - anew)[completion.runs[0][1] :].max() < 1e-3
@@ -219,7 +219,7 @@ def test_a_streamed_answer_is_told_as_it_is_made_and_is_what_an_answer_is(bench,
                 assert completion.experts.shape == expected.shape
             cut, told = [], asyncio.Event()
             take = lambda tokens: (cut.append(tokens), told.set() if len(tokens) > 8 else None)  # noqa: E731
-            asked = asyncio.create_task(engine.generate(prompt, Limits(500), "cut", heard=take))
+            asked = asyncio.create_task(engine.generate(prompt, Limits(500), "cut", on_tokens=take))
             await told.wait()
             engine.abort(["cut"])
             part = await asyncio.wait_for(asked, 10)

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from actors.agents.chat import Chat, ChatReply, Events, RefusedRequest, Terms, certain, completion, parse, spoken
+from actors.agents.chat import (
+    Chat,
+    ChatReply,
+    Events,
+    RefusedRequest,
+    Terms,
+    assistant_message,
+    completion,
+    parse,
+    stable_prefix,
+)
 
 TERMS = Terms(temperature=0.7)
 ASK = {"model": "gpt-x", "messages": [{"role": "user", "content": "2+2?"}]}
@@ -94,7 +104,7 @@ def test_messages_become_plain() -> None:
 )
 def test_what_was_served_is_known_again(text: str) -> None:
     """A call is recognised in whatever form a client writes its arguments."""
-    message = spoken(text, 3, [{"type": "function"}], MARKS)
+    message = assistant_message(text, 3, [{"type": "function"}], MARKS)
     reply = ChatReply(3, message, "stop", 5, 2)
     served = json.loads(json.dumps(completion(chat_of(), reply)))["choices"][0]["message"]
     assert parse({"messages": [served]}, TERMS).messages == [message]
@@ -107,7 +117,7 @@ def test_what_was_served_is_known_again(text: str) -> None:
 def streamed(text: str, message: dict[str, Any], chat: Chat) -> list[dict[str, Any]]:
     """The events of an answer of which each character comes alone."""
     written = Events(chat)
-    pieces = [written.more(certain(text[:n], chat, MARKS)) for n in range(len(text))]
+    pieces = [written.more(stable_prefix(text[:n], chat, MARKS)) for n in range(len(text))]
     whole = "".join(pieces) + written.end(ChatReply(2, message, "length", 5, 4))
     *events, done = whole.removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"
@@ -126,7 +136,7 @@ def streamed(text: str, message: dict[str, Any], chat: Chat) -> list[dict[str, A
 )
 def test_events_say_the_same_as_a_completion_and_no_client_hears_what_is_taken_back(text: str) -> None:
     chat = chat_of(stream=True, tools=[{"type": "function"}], stream_options={"include_usage": True})
-    message = spoken(text, 2, chat.tools, MARKS)
+    message = assistant_message(text, 2, chat.tools, MARKS)
     events = streamed(text, message, chat)
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
     assert deltas[0]["role"] == "assistant" and not any("role" in delta for delta in deltas[1:])
