@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from areal_like.wire.messages import Message
 from areal_like.wire.partials import decode_partial, encode_partial
 
 from .costs import Costs
-from .timeline import Cores, Process, SimulatedRouter
+from .timeline import Call, Cores, Process, SimulatedRouter
 
 HELDOUT, RIGHT, VERIFY = 1, 2, 3
 """Names of random streams."""
@@ -119,7 +118,7 @@ class SimulatedActor(Process):
         if isinstance(message, messages.Lease | messages.Announce | messages.Cancel):
             self.due(self._handle, message, payloads)
 
-    def turn(self, calls: list[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
+    def turn(self, calls: Sequence[Call]) -> None:
         """Handle what is due; report freed slots and finished groups, once each; plan when to look again."""
         self.engine.advance(self.timeline.now)
         for call, arguments in calls:

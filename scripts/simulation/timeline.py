@@ -7,18 +7,17 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from areal_like.wire.frames import Payloads, Received
 from areal_like.wire.messages import Message, Push, Refused
 
 from .costs import Sample
 
+Call = tuple[Callable[..., object], tuple[Any, ...]]
 IDLE_SECONDS = 0.2
 """The buffer's loop turns so often without a message."""
-SUBMITTING = 0.5
-"""Share of what it costs to begin a sample, up to the moment at which the engine gets it."""
 
 
 class Timeline:
@@ -53,12 +52,6 @@ class Timeline:
         return self.now
 
 
-class Peer(Protocol):
-    """An actor or learner on the wire."""
-
-    def receive(self, message: Message, payloads: Payloads) -> None: ...
-
-
 class SimulatedRouter:
     """Stands for `bus.Router`: messages arrive `latency` seconds later, in order, as objects. `wake` is called when one
     is there for the buffer."""
@@ -66,7 +59,7 @@ class SimulatedRouter:
     def __init__(self, timeline: Timeline, latency: float):
         self.timeline, self.latency, self.endpoint = timeline, latency, "simulated"
         self.refused, self.refusals = 0, list[str]()
-        self.peers: dict[bytes, Peer] = {}
+        self.peers: dict[bytes, Any] = {}  # each has `receive(message, payloads)`
         self.incoming: deque[tuple[bytes, Received]] = deque()
         self.samples = 0  # in pushes that have arrived
         self.wake: Callable[[], None] = lambda: None
@@ -174,12 +167,13 @@ class Process:
 
         asleep ──► something is due ──► `wake` seconds ──► waits for a core ──► works ──► sends its messages ──► asleep
 
-    A turn handles everything that is due when it begins; a later one the rest. `seconds`: of the turn so far."""
+    `turn` handles the calls that are due when it begins; a later one the rest. `send` puts a message on the wire.
+    `seconds`: of the turn so far."""
 
     def __init__(self, cores: Cores):
         self._cores, self.seconds = cores, 0.0
-        self._asleep, self._pace, self._submitted = True, 1.0, 0.0
-        self._calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._asleep, self._pace = True, 1.0
+        self._calls: list[Call] = []
         self._unsent: list[tuple[Message, Payloads]] = []
 
     def due(self, call: Callable[..., object], *arguments: object) -> None:
@@ -196,24 +190,23 @@ class Process:
     def takes_sample(self) -> None:
         """This turn handles a sample that has ended."""
         self.seconds += self._pace * self._cores.sample.actor
-        self._submitted = self.seconds
 
     def begins_sample(self) -> float:
         """This turn begins a sample. Returns when the engine gets it."""
-        seconds = self._pace * self._cores.sample.begin
-        self.seconds += seconds
-        self._submitted += SUBMITTING * seconds
-        return self._cores.timeline.now + self._submitted
+        self.seconds += self._pace * self._cores.sample.begin
+        return self._cores.timeline.now + self.seconds
 
     def work(self) -> float:
         """Begin a turn. Returns its seconds."""
-        self._pace, self.seconds, self._submitted = self._cores.pace(), 0.0, 0.0
+        self._pace, self.seconds = self._cores.pace(), 0.0
         calls, self._calls = self._calls, []
         self.turn(calls)
         return self.seconds
 
-    def turn(self, calls: list[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
-        """What a turn does with the calls that are due."""
+    def turn(self, calls: Sequence[Call]) -> None:
+        raise NotImplementedError
+
+    def send(self, message: Message, payloads: Payloads) -> None:
         raise NotImplementedError
 
     def end(self) -> None:
@@ -224,6 +217,3 @@ class Process:
         self._asleep = not self._calls
         if self._calls:
             self._cores.ask(self)
-
-    def send(self, message: Message, payloads: Payloads) -> None:
-        raise NotImplementedError
