@@ -12,9 +12,9 @@ Drivers: scripts call `load` and `save`; each process calls `load_resolved` on t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -163,7 +163,7 @@ def replace(config: Config, key: str, value: object) -> Config:
     """A copy with one dotted key changed, checked again. Raises ConfigError."""
     _refuse_unknown({key.partition(".")[0]: None}, Config, "", {})
     try:
-        return _filled(_thawed(_frozen(config)), {key: value})
+        return _filled(copy.deepcopy(config), {key: value})
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}", key) from None
 
@@ -382,21 +382,12 @@ def _names(shape: type) -> list[str]:
 
 
 @functools.cache
-def _shape() -> bytes:
-    """`Config` and its sections without values, frozen."""
+def _shape() -> DictConfig:
+    """`Config` and its sections without values."""
     shape = cast(DictConfig, OmegaConf.structured(Config))
     for name, section in SECTIONS.items():
         shape[name] = OmegaConf.structured(section)
-    return _frozen(shape)
-
-
-def _frozen(config: Config | DictConfig) -> bytes:
-    """A copy, as bytes in memory that nobody else sees: `copy.deepcopy` takes six times as long to make one from."""
-    return pickle.dumps(config)
-
-
-def _thawed(config: bytes) -> Any:
-    return pickle.loads(config)
+    return shape
 
 
 def _typed(tree: Tree) -> Config:
@@ -413,47 +404,17 @@ def _typed(tree: Tree) -> Config:
     return cast(Config, config)
 
 
-_shaped_before: list[tuple[dict[str, str], bytes]] = []
-"""At most one: the sections of a tree, as text, and what `_shaped` made of it, frozen."""
-MOST_CHANGED = 8
-"""With more sections than this to change, a config is made from scratch."""
-
-
 def _shaped(tree: Tree) -> DictConfig:
-    """The tree in the shape of `Config`, nothing missing. Configs of one study or search differ in few sections: the
-    others are copied from the one before, in half the time."""
-    texts = {name: repr(value) for name, value in tree.items()}
-    for before, shaped in _shaped_before:
-        changed = [name for name in texts if texts[name] != before.get(name)]
-        if list(before) == list(texts) and len(changed) <= MOST_CHANGED:
-            config = cast(DictConfig, _thawed(shaped))
-            empty = _thawed(_shape())
-            for name in changed:
-                if name in SECTIONS:
-                    config[name] = empty[name]
-                _fill(config, name, tree[name])
-            _refuse_missing([key for name in changed for key in _missing(config, name)], tree)
-            return config
-    config = cast(DictConfig, _thawed(_shape()))
+    """The tree in the shape of `Config`, nothing missing."""
+    config = copy.deepcopy(_shape())
     for name, value in tree.items():
-        _fill(config, name, value)
+        if name in SECTIONS and isinstance(value, dict):
+            for key, below in value.items():  # key by key: `merge` takes three times as long
+                OmegaConf.update(config[name], key, below, merge=False)
+        else:
+            config[name] = value
     _refuse_missing(OmegaConf.missing_keys(config), tree)
-    _shaped_before[:] = [(texts, _frozen(config))]
     return config
-
-
-def _fill(config: DictConfig, name: str, value: Value) -> None:
-    if name in SECTIONS and isinstance(value, dict):
-        for key, below in value.items():  # key by key: `merge` takes three times as long
-            OmegaConf.update(config[name], key, below, merge=False)
-    else:
-        config[name] = value
-
-
-def _missing(config: DictConfig, name: str) -> list[str]:
-    if OmegaConf.is_missing(config, name):
-        return [name]
-    return sorted(OmegaConf.missing_keys(config[name])) if OmegaConf.is_dict(config[name]) else []
 
 
 def _refuse_missing(missing: Iterable[str], tree: Tree) -> None:
@@ -467,7 +428,7 @@ def _culprit(tree: Tree) -> str:
     for section, below in tree.items():
         for name, value in below.items() if isinstance(below, dict) else ():
             try:
-                OmegaConf.merge(_thawed(_shape()), {section: {name: value}})
+                OmegaConf.merge(_shape(), {section: {name: value}})
             except OmegaConfBaseException:
                 return f"{section}.{name}"
     return ""

@@ -89,7 +89,7 @@ def test_noise_that_stays_is_the_same_for_the_next_version(stays):
 
 
 def test_a_config_that_makes_no_sense_is_refused():
-    for argv in (["engine.inject_mismatch=int3"], ["engine=timed", "inject_mismatch=int8"]):
+    for argv in (["engine.inject_mismatch=int3"], ["engine=timed", "engine.inject_mismatch=int8"]):
         with pytest.raises(ConfigError, match=r"engine\.inject_mismatch"):
             load(["quickstart", *argv])
     with pytest.raises(ConfigError, match=r"engine\.mismatch_stays"):

@@ -445,27 +445,6 @@ def test_losses_load_with_their_usual_correction(name: str) -> None:
     assert load(["quickstart", f"loss.name={name}"]).loss["name"] == name
 
 
-def test_a_config_is_the_same_whatever_was_loaded_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configs that differ in few sections share what is typed once."""
-    words = [[], ["loss=dg", "learner.lr=0.01"], ["mode=sync"], ["run.seed=${run.steps}"], ["eval.k=[1,2]", "loss=ppo"]]
-    commands = [[file, *each] for file in ("quickstart", "copy4", "sft") for each in words]
-
-    def loaded(words: list[str]) -> str:
-        try:
-            return config.to_yaml(config.load(words))
-        except config.ConfigError as error:
-            return f"refused: {error}"
-
-    anew = []
-    for each in commands:
-        config._shaped_before.clear()
-        anew.append(loaded(each))
-    assert len(set(anew)) >= 9 and any(text.startswith("refused: ") for text in anew)
-    for step in (1, 2, 7):
-        for place in range(len(commands)):
-            assert loaded(commands[place * step % len(commands)]) == anew[place * step % len(commands)]
-
-
 def test_what_the_config_before_had_is_missing_all_the_same() -> None:
     whole = OmegaConf.to_container(config.load(["quickstart"]))
     config.from_tree(whole)
