@@ -1,17 +1,14 @@
-"""The timeline of a run: shares, sections, pictures, trace events; from a real run."""
+"""The timeline of a run: shares, sections, pictures, trace events."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from areal_like.places import REPOSITORY
 from areal_like.run.spans import Span
 from scripts.timeline import main, shares, timeline, trace_events
 from tests.areal_like.test_spans import written
-from tests.integration.runs import train
 
 
 def some_run(folder: Path) -> Path:
@@ -55,29 +52,13 @@ def test_a_folder_without_spans_is_an_error_in_one_line(
     assert "has no spans" in capsys.readouterr().err
 
 
-def test_a_real_run_says_who_did_what(tmp_path: Path) -> None:
-    """A synchronous round is generated before it is trained, and trained before the next one is generated."""
-    small = ["mode=sync", "run.steps=3", "learner.base=0.1", "engine.median=50"]
-    train(tmp_path, "run", *small, config="configs/bench/modes.yaml")
+def test_the_command_prints_shares_and_writes_picture_and_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture, trace = tmp_path / "timeline.png", tmp_path / "trace.json"
-    command = [sys.executable, "-m", "scripts.timeline", str(tmp_path / "run")]
-    shown = subprocess.run(
-        [*command, "--plot", str(picture), "--trace", str(trace)],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert "generate" in shown.stdout and "actor-1" in shown.stdout
-    assert picture.read_bytes()[1:4] == b"PNG" and json.loads(trace.read_text())["traceEvents"]
-    found = timeline(tmp_path / "run")
-    trains = [span for span in found["learner"] if span.name == "train"]
-    assert len(trains) == 3 and all(span.end - span.begin >= 0.1 for span in trains)
-    for actor in ("actor-0", "actor-1"):
-        generated = [span for span in found[actor] if span.name == "generate"]
-        assert len(generated) == 3
-        for done, trained, begun in zip(generated, trains, [*generated[1:], None], strict=True):
-            assert done.end <= trained.begin
-            assert begun is None or trained.end <= begun.begin
-        assert len([span for span in found[actor] if span.name == "update"]) >= 3
+    options = [str(some_run(tmp_path)), "--plot", str(picture), "--trace", str(trace)]
+    monkeypatch.setattr(sys, "argv", ["timeline", *options])
+    main()
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["actor-2"]]
+    assert row == ["actor-2", "20%", "25%", "60%"]
+    assert picture.read_bytes()[1:4] == b"PNG" and len(json.loads(trace.read_text())["traceEvents"]) == 11
