@@ -4,7 +4,7 @@
     dropped.jsonl   what was not trained, and why
     heldout.jsonl   every held-out answer
 
-The learner writes the first file, the buffer the others. `python -m scripts.samples RUN` shows them. The first two
+The learner writes the first file, the buffer the others. `areal-like samples RUN` shows them. The first two
 share `run.samples_bytes`, spread over the run's steps. Losing a line harms nothing: a full disk ends the writing of
 samples, never the run.
 """

@@ -1,4 +1,4 @@
-"""Who worked when: every process records the spans of time in which it worked, for `scripts.timeline`.
+"""Who worked when: every process records the spans of time in which it worked, for `areal-like timeline`.
 
 A file per role, `spans/ROLE.jsonl` in the run's folder, with an object per span: `name`, and `begin` and `end` in
 seconds since 1970. Adjacent spans of a name are joined: long work is written piece by piece, so a killed process loses
