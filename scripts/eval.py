@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -154,15 +155,17 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     return found
 
 
-def check_vocabulary(given: Path, model: Any, question: Question, own: configs.Config | None) -> None:
-    """Refuse a model with other tokens than the task's, unless its own run trained on them. Raises ConfigError."""
-    size, wanted = model.config.vocab_size, question.task.vocab_size
+def check_vocabulary(given: Path, folder: Path, asked: Sequence[Question]) -> None:
+    """Refuse a model with other tokens than a task's, unless its own run trained on them. Raises ConfigError."""
     from areal_like.config.registry import build
 
-    if question.tokenized or size == wanted:
-        return
-    if own is None or build("task", own.task, own.run.seed).vocab_size != wanted:
-        raise ConfigError(f"{given}: got a vocabulary of {size} tokens, expected the {wanted} of {question.name}")
+    size, own = json.loads((folder / "config.json").read_text()).get("vocab_size"), run_of(given)
+    for question in asked:
+        wanted = question.task.vocab_size
+        if question.tokenized or size in (None, wanted):
+            continue
+        if own is None or build("task", own.task, own.run.seed).vocab_size != wanted:
+            raise ConfigError(f"{given}: got a vocabulary of {size} tokens, expected the {wanted} of {question.name}")
 
 
 def shown(prompt: Prompt) -> str:
@@ -225,7 +228,6 @@ def evaluate(args: argparse.Namespace, given: Path, asked: Sequence[Question]) -
         print(f"{given}: {question.name}, {len(question.rows)} prompts", file=sys.stderr, flush=True)
         spec = {"name": "folder", "path": str(model_folder(given))}
         model = build("model", spec, args.seed, question.task.vocab_size)
-        check_vocabulary(given, model, question, run_of(given))
         answers[question.name] = asyncio.run(ask(args, question, model))
     return answers
 
@@ -294,6 +296,8 @@ def main(argv: list[str] | None = None) -> int:
             torch.set_num_threads(args.threads)
         asked = questions(args, folders[0])
         others = questions(args, folders[-1]) if args.sets else asked  # a file is read with the model's own tokenizer
+        for given, folder, own in zip((args.model, args.against), folders, (asked, others), strict=False):
+            check_vocabulary(given, folder, own)
         for mine, other in zip(asked, others, strict=True):
             texts = [[shown(each.task.prompt(*row)) for row in each.rows] for each in (mine, other)]
             if texts[0] != texts[1]:
