@@ -149,13 +149,13 @@ async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
 
 def rollout_of(config: Any, task: Task, rewards_of: Callable[[Task], RewardFunction]) -> Rollout:
     """How the run samples and answers its held-out sets, which may have their own tasks."""
-    sampling, told = config.sampling, config.run.samples_bytes > 0
+    sampling = config.sampling
     heldout = {
         each.name: Heldout(each.prompt, for_tasks(bind("workflow", each.workflow), each.task), rewards_of(each.task))
         for each in sets_of(config, task)
     }
     workflow = for_tasks(bind("workflow", config.workflow), task)
-    return Rollout(config.run.seed, sampling.temperature, sampling.max_new_tokens, workflow, heldout, told)
+    return Rollout(config.run.seed, sampling.temperature, sampling.max_new_tokens, workflow, heldout)
 
 
 def build_pool(rewards: Rewards) -> RewardPool:

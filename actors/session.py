@@ -61,8 +61,6 @@ class Session:
                 self.client.acknowledged(message.ids)
             case messages.Cancel():
                 self.worker.cancel(message.ids, message.hand_back)
-            case messages.Room():
-                self.worker.note_room(message.sequences, message.step)
             case messages.Quit():
                 raise GivenUp(message.reason)
             case messages.Welcome():

@@ -28,7 +28,7 @@ from areal_like.run.spans import Busy, Spans
 from areal_like.sampling import stream_key
 from areal_like.types import CarriedSamples, Group, Lease, Limits, PartialSample, Prompt, Sample
 from areal_like.wire import messages
-from areal_like.wire.client import ActorClient, Said
+from areal_like.wire.client import ActorClient
 from areal_like.wire.columns import LARGEST_REWARD
 from areal_like.wire.partials import encode_partial
 
@@ -42,8 +42,6 @@ CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeEr
 REASON_CHARACTERS, DETAIL_CHARACTERS = 200, 1000
 CRASHES_IN_A_ROW = 3
 """After this many samples in a row crash, the run's console says why: their groups may take long."""
-MOST_SAID = 1 << 16
-"""Tokens of samples that are not in a group, which the buffer gets for people to read: at most this many at once."""
 
 
 class Heldout(NamedTuple):
@@ -57,14 +55,13 @@ class Heldout(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """How this run samples: seed, temperature, longest response (None: the task's limit), workflow, and how it answers
-    prompts of held-out sets, by name. `told`: send the buffer the text of samples that are not in a group."""
+    prompts of held-out sets, by name."""
 
     seed: int
     temperature: float
     max_tokens: int | None
     workflow: Workflow
     heldout: Mapping[str, Heldout]
-    told: bool = True
 
 
 @dataclass(slots=True)
@@ -78,7 +75,7 @@ class _Running:
     recorders: dict[str, Recorder] = field(default_factory=dict)
     handed_back: bool = False
     cut: list[PartialSample] = field(default_factory=list)  # started samples that the group does not wait for
-    redrawn: list[tuple[str, PartialSample]] = field(default_factory=list)  # with their reasons
+    redrawn: list[str] = field(default_factory=list)  # the reason of each sample that was drawn again
 
 
 class Worker:
@@ -106,13 +103,12 @@ class Worker:
         self._progress, self._heldout_progress = Progress(engine), Progress(engine)
         self._active = self._ended = self._failures = 0
         self._credit_is_due, self._told_ended = False, 0
-        self._room = self._step = 1
+        self._smallest = engine.slots  # sequences of the smallest lease so far
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being handed back
         self._leaving = False
         self.started_at: float | None = None
         self._crashes, self._crash = 0, ""  # in a row, of all samples; the last one
         self.resampled = 0  # samples drawn again, since their reward had crashed
-        self._told_cut_at = -1  # newest version for which the buffer was told what cut samples said
 
     def start(self, leases: list[Lease], carried: Mapping[int, CarriedSamples] = MappingProxyType({})) -> None:
         """Start work on leases; some carry an unfinished group. Returns at once."""
@@ -122,6 +118,7 @@ class Worker:
         heldout: dict[tuple[str, int], list[Lease]] = {}
         for lease in leases:
             if lease.split == "train":
+                self._smallest = min(self._smallest, lease.launch)
                 self.cancel([lease.group_id])  # what an earlier session has left of it
                 group = self._groups[lease.group_id] = _Running(lease, carried.get(lease.group_id, CarriedSamples()))
                 group.task = self._spawn(self._run_group(group))
@@ -189,7 +186,7 @@ class Worker:
             if task:
                 task.cancel()
         self._groups.clear()
-        self._ended, self._told_ended, self._room = -self._active, 0, 1
+        self._ended, self._told_ended = -self._active, 0
         self.client.hello()
         self._tell_credit_soon()
 
@@ -199,18 +196,15 @@ class Worker:
         return self._ended
 
     def _sample_ended(self, sample: asyncio.Task) -> None:
-        """Note that a slot of the engine is free. Tell the buffer once for all that ended in this turn of the loop."""
+        """Note that a slot of the engine is free. Tell the buffer once for all that ended in this turn of the loop, if
+        there is room for another lease of the smallest size, or nothing runs."""
         self._generating.leave()
         self._active -= 1
         self._ended += 1
-        if self._room == 1 or self._has_room():
-            self._tell_credit_soon()
-
-    def _has_room(self) -> bool:
-        """Are the free slots worth a message, after what the buffer was told?"""
         free = self.engine.slots - self._active
         known = free - (self._ended - self._told_ended)
-        return not self._active or (free >= self._room and free // self._step > known // self._step)
+        if not self._active or free // self._smallest > known // self._smallest:
+            self._tell_credit_soon()
 
     def _tell_credit_soon(self) -> None:
         if not self._credit_is_due:
@@ -220,12 +214,6 @@ class Worker:
     def _send_credit(self) -> None:
         self._credit_is_due, self._told_ended = False, self._ended
         self.client.say(messages.Credit(self._ended))
-
-    def note_room(self, sequences: int, step: int) -> None:
-        """No lease is smaller than this, and each is a multiple of `step`. Fewer free slots are not worth a message."""
-        self._room, self._step = sequences, step
-        if self._has_room():
-            self.tell_of_free_slots()
 
     def tell_of_free_slots(self) -> None:
         """Report ended samples that the buffer does not know about: it counts running samples, too."""
@@ -271,14 +259,13 @@ class Worker:
         if len(samples) < lease.need:
             if group.handed_back:  # not a failure of its own: `hand_back` reports it
                 await asyncio.Event().wait()
-            self.client.failed(lease.group_id, reason, detail, self._said(group, self._partial_samples(group)))
+            self.client.failed(lease.group_id, reason, detail)
             return
         try:
             self._push(group, samples, time.monotonic() - begin)
         except Exception as error:  # a workflow of the user's has made samples that don't fit together
             self._log_failure(f"group {lease.group_id}")
-            said = self._said(group, self._partial_samples(group))
-            self.client.failed(lease.group_id, "failed", _told(repr(error), DETAIL_CHARACTERS), said)
+            self.client.failed(lease.group_id, "failed", _told(repr(error), DETAIL_CHARACTERS))
 
     async def _compared(self, prompt: Prompt, samples: list[Sample], recorders: Iterable[Recorder]) -> list[Sample]:
         """Samples with their group's rewards. Meanwhile the lease makes no tokens, but it is at work. Raises
@@ -295,31 +282,10 @@ class Worker:
         known = group.carried.digests | self.digests
         digests = {version: known[version] for version in versions}
         if group.cut or group.redrawn:
-            lengths, reasons = [each.length for each in group.cut], [reason for reason, _ in group.redrawn]
-            self.client.left_out(group.lease.group_id, lengths, reasons, self._said(group, self._left_out(group)))
+            self.client.left_out(group.lease.group_id, [each.length for each in group.cut], group.redrawn)
         if counted := getattr(self.engine, "step_costs", None):
             counted.lengths.append([sample.response_length for sample in samples])
         self.client.push(Group(group.lease.group_id, samples, digests, seconds))
-
-    def _left_out(self, group: _Running) -> dict[int, PartialSample]:
-        """Samples that are not in the group: those cut, of one group per version, then those drawn again."""
-        found = dict(enumerate((record for _, record in group.redrawn), len(group.cut)))
-        if group.cut and self.engine.version > self._told_cut_at:
-            self._told_cut_at = self.engine.version
-            found = dict(enumerate(group.cut)) | found
-        return found
-
-    def _said(self, group: _Running, samples: Mapping[int, PartialSample]) -> Said | None:
-        """What samples said that are not in the group, for people: the first that fit. None if there is nothing."""
-        known, room, found = group.carried.digests | self.digests, MOST_SAID * self.rollout.told, {}
-        for index, sample in samples.items():
-            made = {version for call in sample.calls.values() for version, _ in call.runs}
-            if made and made <= known.keys() and sample.length <= room:
-                room -= sample.length
-                scores = {key: score for key, score in sample.scores.items() if abs(score) <= LARGEST_REWARD}
-                calls = {key: replace(call, experts=None) for key, call in sample.calls.items()}
-                found[index] = PartialSample(calls, scores)
-        return encode_partial(group.lease.group_id, found, known)
 
     async def _samples(self, group: _Running, prompt: Prompt) -> tuple[list[Sample], str, str]:
         """The first `need` good samples in the order of their index, and why some are missing, if they are."""
@@ -380,7 +346,7 @@ class Worker:
                 self._crashes, self._crash = self._crashes + 1, _told(f"{_reason(error)}: {error}", REASON_CHARACTERS)
                 if attempt == RESAMPLES or group.handed_back:
                     raise
-                group.redrawn.append((self._crash, record))
+                group.redrawn.append(self._crash)
                 attempt, record = attempt + 1, PartialSample()
                 self.resampled += isinstance(error, RewardError)
                 log.warning("group %d: sample %d is drawn again: %s", group.lease.group_id, index, error)

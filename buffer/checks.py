@@ -1,9 +1,12 @@
-"""Checks of what peers send: pushes against leases and published weights. Also ends a run in which all groups fail."""
+"""Checks of what peers send: pushes against leases and published weights. Also ends a run in which all groups fail, or
+whose verifier hangs. No I/O."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from areal_like.models.experts import Routing
 from areal_like.wire import messages
@@ -11,13 +14,12 @@ from areal_like.wire.frames import Frame, Payloads, WireError
 from areal_like.wire.groups import Head, check_payload, unpack_heads
 from areal_like.wire.messages import PartialHead
 from areal_like.wire.partials import check_partial, versions_of
-from buffer.actor import Actor
-from buffer.partial_group import PartialGroup
+from buffer.peers import Actor, Stats
 from buffer.store import Entry
 
 log = logging.getLogger(__name__)
 WORDS = ("engine", "engine_note")
-"""The stats of an actor that are text; all others are numbers (`buffer.actor.Actor.engine`)."""
+"""The stats of an actor that are text; all others are numbers (`buffer.peers.Actor.engine`)."""
 MOST_REDRAWN, MOST_CHARACTERS = 8, 256
 """Redraws of one sample; characters of a text among the stats."""
 
@@ -66,23 +68,6 @@ def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry) -> 
     """Raises WireError if there are more cut or redrawn samples than the group can have."""
     if len(cut) > entry.launch or len(redrawn) > MOST_REDRAWN * entry.launch:
         raise WireError(f"group {entry.id} can't have that many cut or redrawn samples")
-
-
-def checked_said(
-    message: messages.LeftOut | messages.Failed,
-    payloads: Payloads,
-    entry: Entry,
-    digests: Mapping[int, str],
-    vocab_size: int | None,
-) -> PartialGroup | None:
-    """What the model wrote in the samples of a message, if the message has it. Raises WireError."""
-    if message.said is None:
-        return None
-    if len(payloads) != 1 or message.said.id != message.id:
-        raise WireError("the text of samples needs one payload, of the same group")
-    check_partial(message.said, payloads[0], vocab_size)
-    _check_digests(message.id, message.said.digests, entry, digests)
-    return PartialGroup(message.said, payloads[0])
 
 
 def check_stats(stats: dict[str, float | str]) -> dict[str, float | str]:
@@ -157,3 +142,43 @@ class FailedGroups:
 
     def end(self) -> None:
         self.count, self.last = 0, ""
+
+
+MOST_ANSWERS = 32
+"""The most answers that `VerifierTimeouts` considers, even if a batch has more: each may take its full time."""
+
+
+@dataclass(slots=True)
+class VerifierTimeouts:
+    """Counts answers and late answers (over `timeout` seconds) of the verifier `name`, from the totals that actors
+    report. An answer whose check exceeds its time limit earns 0, so with a verifier that always hangs a run would look
+    healthy but learn nothing. The run ends if the late share of the newest `window` answers reaches `limit` (None:
+    never)."""
+
+    name: str = ""
+    timeout: float = 0.0
+    limit: float | None = None
+    window: int = MOST_ANSWERS
+    _totals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _newest: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def see(self, actor: str, stats: Stats) -> None:
+        """Note an actor's totals; they restart when the actor does. Raises RolloutsFail."""
+        totals = float(stats.get("sum:rewards/answered", 0.0)), float(stats.get("sum:rewards/timeouts", 0.0))
+        before = self._totals.get(actor, (0.0, 0.0))
+        self._totals[actor] = totals
+        answered, late = totals if totals[0] < before[0] else (totals[0] - before[0], totals[1] - before[1])
+        if answered > 0:
+            self._newest.append((answered, late))
+            self._check()
+
+    def _check(self) -> None:
+        answered = sum(each for each, _ in self._newest)
+        while answered - self._newest[0][0] >= self.window:
+            answered -= self._newest.popleft()[0]
+        late = sum(each for _, each in self._newest)
+        if self.limit is not None and answered >= self.window and late >= self.limit * answered:
+            raise RolloutsFail(
+                f"{late:.0f} of the last {answered:.0f} answers earned 0: the verifier of task {self.name} overran "
+                f"rewards.timeout ({self.timeout:g} s). It hangs or needs more time; see rewards.max_timeouts"
+            )

@@ -1,337 +1,335 @@
-"""What the buffer hands out: leases to actors, within the bound and their credits, and batches to the learner."""
+"""What the buffer hands out: leases to actors, within the bound and their free slots, and batches to the learner."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
+from dataclasses import dataclass, field
 from functools import partial
 
 from areal_like.types import Lease
 from areal_like.wire import messages
 from areal_like.wire.frames import Frame
 from areal_like.wire.groups import pack_heads
-from buffer.actor import Actor
+from buffer.evaluation import Evaluation
 from buffer.events import Forget
-from buffer.injection import may_train
-from buffer.partial_group import PartialGroup
-from buffer.payloads import JournalError, load
-from buffer.run_state import RunState
-from buffer.schedulers import GroupPlan, Round, View
-from buffer.status import levels
-from buffer.store import LEASED, UNFINISHED, Entry, Stage
+from buffer.gauges import Gauges
+from buffer.groups import GroupManager
+from buffer.outbox import Outbox
+from buffer.peers import Actor, Peers
+from buffer.prompts import PromptCursor
+from buffer.schedulers import GroupPlan, Round, Scheduler, View
+from buffer.segment_file import JournalError, load
+from buffer.shares import Shares
+from buffer.sizing import check_sizes
+from buffer.store import LEASED, UNFINISHED, Entry, PartialGroup, Stage
 
 log = logging.getLogger(__name__)
 Granted = tuple[Lease, PartialGroup | None, list[int]]
 """A lease, the partial group that an earlier lease left, and the samples of it that this lease carries."""
 
 
-def evaluate(state: RunState, now: float) -> None:
-    """Hand out held-out prompts, if a round is under way."""
-    if state.phase.started_at is None:
-        return
-    if not state.phase.finishing and state.weights.version == state.replay.bound.batch_version(state.learner.steps):
-        state.evaluation.start_if_due(state.weights.version, state.learner.steps)
-    state.evaluation.tick()
-    if not state.evaluation.has_rows:
-        return
-    actors = state.fleet.for_heldout(now)
-    to_come = state.evaluation.without_share([actor.name for actor in actors])
-    for actor in actors:
-        leases = state.evaluation.leases(actor.name, actor.version, to_come, now)
-        if leases:
-            to_come -= 1
-            send_leases(state, actor, [(lease, None, []) for lease in leases])
+@dataclass(slots=True)
+class Dispatcher:
+    """Decides who gets what. `max_bytes`: with more payload bytes, only groups of the learner's next batch are started.
+    `last_batch`: the data ends with it (None: the end is not known). `shares`: batches sent and not trained yet."""
 
+    peers: Peers
+    groups: GroupManager
+    outbox: Outbox
+    scheduler: Scheduler
+    prompts: PromptCursor
+    evaluation: Evaluation
+    max_bytes: int
+    last_batch: int | None = None
+    shares: Shares = field(default_factory=Shares)
+    gauges: Gauges = field(default_factory=Gauges)
+    largest_payload: int = 0  # bytes of one group, so far
+    samples_per_batch: int = field(init=False)
 
-def admit(state: RunState, now: float) -> None:
-    """Hand out leases, one at a time, always to the actor with the fewest groups."""
-    if state.phase.started_at is None or state.phase.finishing or state.outbox.blocked:
-        return
-    if not (to_start := _to_start(state)):
-        return
-    queued, running = state.store.count(Stage.QUEUED), state.store.count(*LEASED)
-    planned: dict[str, list[Granted]] = {}
-    fleet, ready, barred = state.fleet, state.fleet.ready, state.fleet.barred(now)
-    share = fleet.fair_share(to_start + running + len(state.hedges.pairs), len(fleet) - len(barred))
-    least = state.scheduler.launch
-    _note_size(state, least)
-    if queued:
-        for size in {entry.to_run for entry in state.store.of(Stage.QUEUED)}:
-            _note_size(state, size)
-            least = min(least, size)
-    ready.begin(least, fleet, barred)
-    while (actor := ready.first()) and len(actor.running) < share:
-        granted = _next_lease(state, actor, running, queued > 0, now)
-        if granted is None:
-            continue
-        running += 1
-        actor.lease(granted[0].group_id, granted[0].launch, now)
-        planned.setdefault(actor.name, []).append(granted)
-    for name, all_granted in planned.items():
-        send_leases(state, state.fleet.by_name[name], all_granted)
+    def __post_init__(self) -> None:
+        self.samples_per_batch = check_sizes(self.scheduler.sizing, self.groups.bound.groups_per_batch)
 
+    # ---- weights and held-out prompts -------------------------------------------------------------------------------
 
-def _note_size(state: RunState, sequences: int) -> None:
-    """Leases of this many sequences are possible now. If that is new, tell the actors. The minimum never rises: an
-    actor that hears a larger one could fail to report free slots."""
-    fleet = state.fleet
-    if sequences < fleet.room or sequences % fleet.step:
-        fleet.room, fleet.step = min(fleet.room, sequences), math.gcd(fleet.step, sequences)
-        for actor in fleet:
-            state.tell_room(actor.peer)
+    def announce(self) -> None:
+        """Announce the newest weights to all actors, unless they must keep the present weights (`injection`)."""
+        weights = self.peers.weights
+        new = weights.published if weights.published is not weights.manifest else None
+        if new and (self.peers.phase.finishing or self.groups.may_announce(new.version)):
+            self.peers.announce()
 
+    def evaluate(self, now: float) -> None:
+        """Hand out held-out prompts, if a round is under way."""
+        peers, evaluation = self.peers, self.evaluation
+        if peers.phase.started_at is None:
+            return
+        version, steps = peers.weights.version, peers.learner.steps
+        if not peers.phase.finishing and version == self.groups.bound.batch_version(steps):
+            evaluation.start_if_due(version, steps)
+        evaluation.tick()
+        if not evaluation.has_rows:
+            return
+        actors = peers.fleet.for_heldout(now)
+        to_come = evaluation.without_share([actor.name for actor in actors])
+        for actor in actors:
+            leases = evaluation.leases(actor.name, actor.version, to_come, now)
+            if leases:
+                to_come -= 1
+                self._send_leases(actor, [(lease, None, []) for lease in leases])
 
-def _to_start(state: RunState) -> float:
-    """How many groups may get a lease now. The number is kept until something happens to groups, batches or weights."""
-    facts = state.store.changes, state.weights.version, state.learner.steps, state.phase.stopping
-    known, found = state.to_start
-    if known != facts:
-        view = _view(state, state.weights.version, state.store.count(*LEASED))
-        found = view.room + state.store.count(Stage.QUEUED) + state.scheduler.wants_redundant(view)
-        facts = state.store.changes, *facts[1:]  # the view may have opened a batch
-        state.to_start = facts, found
-    return found
+    # ---- training leases --------------------------------------------------------------------------------------------
 
+    def admit(self, now: float) -> None:
+        """Hand out leases, one at a time, always to the actor with the fewest groups; among equals, to the one that
+        joined first."""
+        if self.peers.phase.started_at is None or self.peers.phase.finishing or self.outbox.blocked:
+            return
+        store = self.groups.store
+        running, queued = store.count(*LEASED), store.count(Stage.QUEUED)
+        view = self._view(self.peers.weights.version, running)
+        to_start = view.room + queued + self.scheduler.wants_redundant(view)
+        if not to_start:
+            return
+        at_work = self.peers.fleet.at_work(now)
+        share = fair_share(to_start + running, len(at_work))
+        held = {actor.name: len(store.held_by(actor.name)) for actor in at_work}
+        able = [actor for actor in at_work if actor.version >= 0]
+        granted_to: dict[str, list[Granted]] = defaultdict(list)
+        while able:
+            actor = min(able, key=lambda actor: held[actor.name])
+            if held[actor.name] >= share:
+                break
+            entry = self._next_queued(actor, at_work)
+            sequences = entry.to_run if entry else self.scheduler.launch
+            if actor.free_slots < sequences and held[actor.name]:  # an idle actor may always get a group
+                able.remove(actor)
+                continue
+            granted = self._grant(actor, entry, running, now)
+            if granted:
+                running += 1
+                held[actor.name] += 1
+                granted_to[actor.name].append(granted)
+            elif self.groups.queued_for(actor.version):
+                able.remove(actor)  # what failed on this one may go to others
+            else:
+                able = [each for each in able if each.version != actor.version]
+        for name, all_granted in granted_to.items():
+            self._send_leases(self.peers.fleet.by_name[name], all_granted)
 
-def _next_lease(state: RunState, actor: Actor, running: int, any_queued: bool, now: float) -> Granted | None:
-    """None: this actor gets nothing more in this turn. Unless it lacks room, or a group failed on it, the other actors
-    with the same weights get nothing more either."""
-    ready = state.fleet.ready
-    entry = _next_queued(state, actor, now) if any_queued else None
-    sequences = entry.to_run if entry else state.scheduler.launch
-    if not actor.takes(sequences):
-        ready.has_no_room(actor, sequences)
-        return None
-    if entry:
-        carried = state.replay.assign(entry, actor.name, actor.version)
-    elif plan := _next_plan(state, actor, running):
-        entry, carried = _start(state, actor, plan, now)
-    elif any_queued and state.replay.queued_for(actor.version):
-        ready.skip(actor)  # what failed on this one may go to others
-        return None
-    else:
-        ready.skip_version(actor.version)
-        return None
-    lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
-    return lease, entry.partial, sorted(carried)
+    def _next_queued(self, actor: Actor, at_work: list[Actor]) -> Entry | None:
+        """The queued group for this actor. A group that failed on it goes to another actor with weights as new, if
+        any."""
+        entry = self.groups.queued_for(actor.version)
+        if entry is None or entry.failed_on != actor.name:
+            return entry
+        if not any(each.version >= actor.version for each in at_work if each is not actor):
+            return entry
+        return self.groups.queued_for(actor.version, not_on=actor.name)
 
-
-def _next_plan(state: RunState, actor: Actor, running: int) -> GroupPlan | None:
-    """What to start on an actor that has room. Only the actor's version matters."""
-    if state.phase.stopping and not _completes_a_batch(state):
-        return None
-    to_come = state.store.bytes + state.largest_payload * running  # each running group as large as the largest so far
-    if to_come > state.max_bytes:
-        wanted = state.replay.bound.batches.first(state.learner.wanted.index + 1) if state.learner.wanted else 0
-        if state.store.slots.next >= wanted:  # slots that the learner waits for are never stopped: they free memory
-            state.store.slots.check_memory(state.max_bytes)
+    def _grant(self, actor: Actor, entry: Entry | None, running: int, now: float) -> Granted | None:
+        """A lease of a queued group or, without one, of what the scheduler starts. None: this actor gets nothing."""
+        if entry:
+            carried = self.groups.assign(entry, actor.name, actor.version)
+        elif plan := self._next_plan(actor, running):
+            entry, carried = self._start(actor, plan, now)
+        else:
             return None
-    return state.scheduler.admit(_view(state, actor.version, running))
+        entry.moved_at = now
+        actor.leased += entry.launch
+        lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
+        return lease, entry.partial, sorted(carried)
+
+    def _next_plan(self, actor: Actor, running: int) -> GroupPlan | None:
+        """What to start on an actor that has room. Only the actor's version matters."""
+        store, wanted = self.groups.store, self.peers.learner.wanted
+        if self.peers.phase.stopping and not self._completes_a_batch():
+            return None
+        to_come = store.bytes + self.largest_payload * running  # each running group as large as the largest so far
+        needed = self.groups.bound.batches.first(wanted.index + 1) if wanted else 0
+        if to_come > self.max_bytes and store.slots.next >= needed:  # slots below are never stopped: they free memory
+            store.slots.check_memory(self.max_bytes)
+            return None
+        return self.scheduler.admit(self._view(actor.version, running))
+
+    def _start(self, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
+        """Start the group of a plan: returns it, RUNNING, and the samples that its lease carries."""
+        entry = self.groups.store.first(Stage.DEFERRED) if plan.deferred else None
+        if entry is not None:
+            self.groups.readmit(entry, plan.launch, plan.need)
+            return entry, self.groups.assign(entry, actor.name, actor.version)
+        group_id, row, task = self.prompts.next()
+        held = actor.name, actor.version, now
+        return self.groups.admit(group_id, row, plan.launch, plan.need, *held, plan.redundant, task), {}
+
+    def _open_batch(self) -> None:
+        """Fix the size of a batch's groups before the first of them starts."""
+        groups, scheduler = self.groups, self.scheduler
+        batches = groups.bound.batches
+        batch = batches.of(groups.store.slots.next)
+        while batches.opened <= batch and scheduler.ready_to_open(batches.opened, self.peers.learner.steps):
+            if batches.opened < batch:  # slots of these are in use, but no event opened them: all have the usual size
+                groups.open_batch(batches.usual, None)
+                continue
+            least, seen = self._least_groups(batch), self.gauges.take_seen()
+            size = scheduler.open_batch(self.samples_per_batch, groups.deferred, seen, least)
+            groups.open_batch(size, scheduler.state_dict())
+            self.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": groups.deferred})
+            if groups.store.results:
+                self.gauges.note_decision(batch, groups.store.results.metrics())
+
+    def _least_groups(self, batch: int) -> int:
+        """The smallest size of this batch with which all deferred and redundant groups are trained before the data
+        ends."""
+        if self.last_batch is None or self.last_batch <= batch:
+            return 0
+        waiting = self.groups.store.count(Stage.DEFERRED) + len(self.groups.store.redundant)
+        return math.ceil(waiting / (self.last_batch - batch))
+
+    def _view(self, version: int, running: int) -> View:
+        """What the scheduler may know, for an actor that holds `version`. First opens the batch of the next slot, if
+        that is allowed."""
+        store, room = self.groups.store, self.groups.room(version)
+        if room > 0 and store.slots.next >= self.groups.bound.batches.end:
+            self._open_batch()
+            room = self.groups.room(version)
+        in_flight = running + store.count(Stage.QUEUED)  # started, and the next to get a lease
+        return View(room, in_flight, store.count(Stage.DEFERRED), partial(self._round, version))
+
+    def _round(self, version: int) -> Round:
+        store, batches, steps = self.groups.store, self.groups.bound.batches, self.peers.learner.steps
+        to_come = math.inf
+        lasts = [last for last in (self.last_batch, self._drains_to()) if last is not None]
+        if lasts:
+            to_come = (min(lasts) - steps) * batches.size(steps) - len(store.entries)
+        return Round(
+            left=batches.first(steps + 1) - store.slots.used,
+            unfinished=store.count(*UNFINISHED) - len(store.redundant),
+            redundant=len(store.redundant),
+            fresh=to_come,
+            current=version >= self.groups.bound.batch_version(steps),
+        )
+
+    def _send_leases(self, actor: Actor, all_granted: list[Granted]) -> None:
+        heads, payloads = [], []
+        for lease, left, carried in all_granted:
+            if left is None:
+                continue
+            try:
+                payloads.append(load(left.payload))
+                heads.append((left.head, carried))
+            except JournalError as error:
+                log.error("group %d starts again from its prompt: %s", lease.group_id, error)
+                self.groups.commit(Forget(lease.group_id))
+        message = messages.Lease([lease for lease, _, _ in all_granted], heads)
+        self.peers.router.send(actor.peer, message, payloads)
+
+    def revoke(self) -> None:
+        """Send the cancels of groups that became too old or lost their place in the round."""
+        for name, group_id, hand_back in self.groups.take_cancels():
+            if actor := self.peers.fleet.by_name.get(name):
+                self.peers.router.send(actor.peer, messages.Cancel([group_id], hand_back))
+
+    # ---- draining ---------------------------------------------------------------------------------------------------
+
+    def _drains_to(self) -> int | None:
+        """If the run drains: the first batch that will not be trained. Active groups fill the batches before it; new
+        groups complete the last of these. Computed each time, since batch sizes may change."""
+        if self.peers.phase.stopping != "drain":
+            return None
+        batches = self.groups.bound.batches
+        return batches.of(batches.first(self.peers.learner.steps) + len(self.groups.store.entries) - 1) + 1
+
+    def _completes_a_batch(self) -> bool:
+        """If the run drains: does the next slot belong to a batch that is still trained?"""
+        last = self._drains_to()
+        return last is not None and self.groups.store.slots.next < self.groups.bound.batches.first(last)
+
+    def _can_serve(self, batch: int) -> bool:
+        """If the run drains: may this batch still come? Not if it is beyond the last batch, or no group is in
+        progress."""
+        last = self._drains_to()
+        under_way = self.groups.store.count(*UNFINISHED) > 0 or self._completes_a_batch()
+        return last is not None and batch < last and under_way
+
+    # ---- batches ----------------------------------------------------------------------------------------------------
+
+    def serve(self, now: float) -> None:
+        """Send the batch that the learner waits for, once it is complete, and ranks their shares."""
+        self.shares.answer(self.outbox.put)
+        learner, stopping = self.peers.learner, self.peers.phase.stopping
+        if learner.wanted is None or learner.peer is None:
+            return
+        index, version = learner.wanted.index, learner.wanted.version
+        if index in self.shares.served:  # the message with the batch was lost
+            learner.wanted = None
+            self.outbox.put(learner.peer, *self.shares.served[index].share(0))
+            return
+        if stopping == "now" and index % self.groups.bound.interval == 0:
+            self._stop_learner(learner.peer)
+            return
+        ready = self.groups.may_train(index)
+        entries = self.groups.serve(index, as_finished=learner.parts is not None) if ready else []
+        self.revoke()
+        frames = self._frames(entries, index)
+        if not frames:
+            if ready and learner.parts is not None:
+                self._serve_part(learner.peer, index, version, learner.parts)
+            if stopping == "drain" and not self._can_serve(index):
+                self._stop_learner(learner.peer)
+            return
+        learner.wanted = None
+        self.peers.phase.progress_at = now
+        self.gauges.measure_rates(now)
+        allowed = self.groups.oldest_allowed(index)
+        info = self.levels(now) | self.gauges.batch_info(entries, version, allowed, now) | self.gauges.decision(index)
+        heads, actors = [entry.head for entry in entries if entry.head], [entry.pushed_by for entry in entries]
+        batch = messages.Batch(index, version, allowed, actors, pack_heads(heads), info, learner.redo)
+        self.outbox.put(learner.peer, *self.shares.put(batch, heads, frames).share(0))
+        self.shares.answer(self.outbox.put)
+
+    def _serve_part(self, peer: bytes, index: int, version: int, begin: int) -> None:
+        """Send the groups of the wanted batch that are ready, so that the learner can compute gradients early. They
+        stay WAITING: they are served, and recorded, with the whole batch. The first `begin` are sent already."""
+        entries = self.groups.finished_of(index)[begin:]
+        if frames := self._frames(entries):
+            table = pack_heads([each.head for each in entries if each.head])
+            actors, allowed = [each.pushed_by for each in entries], self.groups.oldest_allowed(index)
+            self.outbox.put(peer, messages.Part(index, version, allowed, actors, table, begin), frames)
+            self.peers.learner.parts = begin + len(entries)
+
+    def _frames(self, entries: list[Entry], batch: int | None = None) -> list[Frame]:
+        """The payloads of groups that go out together; `batch` if they are SERVED. Empty if the journal has lost one
+        payload: that group is rolled out again, and the others wait for it."""
+        frames, lost = [], []
+        for entry in entries:
+            try:
+                frames.append(load(entry.payload))
+            except JournalError as error:
+                log.error("group %d will be rolled out again: %s", entry.id, error)
+                lost.append(entry.id)
+        if lost and batch is not None:
+            self.groups.unserve(batch)
+        for group_id in lost:
+            self.groups.requeue(group_id)
+        return [] if lost else frames
+
+    def _stop_learner(self, peer: bytes) -> None:
+        self.peers.learner.wanted = None  # if this message is lost, the learner asks again
+        self.peers.router.send(peer, messages.Stop(drain=self.peers.phase.stopping == "drain"))
+
+    def levels(self, now: float) -> dict[str, object]:
+        """The present gauges, for the metrics of a train step."""
+        found = self.groups.store.levels() | self.gauges.levels()
+        found |= {"buffer/max_bytes": self.max_bytes, "seconds": self.peers.age(now)}
+        if math.isfinite(self.groups.bound.max_staleness):
+            found["staleness/bound"] = int(self.groups.bound.max_staleness)
+        found["rollout/actors"] = len(self.peers.fleet)
+        return self.peers.fleet.metrics() | found  # metrics of actors can't replace the buffer's own
 
 
-def _next_queued(state: RunState, actor: Actor, now: float) -> Entry | None:
-    """The queued group for this actor. A group that failed on it goes to another actor with weights as new, if any."""
-    entry = state.replay.queued_for(actor.version)
-    if entry is None or entry.failed_on != actor.name:
-        return entry
-    others = (each for each in state.fleet.at_work(now) if each is not actor)
-    if not any(each.version >= actor.version for each in others):
-        return entry
-    return state.replay.queued_for(actor.version, not_on=actor.name)
-
-
-def _start(state: RunState, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
-    """Start the group of a plan: returns it, RUNNING, and the samples that its lease carries."""
-    replay = state.replay
-    entry = state.store.first(Stage.DEFERRED) if plan.deferred else None
-    if entry is not None:
-        replay.readmit(entry, plan.launch, plan.need)
-        return entry, replay.assign(entry, actor.name, actor.version)
-    group_id, row, task = state.prompts.next()
-    held = actor.name, actor.version, now
-    return replay.admit(group_id, row, plan.launch, plan.need, *held, plan.redundant, task), {}
-
-
-def _open_batch(state: RunState) -> None:
-    """Fix the size of a batch's groups before the first of them starts."""
-    replay, scheduler = state.replay, state.scheduler
-    batches = replay.bound.batches
-    batch = batches.of(state.store.slots.next)
-    while batches.opened <= batch and scheduler.ready_to_open(batches.opened, state.learner.steps):
-        if batches.opened < batch:  # slots of these are in use, but no event opened them: all have the usual size
-            replay.open_batch(batches.usual, None)
-            continue
-        least, seen = _least_groups(state, batch), state.gauges.take_seen()
-        groups = scheduler.open_batch(state.samples_per_batch, replay.deferred, seen, least)
-        replay.open_batch(groups, scheduler.state_dict())
-        state.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": replay.deferred})
-        if state.store.results:
-            state.gauges.note_decision(batch, state.store.results.metrics())
-
-
-def _least_groups(state: RunState, batch: int) -> int:
-    """The smallest size of this batch with which all deferred and redundant groups are trained before the data ends."""
-    if state.last_batch is None or state.last_batch <= batch:
-        return 0
-    waiting = state.store.count(Stage.DEFERRED) + len(state.store.redundant)
-    return math.ceil(waiting / (state.last_batch - batch))
-
-
-def _view(state: RunState, version: int, running: int) -> View:
-    """What the scheduler may know, for an actor that holds `version`. First opens the batch of the next slot, if that
-    is allowed."""
-    replay = state.replay
-    room = replay.room(version)
-    if room > 0 and state.store.slots.next >= replay.bound.batches.end:
-        _open_batch(state)
-        room = replay.room(version)
-    in_flight = running + state.store.count(Stage.QUEUED)  # started, and the next to get a lease
-    return View(room, in_flight, state.store.count(Stage.DEFERRED), partial(_round, state, version))
-
-
-def _round(state: RunState, version: int) -> Round:
-    store, batches = state.store, state.replay.bound.batches
-    unfinished = store.count(*UNFINISHED) - len(store.redundant)
-    to_come = math.inf
-    lasts = [last for last in (state.last_batch, _drains_to(state)) if last is not None]
-    if lasts:
-        to_come = (min(lasts) - state.learner.steps) * batches.size(state.learner.steps) - len(store.entries)
-    left = batches.first(state.learner.steps + 1) - store.slots.used
-    return Round(
-        left,
-        unfinished,
-        len(store.redundant),
-        to_come,
-        version >= state.replay.bound.batch_version(state.learner.steps),
-    )
-
-
-def send_leases(state: RunState, actor: Actor, all_granted: list[Granted]) -> None:
-    heads, payloads = [], []
-    for lease, left, carried in all_granted:
-        if left is None:
-            continue
-        try:
-            payloads.append(load(left.payload))
-            heads.append((left.head, carried))
-        except JournalError as error:
-            log.error("group %d starts again from its prompt: %s", lease.group_id, error)
-            state.replay.commit(Forget(lease.group_id))
-    state.router.send(actor.peer, messages.Lease([lease for lease, _, _ in all_granted], heads), payloads)
-
-
-def revoke(state: RunState) -> None:
-    """Cancel leases of groups that became too old, or that another actor has finished. For some that became too old,
-    ask the actor for the samples, for people to read."""
-    state.end_hedges()
-    for name, group_id, hand_back in state.replay.take_cancels():
-        if actor := state.fleet.by_name.get(name):
-            if not hand_back:
-                actor.running.pop(group_id, None)
-                state.fleet.ready.touch(actor)
-            asks = state.samples.awaits(group_id, name)
-            state.router.send(actor.peer, messages.Cancel([group_id], hand_back or asks))
-
-
-def _drains_to(state: RunState) -> int | None:
-    """If the run drains: the first batch that will not be trained. Active groups fill the batches before it; new
-    groups complete the last of these. Computed each time, since batch sizes may change."""
-    if state.phase.stopping != "drain":
-        return None
-    batches = state.replay.bound.batches
-    return batches.of(batches.first(state.learner.steps) + len(state.store.entries) - 1) + 1
-
-
-def _completes_a_batch(state: RunState) -> bool:
-    """If the run drains: does the next slot belong to a batch that is still trained?"""
-    last = _drains_to(state)
-    return last is not None and state.store.slots.next < state.replay.bound.batches.first(last)
-
-
-def _can_serve(state: RunState, batch: int) -> bool:
-    """If the run drains: may this batch still come? Not if it is beyond the last batch, or no group is in progress."""
-    last = _drains_to(state)
-    under_way = state.store.count(*UNFINISHED)
-    return last is not None and batch < last and (under_way > 0 or _completes_a_batch(state))
-
-
-# ---- batches --------------------------------------------------------------------------------------------------------
-
-
-def serve(state: RunState, now: float) -> None:
-    """Send the batch that the learner waits for, once it is complete, and ranks their shares."""
-    if state.shares.wanted:
-        state.shares.answer(state.outbox)
-    if state.learner.wanted is None or state.learner.peer is None:
-        return
-    index, version = state.learner.wanted.index, state.learner.wanted.version
-    if index in state.shares.served:  # the message with the batch was lost
-        state.learner.wanted = None
-        state.outbox.put(state.learner.peer, *state.shares.served[index].share(0))
-        return
-    if state.phase.stopping == "now" and index % state.replay.bound.interval == 0:
-        _tell_to_stop(state)
-        return
-    ready = may_train(state.replay, index)
-    entries = state.replay.serve(index, as_finished=state.learner.parts is not None) if ready else []
-    revoke(state)
-    frames = _frames(state, entries, index)
-    if not frames:
-        if ready:
-            _serve_part(state, index, version)
-        if state.phase.stopping == "drain" and not _can_serve(state, index):
-            _tell_to_stop(state)
-        return
-    state.learner.wanted = None
-    state.phase.progress_at = now
-    state.gauges.measure_rates(now)
-    allowed = state.replay.oldest_allowed(index)
-    info = levels(state, now) | state.gauges.batch_info(entries, version, allowed, now)
-    info |= state.gauges.decision(index)
-    heads, actors = [entry.head for entry in entries if entry.head], [entry.pushed_by for entry in entries]
-    batch = messages.Batch(index, version, allowed, actors, pack_heads(heads), info, state.learner.redo)
-    served = state.shares.put(batch, heads, frames)
-    state.outbox.put(state.learner.peer, *served.share(0))
-    state.shares.answer(state.outbox)
-
-
-def _serve_part(state: RunState, index: int, version: int) -> None:
-    """Send the groups of the wanted batch that are ready, so that the learner can compute gradients early. They stay
-    WAITING: they are served, and recorded, with the whole batch."""
-    begin = state.learner.parts
-    if begin is None or state.learner.peer is None:
-        return
-    facts = index, begin, state.store.changes
-    if facts == state.learner.parts_by:
-        return
-    state.learner.parts_by = facts
-    entries = state.replay.finished_of(index)[begin:]
-    if frames := _frames(state, entries):
-        allowed = state.replay.oldest_allowed(index)
-        table = pack_heads([each.head for each in entries if each.head])
-        actors = [each.pushed_by for each in entries]
-        state.outbox.put(state.learner.peer, messages.Part(index, version, allowed, actors, table, begin), frames)
-        state.learner.parts = begin + len(entries)
-
-
-def _frames(state: RunState, entries: list[Entry], batch: int | None = None) -> list[Frame]:
-    """The payloads of groups that go out together; `batch` if they are SERVED. Empty if the journal has lost one
-    payload: that group is rolled out again, and the others wait for it."""
-    frames, lost = [], []
-    for entry in entries:
-        try:
-            frames.append(load(entry.payload))
-        except JournalError as error:
-            log.error("group %d will be rolled out again: %s", entry.id, error)
-            lost.append(entry.id)
-    if lost and batch is not None:
-        state.replay.unserve(batch)
-    for group_id in lost:
-        state.replay.requeue(group_id)
-    return [] if lost else frames
-
-
-def _tell_to_stop(state: RunState) -> None:
-    if state.learner.peer:
-        state.learner.wanted = None  # if this message is lost, the learner asks again
-        state.router.send(state.learner.peer, messages.Stop(drain=state.phase.stopping == "drain"))
+def fair_share(groups: float, sharers: int) -> float:
+    """How many groups one of `sharers` actors may hold if all hold `groups` together, with those that could start.
+    Without this limit the first actor with new weights would take a whole round, and the others would idle."""
+    return groups if math.isinf(groups) else math.ceil(groups / max(1, sharers))

@@ -2,7 +2,6 @@
 
 A record is written as msgpack, [tag, field, ...]; its payload is kept beside it. Readers check the types of all fields.
 If you change a field or its meaning, raise `buffer.segment_file.FORMAT`: an older journal is then refused, not misread.
-Fields that are only added, at the end and with a default, leave older records readable: `READABLE` has their formats.
 """
 
 from __future__ import annotations
@@ -13,9 +12,6 @@ import msgspec
 
 from areal_like.wire.groups import Head
 from areal_like.wire.messages import PartialHead
-from buffer.payloads import Extent, Payload
-from buffer.results import ResultsState
-from buffer.staleness import BatchesState, SlotsState
 
 
 class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=str.lower):
@@ -48,13 +44,6 @@ class Lease(_Record):
     actor: str
     version: int
     resumes: bool
-
-
-class TakeOver(_Record):
-    """The lease of the hedged group's other actor has ended: the group runs on `actor` alone."""
-
-    id: int
-    actor: str
 
 
 class Recall(_Record):
@@ -210,6 +199,17 @@ class Advance(_Record):
     version: int
 
 
+_Extent = tuple[int, int, int, int]
+"""As `buffer.segment_file.Extent`."""
+_Slots = tuple[int, list[int], int, int, int, list[int]]
+"""As `buffer.staleness.Slots.state`."""
+_Batches = tuple[int, int, list[int]]
+"""As `buffer.staleness.Batches.state`."""
+_Prompt = tuple[int, int, bool, list[tuple[float, int]]]
+_Results = tuple[dict[str, list[_Prompt]], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
+"""As `buffer.results.Results.state`."""
+
+
 class Held(msgspec.Struct, array_like=True):
     """One group of a snapshot: fields of `buffer.store.Entry`, and the places of its payloads in the journal."""
 
@@ -228,8 +228,8 @@ class Held(msgspec.Struct, array_like=True):
     pushed_by: str
     was_deferred: bool
     head: Head | None
-    stored: Extent | None
-    left: tuple[PartialHead, Extent] | None
+    stored: _Extent | None
+    left: tuple[PartialHead, _Extent] | None
     task: str = ""
 
 
@@ -246,41 +246,30 @@ class Snapshot(_Record):
     resumed: int
     pushes: int
     staleness_max: int
-    slots: SlotsState
-    batches: BatchesState
+    slots: _Slots
+    batches: _Batches
     scheduler: object
     decided: dict[int, object]
     planned: dict[int, list[int]]
     groups: list[Held]
     tasks: dict[str, dict[str, int]] = {}
-    results: ResultsState | None = None
+    results: _Results | None = None
 
 
 Event = (
-    Admit | Lease | TakeOver | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | Readmit | Drop
+    Admit | Lease | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | Readmit | Drop
     | Filter | Open | Settle | Serve | Unserve | Finish | Replan | ServeAgain | Begin | Branch | Advance | Snapshot
 )  # fmt: skip
-Recorder = Callable[[Event, Payload], Payload]
-"""Records an event before it is applied. Returns the payload in the form to keep: see `Journal.append`."""
-
-
-def record_nothing(event: Event, payload: Payload) -> Payload:
-    """The recorder of a buffer without a journal."""
-    return payload
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
-
-
-class Padding(_Record):
-    """Not an event: fills a block of the disk."""
 
 
 class CopiedPayload(_Record, tag="copy"):
     """Not an event: holds the payload of an older segment."""
 
 
-Written = Event | Padding | CopiedPayload
+Written = Event | CopiedPayload
 encode: Callable[[Written], bytes] = msgspec.msgpack.Encoder().encode
 decode: Callable[[bytes], Written] = msgspec.msgpack.Decoder(Written).decode
 """Raises msgspec.DecodeError if the bytes are not a record of this format."""

@@ -15,11 +15,11 @@ from buffer.store import Entry
 log = logging.getLogger(__name__)
 
 
-MANY_LOST = 8
-"""Lost groups between two train steps that are worth a warning, in batches."""
+MANY_DROPPED = 8
+"""Dropped groups between two train steps that are worth a warning, in batches."""
 
 
-class LostGroups:
+class DroppedGroups:
     """Counts finished groups that will not be trained, by reason, since the last train step. `per_batch`: groups of a
     batch."""
 
@@ -32,10 +32,10 @@ class LostGroups:
         if self._step != step:
             self._step, self.counts = step, Counter()
         self.counts[reason] += 1
-        many, rest = divmod(self.counts.total(), MANY_LOST * self.per_batch)
+        many, rest = divmod(self.counts.total(), MANY_DROPPED * self.per_batch)
         if not rest and many.bit_count() == 1:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common())
-            log.warning("since step %d no batch was trained, and groups were lost: %s", step, reasons)
+            log.warning("since step %d no batch was trained, and finished groups were dropped: %s", step, reasons)
 
 
 class Gauges:
@@ -48,9 +48,9 @@ class Gauges:
         self.trained_seconds: float | None = None
         self.tokens_pushed = self.samples_pushed = 0
         self.refused: Counter[str] = Counter()  # refused groups, by what was wrong with them
-        self.lost = LostGroups()
+        self.dropped = DroppedGroups()
         self.lease_timeouts = 0  # leases revoked because they made no progress
-        self._told = 0
+        self._reported = 0
         self._staleness_sum = 0
         self._staleness_count = 0
         self._rate_at = 0.0
@@ -59,8 +59,20 @@ class Gauges:
         self._seen: list[GroupLengths] = []
         self._decisions: dict[int, dict[str, float]] = {}
 
+    def levels(self) -> dict[str, object]:
+        """Counts and rates, for the metrics of a train step."""
+        refused = {f"refused/{column}": n for column, n in self.refused.items()}
+        return {**self.rates, **refused, "rollout/lease_timeouts": self.lease_timeouts}
+
     def start(self, now: float) -> None:
         self._rate_at = now
+
+    def note_evaluation(self, result: RoundResult | None, seconds: float) -> None:
+        """A round of held-out prompts has ended with `result`, `seconds` after the first lease (None: it has not)."""
+        if result:
+            result["seconds"] = seconds
+            log.info("held-out reward %.3f at version %d", result["reward"], result["version"])
+            self.evaluations.append(result)
 
     def see(self, lengths: GroupLengths) -> None:
         """Record the lengths of a group that ended or was broken off."""
@@ -83,9 +95,9 @@ class Gauges:
     def staleness_mean(self) -> float:
         return self._staleness_sum / max(1, self._staleness_count)
 
-    def tell_again(self, evaluations: int) -> None:
+    def report_again(self, evaluations: int) -> None:
         """Report the last `evaluations` evaluations again, because their batches were not trained."""
-        self._told -= evaluations
+        self._reported -= evaluations
 
     def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, object]:
         """Facts about a batch that only the buffer knows, and evaluations that ended since the last batch.
@@ -103,7 +115,7 @@ class Gauges:
         samples = flight.total()
         self._staleness_sum += _sum(flight) + _sum(queue)
         self._staleness_count += samples
-        fresh, self._told = self.evaluations[self._told :], len(self.evaluations)
+        fresh, self._reported = self.evaluations[self._reported :], len(self.evaluations)
         return (
             {
                 "evaluations": fresh,

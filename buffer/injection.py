@@ -12,6 +12,7 @@ as old as possible. So all first batches come from version 0, and are rolled out
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -22,10 +23,7 @@ from areal_like.config.registry import ConfigError
 from areal_like.run.checkpoints import is_due
 from areal_like.sampling import stream_key, uniforms
 from areal_like.wire.groups import Head
-from buffer.events import Advance
-from buffer.replay import Replay
 from buffer.staleness import Bound, Slots, SlotsState
-from buffer.store import UNFINISHED, Store
 
 _STREAM = 3
 
@@ -91,11 +89,21 @@ class AgedSlots(Slots):
         self.passed = max(self.passed, self._first_of(version))
         self._taken = {slot for slot in self._taken if slot >= self.passed}
 
+    def is_rolled_out(self, unfinished: Iterable[int]) -> bool:
+        return not self.free and not any(self.needs(slot) == self.version for slot in unfinished)
+
+    def may_train(self, batch: int, unfinished: Iterable[int]) -> bool:
+        """The version that the batch publishes must not overtake the version that the actors still need. After a resume
+        only the checkpoint's version exists, so before a checkpoint no slot may need an earlier one."""
+        version = self.bound.batch_version(batch)
+        if is_due(batch + 1, self.checkpoint_every, self.bound.interval):
+            return version == self.version and self.is_rolled_out(unfinished)
+        return version <= self.version or (version == self.version + 1 and self.is_rolled_out(unfinished))
+
     def _first_of(self, version: int) -> int:
         return version * self.bound.interval * self.bound.groups_per_batch
 
     def _open(self, version: int) -> None:
-        self.changes += 1
         self.version = version
         size = self.bound.groups_per_batch
         batches = range(self._first_of(version) // size, self._first_of(version + self.ages.oldest + 1) // size)
@@ -105,13 +113,11 @@ class AgedSlots(Slots):
         self.end = self._first_of(version + self.ages.oldest + 1)
 
     def take(self) -> int:
-        self.changes += 1
         slot = heapq.heappop(self.free)
         self._taken.add(slot)
         return slot
 
     def release(self, slot: int) -> None:
-        self.changes += 1
         self._taken.discard(slot)
         heapq.heappush(self.free, slot)
 
@@ -141,34 +147,8 @@ class AgedSlots(Slots):
         )
 
     def state(self) -> SlotsState:
-        return SlotsState(self.end, list(self.free), self.version, self.floor, self.passed, sorted(self._taken))
+        return self.end, list(self.free), int(self.version), self.floor, self.passed, sorted(self._taken)
 
     def load(self, state: SlotsState) -> None:
-        super().load(state)
-        self.version, self.floor, self.passed, self._taken = state.version, state.floor, state.passed, set(state.taken)
-
-
-def may_announce(replay: Replay, version: int) -> bool:
-    """May the actors get this version? If so, slots that need it are open from now on."""
-    slots = replay.store.slots
-    if isinstance(slots, AgedSlots) and version > slots.version:
-        if not _is_rolled_out(replay.store, slots):
-            return False
-        replay.commit(Advance(version))
-    return True
-
-
-def may_train(replay: Replay, batch: int) -> bool:
-    """May this batch be trained? The version that it publishes must not overtake the version that the actors still
-    need. After a resume only the checkpoint's version exists, so before a checkpoint no slot may need an earlier one.
-    """
-    slots, version = replay.store.slots, replay.bound.batch_version(batch)
-    if not isinstance(slots, AgedSlots):
-        return True
-    if is_due(batch + 1, slots.checkpoint_every, slots.bound.interval):
-        return version == slots.version and _is_rolled_out(replay.store, slots)
-    return version <= slots.version or (version == slots.version + 1 and _is_rolled_out(replay.store, slots))
-
-
-def _is_rolled_out(store: Store, slots: AgedSlots) -> bool:
-    return not slots.free and not any(slots.needs(entry.slot) == slots.version for entry in store.of(*UNFINISHED))
+        self.end, free, self.version, self.floor, self.passed, taken = state
+        self.free, self._taken = list(free), set(taken)

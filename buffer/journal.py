@@ -9,9 +9,8 @@ read back the new segment. A few stragglers must not keep large files. So if les
 payloads are copied to the end of the newest segment: the oldest segments first, at most `COPY_BYTES` at each rotation
 (a larger payload stays where it is). `keep`: delete and copy nothing, for replays.
 
-A crash can tear the last write: `scan` cuts it off and continues. Damage before records that were written later is an
-error, and so is a segment without its snapshot. A full disk leaves the file as it was before the commit, and the
-records wait.
+A crash can tear the last write: `scan` cuts it off and continues. Damage before a later segment is an error, and so is
+a segment without its snapshot. A full disk leaves the file as it was before the commit, and the records wait.
 """
 
 from __future__ import annotations
@@ -23,27 +22,44 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from areal_like.run.run_folder import sync
-from buffer.events import CopiedPayload, Event, Snapshot
-from buffer.payloads import Extent, JournalError, Payload, Read, Stored
+from buffer.events import CopiedPayload, Event, Snapshot, Written, decode, encode
 from buffer.segment_file import (
     MAGIC,
+    Extent,
     Item,
-    Record,
+    JournalError,
+    Payload,
+    Read,
     SegmentFile,
+    Stored,
+    check_size,
     number_of,
-    pack,
     path_of,
     read,
     read_payload,
     write_first,
-    written_later,
 )
 
 log = logging.getLogger(__name__)
 COPY_BYTES = 64 << 20
 __all__ = ["MAGIC", "Journal", "JournalError", "Record"]
+
+
+class Record(NamedTuple):
+    """An event, and its payload."""
+
+    event: Event
+    payload: Payload = b""
+
+
+def pack(event: Written, payload: Payload = b"") -> Item:
+    """The item of an event. Raises JournalError if it is too large for a reader."""
+    return check_size((encode(event), payload))
 
 
 def segments(folder: Path) -> list[Path]:
@@ -244,7 +260,16 @@ def check_payloads(folder: Path, held: Iterable[Stored]) -> None:
 
 
 def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Record]:
-    good, size = yield from read(path, reader(path.parent), check=check)
+    read_back, records = reader(path.parent), read(path, check=check)
+    while True:
+        try:
+            fields, extent = next(records)
+        except StopIteration as end:
+            good, size = end.value
+            break
+        event = _event(path, fields)
+        if not isinstance(event, CopiedPayload):
+            yield Record(event, Stored(read_back, extent=extent) if extent.size else b"")
     if good == size > 0:
         return
     where = f"{path} is damaged at byte {good} of {size}"
@@ -255,13 +280,16 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
             f"{where}, in its snapshot. The snapshot was on disk before the segment began, so no crash has torn it. "
             "Put the file back, or start a new run from a checkpoint"
         )
-    if written_later(path, good, size):
-        raise JournalError(
-            f"{where}, and valid later records follow, so a crash is not the cause. To resume without them, keep "
-            f"a copy and run: truncate -s {good} {path}"
-        )
     log.warning("%s: its writer died; cutting off the last %d bytes, which are torn", path, size - good)
     if repair:
         os.truncate(path, good)
         if good == 0:
             path.write_bytes(MAGIC)
+
+
+def _event(path: Path, fields: bytes) -> Written:
+    """Decode an intact record. Raises JournalError if it is none of our events."""
+    try:
+        return decode(fields)
+    except msgspec.DecodeError as error:
+        raise JournalError(f"{path} has a record of another version of this program ({error})") from None

@@ -1,4 +1,4 @@
-"""The buffer process: builds the parts and runs the controller."""
+"""The buffer process: builds the parts and runs the server."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ from areal_like.run.run_folder import CONFIG, NEXT
 from areal_like.tasks.heldout import sets_of
 from areal_like.wire.bus import Router
 from buffer import recovery
-from buffer.controller import Controller
+from buffer.checks import MOST_ANSWERS, VerifierTimeouts
+from buffer.dispatch import Dispatcher
 from buffer.evaluation import Evaluation, asked
-from buffer.events import record_nothing
 from buffer.gauges import Gauges
+from buffer.groups import GroupManager, record_nothing
 from buffer.injection import AgedSlots, Ages
 from buffer.journal import Journal, JournalError, Recorded, check_payloads, reader, since_snapshot
+from buffer.kept_samples import KeptSamples
 from buffer.outbox import Outbox
-from buffer.playback import Playback
+from buffer.peers import Fleet, Peers
 from buffer.prompts import PromptCursor, shares_of
-from buffer.relays import Relays
-from buffer.replay import Replay
+from buffer.replay_server import ReplayServer
 from buffer.results import Results
-from buffer.run_state import RunState
-from buffer.samplers import asks
+from buffer.samplers import needs_results
 from buffer.schedulers import Scheduler
+from buffer.server import Server
 from buffer.shares import Shares
 from buffer.staleness import Bound, Slots
-from buffer.untrained_samples import UntrainedSamples
-from buffer.verifier_timeouts import MOST_ANSWERS, VerifierTimeouts
 
 log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.001
 """Python's thread switch interval: a fifth of the default, because batches wait for the journal's thread."""
 
 
-def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
+def restore(role: Role, groups: GroupManager) -> tuple[int, Journal | None]:
     """Restore the state from the journal of an earlier process of this run. Returns the number of train steps done, and
     the journal to write to (None: off). Raises JournalError."""
     folder, options = role.run / "journal", role.config.buffer
@@ -60,10 +59,10 @@ def restore(role: Role, replay: Replay) -> tuple[int, Journal | None]:
         journal = Journal(folder, sync=options.journal == "fsync", keep=options.keep_journal)
         sys.setswitchinterval(SWITCH_SECONDS)
     record = journal.append if journal else record_nothing
-    recovery.restore(replay, Recorded(folder), steps, time.monotonic(), record, reader(folder))
-    check_payloads(folder, replay.store.payloads())
+    recovery.restore(groups, Recorded(folder), steps, time.monotonic(), record, reader(folder))
+    check_payloads(folder, groups.store.payloads())
     if found:
-        log.info("restored from the journal: %s; the learner continues at batch %d", replay.store.ledger(), steps)
+        log.info("restored from the journal: %s; the learner continues at batch %d", groups.store.ledger(), steps)
     return steps, journal
 
 
@@ -76,13 +75,13 @@ def other_settings(run: Path) -> str:
     return ", ".join(configs.differences(before, now, ["learner"]))
 
 
-def go_on(scheduler: Scheduler, replay: Replay, gauges: Gauges) -> None:
+def restore_scheduler(scheduler: Scheduler, groups: GroupManager, gauges: Gauges) -> None:
     """Restore the scheduler's state, and the metrics that explain batches to be served (again)."""
-    for batch, held in replay.store.decided.items():
-        scheduler.load_state_dict(held)
+    for batch, state in groups.store.decided.items():
+        scheduler.load_state_dict(state)
         gauges.note_decision(batch, scheduler.metrics())
-    if replay.store.scheduler:
-        scheduler.load_state_dict(replay.store.scheduler)
+    if groups.store.scheduler:
+        scheduler.load_state_dict(groups.store.scheduler)
 
 
 def verifier_of(task: Spec) -> str:
@@ -91,46 +90,46 @@ def verifier_of(task: Spec) -> str:
     return f"{task.name} (task.reward={as_spec(reward)['name']})" if reward else str(task.name)
 
 
-def build_replay(config: Config, scheduler: Scheduler) -> Replay:
-    """An empty replay buffer with the policies of the config."""
+def build_groups(config: Config, scheduler: Scheduler) -> GroupManager:
+    """An empty buffer with the policies of the config."""
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
     policy, group_filter = bind("policy", config.policy), bind("filter", config.filter)
     ages = configs.select(config, "inject_staleness")
     slots = Slots() if ages is None else AgedSlots(Ages(ages, config.run.seed), bound, config.checkpoint.every)
-    results = Results() if asks(bind("sampler", config.sampler)) else None
+    results = Results() if needs_results(bind("sampler", config.sampler)) else None
     resume = config.partial_rollout == "resume"
-    return Replay(bound, policy, config.staleness_policy, group_filter, resume, slots, results)
+    return GroupManager(bound, policy, config.staleness_policy, group_filter, resume, slots, results)
 
 
-def build_state(
-    config: Config, task: Task, router: Router, outbox: Outbox, replay: Replay, scheduler: Scheduler
-) -> RunState:
-    """The buffer's state when a run begins. A simulation brings its own router."""
-    held, sampler = replay.store, bind("sampler", config.sampler)
-    state = RunState(
-        router,
+def build_dispatcher(
+    config: Config, task: Task, router: Router, outbox: Outbox, groups: GroupManager, scheduler: Scheduler
+) -> Dispatcher:
+    """What decides in the run of a config. A simulation brings its own router."""
+    store, sampler = groups.store, bind("sampler", config.sampler)
+    actors = configs.actors_of(config)
+    fanout = actors if config.weights.fanout is None else config.weights.fanout
+    return Dispatcher(
+        Peers(router, actors, fleet=Fleet(fanout)),
+        groups,
         outbox,
-        replay,
         scheduler,
-        PromptCursor(shares_of(task), config.run.seed, held.admitted, sampler, held.results),
+        PromptCursor(shares_of(task), config.run.seed, store.admitted, sampler, store.results),
         Evaluation(asked(sets_of(config, task))),
-        configs.actors_of(config),
         config.buffer.max_bytes,
         last_batch=config.run.steps,
         shares=Shares(configs.ranks_of(config)),
-        verifiers=VerifierTimeouts(verifier_of(config.task), config.rewards.timeout, config.rewards.max_timeouts),
-        relays=Relays(configs.actors_of(config) if config.weights.fanout is None else config.weights.fanout),
     )
-    state.verifiers.window = min(state.samples_per_batch, MOST_ANSWERS)
-    return state
 
 
-def build_controller(config: Config, state: RunState) -> Controller:
-    return Controller(
-        state,
+def build_server(config: Config, dispatcher: Dispatcher, samples: KeptSamples | None = None) -> Server:
+    name, window = verifier_of(config.task), min(dispatcher.samples_per_batch, MOST_ANSWERS)
+    return Server(
+        dispatcher,
         heartbeat_timeout=config.buffer.heartbeat_timeout,
         lease_timeout=config.buffer.lease_timeout,
         ready_timeout=config.launcher.get("ready_timeout", math.inf),
+        verifiers=VerifierTimeouts(name, config.rewards.timeout, config.rewards.max_timeouts, window),
+        samples=samples,
     )
 
 
@@ -139,22 +138,21 @@ def main(role: Role) -> None:
     router = Router(role.endpoint("buffer"), role.keys)
     if config.replay:
         role.offer("buffer", router.endpoint)
-        Playback(router, Path(config.replay) / "journal", config.weight_sync_interval, ranks).run()
+        ReplayServer(router, Path(config.replay) / "journal", config.weight_sync_interval, ranks).run()
     task: Task = build("task", config.task, config.run.seed)
     scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
-    replay = build_replay(config, scheduler)
-    steps, journal = restore(role, replay)
+    groups = build_groups(config, scheduler)
+    steps, journal = restore(role, groups)
     if why := other_settings(role.run):
-        lost = replay.branch_off(steps, why)
-        log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, lost)
-    state = build_state(config, task, router, Outbox(router, journal), replay, scheduler)
-    state.learner.steps = state.gauges.since_step = steps
-    state.folder, state.samples = role.run, UntrainedSamples(role.run, config.run, steps)
-    go_on(scheduler, replay, state.gauges)
-    controller = build_controller(config, state)
+        redone = groups.branch_off(steps, why)
+        log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, redone)
+    dispatcher = build_dispatcher(config, task, router, Outbox(router, journal), groups, scheduler)
+    dispatcher.peers.learner.steps = steps
+    restore_scheduler(scheduler, groups, dispatcher.gauges)
+    server = build_server(config, dispatcher, KeptSamples(role.run, config.run, steps))
     role.offer("buffer", router.endpoint)
     try:
-        controller.run()
+        server.run()
     finally:
         router.close()
 

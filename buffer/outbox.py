@@ -13,7 +13,7 @@ from areal_like.wire.frames import Payloads
 from areal_like.wire.messages import Message
 from buffer.events import Snapshot
 from buffer.journal import Journal
-from buffer.payloads import JournalError, Stored
+from buffer.segment_file import JournalError, Stored
 
 log = logging.getLogger(__name__)
 COMMIT_POLL_SECONDS = 0.001

@@ -1,11 +1,16 @@
-"""Which groups make the next batch. Pure functions: (waiting, missing, want, *, knobs) → ids in batch order, or ().
+"""Which groups make the next batch, and which finished groups are worth training on. Pure functions.
+
+Batch policies: (waiting, missing, want, *, knobs) → ids in batch order, or ().
 
     in_order   the order of admission (that of the prompts); waits for stragglers; can't break the bound
     fifo       first finished, first trained; never waits for a straggler
     windowed   the group that expires first; equally urgent groups as in fifo
     priority   by a user's function
 
-A policy states a preference. The other groups must still fit under the staleness bound: `Replay.serve` ensures it.
+A policy states a preference. The other groups must still fit under the staleness bound (`GroupManager.serve`).
+
+Filters: (rewards, lengths, *, knobs) → "" to keep, or a reason. `rewards` and `lengths` (response tokens) have one
+entry per sample of a group. A filtered group counts under its reason, and its slot goes to another prompt at once.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence, Set
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from areal_like.wire.groups import Head
 
@@ -82,9 +87,28 @@ def _first(waiting: Sequence[Waiting], want: int, key: Key, highest: bool = Fals
 def _function(path: str) -> Key:
     module, colon, name = path.partition(":")
     if not (colon and module and name):
-        raise ValueError(f"policy.key={path}: name a function as module:Name")
+        raise ValueError(f"batch_policy.key={path}: name a function as module:Name")
     try:
         key: Key = getattr(importlib.import_module(module), name)
         return key
     except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"policy.key={path}: {error}") from None
+        raise ValueError(f"batch_policy.key={path}: {error}") from None
+
+
+# ---- filters ---------------------------------------------------------------------------------------------------------
+
+
+def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:
+    """Keep all."""
+    return ""
+
+
+def zero_variance(
+    rewards: Sequence[float], lengths: Sequence[int], *, tolerance: Annotated[float, "[0, inf)"] = 0.0
+) -> str:
+    """Leave out groups whose rewards are all equal, up to `tolerance`: their advantages are zero.
+
+    This is dynamic sampling of DAPO (arXiv 2503.14476, section 3.2). DAPO asks 0 < number of correct answers < group
+    size; for rewards of 0 and 1 that is the same.
+    """
+    return "zero variance" if max(rewards) - min(rewards) <= tolerance else ""

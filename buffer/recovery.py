@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from buffer.events import Begin, Finish, Recorder, Serve, ServeAgain, Snapshot, record_nothing
+from buffer.events import Begin, Finish, Serve, ServeAgain, Snapshot
+from buffer.groups import GroupManager, Recorder, record_nothing
 from buffer.journal import Record
-from buffer.payloads import JournalError, Read, cannot_read
-from buffer.replay import Replay
+from buffer.segment_file import JournalError, Read, cannot_read
 from buffer.store import Stage
 
 
@@ -50,21 +50,21 @@ def history(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def restore(
-    replay: Replay,
+    groups: GroupManager,
     records: Iterable[Record],
     next_batch: int,
     now: float,
     record: Recorder = record_nothing,
     read: Read = cannot_read,
 ) -> None:
-    """Bring an empty Replay to the state after `records` of an earlier process, then begin. The learner's checkpoint
-    has the batches before `next_batch`; later training is undone.
+    """Bring empty `groups` to the state after `records` of an earlier process, then begin. The learner's checkpoint has
+    the batches before `next_batch`; later training is undone.
 
     Call it even without records. From then on `record` gets all events: first `Finish` of batches that were trained but
     not recorded before the crash, then `Begin`. `read` reads the payloads that a snapshot names, when they are needed.
     Raises JournalError.
     """
-    store = replay.store
+    store = groups.store
     store.read = read
     for each in standing(records, next_batch):
         store.apply(each.event, each.payload, now)
@@ -74,7 +74,11 @@ def restore(
             f"the journal continues after {store.trained} trained groups, but the newest checkpoint, of step "
             f"{next_batch}, has {held} of them: a newer checkpoint is missing. Put it back, or start a new run"
         )
-    replay.record = record
+    groups.record = record
     for batch in sorted({entry.batch for entry in store.of(Stage.SERVED) if entry.batch < next_batch}):
-        replay.finish(batch)  # trained, but the crash came before the buffer recorded it
-    replay.commit(Begin(next_batch))
+        groups.finish(batch)  # trained, but the crash came before the buffer recorded it
+    if store.trained < held:
+        raise JournalError(
+            f"the journal has {store.trained} trained groups, the checkpoint {held}: later records are lost"
+        )
+    groups.commit(Begin(next_batch))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,20 +68,11 @@ def rate_of(rewards: Iterable[float]) -> float:
     return float(np.clip(np.fromiter(rewards, np.float64), 0.0, 1.0).mean())
 
 
-class _Prompt(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    row: int
-    draws: int
-    free: bool
-    results: list[tuple[float, int]]
-
-
-class ResultsState(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """`Results` in a snapshot: the prompts of each task, the groups without a result (id → task, row), and the results
-    that are not visible yet (group, task, row, rate, samples)."""
-
-    tasks: dict[str, list[_Prompt]]
-    awaited: dict[int, tuple[str, int]]
-    fresh: list[tuple[int, str, int, float, int]]
+PromptState = tuple[int, int, bool, list[tuple[float, int]]]
+"""Row, draws, free, and results (rate, samples), newest first."""
+ResultsState = tuple[dict[str, list[PromptState]], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
+"""The prompts of each task, the groups without a result (id → task, row), and the results that are not visible yet
+(group, task, row, rate, samples)."""
 
 
 class _Task:
@@ -120,19 +110,19 @@ class _Task:
             column.flags.writeable = False  # of this view
         return Known(**seen, new=max(0, size - len(self.places)))
 
-    def state(self) -> list[_Prompt]:
-        known, found = self.known(0), []
+    def state(self) -> list[PromptState]:
+        known, found = self.known(0), list[PromptState]()
         for rates, answers, draws, free, row in zip(*known[:5], strict=True):
             results = [(float(r), int(n)) for r, n in zip(rates, answers, strict=True) if n]
-            found.append(_Prompt(int(row), int(draws), bool(free), results))
+            found.append((int(row), int(draws), bool(free), results))
         return found
 
-    def load(self, prompts: Sequence[_Prompt]) -> None:
-        for prompt in prompts:
-            place = self.place(prompt.row)
-            self.columns["draws"][place], self.columns["free"][place] = prompt.draws, prompt.free
-            for rate, answers in reversed(prompt.results):
-                self.add(prompt.row, rate, answers)
+    def load(self, prompts: Sequence[PromptState]) -> None:
+        for row, draws, free, results in prompts:
+            place = self.place(row)
+            self.columns["draws"][place], self.columns["free"][place] = draws, free
+            for rate, answers in reversed(results):
+                self.add(row, rate, answers)
 
 
 def _doubled(name: str, column: np.ndarray) -> np.ndarray:
@@ -200,10 +190,11 @@ class Results:
 
     def state(self) -> ResultsState:
         tasks = {name: columns.state() for name, columns in self._tasks.items()}
-        return ResultsState(tasks, dict(self._awaited), list(self._fresh))
+        return tasks, dict(self._awaited), list(self._fresh)
 
     def load(self, state: ResultsState) -> None:
+        tasks, awaited, fresh = state
         self._tasks = {}
-        for name, prompts in state.tasks.items():
+        for name, prompts in tasks.items():
             self._task(name).load(prompts)
-        self._awaited, self._fresh = dict(state.awaited), list(state.fresh)
+        self._awaited, self._fresh = dict(awaited), list(fresh)

@@ -4,9 +4,7 @@
 and the group's id. So the choice follows from recorded events, and the audit makes it again. In a mixture the ratios
 decide whose turn it is, and the sampler chooses within that task.
 
-All samplers can retire solved prompts: those whose newest `retire_after` results were all at least `retire_at`. When
-nothing else is left, retired prompts are drawn again. A sampler trains preferred prompts more often than they occur in
-the data: `areal-like ledger` shows this bias.
+A sampler trains preferred prompts more often than they occur in the data: `areal-like ledger` shows this bias.
 """
 
 from __future__ import annotations
@@ -18,31 +16,23 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from buffer.results import CLASSES, EASY, HARD, RIGHT, Known, classes, pass_rates, weighed
+from buffer.results import CLASSES, EASY, HARD, RIGHT, Known, classes, pass_rates
 from buffer.results import NEW as UNMEASURED
 
 NEW = -1
 """The choice of the next prompt that was never drawn. Allowed if `known.new` is above 0."""
 Sampler = Callable[[Known, np.random.Generator], int]
 Places = NDArray[np.int64]
-_MOST_NEW = 10**8  # numpy's hypergeometric takes less than 10^9
+MOST_CANDIDATES = 4096
+"""A lease looks at this many prompts: its time does not grow with the data."""
 
 
-def in_order(
-    known: Known,
-    dice: np.random.Generator,
-    *,
-    retire_at: Annotated[float, "(0, 1]"] | None = None,
-    retire_after: Annotated[int, "[1, 4]"] = 2,
-) -> int:
-    """Every prompt once per epoch, in an order shuffled for each.
-
-    Without `retire_at` the order follows from the seed alone: `buffer.prompts` computes it, and nothing is recorded.
-    With it: new prompts first, then those that were drawn least.
-    """
+def in_order(known: Known, dice: np.random.Generator) -> int:
+    """Every prompt once per epoch, in an order shuffled for each. `buffer.prompts` computes this order from the seed
+    alone, and records nothing; this function draws new prompts first, then those that were drawn least."""
     if known.new:
         return NEW
-    allowed = drawable(known, retire_at, retire_after)
+    allowed = drawable(known, dice)
     draws = known.draws[allowed]
     return int(dice.choice(allowed[draws == draws.min()]))
 
@@ -58,8 +48,6 @@ def pass_rate_pools(  # noqa: PLR0913 (knobs)
     easy: Annotated[float, "[0, inf)"] = 0.1,
     hard: Annotated[float, "[0, inf)"] = 0.1,
     memory: Annotated[float, "[0, 1]"] = 0.5,
-    retire_at: Annotated[float, "(0, 1]"] | None = None,
-    retire_after: Annotated[int, "[1, 4]"] = 2,
 ) -> int:
     """Prompts in pools by pass rate: hard (at most `hard_to`), easy (at least `easy_from`), right (between), new.
 
@@ -67,8 +55,9 @@ def pass_rate_pools(  # noqa: PLR0913 (knobs)
     part to the others. Within a pool all prompts are equally likely. `memory`: an earlier result counts that many times
     as much as the next one.
     """
-    allowed = drawable(known, retire_at, retire_after)
-    kinds = classes(pass_rates(known, memory)[allowed], hard_to, easy_from)
+    allowed = drawable(known, dice)
+    seen = known._replace(rates=known.rates[allowed], answers=known.answers[allowed])
+    kinds = classes(pass_rates(seen, memory), hard_to, easy_from)
     pools = {name: allowed[kinds == CLASSES.index(name)] for name in (RIGHT, EASY, HARD)}
     unmeasured = allowed[kinds == CLASSES.index(UNMEASURED)]  # drawn, but dropped before a result
     wanted = {UNMEASURED: new, RIGHT: right, EASY: easy, HARD: hard}
@@ -81,49 +70,15 @@ def pass_rate_pools(  # noqa: PLR0913 (knobs)
     return int(dice.choice(pools[pool]))
 
 
-def thompson(
-    known: Known,
-    dice: np.random.Generator,
-    *,
-    target: Annotated[float, "[0, 1]"] = 0.5,
-    candidates: Annotated[int, "[1, inf)"] = 32,
-    memory: Annotated[float, "[0, 1]"] = 0.5,
-    retire_at: Annotated[float, "(0, 1]"] | None = None,
-    retire_after: Annotated[int, "[1, 4]"] = 2,
-) -> int:
-    """Thompson sampling over pass rates, as MoPPS (arXiv 2507.04632) has it: each prompt's pass rate has a Beta
-    posterior; draw a rate from that of each of `candidates` random prompts, and take the one nearest to `target`.
-
-    The prior is Beta(1, 1). `memory`: an earlier result counts that many times as much as the next one, since the model
-    has changed. A prompt that was never drawn is a candidate like any other.
-    """
-    allowed = drawable(known, retire_at, retire_after)
-    most = min(candidates, len(allowed) + known.new)
-    fresh = int(dice.hypergeometric(min(known.new, _MOST_NEW), len(allowed), most)) if known.new else 0
-    chosen = dice.choice(allowed, most - fresh, replace=False) if most > fresh else allowed[:0]
-    right, answers = (np.append(each[chosen], np.zeros(fresh)) for each in weighed(known, memory))
-    nearest = int(np.argmin(np.abs(dice.beta(1 + right, 1 + answers - right) - target)))
-    return int(chosen[nearest]) if nearest < len(chosen) else NEW
+def drawable(known: Known, dice: np.random.Generator) -> Places:
+    """Places of prompts that may be drawn again: free ones, at most MOST_CANDIDATES by chance. If there are none, and
+    no new prompts, also those in progress: a run continues until its last step."""
+    count = len(known.rows)
+    places = np.arange(count) if count <= MOST_CANDIDATES else dice.integers(count, size=MOST_CANDIDATES)
+    free = places[known.free[places]]
+    return free if known.new or len(free) else places
 
 
-def solved(known: Known, retire_at: float | None, retire_after: int) -> NDArray[np.bool_]:
-    """Which prompts are retired, bool (n,)."""
-    if retire_at is None:
-        return np.zeros(len(known.draws), np.bool_)
-    found: NDArray[np.bool_] = np.logical_and.reduce(known.rates[:, :retire_after] >= retire_at, axis=1)
-    return found
-
-
-def drawable(known: Known, retire_at: float | None, retire_after: int) -> Places:
-    """Places of the prompts that may be drawn again: free ones that are not retired. If there are none, and no new
-    prompts, also those in progress, and at last retired ones: a run continues until its last step."""
-    unsolved = ~solved(known, retire_at, retire_after)
-    for allowed in (known.free & unsolved, unsolved, known.free):
-        if known.new or allowed.any():
-            return np.flatnonzero(allowed)
-    return np.arange(len(known.draws))
-
-
-def asks(sampler: partial[int]) -> bool:
+def needs_results(sampler: partial[int]) -> bool:
     """Does the sampler need recorded results? The default order does not."""
-    return sampler.func is not in_order or sampler.keywords.get("retire_at") is not None
+    return sampler.func is not in_order

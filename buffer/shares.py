@@ -7,13 +7,12 @@ nothing counts twice. It can be sent again until the batch is trained. Groups st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from areal_like.wire.frames import Frame, Payloads, WireError
 from areal_like.wire.groups import Head, pack_heads
 from areal_like.wire.messages import Batch
-from buffer.outbox import Outbox
 
 
 def split(tokens: Sequence[int], ranks: int) -> list[list[int]]:
@@ -89,9 +88,9 @@ class Shares:
         """Remove this batch and all later ones: they will not be trained as served. Returns them."""
         return [self.served.pop(each) for each in sorted(self.served) if each >= index]
 
-    def answer(self, outbox: Outbox) -> None:
+    def answer(self, send: Callable[[bytes, Batch, Payloads], None]) -> None:
         """Send the other ranks those wanted shares whose batch is served."""
         for rank, (peer, index) in list(self.wanted.items()):
             if index in self.served:
                 del self.wanted[rank]
-                outbox.put(peer, *self.served[index].share(rank))
+                send(peer, *self.served[index].share(rank))

@@ -23,28 +23,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
 from areal_like.wire.groups import Head
-
-
-class BatchesState(msgspec.Struct, array_like=True):
-    """`Batches` in a snapshot."""
-
-    usual: int
-    first: int
-    firsts: list[int]
-
-
-class SlotsState(msgspec.Struct, array_like=True):
-    """`Slots` in a snapshot; only `buffer.injection` uses the fields after `free`."""
-
-    end: int
-    free: list[int]
-    version: int = 0
-    floor: int = 0
-    passed: int = 0
-    taken: list[int] = []
 
 
 class Batches:
@@ -97,12 +76,13 @@ class Batches:
         if gone > 0:
             self._batch, self._firsts = self._batch + gone, self._firsts[gone:]
 
-    def state(self) -> BatchesState:
-        """For `load`."""
-        return BatchesState(self.usual, self._batch, list(self._firsts))
+    def state(self) -> tuple[int, int, list[int]]:
+        """(usual, first batch, first slots), for `load`."""
+        return self.usual, self._batch, list(self._firsts)
 
-    def load(self, state: BatchesState) -> None:
-        self.usual, self._batch, self._firsts = state.usual, state.first, list(state.firsts)
+    def load(self, state: tuple[int, int, list[int]]) -> None:
+        self.usual, self._batch, firsts = state
+        self._firsts = list(firsts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +121,18 @@ class Bound:
         return version >= self.oldest(slot)
 
 
+SlotsState = tuple[int, list[int], int, int, int, list[int]]
+"""(end, free, version, floor, passed, taken); only `buffer.injection` uses the fields after `free`."""
+
+
 @dataclass(slots=True)
 class Slots:
-    """`end`: all slots below it were taken once. `free`: heap of slots that a group left untrained. `changes`: counts
-    slots taken and released."""
+    """`end`: all slots below it were taken once. `free`: heap of slots that a group left untrained. `version` and the
+    methods from `begin` on are for `buffer.injection.AgedSlots`, which opens slots to one version at a time."""
 
     end: int = 0
     free: list[int] = field(default_factory=list)
-    changes: int = field(default=0, compare=False)
+    version: float = math.inf
 
     @property
     def next(self) -> int:
@@ -161,29 +145,43 @@ class Slots:
         return self.end - len(self.free)
 
     def take(self) -> int:
-        self.changes += 1
         if self.free:
             return heapq.heappop(self.free)
         self.end += 1
         return self.end - 1
 
     def release(self, slot: int) -> None:
-        self.changes += 1
         heapq.heappush(self.free, slot)
 
     def reset(self, end: int) -> None:
         """All slots below `end` are in use or trained."""
         self.end, self.free = end, []
 
+    def open_to(self, version: int, deadline: float) -> float:
+        """How many slots an actor with weights of `version` may fill: those below the `deadline` of that version."""
+        fresh = max(0, deadline - self.end)
+        return fresh + sum(slot < deadline for slot in self.free) if self.free else fresh
+
+    def state(self) -> SlotsState:
+        """For `load`."""
+        return self.end, list(self.free), 0, 0, 0, []
+
+    def load(self, state: SlotsState) -> None:
+        self.end, self.free = state[0], list(state[1])
+
     def begin(self, version: int) -> None:
         """The run begins, or resumes after a crash, with weights of `version`."""
 
-    def advance(self, version: int) -> None:
-        """Open only slots that need `version`: see `buffer.injection`."""
+    def is_rolled_out(self, unfinished: Iterable[int]) -> bool:
+        """Are all groups of `version` done? `unfinished`: slots of groups that are not."""
+        return True
 
-    def open_to(self, version: int, deadline: float) -> float:
-        """How many slots an actor with weights of `version` may fill: those below the `deadline` of that version."""
-        return self.below(deadline)
+    def advance(self, version: int) -> None:
+        """The actors get `version`."""
+
+    def may_train(self, batch: int, unfinished: Iterable[int]) -> bool:
+        """May `batch` be trained, while the groups in the slots `unfinished` run?"""
+        return True
 
     def fits(self, slot: int, version: int) -> bool:
         """May a group in `slot` start on `version`, apart from the bound?"""
@@ -198,18 +196,6 @@ class Slots:
 
     def check_memory(self, limit: int) -> None:
         """Called when the buffer holds more than `limit` bytes. Raises if waiting would never free memory."""
-
-    def state(self) -> SlotsState:
-        """For `load`."""
-        return SlotsState(self.end, list(self.free))
-
-    def load(self, state: SlotsState) -> None:
-        self.end, self.free = state.end, list(state.free)
-
-    def below(self, deadline: float) -> float:
-        """How many slots below `deadline` can be taken (may be inf)."""
-        fresh = max(0, deadline - self.end)
-        return fresh + sum(slot < deadline for slot in self.free) if self.free else fresh
 
 
 @dataclass(frozen=True, slots=True)

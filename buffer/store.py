@@ -21,7 +21,7 @@ longer get a slot is deferred: it joins a queue, first in, first out, from which
 RECALLED may have a slot; RUNNING, QUEUED, WAITING and SERVED have one; REDUNDANT and DEFERRED have none. A group that
 leaves untrained gives its slot back, and the next one takes the lowest that is free.
 
-Only `Store.apply` changes the store (but for notes on leases, which no restart keeps). `buffer.replay` decides and
+Only `Store.apply` changes the store (but for notes on leases, which no restart keeps). `buffer.groups` decides and
 makes an event, the journal writes it, the store applies it. After a crash `buffer.recovery` applies the same events.
 Conservation holds after every event: admitted = trained + filtered + dropped (by reason) + active.
 """
@@ -33,14 +33,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain
 from typing import NotRequired, TypedDict
 
+import numpy as np
+
+from areal_like.wire.columns import FINISHES, RUN
 from areal_like.wire.groups import Head
+from areal_like.wire.messages import PartialHead
+from areal_like.wire.partials import CALL, samples_of, versions_of
 from buffer import events
-from buffer.partial_group import PartialGroup
-from buffer.payloads import Extent, Payload, Read, Stored, cannot_read
 from buffer.results import Results
+from buffer.segment_file import Extent, Payload, Read, Stored, cannot_read
 from buffer.staleness import Bound, Slots
 
 NO_SLOT = -1
@@ -48,12 +53,13 @@ SLACK = 64
 """A heap is rebuilt when its outdated items exceed the number of groups by more than this."""
 
 
-COUNTED = (
+SNAPSHOT_FIELDS = (
     *("admitted", "trained", "requeued", "resumed", "pushes", "staleness_max"),
     *("scheduler", "decided", "planned"),
 )
-KEPT = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
+SNAPSHOT_ENTRY_FIELDS = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
 """Fields of a store, and of an entry, that a snapshot has under the same names."""
+_ABORTED = FINISHES.index("abort")
 
 
 class Stage(StrEnum):
@@ -78,6 +84,43 @@ REPORTED_STAGES = {
     "served": (Stage.SERVED,),
 }
 """Stages as they are reported to people."""
+
+
+@dataclass(frozen=True)
+class PartialGroup:
+    """What an actor handed back of a group, undecoded (see `areal_like.wire.partials`), until another lease continues
+    it. A lease may carry a sample only if the bound lets all its tokens be trained in the group's slot."""
+
+    head: PartialHead
+    payload: Payload
+
+    def usable(self, least: float) -> dict[int, int]:
+        """Sample index → version of its oldest token, for samples without a token of before `least`."""
+        return {index: min(made) for index, made in versions_of(self.head).items() if min(made) >= least}
+
+    @cached_property
+    def lengths(self) -> dict[int, tuple[int, bool]]:
+        """Sample index → response tokens so far, and whether the sample was cut; for samples that have begun."""
+        tokens, calls = Counter[int](), np.frombuffer(self.head.calls, CALL)
+        for index, n in zip(samples_of(self.head), np.frombuffer(self.head.runs, RUN)["n"].tolist(), strict=True):
+            tokens[index] += n
+        aborted = set(calls["sample"][calls["finish"] == _ABORTED].tolist())
+        return {index: (count, index in aborted) for index, count in tokens.items()}
+
+    @property
+    def ended(self) -> int:
+        """Samples that have begun and were not cut."""
+        return sum(not cut for _, cut in self.lengths.values())
+
+    @property
+    def newest(self) -> int:
+        """Version of its newest token."""
+        return max(self.head.digests)
+
+    @property
+    def oldest(self) -> int:
+        """Version of its oldest token."""
+        return min(self.head.digests)
 
 
 @dataclass(slots=True)
@@ -105,7 +148,8 @@ class Entry:
     task: str = ""  # of a mixture
     cut: tuple[int, ...] = ()  # tokens of samples that it did not wait for
 
-    # Notes on its leases, by `buffer.handlers`, `.deadlines`, `.run_state` and `.fleet`; not kept over a restart.
+    # Notes on its leases, by `buffer.server`, `.deadlines` and `.dispatch`; not kept over a restart.
+    moved_at: float = 0.0  # when it was leased or last made progress
     holders: tuple[str, ...] = ()  # all actors that had a lease of it, the present one included
     refused: int = 0  # refused pushes
     timeouts: int = 0  # leases revoked because they made no progress
@@ -220,14 +264,12 @@ class Store:
     """`entries`: active groups by id. `redundant`: those with a lease and no slot. `planned`: batch → ids, of batches
     from before a crash that will be served again; `replans`: how often such plans became void. `scheduler`: the
     scheduler's state when the last batch was opened; `decided`: the same for each open batch that is not trained.
-    `changes`: number of events; while it is the same, decisions from the store alone stay valid. `read`: reads the
-    payloads that a snapshot names. `results`: what samplers draw by (None: nobody needs it)."""
+    `read`: reads the payloads that a snapshot names. `results`: what samplers draw by (None: nobody needs it)."""
 
     def __init__(self, bound: Bound, slots: Slots | None = None, results: Results | None = None):
         self.bound, self.slots = bound, slots or Slots()
         self.read: Read = cannot_read
         self.entries: dict[int, Entry] = {}
-        self.changes = 0
         self.admitted = self.trained = self.requeued = self.resumed = 0
         self.filtered: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -245,7 +287,6 @@ class Store:
 
     def apply(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
         """Change the store as `event` says. Raises EventError if the event does not fit the store."""
-        self.changes += 1
         try:
             self._appliers[type(event)](event, payload, now)
         except KeyError as error:
@@ -259,6 +300,10 @@ class Store:
 
     def count(self, *stages: Stage) -> int:
         return sum(map(len, map(self._in.__getitem__, stages)))
+
+    def held_by(self, actor: str) -> dict[int, Entry]:
+        """The groups that this actor has a lease of, by id."""
+        return self._held.get(actor, {})
 
     def first(self, stage: Stage) -> Entry | None:
         """The group that has been in a stage for the longest time."""
@@ -300,6 +345,16 @@ class Store:
             found["tasks"] = {task: ledger_of(counts, active[task]) for task, counts in self.tasks.items()}
         return found
 
+    def levels(self) -> dict[str, object]:
+        """Counts of groups by stage and by fate, for metrics."""
+        found: dict[str, object] = {f"buffer/{name}": self.count(*stages) for name, stages in REPORTED_STAGES.items()}
+        found |= {"ledger/admitted": self.admitted, "ledger/trained": self.trained, "ledger/active": len(self.entries)}
+        found |= {f"ledger/filtered/{reason}": n for reason, n in self.filtered.items()}
+        found |= {f"ledger/dropped/{reason}": n for reason, n in self.dropped.items()}
+        for task, counts in self.tasks.items():
+            found |= {f"ledger_of/{task}/{fate.replace(': ', '/')}": n for fate, n in counts.items()}
+        return found | {"buffer/bytes": self.bytes}
+
     def _count(self, entry: Entry, fate: str) -> None:
         if entry.task:
             self.tasks.setdefault(entry.task, Counter())[fate] += 1
@@ -328,44 +383,41 @@ class Store:
         if event.resumes:
             self.resumed += 1
         else:
-            self._keep(entry, None)
+            self._set_partial(entry, None)
         entry.leased_to(event.actor)
         entry.lease_version, entry.cut = event.version, ()
         self._move(entry, Stage.RUNNING)
-
-    def _takeover(self, event: events.TakeOver, *_: object) -> None:
-        self.entries[event.id].leased_to(event.actor)
 
     def _recall(self, event: events.Recall, *_: object) -> None:
         self._move(self.entries[event.id], Stage.RECALLED)
 
     def _requeue(self, event: events.Requeue, *_: object) -> None:
-        self._break_off(self.entries[event.id])
+        self._abort_lease(self.entries[event.id])
 
     def _handback(self, event: events.HandBack, payload: Payload, _: float) -> None:
         entry = self.entries[event.id]
-        self._keep(entry, PartialGroup(event.head, payload))
-        self._break_off(entry)
+        self._set_partial(entry, PartialGroup(event.head, payload))
+        self._abort_lease(entry)
 
-    def _break_off(self, entry: Entry) -> None:
+    def _abort_lease(self, entry: Entry) -> None:
         """The group's lease, or its push, is void. A group without a slot is deferred."""
         self.bytes -= len(entry.payload)
-        entry.actor, entry.head, entry.payload = "", None, b""
+        entry.head, entry.payload = None, b""
         if entry.slot == NO_SLOT:
-            self._put_off(entry)
+            self._enqueue(entry)
             return
         self._move(entry, Stage.QUEUED)
         self.requeued += 1
 
     def _forget(self, event: events.Forget, *_: object) -> None:
-        self._keep(self.entries[event.id], None)
+        self._set_partial(self.entries[event.id], None)
 
     def _leaveout(self, event: events.LeaveOut, *_: object) -> None:
         self.entries[event.id].cut = event.cut
 
     def _push(self, event: events.Push, payload: Payload, now: float) -> None:
         entry = self.entries[event.head.id]
-        self._keep(entry, None)
+        self._set_partial(entry, None)
         entry.head, entry.payload, entry.pushed_by = event.head, payload, event.actor
         entry.pushed_at, entry.version_at_push, entry.pushed = now, event.version, self.pushes
         self._move(entry, Stage.WAITING)
@@ -382,16 +434,16 @@ class Store:
             loser = self.entries[event.loser]
             slot = loser.slot
             if loser.stage is Stage.QUEUED:
-                self._put_off(loser)
+                self._enqueue(loser)
             else:
                 self._move(loser, Stage.REDUNDANT if loser.stage is Stage.RUNNING else loser.stage, NO_SLOT)
         self._move(winner, Stage.RUNNING if winner.stage is Stage.REDUNDANT else winner.stage, slot)
 
     def _defer(self, event: events.Defer, *_: object) -> None:
-        self._put_off(self.entries[event.id])
+        self._enqueue(self.entries[event.id])
 
-    def _put_off(self, entry: Entry) -> None:
-        entry.actor, entry.was_deferred = "", True
+    def _enqueue(self, entry: Entry) -> None:
+        entry.was_deferred = True
         self._move(entry, Stage.DEFERRED, NO_SLOT)
 
     def _readmit(self, event: events.Readmit, *_: object) -> None:
@@ -417,7 +469,7 @@ class Store:
             self.results.leave(group_id)
         return entry
 
-    def _keep(self, entry: Entry, left: PartialGroup | None) -> None:
+    def _set_partial(self, entry: Entry, left: PartialGroup | None) -> None:
         """Keep `left` for the next lease, in place of an earlier partial group."""
         self.bytes -= entry.size
         entry.partial = left
@@ -491,9 +543,9 @@ class Store:
         plans = served | self.planned
         self.planned = {batch: ids for batch, ids in sorted(plans.items()) if batch >= event.batch}
         for entry in self.of(*UNFINISHED):
-            entry.actor, entry.holders = "", ()
+            entry.holders = ()
             if entry.slot == NO_SLOT:
-                self._put_off(entry)
+                self._enqueue(entry)
             else:
                 self._move(entry, Stage.QUEUED)
 
@@ -504,7 +556,7 @@ class Store:
         self.slots.advance(event.version)
 
     def _snapshot(self, event: events.Snapshot, _: Payload, now: float) -> None:
-        for name in COUNTED:
+        for name in SNAPSHOT_FIELDS:
             setattr(self, name, getattr(event, name))
         self.filtered, self.dropped = Counter(event.filtered), Counter(event.dropped)
         self.tasks = {task: Counter(counts) for task, counts in event.tasks.items()}
@@ -514,7 +566,9 @@ class Store:
             self.results.load(event.results)
         self._clear()
         for held in event.groups:
-            entry = Entry(**{name: getattr(held, name) for name in KEPT}, admitted_at=now, pushed_at=now)
+            entry = Entry(
+                **{name: getattr(held, name) for name in SNAPSHOT_ENTRY_FIELDS}, admitted_at=now, pushed_at=now
+            )
             entry.stage = Stage(entry.stage)
             entry.payload = self._stored(held.stored)
             if held.left:
@@ -523,12 +577,12 @@ class Store:
             self._enter(entry)
         self.bytes = sum(entry.size for entry in self.entries.values())
 
-    def _stored(self, extent: Extent | None) -> Payload:
-        return Stored(self.read, extent=extent) if extent else b""
+    def _stored(self, extent: tuple[int, int, int, int] | None) -> Payload:
+        return Stored(self.read, extent=Extent(*extent)) if extent else b""
 
     def snapshot(self) -> events.Snapshot:
         """The whole store as an event. All payloads must be written before: the snapshot has their places."""
-        facts = {name: getattr(self, name) for name in (*COUNTED, "filtered", "dropped", "tasks")}
+        facts = {name: getattr(self, name) for name in (*SNAPSHOT_FIELDS, "filtered", "dropped", "tasks")}
         groups = [_held(entry) for entry in self.of(*Stage)]  # by stage, to keep the order of the queue
         facts |= {"slots": self.slots.state(), "batches": self.bound.batches.state(), "groups": groups}
         return events.Snapshot(**facts, results=self.results.state() if self.results else None)
@@ -539,14 +593,17 @@ class Store:
         self.entries.clear()
         self.redundant: dict[int, Entry] = {}
         self._in: dict[Stage, dict[int, Entry]] = {stage: {} for stage in Stage}
+        self._held: dict[str, dict[int, Entry]] = {}
         self._unfinished, self._queued, self._waiting = BySlot(), BySlot(), BySlot()
 
     def _move(self, entry: Entry, stage: Stage, slot: int | None = None) -> None:
-        """Move to another stage and, if `slot` is given, to another slot."""
+        """Move to another stage and, if `slot` is given, to another slot. A group without a lease has no actor."""
         self._leave(entry)
         entry.stage = stage
         if slot is not None:
             entry.slot = slot
+        if stage in (Stage.QUEUED, Stage.DEFERRED):
+            entry.actor = ""
         self._enter(entry)
 
     def _enter(self, entry: Entry) -> None:
@@ -561,6 +618,8 @@ class Store:
                 self._unfinished.add(entry.id, entry.slot)
             if stage is Stage.QUEUED:
                 self._queued.add(entry.id, entry.slot)
+            else:
+                self._held.setdefault(entry.actor, {})[entry.id] = entry
 
     def _leave(self, entry: Entry) -> None:
         stage = entry.stage
@@ -572,12 +631,17 @@ class Store:
             self._unfinished.discard(entry.id)
             if stage is Stage.QUEUED:
                 self._queued.discard(entry.id)
+            else:
+                held = self._held[entry.actor]
+                del held[entry.id]
+                if not held:
+                    del self._held[entry.actor]
 
 
 def _held(entry: Entry) -> events.Held:
     stored = _extent(entry.payload) if len(entry.payload) else None
     left = (entry.partial.head, _extent(entry.partial.payload)) if entry.partial else None
-    return events.Held(**{name: getattr(entry, name) for name in KEPT}, stored=stored, left=left)
+    return events.Held(**{name: getattr(entry, name) for name in SNAPSHOT_ENTRY_FIELDS}, stored=stored, left=left)
 
 
 def _extent(payload: Payload) -> Extent:

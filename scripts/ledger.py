@@ -43,7 +43,7 @@ from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.prompts import PromptCursor, shares_of
 from buffer.recovery import standing
 from buffer.results import CLASSES, NEW, Results, classes, pass_rates, rate_of
-from buffer.samplers import asks
+from buffer.samplers import needs_results
 from buffer.staleness import Bound
 from buffer.store import LEASED, UNFINISHED, Entry, Stage, Store, ledger_of
 
@@ -348,7 +348,7 @@ def audit(run: Path) -> Audit:
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     sampler = bind("sampler", config.sampler)
-    results = Results() if asks(sampler) else None
+    results = Results() if needs_results(sampler) else None
     prompts = PromptCursor(shares_of(task), config.run.seed, 0, sampler, results)
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
     for _ in scan(run / "journal"):

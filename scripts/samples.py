@@ -34,7 +34,7 @@ from areal_like.types import Prompt
 from buffer.events import Admit, Snapshot
 from buffer.journal import Recorded
 from buffer.prompts import PromptCursor, shares_of
-from buffer.samplers import asks
+from buffer.samplers import needs_results
 
 from .console.arguments import command, json_file, refuse
 from .console.output import console, shortened, visible, write_json
@@ -78,7 +78,7 @@ class Texts:
         self.stops = bool(self._task.stop_tokens)
         self._codec = self._task.prompt("train", 0).codec
         self._cursor = PromptCursor(shares_of(self._task), seed)  # shared, because it knows an epoch's order
-        self._journal = run / "journal" if asks(bind("sampler", config["sampler"])) else None
+        self._journal = run / "journal" if needs_results(bind("sampler", config["sampler"])) else None
 
     def of(self, tokens: Sequence[int]) -> str:
         if self._codec:

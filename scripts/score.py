@@ -69,8 +69,8 @@ def loss_specs(config: Config, chosen: Sequence[str] | None) -> dict[str, dict[s
 def recorded(run: Path, config: Config) -> Iterator[Batch]:
     """The batches of a run as its learner saw them. Raises JournalError."""
     from areal_like.wire.groups import decode_group
-    from buffer.payloads import load
-    from buffer.playback import recorded_batches
+    from buffer.replay_server import recorded_batches
+    from buffer.segment_file import load
 
     for index, (groups, allowed) in enumerate(recorded_batches(run / "journal")):
         decoded = [decode_group(head, load(payload)) for head, payload in groups]

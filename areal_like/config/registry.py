@@ -93,11 +93,10 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "sampler": {
         "in_order": "buffer.samplers:in_order",
         "pass_rate_pools": "buffer.samplers:pass_rate_pools",
-        "thompson": "buffer.samplers:thompson",
     },
     "filter": {
-        "none": "buffer.filters:none",
-        "zero_variance": "buffer.filters:zero_variance",
+        "none": "buffer.policies:none",
+        "zero_variance": "buffer.policies:zero_variance",
     },
     "loss": {
         "ppo": "learners.losses.clipped:ppo",

@@ -41,10 +41,6 @@ class Stopped(Exception):
         self.drained, self.by_signal = drained, by_signal
 
 
-Said = tuple[PartialHead, Frame]
-"""What samples said that are not in a group (`areal_like.wire.partials.encode_partial`)."""
-
-
 @dataclass(slots=True)
 class _Pushed:
     """`sent`: when, in seconds."""
@@ -123,15 +119,13 @@ class ActorClient:
         for group_id in ids:
             self._unacknowledged.pop(group_id, None)
 
-    def left_out(self, group_id: int, cut: list[int], redrawn: list[str], said: Said | None = None) -> None:
+    def left_out(self, group_id: int, cut: list[int], redrawn: list[str]) -> None:
         """Report what a group lacks, before its push: the tokens so far of samples that it did not wait for, and the
-        reason for each sample that was drawn again. `said`: what these samples said."""
-        head, payloads = (said[0], [said[1]]) if said else (None, [])
-        self.dealer.send(messages.LeftOut(group_id, cut, redrawn, head), payloads)
+        reason for each sample that was drawn again."""
+        self.dealer.send(messages.LeftOut(group_id, cut, redrawn))
 
-    def failed(self, group_id: int, reason: str, detail: str = "", said: Said | None = None) -> None:
-        head, payloads = (said[0], [said[1]]) if said else (None, [])
-        self.dealer.send(messages.Failed(group_id, reason, detail, head), payloads)
+    def failed(self, group_id: int, reason: str, detail: str = "") -> None:
+        self.dealer.send(messages.Failed(group_id, reason, detail))
 
     def hand_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, Frame]], leaving: bool) -> None:
         """Return leases unfinished; `partials` hold what was sampled for some of them (`encode_partial`)."""

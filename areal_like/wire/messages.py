@@ -187,7 +187,7 @@ class Relay(Message):
 
 class Credit(Message):
     """So many leased sequences have ended since hello: as many more may be leased. After a reconnect it counts from
-    minus the sequences that still run. See `Room`."""
+    minus the sequences that still run."""
 
     by = ACTOR
     ended: Annotated[int, Meta(ge=-MAX_SLOTS, le=1 << 62)]
@@ -195,24 +195,21 @@ class Credit(Message):
 
 class LeftOut(Message):
     """Sent before the push of a group that lacks samples. `cut`: tokens of each sample that it did not wait for.
-    `redrawn`: the reason of each sample that was drawn again. `said`, with its payload: what they said, for people; its
-    samples are numbered through `cut`, then `redrawn` (None: not sent)."""
+    `redrawn`: the reason of each sample that was drawn again."""
 
     by, large = ACTOR, True
     id: Count
     cut: Annotated[list[Annotated[int, Meta(gt=0, lt=1 << 31)]], Meta(max_length=MOST)]
     redrawn: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=MOST)]
-    said: PartialHead | None = None
 
 
 class Failed(Message):
-    """A lease that ends without a group. `said`, with its payload: answers that its samples had got, for people."""
+    """A lease that ends without a group."""
 
     by, large = ACTOR, True
     id: Count
     reason: Text
     detail: Text
-    said: PartialHead | None = None
 
 
 class Evaluated(Message):
@@ -343,15 +340,6 @@ class Cancel(Message):
     large = True
     ids: Ids
     hand_back: bool
-
-
-class Room(Message):
-    """No lease is smaller than this many sequences, and each size is a multiple of `step`. So send `Credit` only when
-    the engine has this many free places, and then for each `step` more, or when none runs. Before the first `Room`,
-    send each credit."""
-
-    sequences: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
-    step: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
 
 
 class Quit(Message):

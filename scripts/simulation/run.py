@@ -19,10 +19,9 @@ from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import summary_of
 from areal_like.wire.partials import digest_of
 from buffer import recovery
-from buffer.main import build_controller, build_replay, build_state, go_on
+from buffer.main import build_dispatcher, build_groups, build_server, restore_scheduler
 from buffer.outbox import Outbox
 from buffer.schedulers import Scheduler
-from buffer.status import waits
 from buffer.store import Stage
 
 from .actors import PromptOf, SimulatedActor, World
@@ -151,13 +150,13 @@ class Simulation:
         self.router = router = SimulatedRouter(self.timeline, costs.latency)
         task: Task = build("task", config.task, config.run.seed)
         scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
-        replay = build_replay(config, scheduler)
-        recovery.restore(replay, [], 0, 0.0)
-        self.state = build_state(config, task, router, Outbox(router, None), replay, scheduler)  # type: ignore[arg-type]
-        self.state.clock = self.timeline.clock
-        go_on(scheduler, replay, self.state.gauges)
-        self.controller = build_controller(config, self.state)
-        self.controller.heartbeat_timeout, self.controller.deadlines.timeout = math.inf, 0.0  # there are no heartbeats
+        groups = build_groups(config, scheduler)
+        recovery.restore(groups, [], 0, 0.0)
+        dispatcher = build_dispatcher(config, task, router, Outbox(router, None), groups, scheduler)  # type: ignore[arg-type]
+        dispatcher.peers.clock = self.timeline.clock
+        restore_scheduler(scheduler, groups, dispatcher.gauges)
+        self.buffer = build_server(config, dispatcher)
+        self.buffer.heartbeat_timeout, self.buffer.deadlines.timeout = math.inf, 0.0  # there are no heartbeats
         cores = Cores(self.timeline, costs.sample, history)
         BufferLoop(router, cores, self._turn, costs.buffer, costs.sample.buffer)
         most = costs.answers.most or config.sampling.max_new_tokens
@@ -172,7 +171,7 @@ class Simulation:
 
     def _turn(self) -> None:
         self.turns += 1
-        self.controller.step(0)
+        self.buffer.step(0)
 
     def _note_idle(self) -> None:
         """At the end of the run."""
@@ -215,8 +214,8 @@ class Simulation:
         while self.learner.report is None:
             if not self.timeline.run(100) or self.router.refusals:
                 raise Stuck(f"no event is left, or a message was refused: {self.router.refusals[:1]}")
-            now = self.learner.steps, self.state.store.count(Stage.WAITING)
+            now = self.learner.steps, self.buffer.store.count(Stage.WAITING)
             if now > mark:
                 mark, since = now, self.timeline.events
             elif self.timeline.events - since > patience:
-                raise Stuck(f"stuck after train step {mark[0]}: {'; '.join(waits(self.state)[:3])[:480]}")
+                raise Stuck(f"stuck after train step {mark[0]}: {'; '.join(self.buffer.waits()[:3])[:480]}")

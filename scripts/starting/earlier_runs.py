@@ -188,7 +188,7 @@ def holds_progress(config: Config, folder: Path) -> bool:
 def fit_to_replay(config: Config) -> Config:
     """Check that the config fits the run to replay, and train no more steps than it holds. Loss, advantage and learner
     may differ: a replay exists to compare those. Raises ConfigError."""
-    from buffer.playback import branches, count_batches
+    from buffer.replay_server import branches, count_batches
 
     folder = Path(config.replay or "")
     if not (folder / "config.yaml").is_file():

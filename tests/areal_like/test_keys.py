@@ -159,7 +159,7 @@ def test_a_key_is_for_one_role_and_says_nothing_of_anothers(folder: Path, role: 
 
 def test_every_message_is_said_by_a_role_or_is_an_answer() -> None:
     answers = {"welcome", "lease", "pushed", "announce", "cancel", "batch", "report", "part"}
-    answers |= {"refused", "quit", "room", "set_aside", "hops", "later", "chunk", "gone"}
+    answers |= {"refused", "quit", "set_aside", "hops", "later", "chunk", "gone"}
     assert KINDS.keys() - answers == frozenset().union(*MAY_SAY.values())
     assert {each.kind() for each in EXAMPLES} == KINDS.keys()
 

@@ -1,6 +1,5 @@
 """A controller with actors and a learner that the test plays: the socket is a fake, everything else is real."""
 
-import math
 from collections import deque
 from functools import partial
 
@@ -11,14 +10,15 @@ from areal_like.types import Group, Sample
 from areal_like.wire.frames import SCHEMA, Received, WireError, decode
 from areal_like.wire.groups import Head, encode_group, pack_heads
 from areal_like.wire.messages import Message, Refused
-from buffer.controller import Controller
+from buffer.dispatch import Dispatcher
 from buffer.evaluation import Asked, Evaluation
+from buffer.groups import GroupManager
 from buffer.outbox import Outbox
+from buffer.peers import Peers
 from buffer.policies import in_order
 from buffer.prompts import PromptCursor
-from buffer.replay import Replay
-from buffer.run_state import RunState
 from buffer.schedulers import AsyncScheduler
+from buffer.server import Server
 from buffer.sizing import Fixed
 from buffer.staleness import Bound
 
@@ -84,32 +84,31 @@ class House:
     ):
         self.router = FakeRouter()
         bound = Bound(scheduler.max_staleness, B, interval)
-        self.state = RunState(
-            self.router,
+        dispatcher = Dispatcher(
+            Peers(self.router, actors),
+            GroupManager(bound, **{"batch_policy": partial(in_order), **rules}),
             Outbox(self.router, None),
-            Replay(bound, **{"policy": partial(in_order), **rules}),
             scheduler,
             PromptCursor(rows, seed=0),
             Evaluation([Asked("heldout", evaluate, every=2)] if evaluate else []),
-            expected_actors=actors,
             max_bytes=1 << 30,
             last_batch=last_batch,
         )
-        self.controller = Controller(self.state, heartbeat_timeout=timeout, lease_timeout=lease_timeout)
+        self.server = Server(dispatcher, heartbeat_timeout=timeout, lease_timeout=lease_timeout)
+        self.store = self.server.store
         self.names = [f"actor-{i}" for i in range(actors)]
         self.slots = 256
 
     def has_been_silent(self, name: str, seconds: float = 2e9) -> None:
         """Nothing has been heard of an actor for so much longer."""
-        self.state.fleet.by_name[name].seen -= seconds
-        self.state.fleet._silent_from = -math.inf  # seconds pass forwards only
+        self.server.fleet.by_name[name].seen -= seconds
 
     def say(self, who: str, kind: str, body: dict, *payloads: bytes) -> None:
         try:
             self.router.incoming.append((who.encode(), said(kind, body, *payloads)))
         except WireError as error:
             self.router.refuse(who.encode(), str(error))
-        self.controller.step(0)
+        self.server.step(0)
 
     def hello(self, *names: str, slots: int | None = None) -> None:
         for name in names:
@@ -143,7 +142,7 @@ class House:
 
     def finish(self, group_id: int, version: int) -> None:
         """Push a group from the actor that has its lease."""
-        self.push(self.state.store.entries[group_id].actor, group_id, version)
+        self.push(self.server.store.entries[group_id].actor, group_id, version)
 
     def evaluate(self, reward: float, version: int) -> None:
         """Answer all held-out leases so far, each from the actor that has it."""

@@ -8,12 +8,12 @@ import xxhash
 from areal_like.wire.groups import Head
 from areal_like.wire.messages import PartialHead
 from buffer.events import Admit, Event, Push, Snapshot, decode, encode
+from buffer.groups import GroupManager
 from buffer.journal import Record
-from buffer.payloads import Extent, Payload, Stored, load
 from buffer.recovery import restore, standing
-from buffer.replay import Replay
 from buffer.results import Results
-from buffer.staleness import BatchesState, Bound, SlotsState
+from buffer.segment_file import Extent, Payload, Stored, load
+from buffer.staleness import Bound
 from buffer.store import Store
 
 LEFT = PartialHead(0, b"", b"", b"", {})
@@ -42,17 +42,17 @@ class Paper:
         assert (extent.size, extent.checksum) == (len(data), xxhash.xxh3_64_intdigest(data))
         return data
 
-    def rotate(self, replay: Replay) -> None:
+    def rotate(self, replay: GroupManager) -> None:
         """Forget all records; only a snapshot is left."""
         snapshot = replay.store.snapshot()
         self.records.clear()
         self.append(snapshot)
 
-    def restore(self, replay: Replay, next_batch: int) -> None:
+    def restore(self, replay: GroupManager, next_batch: int) -> None:
         """Restore the state that the records describe; later records are added to them."""
         restore(replay, tuple(self.records), next_batch, 0.0, self.append, read=self.read)
 
-    def check(self, replay: Replay, bound: Bound) -> None:
+    def check(self, replay: GroupManager, bound: Bound) -> None:
         """The events that still count must make the same store as the live buffer has."""
         fresh = Bound(bound.max_staleness, bound.groups_per_batch, bound.interval)
         again = Store(fresh, results=Results() if replay.store.results else None)
@@ -81,7 +81,7 @@ def content(store: Store) -> dict[str, Any]:
 
 def note(said: Any) -> Snapshot:
     """A snapshot with this note and nothing else."""
-    return Snapshot(0, 0, {}, {}, 0, 0, 0, 0, SlotsState(0, []), BatchesState(1, 0, [0]), said, {}, {}, [])
+    return Snapshot(0, 0, {}, {}, 0, 0, 0, 0, (0, [], 0, 0, 0, []), (1, 0, [0]), said, {}, {}, [])
 
 
 def admitted(group_id: int) -> Record:

@@ -14,7 +14,7 @@ import pytest
 from areal_like.types import Completion, Group, PartialSample, Sample
 from areal_like.wire.groups import encode_group
 from areal_like.wire.partials import encode_partial
-from buffer import filters
+from buffer import policies
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, GroupLengths, Sagc, Sizing
 from buffer.store import NO_SLOT, Stage
@@ -79,7 +79,7 @@ class Run:
         self.dice, self.sizing, self.batches, self.staleness = dice, sizing, batches, staleness
         self.rows, self.row_of = rows, dict[int, int]()
         self.carried = 0
-        self.filter = partial(filters.zero_variance) if zero_variance else partial(filters.none)
+        self.filter = partial(policies.zero_variance) if zero_variance else partial(policies.none)
         self.journal = Paper()
         self.checkpoint = 0
         self.trained: list[list[int]] = []
@@ -95,11 +95,11 @@ class Run:
         resume = self.staleness > 0
         rules = {"group_filter": self.filter, "resume": resume, "interval": self.interval}
         self.house = House(scheduler, actors=3, last_batch=self.batches, rows=self.rows, **rules)
-        state = self.house.state
-        self.journal.restore(state.replay, self.checkpoint)
-        state.learner.steps, state.prompts.position = self.checkpoint, state.store.admitted
-        if state.store.scheduler:
-            scheduler.load_state_dict(state.store.scheduler)
+        server = self.house.server
+        self.journal.restore(server.groups, self.checkpoint)
+        server.learner.steps, server.dispatcher.prompts.position = self.checkpoint, server.store.admitted
+        if server.store.scheduler:
+            scheduler.load_state_dict(server.store.scheduler)
         del self.trained[self.checkpoint :]
         self.held = dict.fromkeys(self.house.names, -1)
         self.leased: dict[str, dict[int, tuple[int, int, int]]] = {name: {} for name in self.house.names}
@@ -125,7 +125,7 @@ class Run:
     def publish(self) -> None:
         self.house.publish(self.version)
         for version in range(self.version):  # those of before a crash
-            self.house.state.weights.digests[version] = f"d{version}"
+            self.house.server.weights.digests[version] = f"d{version}"
 
     def want(self) -> None:
         index = len(self.served)
@@ -147,7 +147,7 @@ class Run:
                 self.checkpoint = index + 1
                 self.house.say("learner", "checkpointed", {"step": index + 1})
                 if self.dice.random() < 0.5:
-                    self.journal.rotate(self.house.state.replay)
+                    self.journal.rotate(self.house.server.groups)
         self.listen()
 
     # ---- actors -----------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Run:
         self.listen()
 
     def recalled(self, name: str) -> list[int]:
-        entries = self.house.state.store.entries
+        entries = self.house.server.store.entries
         return [
             each for each in self.leased[name] if entries[each].stage is Stage.RECALLED and entries[each].actor == name
         ]
@@ -238,7 +238,7 @@ class Run:
     def push_late(self) -> None:
         """Push a group that was broken off: it had been pushed before, and arrives again."""
         name, group_id, need, version = self.late.pop(self.dice.randrange(len(self.late)))
-        entry = self.house.state.store.entries.get(group_id)
+        entry = self.house.server.store.entries.get(group_id)
         head, payload = head_of(group_id, version, need)
         self.house.say(name, "push", table(head), payload)
         for other in self.house.names:
@@ -281,12 +281,12 @@ class Run:
                 self.house.say(name, "failed", {"id": group_id, "reason": "rejected", "detail": ""})
                 self.listen()
             case "crash" if dice.random() < 0.2:
-                self.journal.check(self.house.state.replay, self.house.state.replay.bound)
+                self.journal.check(self.house.server.groups, self.house.server.groups.bound)
                 self.begin()
         self.check()
 
     def check(self) -> None:
-        replay = self.house.state.replay
+        replay = self.house.server.groups
         ledger = replay.store.ledger()
         gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
         assert ledger["admitted"] == gone + ledger["active"]

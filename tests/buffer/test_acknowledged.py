@@ -14,7 +14,7 @@ from areal_like.wire.groups import pack_heads
 from areal_like.wire.messages import Batch, Pushed, SetAside, Stop
 from buffer.events import Defer, Push, Serve, Snapshot
 from buffer.journal import Journal, scan
-from buffer.outbox import COMMIT_POLL_SECONDS, MOST_ACKNOWLEDGEMENTS, Outbox
+from buffer.outbox import MOST_ACKNOWLEDGEMENTS, Outbox
 from tests.buffer.house import B, FakeRouter, House, asynchronous
 
 
@@ -57,8 +57,8 @@ def house(folder: Path, sync: bool) -> House:
     """A started controller with a journal; its actors hold leases."""
     house = House(asynchronous(max_staleness=1))
     journal = Journal(folder, sync=sync, keep=True)
-    house.state.outbox = Outbox(house.router, journal)
-    house.state.replay.record = journal.append
+    house.server.outbox.journal = journal
+    house.server.groups.record = journal.append
     house.start()
     settle(house)
     return house
@@ -66,9 +66,9 @@ def house(folder: Path, sync: bool) -> House:
 
 def settle(house: House) -> None:
     """Run until the disk has everything, and what waited for it is sent."""
-    outbox, end = house.state.outbox, time.monotonic() + 30
+    outbox, end = house.server.outbox, time.monotonic() + 30
     while time.monotonic() < end:
-        house.controller.step(0)
+        house.server.step(0)
         if not outbox.blocked and outbox.journal.committed == outbox.journal.appended and not len(outbox):
             return
     raise AssertionError("the journal is stuck")
@@ -90,24 +90,13 @@ def test_a_push_is_acknowledged_once_the_journal_has_it(tmp_path: Path, disk: Di
     disk.stop(how)
     push_all(buffer, 1)
     for _ in range(5):
-        buffer.controller.step(0)
+        buffer.server.step(0)
     assert said(buffer, "pushed") == 0
     assert not any(isinstance(record.event, Push) for record in scan(tmp_path)), "the disk does not have it"
     disk.go_on()
     settle(buffer)
     assert said(buffer, "pushed") == 2
     assert sum(isinstance(record.event, Push) for record in scan(tmp_path)) == 2
-
-
-def test_it_looks_again_soon_while_the_disk_is_at_work(tmp_path: Path, disk: Disk) -> None:
-    buffer = house(tmp_path, sync=True)
-    assert buffer.state.outbox.patience(0.2) == 0.2
-    disk.stop("slow")
-    push_all(buffer, 1)
-    buffer.controller.step(0)
-    assert buffer.state.outbox.patience(0.2) == COMMIT_POLL_SECONDS and buffer.state.outbox.patience(0) == 0
-    disk.go_on()
-    settle(buffer)
 
 
 @pytest.mark.parametrize(("sync", "how"), [(False, "full"), (True, "full"), (True, "slow")])
@@ -145,7 +134,7 @@ def test_pushes_that_come_again_while_the_disk_is_full_wait_once(tmp_path: Path,
     disk.stop("full")
     for _ in range(720):
         push_all(buffer, 2)
-    assert len(buffer.state.outbox) == 4
+    assert len(buffer.server.outbox) == 4
     disk.go_on()
     settle(buffer)
     assert said(buffer, "pushed") == 4
@@ -167,37 +156,18 @@ def test_acknowledgements_of_anything_are_bounded(tmp_path: Path, disk: Disk) ->
     assert len(router.sent) == MOST_ACKNOWLEDGEMENTS + 1 and router.sent[-1][1] == "batch"
 
 
-def test_an_acknowledgement_that_waits_for_an_earlier_push_covers_a_later_one_too(tmp_path: Path, disk: Disk) -> None:
-    """The second push of a group may belong to another lease: its acknowledgement rests on its own record."""
-    journal, router = Journal(tmp_path, sync=True, keep=False), FakeRouter()
-    outbox = Outbox(router, journal)
-    disk.stop("slow")
-    journal.append(Defer(1))
-    outbox.put(b"actor", Pushed([1]))
-    outbox.flush()  # the first record is on its way
-    journal.append(Defer(1))
-    outbox.put(b"actor", Pushed([1]))
-    disk.go_on()
-    while journal.committed == 0:
-        outbox.flush()
-    assert not router.sent or journal.committed == 2
-    while not router.sent:
-        outbox.flush()
-    assert journal.committed == 2
-
-
 def test_a_checkpoint_makes_a_segment_that_says_where_the_payloads_lie(tmp_path: Path) -> None:
     buffer = house(tmp_path, sync=False)
     push_all(buffer, 2)
     settle(buffer)
-    before = {entry.id: bytes(entry.payload.load()) for entry in buffer.state.store.entries.values() if entry.head}
+    before = {entry.id: bytes(entry.payload.load()) for entry in buffer.server.store.entries.values() if entry.head}
     written = sum(path.stat().st_size for path in tmp_path.iterdir())
     buffer.say("learner", "checkpointed", {"step": 0})
     (snapshot,) = [record for record in scan(tmp_path) if isinstance(record.event, Snapshot)]
     assert not len(snapshot.payload) and len(before) == 4
-    for each in buffer.state.store.payloads():
+    for each in buffer.server.store.payloads():
         each.data = None  # as after a resume
-    read = {entry.id: entry.payload.load() for entry in buffer.state.store.entries.values() if entry.head}
+    read = {entry.id: entry.payload.load() for entry in buffer.server.store.entries.values() if entry.head}
     assert read == before
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) > written
 

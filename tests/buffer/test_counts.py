@@ -7,15 +7,12 @@ import pytest
 
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
-from buffer import events
-from buffer.evaluation import Asked, Evaluation
-from buffer.gauges import Gauges, idle_shares
+from buffer.gauges import idle_shares
 from buffer.journal import since_snapshot
 from buffer.schedulers import SyncScheduler
 from buffer.segment_file import MAGIC, path_of
 from buffer.sizing import Sagc
-from buffer.status import levels, waits
-from buffer.store import Entry, Stage
+from buffer.store import Entry
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -33,44 +30,10 @@ def test_idle_shares_are_what_a_barrier_leaves_unused():
     assert found["barrier/round_idle_share"] == pytest.approx(1 - 27 / 50)
 
 
-def test_a_batch_of_one_sample_is_as_old_as_that_sample():
-    """Sampled by version 0, pushed at version 1, trained at version 3."""
-    seconds = {"admitted_at": 2.0, "pushed_at": 5.0}
-    entry = Entry(0, 0, 0, 1, 1, Stage.SERVED, version_at_push=1, head=head(0, 4), **seconds)
-    gauges = Gauges()
-    found = gauges.batch_info([entry], 3, 0, 9.0)
-    assert found["staleness/in_flight_mean"] == 1 and found["staleness/in_queue_mean"] == 2
-    assert found["buffer/flight_seconds"] == 3 and found["buffer/queue_seconds"] == 4
-    assert gauges.staleness_mean == 3
-
-
-def test_tokens_that_are_pushed_are_counted_once():
-    house = House(asynchronous())
-    house.start()
-    for group_id in (0, 1, 1, 2, 3):
-        house.finish(group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    (info,) = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
-    assert info["rollout/tokens"] == 4 * 8 * 2 and info["rollout/tokens_per_second"] > 0
-    assert house.state.gauges.samples_pushed == 4 * 8
-
-
-def test_an_evaluation_has_the_means_of_its_answers():
-    evaluation = Evaluation([Asked("heldout", 3, every=1)])
-    evaluation.start(version=5)
-    leases = evaluation.leases("actor-0", 5, actors_to_come=1)
-    results = [
-        evaluation.record("actor-0", lease.group_id, reward, length, 4, 5)
-        for lease, reward, length in zip(leases, (0.0, 1.0, 0.5), (3, 4, 8), strict=True)
-    ]
-    assert results[:2] == [None, None] and results[2] is not None
-    assert results[2]["reward"] == pytest.approx(0.5) and results[2]["length"] == pytest.approx(5.0)
-
-
 def test_the_metrics_of_a_batch_say_how_its_round_was_sized():
     house = House(SyncScheduler(Sagc(candidates=(4, 8))))
     house.start()
-    decision = house.state.gauges.decision(0)
+    decision = house.server.gauges.decision(0)
     assert decision["rounds/deferred"] == 0 and any(name.startswith("sizing/") for name in decision)
 
 
@@ -79,44 +42,44 @@ def test_groups_that_are_lost_are_counted_by_reason():
     house.start()
     for group_id in (0, 1):
         house.finish(group_id, 0)
-        house.state.replay.drop(group_id, "malformed", "a detail")
-    assert house.state.gauges.lost.counts == {"malformed": 2}
+        house.server.groups.drop(group_id, "malformed", "a detail")
+    assert house.server.gauges.dropped.counts == {"malformed": 2}
 
 
 def test_no_actor_has_leases_after_the_end():
     house = House(asynchronous(max_staleness=0))
     house.start()
-    assert any(actor.running for actor in house.state.fleet)
+    assert any(house.store.held_by(actor.name) for actor in house.server.fleet)
     house.say("learner", "end_run", {"reason": "", "steps": 0})
     assert not house.router.refused
-    assert not any(actor.running for actor in house.state.fleet)
+    assert not any(house.store.held_by(actor.name) for actor in house.server.fleet)
 
 
 def test_the_metrics_have_the_bound_if_there_is_one():
-    assert levels(House(asynchronous(max_staleness=3)).state, 0.0)["staleness/bound"] == 3
-    assert "staleness/bound" not in levels(House(asynchronous(max_staleness=np.inf)).state, 0.0)
+    assert House(asynchronous(max_staleness=3)).server.status()["staleness/bound"] == 3
+    assert "staleness/bound" not in House(asynchronous(max_staleness=np.inf)).server.status()
 
 
 def test_it_says_who_waits_for_whom():
     house = House(asynchronous(max_staleness=0), evaluate=1)
-    assert waits(house.state) == ["the start waits for the learner and 2 actors"]
+    assert house.server.waits() == ["the start waits for the learner and 2 actors"]
     house.hello("learner", *house.names)
-    assert waits(house.state) == ["the start waits for the learner and 2 actors"], "it has published nothing"
+    assert house.server.waits() == ["the start waits for the learner and 2 actors"], "it has published nothing"
     house.publish(0)
     house.apply(0, "actor-0")
-    assert waits(house.state) == ["the start waits for 1 actor"]
+    assert house.server.waits() == ["the start waits for 1 actor"]
     house.apply(0, "actor-1")
     for group_id in house.leases("actor-0"):
         house.finish(group_id, 0)
-    (idle,) = [line for line in waits(house.state) if line.startswith("actor-0")]
+    (idle,) = [line for line in house.server.waits() if line.startswith("actor-0")]
     assert idle == "actor-0 waits for the learner (staleness bound)"
     house.say("learner", "want", {"index": 0, "version": 0})
     left = len(house.leases("actor-1"))
-    assert f"learner waits for batch 0: {B - left} groups are ready, {left} run on actor-1" in waits(house.state)
+    assert f"learner waits for batch 0: {B - left} groups are ready, {left} run on actor-1" in house.server.waits()
     house.publish(1)
-    assert "actor-0 waits for weights" in waits(house.state)
+    assert "actor-0 waits for weights" in house.server.waits()
     house.say("learner", "end_run", {"reason": "", "steps": 0})
-    assert waits(house.state) == ["the end waits for the last evaluation"]
+    assert house.server.waits() == ["the end waits for the last evaluation"]
 
 
 def test_a_group_that_goes_on_needs_room_for_what_has_not_ended():
@@ -125,13 +88,6 @@ def test_a_group_that_goes_on_needs_room_for_what_has_not_ended():
     for ended, left in ((3, 5), (7, 1), (8, 1)):
         entry.partial = SimpleNamespace(ended=ended)
         assert entry.to_run == left
-
-
-def test_a_branch_is_an_event():
-    house, written = House(asynchronous(max_staleness=0)), []
-    house.state.replay.record = lambda event, payload: written.append(event) or payload
-    house.state.replay.branch_off(3, "learner.lr=1e-6")
-    assert written == [events.Branch(3, "learner.lr=1e-6")]
 
 
 def test_a_segment_whose_first_bytes_are_torn_begins_again(tmp_path):

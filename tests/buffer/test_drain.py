@@ -5,9 +5,10 @@ import random
 
 import pytest
 
-from buffer import filters
+from buffer import policies
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
+from buffer.store import LEASED
 from tests.buffer.house import B, House, asynchronous
 from tests.buffer.test_tail_batching import SIZINGS, Run
 
@@ -24,7 +25,7 @@ def stops(house: House) -> list[dict]:
 
 def push_all(house: House, version: int) -> int:
     """Push every running group. Returns how many."""
-    running = [(actor.name, each) for actor in house.state.fleet for each in sorted(actor.running)]
+    running = [(actor.name, each) for actor in house.server.fleet for each in sorted(house.store.held_by(actor.name))]
     for name, group_id in running:
         house.push(name, group_id, version)
     return len(running)
@@ -71,41 +72,41 @@ def test_the_last_batch_is_made_whole() -> None:
     assert not stops(house)
     train(house, 1)
     assert stops(house) == [{"drain": True}] and len(house.leases()) == 8
-    ledger = house.state.store.ledger()
+    ledger = house.server.store.ledger()
     assert ledger["admitted"] == ledger["trained"] == 8
 
 
 def test_a_group_that_leaves_untrained_is_replaced() -> None:
-    house = started(asynchronous(max_staleness=1, max_inflight_groups=4), group_filter=filters.none)
+    house = started(asynchronous(max_staleness=1, max_inflight_groups=4), group_filter=policies.none)
     drain(house)
-    name, failed = next((actor.name, min(actor.running)) for actor in house.state.fleet if actor.running)
+    name, failed = next((entry.actor, entry.id) for entry in house.store.of(*LEASED))
     house.say(name, "failed", {"id": failed, "reason": "rejected", "detail": ""})
     assert len(house.leases()) == 5 and push_all(house, 0) == 4
     train(house, 0)
-    assert stops(house) and house.state.store.ledger()["trained"] == 4
+    assert stops(house) and house.server.store.ledger()["trained"] == 4
 
 
 def test_nothing_here_ends_at_once() -> None:
     house = started(asynchronous(max_staleness=0))
     push_all(house, 0)
-    house.state.phase.stopping = "drain"
+    house.server.phase.stopping = "drain"
     train(house, 0)
-    assert stops(house) and house.state.store.ledger()["trained"] == B == len(house.leases())
+    assert stops(house) and house.server.store.ledger()["trained"] == B == len(house.leases())
 
 
 def test_a_queue_of_deferred_groups_is_trained_too() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     drain(house)
     for group_id in (5, 4, 3, 2):
-        house.push(house.state.store.entries[group_id].actor, group_id, 0)
+        house.push(house.server.store.entries[group_id].actor, group_id, 0)
     for group_id in (0, 1):
-        actor = house.state.store.entries[group_id].actor
+        actor = house.server.store.entries[group_id].actor
         house.say(actor, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
     train(house, 0)
     assert push_all(house, 1) == B
     train(house, 1)
     assert stops(house)
-    ledger = house.state.store.ledger()
+    ledger = house.server.store.ledger()
     assert ledger["trained"] == ledger["admitted"] == 2 * B
 
 
@@ -124,5 +125,5 @@ def test_whatever_has_happened_a_drained_run_leaves_nothing(sizing: str, stalene
             run.step(calm=True)
         else:
             pytest.fail(f"history {number}: the buffer is stuck")
-        ledger = run.house.state.store.ledger()
+        ledger = run.house.server.store.ledger()
         assert ledger["active"] == 0 and not set(ledger["dropped"]) - {"rejected"}, (number, ledger)

@@ -1,13 +1,11 @@
 """Held-out sets: what is due, who is asked what, and figures that follow from the answers alone."""
 
-import math
 from pathlib import Path
 
 import pytest
 
 from areal_like.config import run_config as configs
 from areal_like.config.registry import ConfigError, build
-from areal_like.estimates import figures, interval
 from areal_like.tasks.heldout import sets_of
 from buffer.evaluation import Asked, Evaluation, asked
 from learners.main import heldout_metrics
@@ -74,29 +72,6 @@ def test_figures_are_those_of_the_answers_and_the_rounds_reward_that_of_the_own_
     told = heldout_metrics(result["sets"])
     assert told["heldout/sampled"] == sampled["reward"] and told["heldout/sampled/pass@4_low"] < 0.5
     assert told["eval/reward"] == result["reward"] and told["eval/reward_low"] < 2 / 3 < told["eval/reward_high"]
-
-
-def test_pass_at_k_equals_the_closed_form_on_known_counts():
-    counts, n = [0, 1, 3, 8], 8
-    rewards = [[1.0] * c + [0.0] * (n - c) for c in counts]
-    found = figures(rewards, [1, 2, 8], right=1.0)
-    for k in (1, 2, 8):
-        chances = [1 - math.comb(n - c, k) / math.comb(n, k) for c in counts]
-        assert found[f"pass@{k}"].mean == pytest.approx(sum(chances) / len(counts))
-    assert found["pass@1"].mean == pytest.approx(found["reward"].mean) == pytest.approx(12 / 32)
-    assert found["pass@2"].mean == pytest.approx((0 + 7 / 28 + (1 - 10 / 28) + 1) / 4), "by hand"
-
-
-def test_bootstrapped_intervals_hold_their_promise_roughly():
-    import numpy as np
-
-    rng, held = np.random.default_rng(0), 0
-    for _ in range(100):
-        low, high = interval(rng.beta(2, 5, size=60))
-        held += low <= 2 / 7 <= high
-    assert 88 <= held <= 99
-    assert interval([0.25]) != (0.25, 0.25) and interval([3.0]) == (-math.inf, math.inf)
-    assert interval([0.5, 0.25]) == interval([0.5, 0.25]), "the same draws every time"
 
 
 def loaded(*overrides: str):

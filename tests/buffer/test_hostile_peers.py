@@ -22,13 +22,14 @@ from areal_like.wire import messages
 from areal_like.wire.bus import Dealer, Router
 from areal_like.wire.frames import MAX_FRAMES, SCHEMA
 from areal_like.wire.groups import encode_group
-from buffer.controller import Controller
+from buffer.dispatch import Dispatcher
 from buffer.evaluation import Evaluation
+from buffer.groups import GroupManager
 from buffer.outbox import Outbox
+from buffer.peers import Peers
 from buffer.policies import in_order
 from buffer.prompts import PromptCursor
-from buffer.replay import Replay
-from buffer.run_state import RunState
+from buffer.server import Server
 from buffer.staleness import Bound
 from buffer.store import LEASED
 from tests.buffer.house import SIGN_OF_LIFE, asynchronous, framed, table
@@ -118,17 +119,16 @@ class Run:
 
     def __init__(self) -> None:
         self.router = Router("tcp://127.0.0.1:0")
-        self.state = RunState(
-            self.router,  # type: ignore[arg-type]
+        dispatcher = Dispatcher(
+            Peers(self.router, 2),
+            GroupManager(Bound(1, B, 1), partial(in_order)),
             Outbox(self.router, None),
-            Replay(Bound(1, B, 1), partial(in_order)),
             asynchronous(max_staleness=1),
             PromptCursor(1000, seed=0),
             Evaluation([]),
-            expected_actors=2,
             max_bytes=1 << 30,
         )
-        self.controller = Controller(self.state, heartbeat_timeout=60.0)
+        self.server = Server(dispatcher, heartbeat_timeout=60.0)
         self.leased: list[int] = []
         self.actors = [ScriptedActor(self, f"actor-{number}") for number in range(2)]
         self.learner = ScriptedLearner(self, "learner")
@@ -145,7 +145,7 @@ class Run:
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
-            self.controller.step(0.001)
+            self.server.step(0.001)
             for peer in (*self.actors, self.learner):
                 peer.turn()
 
@@ -154,22 +154,22 @@ class Run:
             if done():
                 return
             self.turn()
-        raise AssertionError(f"stuck: {self.state.store.ledger()}, {len(self.learner.batches)} batches")
+        raise AssertionError(f"stuck: {self.server.store.ledger()}, {len(self.learner.batches)} batches")
 
     def trained(self, batches: int) -> None:
-        self.until(lambda: self.state.learner.steps >= batches)
+        self.until(lambda: self.server.learner.steps >= batches)
 
     def result(self) -> dict[str, Any]:
         """The state after the last batch, once every group that may start has been pushed."""
         self.trained(BATCHES)
-        self.until(lambda: self.state.store.admitted == (BATCHES + 2) * B and not self.state.store.slots.free)
-        self.until(lambda: all(entry.payload for entry in self.state.store.entries.values()))
+        self.until(lambda: self.server.store.admitted == (BATCHES + 2) * B and not self.server.store.slots.free)
+        self.until(lambda: all(entry.payload for entry in self.server.store.entries.values()))
         return {
             "batches": self.learner.batches,
-            "ledger": self.state.store.ledger(),
-            "version": self.state.weights.version,
-            "evaluations": self.state.gauges.evaluations,
-            "staleness": self.state.store.staleness_max,
+            "ledger": self.server.store.ledger(),
+            "version": self.server.weights.version,
+            "evaluations": self.server.gauges.evaluations,
+            "staleness": self.server.store.staleness_max,
         }
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ def half_a_group(run: Run) -> None:
     """Pushes with a payload that is short, missing, or too many, and one that breaks off between two frames."""
     sock = run.stranger()
     newest = max(run.leased)
-    header, payload = push_frames(newest, run.state.weights.version, token=99)
+    header, payload = push_frames(newest, run.server.weights.version, token=99)
     for frames in ([header], [header, payload[:-1]], [header, payload, payload], [header, b""]):
         sock.send_multipart(frames)
     sock.send(header, zmq.SNDMORE)
@@ -266,19 +266,19 @@ def pushes_of_groups_that_others_have_and_nobody_has(run: Run) -> None:
     """They come before the owners' pushes: all of it is valid, but the sender has had no lease."""
     thief = run.stranger()
     thief.send_multipart(framed("hello", {"role": "actor", "name": "thief", "pid": 1, "slots": 8}))
-    while "thief" not in run.state.fleet.by_name:
-        run.controller.step(0.001)
-    while not run.state.store.count(*LEASED):
+    while "thief" not in run.server.fleet.by_name:
+        run.server.step(0.001)
+    while not run.server.store.count(*LEASED):
         for each in (run.learner, *run.actors):  # all: without new weights nothing more may start
             each.turn()
-        run.controller.step(0.001)
-    stolen = sorted(entry.id for entry in run.state.store.of(*LEASED))
+        run.server.step(0.001)
+    stolen = sorted(entry.id for entry in run.server.store.of(*LEASED))
     for group_id in (*stolen, 500, 10**9, 2**60):
-        thief.send_multipart(push_frames(group_id, run.state.weights.version, token=99))
+        thief.send_multipart(push_frames(group_id, run.server.weights.version, token=99))
     for _ in range(200):
-        run.controller.step(0.001)
-    assert {entry.id for entry in run.state.store.of(*LEASED)} >= set(stolen)
-    run.state.lose(run.state.fleet.by_name["thief"])
+        run.server.step(0.001)
+    assert {entry.id for entry in run.server.store.of(*LEASED)} >= set(stolen)
+    run.server.remove_actor(run.server.fleet.by_name["thief"])
 
 
 def pushes_of_weights_that_were_never_published(run: Run) -> None:
@@ -322,7 +322,9 @@ def an_actor_that_takes_a_name_and_vanishes(run: Run) -> None:
     sock = run.stranger()
     sock.send_multipart(framed("hello", {"role": "actor", "name": "actor-0", "pid": 1, "slots": 8}))
     sock.send_multipart(framed("applied", {"version": 0, "digest": "d0"}))
-    run.until(lambda: run.state.fleet.by_name["actor-0"].peer != run.actors[0].dealer.socket.getsockopt(zmq.ROUTING_ID))
+    run.until(
+        lambda: run.server.fleet.by_name["actor-0"].peer != run.actors[0].dealer.socket.getsockopt(zmq.ROUTING_ID)
+    )
     sock.close(linger=0)
 
 
@@ -330,18 +332,18 @@ def many_hellos_of_one_connection(run: Run) -> None:
     sock = run.stranger()
     for number in range(1000):
         sock.send_multipart(framed("hello", {"role": "actor", "name": f"x{number}", "pid": 1, "slots": 8}))
-    run.until(lambda: "x0" in run.state.fleet.by_name)
+    run.until(lambda: "x0" in run.server.fleet.by_name)
     run.turn(10)
-    assert len(run.state.fleet) == 3, "a connection is one actor"
+    assert len(run.server.fleet) == 3, "a connection is one actor"
     sock.close(linger=0)
-    run.state.lose(run.state.fleet.by_name["x0"])  # as after the heartbeat's time-out
+    run.server.remove_actor(run.server.fleet.by_name["x0"])  # as after the heartbeat's time-out
 
 
 def applied_versions_that_do_not_exist(run: Run) -> None:
     """An actor that claims future weights could otherwise go beyond the bound."""
     run.actors[0].dealer.send(messages.Applied(1000, "x"))
     run.turn(10)
-    assert run.state.fleet.by_name["actor-0"].version < 1000
+    assert run.server.fleet.by_name["actor-0"].version < 1000
 
 
 def numbers_that_are_no_numbers(run: Run) -> None:
@@ -395,6 +397,6 @@ def test_nothing_changes_for_the_others(run: Run, undisturbed: dict[str, Any], a
 
 def test_the_comparison_would_see_a_change(run: Run, undisturbed: dict[str, Any]) -> None:
     run.trained(ATTACKED)
-    run.state.replay.drop(next(entry.id for entry in run.state.store.entries.values()), "test")
+    run.server.groups.drop(next(entry.id for entry in run.server.store.entries.values()), "test")
     with pytest.raises(AssertionError):
         assert run.result() == undisturbed

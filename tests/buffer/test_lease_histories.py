@@ -1,4 +1,4 @@
-"""Leases, hedges, deadlines, refusals and batches that are set aside, played by dice through the real controller.
+"""Leases, deadlines, refusals and batches that are set aside, played by dice through the real controller.
 
 Actors make progress or hang, push (also late, also what nobody can train on), fail, hand back, die and join again; the
 learner trains, or has a batch set aside; time passes. After every step each lease that runs is known to its actor and
@@ -11,9 +11,8 @@ import time
 import pytest
 
 from buffer.checks import RolloutsFail
-from buffer.fleet import MOST_REFUSED
+from buffer.groups import GroupManager
 from buffer.policies import fifo, in_order
-from buffer.replay import Replay
 from buffer.store import LEASED, Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 from tests.buffer.paper import Paper
@@ -29,15 +28,15 @@ class History:
         self.dice, self.ahead, real = dice, 0.0, time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
         self.staleness, policy = dice.choice([0, 1, 3]), dice.choice([in_order, fifo])
-        rules = {"policy": policy, "staleness_policy": dice.choice(["drop", "requeue", "wait"])}
+        rules = {"batch_policy": policy, "staleness_policy": dice.choice(["drop", "requeue", "wait"])}
         evaluate = dice.choice([0, 3])
         self.rules = rules | {"actors": 3, "lease_timeout": TIMEOUT, "evaluate": evaluate}
         self.house = House(asynchronous(max_staleness=self.staleness), **self.rules)
         self.house.slots = dice.choice([8, 24, 256])
-        self.state = self.house.state
-        self.state.failures.most = 10**9
+        self.server = self.house.server
+        self.server.failures.most = 10**9
         self.journal = Paper()
-        self.state.replay.record = self.journal.append
+        self.server.groups.record = self.journal.append
         self.peers = {name: name for name in self.house.names}
         self.held = dict.fromkeys(self.house.names, 0)
         self.leases: dict[str, dict[int, int]] = {name: {} for name in self.house.names}  # group → version of the lease
@@ -79,19 +78,6 @@ class History:
                 self.served = [row[0] for row in body["table"]["groups"]]
                 oldest = min(body["table"]["digests"])
                 assert body["version"] - oldest <= self.staleness
-        self.check_fleet()
-
-    def check_fleet(self) -> None:
-        """What the fleet keeps so that it need not look at every actor is what a look at all says."""
-        fleet, now = self.state.fleet, time.monotonic()
-        assert fleet.odd <= set(fleet.by_name)
-        for actor in fleet:
-            assert actor.name in fleet.ready or actor.version < 0 or not actor.takes(fleet.ready.full_for)
-            odd = actor.refused >= MOST_REFUSED or actor.engine != "serving" or actor.benched_until > now
-            assert actor.name in fleet.odd or not odd
-            assert now >= fleet._silent_from or now - actor.seen <= self.house.controller.heartbeat_timeout
-        pairs = len(self.state.hedges.pairs)
-        assert self.state.store.count(*LEASED) == sum(len(actor.running) for actor in fleet) - pairs
 
     # ---- the learner ------------------------------------------------------------------------------------------------
 
@@ -113,7 +99,7 @@ class History:
             faulty = set(self.served)
             self.redo += 1
             self.say("learner", "untrainable", {"index": self.trained, "reason": "by the dice"})
-            assert not faulty & self.state.store.entries.keys()
+            assert not faulty & self.server.store.entries.keys()
             self.want()
 
     # ---- actors -----------------------------------------------------------------------------------------------------
@@ -136,7 +122,7 @@ class History:
         if self.late:
             name, group_id, version = self.late.pop(self.dice.randrange(len(self.late)))
             self.house.push(self.peers[name], group_id, version)
-            if group_id not in {entry.id for entry in self.state.store.of(*LEASED)}:
+            if group_id not in {entry.id for entry in self.server.store.of(*LEASED)}:
                 self.leases[name].pop(group_id, None)  # a lease that it was given again meanwhile
             self.listen()
 
@@ -186,24 +172,19 @@ class History:
                 moved = {"progress": dict.fromkeys(self.leases[name], 1)}
                 moved |= {"heldout": dict.fromkeys(self.heldout[name], 1)}
                 self.say(name, "heartbeat", SIGN_OF_LIFE | moved)
-        self.house.controller.step(0)
+        self.house.server.step(0)
         self.listen()
 
     # ---- what must hold ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        state, replay = self.state, self.state.replay
-        for actor in state.fleet:
-            for group_id in actor.running:
-                assert state.hedges.holds(replay.store.entries[group_id], actor.name), (
-                    "a lease of a group that does not run"
-                )
-            assert actor.running.keys() == self.leases[actor.name].keys(), "both know the same leases"
-        for entry in replay.store.of(*LEASED):
-            owners = set(state.hedges.pairs.get(entry.id, (entry.actor,)))
-            assert entry.actor in owners and all(entry.id in state.fleet.by_name[each].running for each in owners)
-            assert owners <= set(entry.holders)
-        assert all(replay.store.entries[each].stage is Stage.RUNNING for each in state.hedges.pairs)
+        replay, held_ids = self.server.groups, list[int]()
+        for actor in self.server.fleet:
+            held_by = replay.store.held_by(actor.name)
+            assert held_by.keys() == self.leases[actor.name].keys(), "both know the same leases"
+            held_ids += held_by
+        assert sorted(held_ids) == sorted(entry.id for entry in replay.store.of(*LEASED)), "each has one holder"
+        assert all(entry.actor in entry.holders for entry in replay.store.of(*LEASED))
         ledger = replay.store.ledger()
         gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
         assert ledger["admitted"] == gone + ledger["active"] and ledger["trained"] == B * self.trained
@@ -248,14 +229,14 @@ class History:
                     self.evaluate(name)
             self.time_passes(1.0)
             self.check()
-        pytest.fail(f"stuck: {self.state.store.ledger()}")
+        pytest.fail(f"stuck: {self.server.store.ledger()}")
 
     def after_a_crash(self) -> None:
         """The journal has the same groups in the same stages, except that no group runs."""
-        replay = self.state.replay
+        replay = self.server.groups
         self.journal.check(replay, replay.bound)
         house = House(asynchronous(max_staleness=self.staleness), **self.rules)
-        again: Replay = house.state.replay
+        again: GroupManager = house.server.groups
         self.journal.restore(again, self.trained)
         assert again.store.admitted == replay.store.admitted and again.store.trained == replay.store.trained
         assert again.store.filtered == replay.store.filtered and again.store.dropped == replay.store.dropped
@@ -270,7 +251,7 @@ class History:
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_whatever_happens_leases_are_known_and_batches_come(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    hedges = timeouts = aside = 0
+    timeouts = aside = 0
     for number in range(first, first + 50):
         with monkeypatch.context() as patch:
             history = History(random.Random(number), patch)
@@ -283,6 +264,6 @@ def test_whatever_happens_leases_are_known_and_batches_come(monkeypatch: pytest.
             else:
                 history.after_a_crash()
                 history.go_on()
-            hedges, timeouts = hedges + history.state.hedges.made, timeouts + history.state.gauges.lease_timeouts
+            timeouts += history.server.gauges.lease_timeouts
             aside += history.redo
-    assert min(hedges, timeouts, aside) > 10
+    assert min(timeouts, aside) > 10

@@ -30,7 +30,7 @@ def test_a_batch_that_is_asked_for_again_is_the_same_and_its_evaluations_come_ag
         want(house, 0)
     bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
     assert len(bodies) == 3 and bodies[0] == bodies[1] == bodies[2]
-    assert len(house.state.store.of(Stage.SERVED)) == B
+    assert len(house.server.store.of(Stage.SERVED)) == B
 
 
 def test_a_batch_that_was_trained_is_not_served_again() -> None:
@@ -39,7 +39,7 @@ def test_a_batch_that_was_trained_is_not_served_again() -> None:
     house.say("learner", "trained", {"index": 0})
     want(house, 0)
     assert len(house.batches()) == 1 and "trained already" in refusals(house)[-1]
-    assert not house.state.shares.served, "its payloads are let go"
+    assert not house.server.dispatcher.shares.served, "its payloads are let go"
 
 
 def test_trained_counts_once_however_often_it_is_said_and_tells_of_those_before() -> None:
@@ -53,9 +53,9 @@ def test_trained_counts_once_however_often_it_is_said_and_tells_of_those_before(
     assert len(house.batches()) == 2
     for _ in range(2):  # the word of batch 0 was lost
         house.say("learner", "trained", {"index": 1})
-    assert house.state.store.ledger()["trained"] == 2 * B and house.state.learner.steps == 2
+    assert house.server.store.ledger()["trained"] == 2 * B and house.server.learner.steps == 2
     house.say("learner", "trained", {"index": 7})
-    assert "was not served" in refusals(house)[-1] and house.state.learner.steps == 2
+    assert "was not served" in refusals(house)[-1] and house.server.learner.steps == 2
 
 
 def test_the_end_counts_what_was_trained_and_reports_as_often_as_asked() -> None:
@@ -71,11 +71,11 @@ def test_the_end_counts_what_was_trained_and_reports_as_often_as_asked() -> None
 def test_a_learner_that_says_all_again_changes_nothing() -> None:
     house = begun()
     want(house, 0)
-    before = house.state.store.ledger()
+    before = house.server.store.ledger()
     house.hello("learner")
     house.publish(0)
     want(house, 0)
-    assert house.state.store.ledger() == before and refusals(house) == []
+    assert house.server.store.ledger() == before and refusals(house) == []
     assert house.batches()[0] == house.batches()[-1]
 
 
@@ -99,7 +99,7 @@ def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:
     house.apply(0, "actor-0")
     leased = [row[0] for _, kind, body in house.router.sent[held:] if kind == "lease" for row in body["leases"]]
     assert running == set(leased), "each has a new lease"
-    assert house.state.store.ledger()["active"] == house.state.store.admitted
+    assert house.server.store.ledger()["active"] == house.server.store.admitted
 
 
 def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -> None:
@@ -107,7 +107,7 @@ def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -
     dies."""
     house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=3, last_batch=2)
     house.start()
-    replay = house.state.replay
+    replay = house.server.groups
     group_id = min(replay.store.redundant)
     entry, first = replay.store.entries[group_id], replay.store.entries[group_id].actor
     house.say("starter", "lost", {"name": first, "pid": 0, "how": "was cut off", "for_good": False})

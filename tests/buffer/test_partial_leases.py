@@ -9,11 +9,10 @@ from areal_like.types import Completion, PartialSample
 from areal_like.wire.columns import RUN
 from areal_like.wire.messages import PartialHead
 from areal_like.wire.partials import CALL, encode_partial
-from buffer.partial_group import PartialGroup
+from buffer.groups import GroupManager
 from buffer.policies import fifo
-from buffer.replay import Replay
-from buffer.staleness import Bound, Holder, place, rescue
-from buffer.store import LEASED, Stage
+from buffer.staleness import Bound
+from buffer.store import LEASED, PartialGroup, Stage
 from tests.buffer.house import B, House, asynchronous
 
 Left = tuple[PartialHead, bytearray]
@@ -46,12 +45,12 @@ def test_an_actor_that_leaves_has_its_groups_gone_on_with_by_the_others() -> Non
     house.start()
     first, second, *_ = lost = house.leases("actor-1")
     hand_back(house, "actor-1", lost[:-1], left_of(first, 0, 0), left_of(second, 0), leaving=True)
-    assert "actor-1" not in house.state.fleet.by_name
+    assert "actor-1" not in house.server.fleet.by_name
     assert carried(house, "actor-0") == {first: [0, 1], second: [0]}
     assert set(lost) <= set(house.leases("actor-0")), "what it did not name goes to others, too"
-    assert house.state.store.resumed == 2
+    assert house.server.store.resumed == 2
     house.push("actor-0", first, 0)
-    assert house.state.store.entries[first].partial is None
+    assert house.server.store.entries[first].partial is None
 
 
 def test_a_sample_and_the_lease_that_carries_it_are_as_old_as_its_oldest_token() -> None:
@@ -63,7 +62,7 @@ def test_a_sample_and_the_lease_that_carries_it_are_as_old_as_its_oldest_token()
     left = PartialGroup(*encoded)
     assert left.usable(0) == {0: 0, 1: 1} and left.usable(1) == {1: 1}
     assert left.ended == 0, "both were cut"
-    replay = Replay(Bound(2, 1), fifo)
+    replay = GroupManager(Bound(2, 1), fifo)
     entry = replay.admit(0, 0, 2, 2, "actor", 0, 0.0)
     replay.hand_back(0, left)
     assert replay.assign(entry, "actor", 2) == {0: 0, 1: 1} and entry.lease_version == 0
@@ -75,7 +74,7 @@ def test_with_restart_nothing_is_carried() -> None:
     first, *_ = lost = house.leases("actor-1")
     hand_back(house, "actor-1", lost, left_of(first, 0), leaving=True)
     assert first in house.leases("actor-0") and carried(house, "actor-0") == {}
-    assert house.state.store.bytes == 0
+    assert house.server.store.bytes == 0
 
 
 def overtaken(house: House) -> int:
@@ -83,7 +82,7 @@ def overtaken(house: House) -> int:
     straggler = house.leases("actor-0")[0]
     for batch in range(2):
         for _ in range(B):
-            entry = next(e for e in house.state.store.of(*LEASED) if e.id != straggler)
+            entry = next(e for e in house.server.store.of(*LEASED) if e.id != straggler)
             house.push(entry.actor, entry.id, batch)
         house.say("learner", "want", {"index": batch, "version": batch})
         house.say("learner", "trained", {"index": batch})
@@ -94,13 +93,13 @@ def overtaken(house: House) -> int:
 
 
 def test_a_straggler_that_got_too_old_is_recalled_and_its_young_samples_are_kept() -> None:
-    house = House(asynchronous(max_staleness=1), policy=fifo, staleness_policy="requeue")
+    house = House(asynchronous(max_staleness=1), batch_policy=fifo, staleness_policy="requeue")
     house.start()
     straggler = overtaken(house)
-    entry = house.state.store.entries[straggler]
+    entry = house.server.store.entries[straggler]
     assert ("actor-0", "cancel", {"ids": [straggler], "hand_back": True}) in house.router.sent
     assert entry.stage is Stage.RECALLED, "it runs until its actor answers"
-    train_version = house.state.replay.bound.slot_version(entry.slot)
+    train_version = house.server.groups.bound.slot_version(entry.slot)
     meta, payload = left_of(straggler, 0, 2, 1)
     hand_back(house, "actor-0", [straggler], (meta, payload))
     found = carried(house, "actor-0") | carried(house, "actor-1")
@@ -129,7 +128,7 @@ def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
     hand_back(house, "actor-0", [group_id, 9999], (head, payload))
     again = house.leases("actor-0") + house.leases("actor-1")
     assert again.count(group_id) == 2
-    assert house.state.store.entries[group_id].partial is None and house.state.store.bytes == 0
+    assert house.server.store.entries[group_id].partial is None and house.server.store.bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_a_hand_back_of_another_form_is_refused_by_field_and_changes_nothing(bod
     house.say("actor-0", "hand_back", {"ids": [0], "partials": [], "leaving": False} | body)
     who, kind, answer = house.router.sent[-1]
     assert (who, kind) == ("actor-0", "refused") and re.search(field, answer["reason"])
-    assert house.leases().count(0) == 1 and house.state.store.bytes == 0
+    assert house.leases().count(0) == 1 and house.server.store.bytes == 0
 
 
 def test_only_the_owner_hands_a_group_back() -> None:
@@ -162,12 +161,4 @@ def test_only_the_owner_hands_a_group_back() -> None:
     group_id = house.leases("actor-0")[0]
     for name in ("actor-1", "a stranger"):
         hand_back(house, name, [group_id], left_of(group_id, 0))
-    assert house.state.store.entries[group_id].actor == "actor-0" and house.state.store.bytes == 0
-
-
-def test_a_wish_is_granted_only_where_it_costs_nobody_a_deadline() -> None:
-    free, tight = Holder(1, 0, 99.0), Holder(2, 1, 1.0, here=True)
-    wishes = Holder(3, 2, float("inf"), soft_deadline=1.0)
-    assert place([free, wishes], 0) == {3: 0, 1: 1}
-    assert place([free, tight, wishes], 0) == {2: 0, 1: 1, 3: 2}
-    assert rescue((1,), [free, tight, wishes], 0) == (1,), "no batch is held or changed for a soft deadline"
+    assert house.server.store.entries[group_id].actor == "actor-0" and house.server.store.bytes == 0

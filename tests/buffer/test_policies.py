@@ -1,14 +1,13 @@
 """What each policy chooses, and what happens to stragglers that a choice would leave behind."""
 
-import math
 from functools import partial
 
 import pytest
 
 from areal_like.config.registry import ConfigError, check
 from areal_like.wire.groups import make_head
+from buffer.groups import GroupManager
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
-from buffer.replay import Replay
 from buffer.staleness import Bound, Holder, place, rescue
 from buffer.store import LEASED, Stage
 
@@ -57,9 +56,9 @@ def test_a_priority_without_a_function_is_refused() -> None:
 # Stragglers: B = 2, bound 1. Group 0 starts on version 0 and runs; all others are quick.
 
 
-def history(staleness_policy: str, policy=fifo) -> tuple[Replay, list[list[int]]]:
+def history(staleness_policy: str, policy=fifo) -> tuple[GroupManager, list[list[int]]]:
     """What was served, with two batches' worth of quick groups per batch. Stops when a batch has to wait."""
-    replay, served, next_id = Replay(Bound(1, B), policy, staleness_policy), [], 0
+    replay, served, next_id = GroupManager(Bound(1, B), policy, staleness_policy), [], 0
     for batch in range(4):
         while replay.room(batch) > 0:
             replay.admit(next_id, 0, 1, 1, "slow" if next_id == 0 else "quick", batch, 0.0)
@@ -75,7 +74,7 @@ def history(staleness_policy: str, policy=fifo) -> tuple[Replay, list[list[int]]
     return replay, served
 
 
-def push(replay: Replay, group_id: int, *versions: int) -> bool:
+def push(replay: GroupManager, group_id: int, *versions: int) -> bool:
     runs = [(version, 2) for version in versions]
     head = make_head(group_id, [(1, 2 * len(runs), 0, len(runs), 0.0)], runs, dict.fromkeys(versions, "digest"))
     return replay.push(head, bytes(head.size), max(versions), 0.0)
@@ -107,23 +106,6 @@ def test_requeue_gives_the_straggler_a_new_lease() -> None:
     assert replay.queued_for(3) is replay.store.entries[0]
 
 
-def test_a_second_lease_grows_too_old_as_well() -> None:
-    replay = Replay(Bound(1, B), fifo, "drop")
-    replay.admit(0, 0, 1, 1, "slow", 0, 0.0)
-    replay.requeue(0)
-    for batch in range(3):
-        if batch == 2:
-            assert replay._oldest_limit == math.inf, "all others are trained, and it has no tokens"
-            replay.assign(replay.store.entries[0], "slower", 1)  # within the bound of batch 2, not of batch 3
-        for group_id in (2 * batch + 1, 2 * batch + 2):
-            replay.admit(group_id, 0, 1, 1, "quick", batch, 0.0)
-            push(replay, group_id, batch)
-        assert [entry.id for entry in replay.serve(batch)] == [2 * batch + 1, 2 * batch + 2]
-        replay.finish(batch)
-        replay._expire(batch + 1)
-    assert replay.store.dropped == {"stale": 1} and replay.take_cancels() == [("slower", 0, False)]
-
-
 def test_mask_tokens_serves_the_straggler_for_its_young_tokens() -> None:
     replay, served = history("mask_tokens")
     assert len(served) == 4 and not replay.store.dropped and replay.store.entries[0].stage is Stage.RUNNING
@@ -146,34 +128,12 @@ def test_mask_tokens_drops_what_has_no_young_token_left() -> None:
     assert replay.store.dropped == {"stale": 1}
 
 
-def test_mask_tokens_drops_a_straggler_that_comes_with_nothing_but_old_tokens() -> None:
-    """Nothing that waited when the buffer last looked for old groups was as old."""
-    replay = Replay(Bound(1, B), fifo, "mask_tokens")
-    replay.admit(0, 0, 1, 1, "slow", 0, 0.0)
-    for batch in range(4):
-        quick = [10 * batch + 1, 10 * batch + 2]
-        if batch == 3:
-            push(replay, 0, 0)
-        for group_id in quick:
-            replay.admit(group_id, 0, 1, 1, "quick", batch, 0.0)
-            push(replay, group_id, batch)
-        assert [entry.id for entry in replay.serve(batch)] == quick
-        replay.finish(batch)
-    assert replay.store.dropped == {"stale": 1}
-
-
-@pytest.mark.parametrize("staleness_policy", ["wait", "drop", "requeue", "mask_tokens"])
-def test_in_order_waits_whatever_is_said_of_stale_groups(staleness_policy: str) -> None:
-    replay, served = history(staleness_policy, in_order)
-    assert served == [] and not replay.store.dropped and not replay.store.requeued
-
-
 def test_a_choice_that_is_no_batch_is_refused() -> None:
-    replay = Replay(Bound(1, B), lambda waiting, missing, want: (waiting[0].id, waiting[0].id))
+    replay = GroupManager(Bound(1, B), lambda waiting, missing, want: (waiting[0].id, waiting[0].id))
     for group_id in range(B):
         replay.admit(group_id, 0, 1, 1, "a", 0, 0.0)
         push(replay, group_id, 0)
-    with pytest.raises(ValueError, match=r"the policy chose \[0, 0\]"):
+    with pytest.raises(ValueError, match=r"the batch policy chose \[0, 0\]"):
         replay.serve(0)
 
 

@@ -8,25 +8,24 @@ import pytest
 from areal_like.types import Completion, PartialSample
 from areal_like.wire.groups import make_head
 from areal_like.wire.partials import encode_partial
-from buffer.events import Begin, Finish
+from buffer.events import Begin, Drop, Finish
+from buffer.groups import BatchPolicy, GroupManager
 from buffer.journal import JournalError
-from buffer.partial_group import PartialGroup
 from buffer.policies import Waiting, fifo, priority
-from buffer.replay import Policy, Replay
 from buffer.staleness import Bound
-from buffer.store import EventError, Stage
+from buffer.store import EventError, PartialGroup, Stage
 from tests.buffer.paper import Paper
 
 B = 2
 
 
-def reborn(journal: Paper, next_batch: int, policy: Policy = fifo) -> Replay:
-    replay = Replay(Bound(1, B), policy)
+def reborn(journal: Paper, next_batch: int, policy: BatchPolicy = fifo) -> GroupManager:
+    replay = GroupManager(Bound(1, B), policy)
     journal.restore(replay, next_batch)
     return replay
 
 
-def admit_and_push(replay: Replay, *ids: int, version: int = 0) -> None:
+def admit_and_push(replay: GroupManager, *ids: int, version: int = 0) -> None:
     for group_id in ids:
         replay.admit(group_id, 0, 1, 1, "actor", 0, 0.0)
     for group_id in reversed(ids):
@@ -34,7 +33,7 @@ def admit_and_push(replay: Replay, *ids: int, version: int = 0) -> None:
         replay.push(head, bytes(head.size), version, 0.0)
 
 
-def train(replay: Replay, batch: int) -> list[int]:
+def train(replay: GroupManager, batch: int) -> list[int]:
     ids = [entry.id for entry in replay.serve(batch)]
     replay.finish(batch)
     return ids
@@ -87,10 +86,10 @@ def made_by(group_id: int, *versions: int) -> PartialGroup:
 
 
 def test_an_event_that_does_not_fit_ends_the_buffer_and_is_not_taken_for_a_fault_of_a_message() -> None:
-    """The journal already has the event. `Handlers` would answer a ValueError or a KeyError with a refusal."""
+    """The journal already has the event."""
     replay = reborn(Paper(), 0)
     with pytest.raises(EventError, match=r"Drop\(id=7, reason='why'\) does not fit what has happened before"):
-        replay.drop(7, "why")
+        replay.commit(Drop(7, "why"))
     assert not issubclass(EventError, ValueError | KeyError)
 
 
@@ -173,7 +172,7 @@ def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
     replay = reborn(journal, 0)
     admit_and_push(replay, 0, 1, 2, 3)
     assert len(replay.serve(0)) == len(replay.serve(1)) == B
-    strict = Replay(Bound(0, B), fifo)
+    strict = GroupManager(Bound(0, B), fifo)
     journal.restore(strict, 0)
     assert len(strict.serve(0)) == B
     assert strict.serve(1) == [] and strict.store.dropped == {"stale": B}
@@ -181,11 +180,11 @@ def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
 
 def test_on_policy_what_the_same_weights_have_made_is_kept_where_the_way_there_changes() -> None:
     journal = Paper()
-    replay = Replay(Bound(0, B), fifo)
+    replay = GroupManager(Bound(0, B), fifo)
     journal.restore(replay, 0)
     admit_and_push(replay, 0, 1)
     replay.serve(0)
-    again = Replay(Bound(0, B), fifo)
+    again = GroupManager(Bound(0, B), fifo)
     journal.restore(again, 0)
     again.drop(0, "malformed")
     admit_and_push(again, 2)
@@ -200,8 +199,8 @@ def test_on_policy_what_newer_weights_made_before_a_crash_is_rolled_out_again_wh
     groups of batch 1 into it."""
     journal = Paper()
 
-    def made() -> Replay:
-        replay = Replay(Bound(0, B), fifo)
+    def made() -> GroupManager:
+        replay = GroupManager(Bound(0, B), fifo)
         journal.restore(replay, 0)
         return replay
 
@@ -232,8 +231,8 @@ def test_no_choice_breaks_the_bound(bound: int) -> None:
     """The last check looks at what was pushed, whatever went wrong before. At the bound groups are served; one version
     later they are refused and stay where they are, even a single one among young groups."""
 
-    def serving(batch: int, *versions: int) -> Replay:
-        replay = Replay(Bound(bound, B), fifo)
+    def serving(batch: int, *versions: int) -> GroupManager:
+        replay = GroupManager(Bound(bound, B), fifo)
         replay._expire = lambda version: None  # type: ignore[method-assign]
         for group_id, version in enumerate(versions):
             admit_and_push(replay, group_id, version=version)

@@ -9,7 +9,6 @@ from areal_like.types import Completion, Group, PartialSample, Sample
 from areal_like.wire.groups import Head, encode_group
 from areal_like.wire.partials import encode_partial
 from buffer.checks import RolloutsFail
-from buffer.status import status
 from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous, group, table
 
@@ -24,8 +23,8 @@ def test_a_push_that_does_not_fit_its_lease_ends_the_lease(samples: int, version
     assert house.leases("actor-1").count(bad) == 0, "it has its share"
     house.push("actor-1", house.leases("actor-1")[0], 0)
     assert house.leases("actor-1").count(bad) == 1, "another actor rolls it out again"
-    assert house.router.refused == 1 and house.state.gauges.refused == {"form": 1}
-    assert sum(house.state.store.ledger()["dropped"].values()) == 0
+    assert house.router.refused == 1 and house.server.gauges.refused == {"form": 1}
+    assert sum(house.server.store.ledger()["dropped"].values()) == 0
 
 
 def bad_group(group_id: int, **changes: Any) -> tuple[Head, Any]:
@@ -57,15 +56,15 @@ def test_a_group_that_nobody_could_train_on_is_refused_and_rolled_out_by_another
     bad = house.leases("actor-0")[0]
     good_head, good = bad_group(house.leases("actor-1")[0])
     house.say("actor-1", "push", table(good_head), bytes(good))
-    assert house.state.store.count(Stage.WAITING) == 1, "the group of which one sample is changed is in order"
+    assert house.server.store.count(Stage.WAITING) == 1, "the group of which one sample is changed is in order"
     head, payload = bad_group(bad, **changes)
     house.say("actor-0", "push", table(head), bytes(payload))
     told = [body["reason"] for who, kind, body in house.router.sent if who == "actor-0" and kind == "refused"]
     assert len(told) == 1 and f"group {bad}" in told[0]
     assert ("actor-0", "pushed", {"ids": [bad]}) in house.router.sent, "or it would come again"
-    assert house.state.gauges.refused == {column: 1}
+    assert house.server.gauges.refused == {column: 1}
     assert house.leases("actor-1").count(bad) == 1 and house.leases("actor-0").count(bad) == 1
-    assert house.state.store.entries[bad].stage is Stage.RUNNING
+    assert house.server.store.entries[bad].stage is Stage.RUNNING
 
 
 def test_an_actor_whose_groups_are_refused_in_a_row_gets_no_more_and_without_any_other_the_run_ends() -> None:
@@ -80,7 +79,7 @@ def test_an_actor_whose_groups_are_refused_in_a_row_gets_no_more_and_without_any
     house.push("actor-1", house.leases("actor-1")[0], 0)
     house.say("actor-0", "credit", {"ended": 64})
     assert len(house.leases("actor-0")) == before, "it has shown that what it makes is of no use"
-    assert "actor-0 gets no leases: 3 groups of it in a row were refused" in status(house.state)["waits"]
+    assert "actor-0 gets no leases: 3 groups of it in a row were refused" in house.server.status()["waits"]
     mine = house.leases("actor-1")[1:]
     for group_id in mine[:2]:
         head, payload = bad_group(group_id, tokens=wrong)
@@ -99,9 +98,9 @@ def test_a_bad_group_takes_nothing_from_those_that_are_pushed_with_it() -> None:
     wrong = {ids[1]: {"tokens": np.array([1, 13, 1], np.int32)}}
     made = [bad_group(each, **wrong.get(each, {})) for each in ids]
     house.say("actor-0", "push", table(*(head for head, _ in made)), *(bytes(payload) for _, payload in made))
-    entries = house.state.store.entries
+    entries = house.server.store.entries
     assert [entries[each].stage is Stage.WAITING for each in ids] == [True, False, True, True]
-    assert house.state.gauges.refused == {"tokens": 1} and house.router.refused == 1
+    assert house.server.gauges.refused == {"tokens": 1} and house.router.refused == 1
     acknowledged = [each for _, kind, body in house.router.sent if kind == "pushed" for each in body["ids"]]
     assert sorted(acknowledged) == ids
 
@@ -116,7 +115,7 @@ def test_one_prompt_of_which_nothing_can_be_made_does_not_end_a_run_of_one_actor
     for _ in range(3):
         head, payload = bad_group(bad, tokens=np.array([1, 13, 1], np.int32))
         house.say("actor-0", "push", table(head), bytes(payload))
-    assert house.state.store.ledger()["dropped"] == {"malformed": 1}
+    assert house.server.store.ledger()["dropped"] == {"malformed": 1}
     assert len(set(house.leases())) == B + 1, "its slot goes to the next prompt"
 
 
@@ -126,10 +125,10 @@ def test_a_group_that_several_actors_fail_at_is_dropped() -> None:
     house.say("learner", "model", {"vocab_size": 13})
     bad = house.leases("actor-0")[0]
     for _ in range(3):
-        owner = house.state.store.entries[bad].actor
+        owner = house.server.store.entries[bad].actor
         head, payload = bad_group(bad, tokens=np.array([1, 13, 1], np.int32))
         house.say(owner, "push", table(head), bytes(payload))
-    assert house.state.store.ledger()["dropped"] == {"malformed": 1}
+    assert house.server.store.ledger()["dropped"] == {"malformed": 1}
     assert len(set(house.leases())) == B + 1, "its slot goes to the next prompt"
 
 
@@ -141,7 +140,7 @@ def test_a_partial_group_that_nobody_could_go_on_from_is_not_kept() -> None:
     call = Completion(np.array([1, 13], np.int32), np.zeros(2, np.float32), [(0, 2)], "abort")
     meta, payload = encode_partial(lease, {0: PartialSample({(1, 0): call})}, {0: "d0"})
     house.say("actor-0", "hand_back", {"ids": [lease], "partials": [meta], "leaving": False}, payload)
-    assert house.router.refused == 1 and house.state.store.entries[lease].partial is None
+    assert house.router.refused == 1 and house.server.store.entries[lease].partial is None
 
 
 def test_a_group_that_waits_for_another_actor_counts_as_in_flight() -> None:
@@ -152,6 +151,6 @@ def test_a_group_that_waits_for_another_actor_counts_as_in_flight() -> None:
     (bad, _), (other,) = house.leases("actor-0"), house.leases("actor-1")
     head, payload = bad_group(bad, tokens=np.array([1, 13, 1], np.int32))
     house.say("actor-0", "push", table(head), bytes(payload))
-    assert house.state.store.entries[bad].actor == "actor-1" and house.state.store.count(*LEASED) == 3
+    assert house.server.store.entries[bad].actor == "actor-1" and house.server.store.count(*LEASED) == 3
     house.push("actor-1", other, 0)
-    assert house.state.store.count(*LEASED) == 3, "a finished group makes room"
+    assert house.server.store.count(*LEASED) == 3, "a finished group makes room"

@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from buffer.relays import Relays
+from buffer.peers import RelayTree
 
 
-def tree_of(fanout: int, count: int) -> Relays:
-    relays = Relays(fanout)
+def tree_of(fanout: int, count: int) -> RelayTree:
+    relays = RelayTree(fanout)
     for number in range(count):
         relays.join(f"a{number}", f"tcp://{number}", "")
     return relays
@@ -48,4 +48,4 @@ def test_few_get_another_parent_when_one_leaves() -> None:
 def test_a_newcomer_is_sent_to_a_relay_before_it_offers_to_be_one() -> None:
     relays = tree_of(2, 6)
     assert relays.above("new") == [("tcp://2", ""), ("tcp://0", "")]
-    assert Relays(0).above("new") == tree_of(0, 6).above("a5") == []
+    assert RelayTree(0).above("new") == tree_of(0, 6).above("a5") == []

@@ -21,18 +21,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from areal_like.types import Completion, PartialSample
 from areal_like.wire.groups import Head, make_head
 from areal_like.wire.partials import encode_partial, versions_of
-from buffer import filters
+from buffer import policies
 from buffer.events import Admit, Drop, Filter
-from buffer.partial_group import PartialGroup
-from buffer.payloads import load
+from buffer.groups import GroupManager
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
 from buffer.prompts import PromptCursor
 from buffer.recovery import standing
-from buffer.replay import Replay
 from buffer.results import Results
-from buffer.samplers import pass_rate_pools, thompson
+from buffer.samplers import pass_rate_pools
+from buffer.segment_file import load
 from buffer.staleness import Bound
-from buffer.store import LEASED, UNFINISHED, Entry, Stage, Store
+from buffer.store import LEASED, UNFINISHED, Entry, PartialGroup, Stage, Store
 from tests.buffer.paper import Paper
 
 ACTORS = ("a", "b", "c")
@@ -51,11 +50,10 @@ POLICIES = {
     "priority": partial(priority, key=f"{__name__}:reward"),
 }
 STALENESS_POLICIES = ("wait", "drop", "requeue", "mask_tokens")
-FILTERS = {"none": partial(filters.none), "zero_variance": partial(filters.zero_variance)}
+FILTERS = {"none": partial(policies.none), "zero_variance": partial(policies.zero_variance)}
 SAMPLERS = {
     "in_order": None,
-    "pools": partial(pass_rate_pools, retire_at=0.7, retire_after=1),
-    "thompson": partial(thompson, candidates=3),
+    "pools": partial(pass_rate_pools),
 }
 ROWS = 13
 
@@ -115,12 +113,12 @@ class BufferHistory(RuleBasedStateMachine):
     def store(self) -> Store:
         return self.replay.store
 
-    def new_replay(self) -> Replay:
+    def new_replay(self) -> GroupManager:
         bound = self.bound
         self.bound = Bound(bound.max_staleness, bound.groups_per_batch, bound.interval)
         results = Results() if self.sampler else None
         rules = POLICIES[self.policy], self.staleness_policy, self.filter, self.resume
-        replay = Replay(self.bound, *rules, results=results)
+        replay = GroupManager(self.bound, *rules, results=results)
         self.prompts = PromptCursor(ROWS, 0, self.next_id, self.sampler, results)
         return replay
 

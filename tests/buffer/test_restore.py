@@ -10,19 +10,19 @@ from areal_like.run import checkpoints
 from areal_like.wire.groups import make_head
 from buffer import main
 from buffer.gauges import Gauges
+from buffer.groups import GroupManager
 from buffer.journal import JournalError, segments
-from buffer.payloads import load
 from buffer.policies import fifo
-from buffer.replay import Replay
 from buffer.schedulers import AsyncScheduler
+from buffer.segment_file import load
 from buffer.sizing import GroupLengths, Sagc
 from buffer.staleness import Bound
 from buffer.store import Stage
 
 
-def started(run: Path, kind: str = "memory") -> tuple[int, Replay, Callable[[], None]]:
+def started(run: Path, kind: str = "memory") -> tuple[int, GroupManager, Callable[[], None]]:
     """(train steps done, what is held, how to end the process)."""
-    replay = Replay(Bound(1, 2), fifo)
+    replay = GroupManager(Bound(1, 2), fifo)
     options = SimpleNamespace(journal=kind, keep_journal=False)
     steps, journal = main.restore(SimpleNamespace(run=run, config=SimpleNamespace(buffer=options)), replay)
     assert (journal is None) == (kind == "off")
@@ -36,7 +36,7 @@ def started(run: Path, kind: str = "memory") -> tuple[int, Replay, Callable[[], 
     return steps, replay, end
 
 
-def push(replay: Replay, group_id: int) -> None:
+def push(replay: GroupManager, group_id: int) -> None:
     replay.admit(group_id, group_id, 1, 1, "actor", 0, 0.0)
     head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "d0"})
     assert replay.push(head, bytes([group_id]) * head.size, 0, 0.0)
@@ -112,9 +112,9 @@ def test_what_a_kill_has_torn_is_cut_off_before_anything_is_written(tmp_path: Pa
 def test_group_sizes_and_what_explains_them_are_those_of_before(tmp_path: Path) -> None:
     """Of batches that are trained only the newest sizes are left."""
 
-    def restored(replay: Replay) -> tuple[object, list[dict[str, float]]]:
+    def restored(replay: GroupManager) -> tuple[object, list[dict[str, float]]]:
         scheduler, gauges = sized(), Gauges()
-        main.go_on(scheduler, replay, gauges)
+        main.restore_scheduler(scheduler, replay, gauges)
         return scheduler.state_dict(), [gauges.decision(batch) for batch in range(2)]
 
     def sized() -> AsyncScheduler:

@@ -1,7 +1,6 @@
 """A new segment refers to payloads in older ones, which are deleted once no group needs them. Memory does not grow with
 the journal, neither in a resume nor in a replay."""
 
-import errno
 import os
 import random
 import tracemalloc
@@ -13,15 +12,14 @@ import pytest
 
 from areal_like.wire.groups import Head, make_head
 from buffer import journal as module
-from buffer.events import Begin, Branch, Drop, Finish, HandBack, LeaveOut, Requeue, Serve, Snapshot
+from buffer.events import Drop, HandBack, LeaveOut, Requeue, Snapshot
+from buffer.groups import GroupManager
 from buffer.journal import Journal, Recorded, check_payloads, reader, scan, segments, since_snapshot
-from buffer.payloads import Extent, Stored, load
-from buffer.playback import branches, count_batches, recorded_batches
 from buffer.policies import fifo
 from buffer.recovery import restore
-from buffer.replay import Replay
+from buffer.segment_file import Extent, Stored, load
 from buffer.staleness import Bound
-from tests.buffer.paper import LEFT, note, rolled_out
+from tests.buffer.paper import LEFT, note
 
 MIB = 1 << 20
 
@@ -60,16 +58,6 @@ def test_a_rotation_refers_to_payloads_and_copies_none(tmp_path: Path, sync: boo
     journal.close()
 
 
-def test_what_has_not_been_written_yet_is_before_the_snapshot_says_where_it_lies(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, sync=True, keep=False)
-    held = [journal.append(HandBack(0, LEFT), b"a" * 5000)]
-    journal.advance()
-    held.append(journal.append(HandBack(1, LEFT), b"b" * 5000))
-    journal.rotate(refer(held), held)
-    journal.close()
-    assert reread(tmp_path) == [b"a" * 5000, b"b" * 5000]
-
-
 @pytest.mark.parametrize("keep", [False, True])
 def test_stragglers_move_on_and_their_segments_go(tmp_path: Path, monkeypatch, keep: bool) -> None:
     """At most COPY_BYTES at a time; with `keep` nothing needs to be moved."""
@@ -87,22 +75,6 @@ def test_stragglers_move_on_and_their_segments_go(tmp_path: Path, monkeypatch, k
     journal.rotate(refer(held), held)
     assert reread(tmp_path) == expected
     assert {type(record.event) for record in scan(tmp_path)} <= {HandBack, Snapshot}, "copies are no events"
-    journal.close()
-
-
-def test_copies_that_find_no_room_are_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path, sync=False, keep=False)
-    all_held = [journal.append(HandBack(number, LEFT), bytes([number]) * 1000) for number in range(10)]
-    journal.rotate(refer(all_held), all_held)
-    held = all_held[:2]
-
-    def full(file: int, views: list[memoryview]) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", full)
-        journal.rotate(refer(held), held)
-    assert names(tmp_path) == [1, 3] and reread(tmp_path) == [bytes(1000), b"\1" * 1000]
     journal.close()
 
 
@@ -206,32 +178,10 @@ def peak_of(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_a_replay_holds_a_batch_and_not_the_run(tmp_path: Path) -> None:
-    journal, batches = Journal(tmp_path, sync=False, keep=True), 20
-    for batch in range(batches):
-        for group_id in (2 * batch, 2 * batch + 1):
-            head, payload = big(group_id)
-            for event, held in rolled_out(head, payload):
-                journal.append(event, held)
-        journal.append(Serve(batch, [2 * batch, 2 * batch + 1], 0))
-        journal.append(Finish(batch))
-        journal.commit()
-    journal.close()
-    one, all_of_it = 2 * big(0)[0].size, size(tmp_path)
-    assert all_of_it > 60 * MIB
-
-    def play() -> None:
-        for groups, _ in recorded_batches(tmp_path):
-            assert [load(payload) == big(head.id)[1] for head, payload in groups] == [True, True]
-
-    assert peak_of(play) < 4 * one, "two groups, and their like to compare them with"
-    assert peak_of(lambda: count_batches(tmp_path)) < 1 * MIB and count_batches(tmp_path) == batches
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rotated", [False, True])
 def test_a_resume_reads_no_payload_and_keeps_no_record(tmp_path: Path, rotated: bool) -> None:
-    groups, replay, journal = 20, Replay(Bound(100, 2), fifo), Journal(tmp_path, sync=False, keep=False)
+    groups, replay, journal = 20, GroupManager(Bound(100, 2), fifo), Journal(tmp_path, sync=False, keep=False)
     replay.record = journal.append
     for group_id in range(groups):
         replay.admit(group_id, group_id, 1, 1, "actor", 0, 0.0)
@@ -243,7 +193,7 @@ def test_a_resume_reads_no_payload_and_keeps_no_record(tmp_path: Path, rotated: 
         journal.append(LeaveOut(0, (), ["x" * 2000]))
     journal.commit()
     journal.close()
-    again = Replay(Bound(100, 2), fifo)
+    again = GroupManager(Bound(100, 2), fifo)
 
     def resume() -> None:
         assert sum(1 for _ in since_snapshot(tmp_path, repair=True)) > 4000
@@ -253,13 +203,3 @@ def test_a_resume_reads_no_payload_and_keeps_no_record(tmp_path: Path, rotated: 
     assert again.store.ledger() == replay.store.ledger() and again.store.bytes == replay.store.bytes
     served = again.serve(0)
     assert [load(entry.payload) for entry in served] == [big(entry.id)[1] for entry in served] and len(served) == 2
-
-
-def test_a_resume_with_other_settings_is_found_in_an_older_segment(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, sync=False, keep=True)
-    for event in (Begin(0), Finish(0), Begin(1), Branch(1, "lr=1"), Finish(1)):
-        journal.append(event)
-    journal.commit()
-    journal.rotate(refer([]))
-    journal.close()
-    assert len(names(tmp_path)) == 2 and branches(tmp_path) == [(1, "lr=1")]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from areal_like.types import Group, Sample
-from areal_like.wire.groups import Head, encode_group, make_head
+from areal_like.wire.groups import Head, encode_group
 from buffer import policies
-from buffer.filters import zero_variance
+from buffer.groups import GroupManager
+from buffer.policies import zero_variance
 from buffer.prompts import PromptCursor, Share
-from buffer.replay import Replay
 from buffer.results import WINDOW, Known, Results, ResultsState, classes, pass_rates
-from buffer.samplers import NEW, Sampler, asks, drawable, in_order, pass_rate_pools, solved, thompson
+from buffer.samplers import NEW, Sampler, in_order, needs_results, pass_rate_pools
 from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
 from buffer.sizing import Fixed
 from buffer.staleness import Bound
@@ -24,9 +24,8 @@ from tests.buffer.house import B, House, table
 from tests.buffer.paper import Paper
 
 SAMPLERS: dict[str, partial] = {
-    "in_order": partial(in_order, retire_at=1.0, retire_after=1),
-    "pass_rate_pools": partial(pass_rate_pools, retire_at=0.9),
-    "thompson": partial(thompson, candidates=4),
+    "in_order": partial(in_order),
+    "pass_rate_pools": partial(pass_rate_pools),
 }
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=list(SAMPLERS))
 
@@ -56,24 +55,6 @@ def test_a_choice_is_a_prompt_that_is_free_or_a_new_one(sampler: partial, new: i
         assert 0 not in chosen or (size == 1 and not new), "it is under way, and others are not"
 
 
-@every_sampler
-def test_nothing_known_is_no_obstacle(sampler: partial) -> None:
-    assert set(draws(sampler, known([], 5), 20)) == {NEW}
-
-
-def test_thompson_prefers_the_rate_that_it_wants() -> None:
-    chosen = draws(partial(thompson, memory=1.0), known([0.0, 0.5, 1.0]))
-    assert chosen[1] > 300 and chosen[0] + chosen[2] < 100
-    assert draws(partial(thompson, memory=1.0, target=1.0), known([0.0, 0.5, 1.0])).most_common(1)[0][0] == 2
-    doubted = draws(partial(thompson, memory=0.0), known([0.0, 0.5, 1.0], results=1))
-    assert doubted[0] + doubted[2] > chosen[0] + chosen[2], "one result says less than four"
-
-
-def test_thompson_sees_only_its_candidates() -> None:
-    chosen = draws(partial(thompson, candidates=1), known([0.0, 0.5, 1.0], new=3), 600)
-    assert all(80 < chosen[place] < 120 for place in range(3)) and 250 < chosen[NEW] < 350, "it can only be uniform"
-
-
 def test_pools_are_drawn_by_weight_and_an_empty_one_gives_its_part_to_the_others() -> None:
     pools = partial(pass_rate_pools, new=0.2, right=0.4, easy=0.1, hard=0.3)
     chosen = draws(pools, known([0.1, 0.5, 0.6, 0.9], new=7), 1000)
@@ -85,21 +66,8 @@ def test_pools_are_drawn_by_weight_and_an_empty_one_gives_its_part_to_the_others
     assert set(draws(only, known([0.1, 0.9], new=3), 40)) == {NEW, 0, 1}, "the only pool with a weight is empty"
 
 
-@every_sampler
-def test_a_solved_prompt_is_retired_until_nothing_else_is_left(sampler: partial) -> None:
-    retiring = partial(sampler, retire_at=0.9, retire_after=2)
-    assert 0 not in draws(retiring, known([1.0, 0.4, 0.5]))
-    assert set(draws(retiring, known([1.0, 0.95]), 60)) == {0, 1}
-    twice = known([1.0, 0.4, 0.9], results=2)
-    assert [solved(twice, *rule).tolist() for rule in ((0.9, 2), (0.95, 2), (0.9, 3), (None, 1))] == [
-        [True, False, True], [True, False, False], [False] * 3, [False] * 3
-    ]  # fmt: skip
-    assert set(draws(retiring, known([1.0, 0.4], taken=(1,)), 40)) == {1}, "it is under way"
-    assert list(drawable(known([1.0, 0.5], taken=(0, 1)), None, 2)) == [0, 1]
-
-
 def test_the_default_order_asks_for_nothing_and_is_that_of_the_seed() -> None:
-    assert not asks(partial(in_order)) and asks(partial(in_order, retire_at=1.0)) and asks(partial(thompson))
+    assert not needs_results(partial(in_order)) and needs_results(partial(pass_rate_pools))
     results = Results()
     ours, plain = PromptCursor(7, 3, 0, SAMPLERS["in_order"], results), PromptCursor(7, 3)
     for _ in range(7):
@@ -203,12 +171,12 @@ def batches_of(scheduler: Scheduler, sampler: partial, dice: random.Random) -> l
     """Groups and rows of six batches; two actors finish in any order."""
     results = Results()
     house = House(scheduler, rows=12, results=results, group_filter=partial(zero_variance))
-    house.state.prompts = PromptCursor(12, 0, 0, sampler, results)
+    house.server.dispatcher.prompts = PromptCursor(12, 0, 0, sampler, results)
     house.start()
     for batch in range(6):
         house.say("learner", "want", {"index": batch, "version": batch})
         while len(house.batches()) <= batch:
-            running = [e for e in house.state.store.entries.values() if e.actor]
+            running = [e for e in house.server.store.entries.values() if e.actor]
             entry = dice.choice([e for e in running if e.stage == "running"])
             head, payload = rolled_out(entry.id, entry.row, batch)
             house.say(entry.actor, "push", table(head), payload)
@@ -238,9 +206,9 @@ def test_snapshots_and_crashes_change_no_choice(sampler: partial) -> None:
         dice, chance, journal = random.Random(3), random.Random(4), Paper()
         found: list[int] = []
 
-        def begin() -> tuple[Replay, PromptCursor]:
+        def begin() -> tuple[GroupManager, PromptCursor]:
             results = Results()
-            replay = Replay(Bound(99, 4), partial(policies.in_order), results=results)
+            replay = GroupManager(Bound(99, 4), partial(policies.in_order), results=results)
             if found:
                 journal.restore(replay, 0)
             replay.record = journal.append
@@ -271,7 +239,7 @@ def test_snapshots_and_crashes_change_no_choice(sampler: partial) -> None:
 
 def test_the_store_folds_admissions_pushes_drops_and_openings() -> None:
     results = Results()
-    replay = Replay(Bound(99, 1), partial(policies.in_order), results=results)
+    replay = GroupManager(Bound(99, 1), partial(policies.in_order), results=results)
     for group_id, row in enumerate((1, 6, 7)):
         replay.admit(group_id, row, 8, 8, "a", 0, 0.0)
     head, payload = rolled_out(0, 1, 0)
@@ -283,12 +251,3 @@ def test_the_store_folds_admissions_pushes_drops_and_openings() -> None:
     known = results.known("", 9)
     assert known.rates[0, 0] == np.mean(head.rewards) and known.answers.tolist() == [[8, 0, 0, 0], [0] * 4, [0] * 4]
     assert known.free.tolist() == [True, True, False], "the last one still runs"
-
-
-def test_a_head_of_rewards_counts_each_clipped() -> None:
-    results = Results()
-    results.admit(0, "", 3)
-    head = make_head(0, [(1, 2, 0, 1, 3.0), (1, 2, 0, 1, -1.0)], [(0, 2), (0, 2)], {0: "d"})
-    results.push(0, "", 3, head.rewards)
-    results.open()
-    assert results.known("", 4).rates[0, 0] == 0.5

@@ -1,195 +1,117 @@
-"""How much the buffer looks at per message as more groups wait, run or are lost: counted, not timed."""
+"""The time of a turn, of a push and of a draw does not grow with all groups or all prompts: ratios, never seconds."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from functools import partial
 
-import pytest
+import numpy as np
 
 from areal_like.wire.groups import make_head
-from buffer import store
-from buffer.actor import Actor
+from buffer.groups import GroupManager
 from buffer.policies import in_order
-from buffer.replay import Replay
+from buffer.prompts import PromptCursor
+from buffer.results import Results
+from buffer.samplers import pass_rate_pools
 from buffer.staleness import Bound
-from buffer.store import Entry, Stage
+from buffer.store import Stage
 from tests.buffer.house import House, asynchronous
 
-FEW, MANY = 100, 1600
-MOST_GROWTH = 3.0
-"""Of what is looked at for one group, from FEW to MANY groups: a heap's height grows 1.6 times, a search 16 times."""
-LOOKS = [0]
+FEW, MANY = 2_000, 20_000
+MOST_GROWTH = 4.0
+"""Of the time of one step, from FEW to MANY: caches grow cold, a scan takes 10 times as long."""
 
 
-class Counting(Entry):
-    """Counts how often a group's fields are read."""
-
-    __slots__ = ()
-
-    def __getattribute__(self, name: str):
-        LOOKS[0] += 1
-        return super().__getattribute__(name)
-
-
-@pytest.fixture(autouse=True)
-def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(store, "Entry", Counting)
-    yield
+def seconds(made: Callable[[int], Callable[[], object]], count: int, steps: int = 50) -> float:
+    """The least time of `steps` steps, of several tries, on a state of `count` groups or prompts."""
+    step, found = made(count), []
+    for _ in range(7):
+        begin = time.process_time()
+        for _ in range(steps):
+            step()
+        found.append(time.process_time() - begin)
+    return min(found)
 
 
-def looks_per_group(scenario) -> tuple[float, float]:
-    found = []
-    for n in (FEW, MANY):
-        steps = scenario(n)
-        next(steps)  # all is there
-        LOOKS[0] = 0
-        count = sum(1 for _ in steps)
-        found.append(LOOKS[0] / count)
-    return found[0], found[1]
+def grows_little(made: Callable[[int], Callable[[], object]]) -> bool:
+    return any(seconds(made, MANY) < MOST_GROWTH * max(seconds(made, FEW), 1e-5) for _ in range(3))
 
 
-def filled(n: int, want: int, policy=in_order) -> Replay:
-    """n groups, all RUNNING on "a"; batches of `want`."""
-    replay = Replay(Bound(float("inf"), want), partial(policy))
-    for group_id in range(n):
-        replay.admit(group_id, group_id, 1, 1, "a", 0, 0.0)
-    return replay
+def running(count: int) -> GroupManager:
+    groups = GroupManager(Bound(float("inf"), 4), partial(in_order))
+    for group_id in range(count):
+        groups.admit(group_id, group_id, 1, 1, "a", 0, 0.0)
+    return groups
 
 
-def push(replay: Replay, group_id: int) -> None:
-    head = make_head(group_id, [(1, 5, 0, 1, 1.0)], [(0, 5)], {0: "digest"})
-    assert replay.push(head, bytes(head.size), 0, 0.0)
+def test_pushing_and_serving_behind_a_straggler() -> None:
+    def made(count: int) -> Callable[[], object]:
+        groups, ids = running(count), iter(range(1, count))
+
+        def step() -> None:
+            group_id = next(ids)
+            groups.push(make_head(group_id, [(1, 5, 0, 1, 1.0)], [(0, 5)], {0: "digest"}), b"x" * 5, 0, 0.0)
+            assert groups.serve(0) == []
+
+        return step
+
+    assert grows_little(made)
 
 
-def test_lost_groups_are_leased_again_without_a_search() -> None:
-    def scenario(n: int) -> Iterator[None]:
-        replay = filled(n, 4)
-        for group_id in sorted(range(n), key=lambda each: each * 7919 % n):
-            replay.requeue(group_id)
-        yield
-        for slot in range(n):
-            entry = replay.queued_for(0)
-            assert entry is not None and entry.slot == slot
-            replay.assign(entry, "b", 0)
-            yield
+def test_leasing_again() -> None:
+    def made(count: int) -> Callable[[], object]:
+        groups = running(count)
+        for group_id in range(count):
+            groups.requeue(group_id)
 
-    few, many = looks_per_group(scenario)
-    assert many <= MOST_GROWTH * few, f"{few:.0f} looks per lease of {FEW} groups, {many:.0f} of {MANY}"
+        def step() -> None:
+            entry = groups.queued_for(0)
+            assert entry
+            groups.assign(entry, "b", 0)
 
+        return step
 
-def test_pushes_behind_a_straggler_are_not_sorted_again_and_again() -> None:
-    def scenario(n: int) -> Iterator[None]:
-        replay = filled(2 * n, 4)
-        for group_id in range(1, n):
-            push(replay, group_id)
-        yield
-        for group_id in range(n, n + 50):
-            push(replay, group_id)
-            assert replay.serve(0) == []
-            yield
-
-    few, many = looks_per_group(scenario)
-    assert many <= MOST_GROWTH * few, f"{few:.0f} looks per push with {FEW} waiting, {many:.0f} with {MANY}"
+    assert grows_little(made)
 
 
-def test_the_place_that_a_redundant_group_can_win_is_known() -> None:
-    def scenario(n: int) -> Iterator[None]:
-        replay = filled(n, n)
-        for late in range(n, n + 50):
-            replay.admit(late, late, 1, 1, "b", 0, 0.0, redundant=True)
-        yield
-        for number, late in enumerate(range(n, n + 50)):
-            push(replay, late)
-            assert replay.store.entries[late].slot == number
-            yield
+def test_drawing_a_prompt_by_its_pass_rate() -> None:
+    def made(count: int) -> Callable[[], object]:
+        results, dice = Results(), np.random.default_rng(0)
+        for row in range(count):
+            results.admit(row, "", row)
+            results.push(row, "", row, [float(dice.random())])
+        results.open()
+        return PromptCursor(count, 0, count, partial(pass_rate_pools), results).next
 
-    few, many = looks_per_group(scenario)
-    assert many <= MOST_GROWTH * few, f"{few:.0f} looks per push with {FEW} running, {many:.0f} with {MANY}"
+    assert grows_little(lambda count: made(10 * count))
 
 
-def test_a_policy_is_not_asked_again_while_nothing_has_changed() -> None:
-    asked = []
+def test_turns_in_which_nothing_happens() -> None:
+    def made(count: int) -> Callable[[], object]:
+        house = House(asynchronous(max_staleness=2), rows=count)
+        house.start()
+        for group_id in range(100, count):
+            house.server.groups.admit(group_id, 0, 8, 8, "actor-0", 0, 0.0)
+        assert house.store.count(Stage.RUNNING) > count - 100
+        return lambda: house.server.step(0)
 
-    def never(waiting, missing, want) -> tuple[int, ...]:
-        asked.append(len(waiting))
-        return ()
-
-    replay = filled(20, 4, never)
-    for group_id in range(8):
-        push(replay, group_id)
-        for _ in range(5):
-            assert replay.serve(0) == []
-    assert asked == [4, 5, 6, 7, 8], "once for each push that makes a batch possible"
-    replay.requeue(19)
-    replay.drop(18, "failed")
-    replay.serve(0)
-    assert asked == [4, 5, 6, 7, 8, 8], "what is missing has changed"
+    assert grows_little(made)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_turns_of_the_loop_in_which_nothing_happens_look_at_no_group(stream: bool) -> None:
-    house = House(asynchronous(max_staleness=2), staleness_policy="wait")
-    house.start()
-    if stream:
-        house.say("learner", "stream", {})
-    house.say("learner", "want", {"index": 0, "version": 0})
-    for group_id in range(1, 9):
-        house.push(house.state.store.entries[group_id].actor, group_id, 0)
-    assert house.state.store.count(Stage.WAITING) == 8 and house.batches() == []
-    house.controller.step(0)
-    LOOKS[0] = 0
-    for _ in range(10):
-        house.controller.step(0)
-    assert LOOKS[0] <= 10 * 4, "a few of the lowest, not all"
-
-
-def test_outdated_items_do_not_pile_up() -> None:
-    replay = filled(4, 4)
-    for _ in range(2000):
-        replay.requeue(3)
-        replay.assign(replay.store.entries[3], "a", 0)
-    heaps = [each for each in vars(replay.store).values() if isinstance(each, store.BySlot)]
-    assert len(heaps) == 3 and all(len(heap._heap) < 200 for heap in heaps)
-
-
-@pytest.mark.parametrize(("missing", "asked"), [(0, 0), (1, 0), (2, 1)])
-def test_a_policy_that_waits_for_gaps_is_not_asked_while_the_batch_has_one(missing: int, asked: int) -> None:
-    replay, calls = filled(4, 2, in_order), []
-    replay.policy = lambda *args: calls.append(args) or in_order(*args)
-    for group_id in {0, 1, 2, 3} - {missing}:
-        push(replay, group_id)
-    assert len(replay.serve(0)) == 2 * asked and len(calls) == asked
-
-
-@pytest.mark.parametrize("held_up", ["by the bound", "by memory", "by an odd one"])
-def test_turns_do_not_ask_every_actor_that_has_room(held_up: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    takes = Actor.takes
-    monkeypatch.setattr(Actor, "takes", lambda self, sequences: asked.append(self.name) or takes(self, sequences))
-    house = House(asynchronous(max_staleness=0 if held_up != "by memory" else 99), actors=200)
-    if held_up == "by memory":
-        house.state.max_bytes = -1
-    if held_up == "by an odd one":
-        house.state.fleet.odd.add("actor-7")
-    house.start()
-    leased = len(house.leases())
-    asked.clear()
-    for name in house.names[:20]:
-        house.say(name, "credit", {"ended": 0})
-        house.say(name, "heartbeat", {"stats": {}, "progress": [], "heldout": {}})
-    assert len(house.leases()) == leased and len(asked) <= 80, "two questions for each message at most"
+def held(house: House) -> list[int]:
+    return [len(house.store.held_by(actor.name)) for actor in house.server.fleet]
 
 
 def test_leases_go_to_whoever_has_the_fewest_groups_of_all_that_hold_any_version() -> None:
     house = House(asynchronous(max_staleness=2), actors=6)
     house.start()
-    assert [len(actor.running) for actor in house.state.fleet] == [2] * 6
+    assert held(house) == [2] * 6
     house.publish(1)
     house.apply(1, "actor-1", "actor-4")
-    assert [len(actor.running) for actor in house.state.fleet] == [2, 3, 2, 2, 3, 2], "newer weights may start more"
+    assert held(house) == [2, 3, 2, 2, 3, 2], "newer weights may start more"
     for group_id in house.leases("actor-3"):
         house.push("actor-3", group_id, 0)
-    house.state.replay.drop(13, "by the test")
-    house.controller.step(0)
-    assert [len(actor.running) for actor in house.state.fleet][3] == 0, "it holds weights that start no more"
+    house.server.groups.drop(13, "by the test")
+    house.server.step(0)
+    assert held(house)[3] == 0, "it holds weights that start no more"
     house.apply(1, "actor-3")
-    assert [len(actor.running) for actor in house.state.fleet][3] == 3, "two slots were left, and that of group 13"
+    assert held(house) == [2, 3, 2, 2, 3, 2], "that of group 13 is taken again"

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from buffer.events import Drop
+from buffer.groups import GroupManager
 from buffer.journal import JournalError
+from buffer.kept_samples import read_untrainable as read
 from buffer.policies import fifo, in_order
-from buffer.replay import Replay
-from buffer.set_aside import read
 from buffer.staleness import Bound
 from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
@@ -27,10 +27,10 @@ def batches(house: House) -> list[tuple[int, int, list[int]]]:
 
 def play(house: House, journal: Paper) -> None:
     """Batch 0 is trained; batch 1 and, ahead of it, batch 2 are served, and batch 1 can't be trained."""
-    house.state.replay.record = journal.append
+    house.server.groups.record = journal.append
     house.start()
     for group_id in range(3 * B):
-        house.push(house.state.store.entries[group_id].actor, group_id, 0)
+        house.push(house.server.store.entries[group_id].actor, group_id, 0)
     for index in range(2):
         house.say("learner", "want", {"index": index, "version": index})
     house.say("learner", "trained", {"index": 0})
@@ -41,10 +41,10 @@ def play(house: House, journal: Paper) -> None:
 
 @pytest.mark.parametrize("policy", [in_order, fifo])
 def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: Path) -> None:
-    house = House(asynchronous(max_staleness=2), policy=policy)
-    house.state.folder = tmp_path
+    house = House(asynchronous(max_staleness=2), batch_policy=policy)
+    house.server.samples.folder = tmp_path
     play(house, Paper())
-    replay = house.state.replay
+    replay = house.server.groups
     assert batches(house)[1:] == [(1, 0, [4, 5, 6, 7]), (2, 0, [8, 9, 10, 11])]
     assert replay.store.ledger()["dropped"] == {"untrainable": 4} and not replay.store.of(Stage.SERVED)
     assert ("learner", "set_aside", {"index": 1, "redo": 1}) in house.router.sent
@@ -73,11 +73,11 @@ def test_a_payload_that_can_not_be_kept_for_inspection_holds_up_nobody(tmp_path:
     def lost(payload: object) -> bytes:
         raise JournalError("the disk has lost it")
 
-    monkeypatch.setattr("buffer.set_aside.load", lost)
+    monkeypatch.setattr("buffer.kept_samples.load", lost)
     house = House(asynchronous(max_staleness=2))
-    house.state.folder = tmp_path
+    house.server.samples.folder = tmp_path
     play(house, Paper())
-    assert house.state.store.ledger()["dropped"] == {"untrainable": 4}
+    assert house.server.store.ledger()["dropped"] == {"untrainable": 4}
     assert ("learner", "set_aside", {"index": 1, "redo": 1}) in house.router.sent
 
 
@@ -88,7 +88,7 @@ def test_evaluations_that_were_told_with_it_are_told_again() -> None:
         house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
     for _ in range(2):
         house.say("learner", "want", {"index": 0, "version": 0})
-        for entry in house.state.store.of(*LEASED):
+        for entry in house.server.store.of(*LEASED):
             house.push(entry.actor, entry.id, 0)
         house.say("learner", "untrainable", {"index": 0, "reason": ""})
     told = [len(body["info"]["evaluations"]) for _, kind, body in house.router.sent if kind == "batch"]
@@ -98,10 +98,10 @@ def test_evaluations_that_were_told_with_it_are_told_again() -> None:
 def test_only_the_next_batch_can_be_set_aside_and_only_by_the_learner() -> None:
     house = House(asynchronous(max_staleness=2))
     play(house, Paper())
-    before = house.state.store.ledger()
+    before = house.server.store.ledger()
     for who, index in (("actor-0", 1), ("learner", 0), ("learner", 2)):
         house.say(who, "untrainable", {"index": index, "reason": ""})
-    assert house.state.store.ledger() == before and house.router.refused == 3
+    assert house.server.store.ledger() == before and house.router.refused == 3
 
 
 @pytest.mark.parametrize("policy", [in_order, fifo])
@@ -109,12 +109,12 @@ def test_only_the_next_batch_can_be_set_aside_and_only_by_the_learner() -> None:
 def test_a_resume_does_not_serve_it_again(policy, checkpoint: int) -> None:
     """The crash comes after any record behind the one that sets the batch aside; batch 0 is served as before where it
     must be."""
-    house, journal = House(asynchronous(max_staleness=2), policy=policy), Paper()
+    house, journal = House(asynchronous(max_staleness=2), batch_policy=policy), Paper()
     play(house, journal)
     records = journal.records
     whole = max(number for number, record in enumerate(records) if isinstance(record.event, Drop)) + 1
     for cut in range(whole, len(records) + 1):
-        replay = Replay(Bound(2, B), policy)
+        replay = GroupManager(Bound(2, B), policy)
         journal.records = records[:cut]
         journal.restore(replay, checkpoint)
         assert replay.store.ledger()["dropped"] == {"untrainable": 4}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from areal_like.wire.groups import make_head
 from buffer.events import Finish, Serve
 from buffer.journal import Record
-from buffer.playback import Playback
+from buffer.replay_server import ReplayServer
 from buffer.shares import split
 from buffer.store import Stage
 from tests.buffer.house import B, FakeRouter, House, said
@@ -31,7 +31,7 @@ def test_the_longest_goes_to_the_lightest():
 
 def of_two_ranks() -> House:
     house = begun()
-    house.state.shares.ranks = 2
+    house.server.dispatcher.shares.ranks = 2
     return house
 
 
@@ -53,7 +53,7 @@ def test_a_rank_that_asks_before_the_learner_gets_its_share_when_the_batch_is_se
     (first, groups, places), (other, others, elsewhere) = served(house.router)
     assert (first, other) == ("learner", "learner-1")
     assert sorted(groups + others) == sorted(places + elsewhere) == list(range(B)) and groups and others
-    assert len(house.state.store.of(Stage.SERVED)) == B, "served once"
+    assert len(house.server.store.of(Stage.SERVED)) == B, "served once"
     infos = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
     assert "evaluations" in infos[0] and "evaluations" not in infos[1]
 
@@ -86,7 +86,7 @@ def test_a_replay_serves_shares(tmp_path) -> None:
     router = FakeRouter()
     router.incoming.append((b"learner-1", said("want_share", {"index": 0, "rank": 1})))
     router.incoming.append((b"learner", said("want", {"index": 0, "version": 0})))
-    playback = Playback(router, tmp_path, 1, ranks=2)
+    playback = ReplayServer(router, tmp_path, 1, ranks=2)
     while received := router.receive(0):
         playback.handle(*received)
     assert [groups for _, groups, _ in served(router)] == [[0, 2], [1]]

@@ -116,21 +116,6 @@ def test_closing_groups_at_the_first_responses_hides_no_straggler(over: float) -
     assert 4 < np.mean(sizes[:500]) < np.mean(sizes[500:1000])
 
 
-def test_a_closed_group_of_which_most_was_cut_tells_no_spread() -> None:
-    sagc = Sagc(candidates=[4], group_size=4)
-    sagc.next_size([GroupLengths((5, 9, 9, 9), (False, True, True, True), closed=True)])
-    assert (sagc.spread, sagc.below) == (0.0, 0.0)
-
-
-def test_closed_groups_of_equal_lengths_have_no_straggler() -> None:
-    sagc = Sagc()
-    for _ in range(3):
-        sagc.next_size([closed(np.full(10, 50), 8)])
-    assert (sagc.share, sagc.spread, sagc.chosen) == (0.0, 0.0, 32)
-    sagc.next_size([GroupLengths((1, 2, 3, 4), (False, True, True, True), closed=True)])
-    assert sagc.share == 0.0 and sagc.steps == 3, "nothing is known of one that was mostly cut"
-
-
 def test_its_state_survives_a_crash() -> None:
     sagc = Sagc(group_size=8)
     sagc.next_size([done(*range(1, 9))] * 3)
@@ -152,12 +137,6 @@ def test_a_batch_keeps_its_samples() -> None:
 def test_candidates_are_ascending_whole_numbers(candidates: list) -> None:
     with pytest.raises(ValueError, match=r"sizing\.candidates must be ascending whole numbers >= 2, not \["):
         Sagc(candidates=candidates)
-
-
-def test_a_group_may_have_one_sample_and_not_none() -> None:
-    assert Fixed(group_size=1).group_size == 1
-    with pytest.raises(ValueError, match="at least 1"):
-        Fixed(group_size=0)
 
 
 @pytest.mark.parametrize("deferred", [0, 1])

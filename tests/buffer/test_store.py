@@ -7,24 +7,23 @@ import pytest
 
 from areal_like.wire.groups import make_head
 from areal_like.wire.messages import PartialHead
-from buffer import filters
-from buffer.partial_group import PartialGroup
+from buffer import policies
+from buffer.groups import GroupManager
 from buffer.policies import fifo, in_order
-from buffer.replay import Replay
 from buffer.staleness import Bound
-from buffer.store import Stage
+from buffer.store import PartialGroup, Stage
 
 
-def replay_of(policy=in_order, size: int = 2, **rules) -> Replay:
-    return Replay(Bound(5, size), partial(policy), **rules)
+def replay_of(policy=in_order, size: int = 2, **rules) -> GroupManager:
+    return GroupManager(Bound(5, size), partial(policy), **rules)
 
 
-def admit(replay: Replay, *ids: int) -> None:
+def admit(replay: GroupManager, *ids: int) -> None:
     for group_id in ids:
         replay.admit(group_id, group_id, 1, 1, "actor", 0, 0.0)
 
 
-def push(replay: Replay, *ids: int) -> None:
+def push(replay: GroupManager, *ids: int) -> None:
     for group_id in ids:
         head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "d0"})
         assert replay.push(head, bytes(head.size), 0, 0.0)
@@ -61,7 +60,7 @@ def test_its_bytes_are_those_of_all_payloads_that_it_holds() -> None:
 
 
 def test_a_filtered_group_leaves_no_bytes_and_gives_its_slot_back() -> None:
-    replay = replay_of(group_filter=filters.zero_variance)
+    replay = replay_of(group_filter=policies.zero_variance)
     admit(replay, 0, 1)
     push(replay, 0)
     assert replay.store.bytes == 0 and replay.store.slots.next == 0

@@ -13,8 +13,8 @@ import pytest
 from areal_like.config.run_config import load
 from areal_like.types import Completion, PartialSample
 from areal_like.wire.partials import encode_partial
+from buffer.groups import GroupManager
 from buffer.policies import in_order
-from buffer.replay import Replay
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, GroupLengths, Sizing
 from buffer.staleness import Bound
@@ -35,7 +35,7 @@ def test_every_prompt_is_trained_once_whatever_happens(sizing: str, staleness: i
         for _ in range(dice.randint(0, 120)):
             run.step()
         run.go_to_the_end()
-        ledger = run.house.state.store.ledger()
+        ledger = run.house.server.store.ledger()
         assert not set(ledger["dropped"]) - {"rejected"}, ledger
         assert ledger["active"] == 0, "the end of the data has flushed the queue"
         left = sum(ledger["filtered"].values()) + ledger["dropped"].get("rejected", 0)
@@ -75,7 +75,7 @@ def owner(house: House, group_id: int) -> str:
 def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     launched = sorted(house.leases())
-    assert launched == list(range(6)) and len(house.state.store.redundant) == 2
+    assert launched == list(range(6)) and len(house.server.store.redundant) == 2
     for group_id in (5, 4, 3, 2):
         assert not [body for _, kind, body in house.router.sent if kind == "cancel"]
         house.push(owner(house, group_id), group_id, 0)
@@ -86,9 +86,9 @@ def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() 
     )
     for group_id in (0, 1):
         house.say(owner(house, group_id), "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
-    assert [entry.id for entry in house.state.store.of(Stage.DEFERRED)] == [0, 1]
+    assert [entry.id for entry in house.server.store.of(Stage.DEFERRED)] == [0, 1]
     house.push(owner(house, 0), 0, 0)
-    assert house.state.store.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
+    assert house.server.store.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
 
 
 def test_redundant_groups_start_in_the_same_turn_as_those_that_have_places() -> None:
@@ -97,28 +97,20 @@ def test_redundant_groups_start_in_the_same_turn_as_those_that_have_places() -> 
     house.publish(0)
     assert not house.leases()
     house.apply(0)
-    assert house.leases() == list(range(6)) and set(house.state.store.redundant) == {4, 5}
-
-
-def test_near_the_end_of_the_data_there_are_as_many_redundant_groups_as_prompts() -> None:
-    house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=1, last_batch=1)
-    house.hello("learner", "actor-0")
-    house.publish(0)
-    house.apply(0)
-    assert house.leases() == list(range(4)) and not house.state.store.redundant
+    assert house.leases() == list(range(6)) and set(house.server.store.redundant) == {4, 5}
 
 
 def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     deferred: list[int] = []
     for batch in range(3):
-        running = sorted(entry.id for entry in house.state.store.of(*LEASED))
+        running = sorted(entry.id for entry in house.server.store.of(*LEASED))
         if batch == 2:
-            assert running == sorted(deferred) and house.state.scheduler.long
+            assert running == sorted(deferred) and house.server.dispatcher.scheduler.long
         for group_id in running[-B:]:
-            house.push(house.state.store.entries[group_id].actor, group_id, batch)
+            house.push(house.server.store.entries[group_id].actor, group_id, batch)
         for group_id in running[:-B]:
-            actor = house.state.store.entries[group_id].actor
+            actor = house.server.store.entries[group_id].actor
             house.say(actor, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
         deferred += running[:-B]
         house.say("learner", "trained", {"index": batch})
@@ -126,7 +118,7 @@ def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
         house.apply(batch + 1)
         house.say("learner", "want", {"index": batch + 1, "version": batch + 1})
     assert [sorted(ids) for ids in house.batches()] == [[2, 3, 4, 5], [8, 9, 10, 11], [0, 1, 6, 7]]
-    assert not house.state.scheduler.long
+    assert not house.server.dispatcher.scheduler.long
 
 
 @pytest.mark.parametrize(("cut", "launch"), [("drop", 8), ("weigh", 10)])
@@ -135,12 +127,6 @@ def test_where_the_learner_weighs_what_was_cut_every_round_cuts_alike(cut: str, 
     scheduler = SyncScheduler(Fixed(group_size=8), **knobs)
     assert scheduler.open_batch(32, 0, []) == 4 and (scheduler.long, scheduler.launch) == (False, 10)
     assert scheduler.open_batch(32, 4, []) == 4 and (scheduler.long, scheduler.launch) == (True, launch)
-
-
-@pytest.mark.parametrize("knobs", [{"cut_responses": "keep"}, {"cut_responses": "weigh"}])
-def test_weights_need_something_that_is_cut(knobs: dict) -> None:
-    with pytest.raises(ValueError, match=r"scheduler\.cut_responses"):
-        SyncScheduler(Fixed(group_size=8), **knobs)
 
 
 @pytest.mark.parametrize("oversampled", [1.5, 2.0])
@@ -164,7 +150,7 @@ def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
     house.say("learner", "trained", {"index": 0})
     house.publish(1)
     house.apply(1)
-    assert house.state.scheduler.long and sorted(house.leases()[8:]) == [0, 1]
+    assert house.server.dispatcher.scheduler.long and sorted(house.leases()[8:]) == [0, 1]
     for name, group_id in late[2:]:
         house.say(name, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
     assert sorted(house.leases()[8:]) == [0, 1, 2, 3], "the queue alone, no new prompt"
@@ -172,16 +158,16 @@ def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
 
 def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
     house = started(SyncScheduler(SIZINGS["restless"](), oversample_prompts=1.5))
-    last, size = max(house.leases()), house.state.scheduler.group_size
+    last, size = max(house.leases()), house.server.dispatcher.scheduler.group_size
     for group_id in range(last):
-        if house.state.store.entries[group_id].stage is Stage.RUNNING and not house.batches():
+        if house.server.store.entries[group_id].stage is Stage.RUNNING and not house.batches():
             head, payload = head_of(group_id, 0, size)
             house.say(owner(house, group_id), "push", table(head), payload)
-    house.state.gauges.take_seen()
+    house.server.gauges.take_seen()
     partials = {0: PartialSample({(1, 0): Completion([1, 2, 3], [0.0] * 3, [(0, 3)], "stop")})}
     meta, part = encode_partial(last, partials, {0: "d0"})
     house.say(owner(house, last), "hand_back", {"ids": [last], "partials": [meta], "leaving": False}, part)
-    (seen,) = house.state.gauges.take_seen()
+    (seen,) = house.server.gauges.take_seen()
     assert seen == GroupLengths((3,) + (0,) * (size - 1), (False,) + (True,) * (size - 1)) and size > 1
 
 
@@ -203,7 +189,7 @@ def first_round_done(house: House) -> None:
     """The first round of 4 groups of 8 is done and trained; the other groups are not back yet."""
     for group_id in sorted(house.leases())[-B:]:
         house.push(owner(house, group_id), group_id, 0)
-    house.say("learner", "want", {"index": 1, "version": 1 // house.state.replay.bound.interval})
+    house.say("learner", "want", {"index": 1, "version": 1 // house.server.groups.bound.interval})
     house.say("learner", "trained", {"index": 0})
 
 
@@ -214,19 +200,19 @@ def test_the_last_rounds_have_places_for_all_that_wait_whatever_the_controller_w
         house.say(owner(house, group_id), "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
     house.publish(1)
     house.apply(1)
-    running = house.state.store.of(*LEASED)
+    running = house.server.store.of(*LEASED)
     assert [(entry.id, entry.need) for entry in running] == [(0, 16), (1, 16)], "one of 32 would leave a prompt over"
-    assert house.state.scheduler.metrics()["sizing/group_size"] == 16
+    assert house.server.dispatcher.scheduler.metrics()["sizing/group_size"] == 16
 
 
 def test_a_group_that_was_recalled_wins_no_place_in_the_next_round() -> None:
     """Two train steps per version: its tokens would be young enough, but groups may have another size now."""
     house = started(SyncScheduler(Growing(then=16), oversample_prompts=1.25), interval=2)
     first_round_done(house)
-    running = house.state.store.of(Stage.RECALLED, Stage.RUNNING)
+    running = house.server.store.of(Stage.RECALLED, Stage.RUNNING)
     assert [(entry.id, entry.need) for entry in running] == [(0, 8), (5, 16), (6, 16)]
     house.push(owner(house, 0), 0, 0)
-    assert house.state.store.entries[0].stage is Stage.DEFERRED
+    assert house.server.store.entries[0].stage is Stage.DEFERRED
 
 
 def test_cut_samples_go_on_only_where_the_bound_lets_them() -> None:
@@ -243,7 +229,7 @@ def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_sam
     for _ in range(4000):
         if len(run.trained) == run.batches:
             break
-        for entry in run.house.state.store.of(Stage.DEFERRED):
+        for entry in run.house.server.store.of(Stage.DEFERRED):
             first_cut.setdefault(entry.id, len(run.trained))
         name = dice.choice(run.house.names)
         if run.leased[name] and dice.random() < 0.8:
@@ -252,7 +238,7 @@ def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_sam
             run.step(calm=True)
     trained_in = {group_id: number for number, ids in enumerate(run.trained) for group_id in ids}
     waits = [trained_in[each] - cut for each, cut in first_cut.items() if each in trained_in]
-    assert len(run.trained) == 12 and run.house.state.store.ledger()["active"] == 0 and waits
+    assert len(run.trained) == 12 and run.house.server.store.ledger()["active"] == 0 and waits
     assert max(waits) <= 6, "each 1.5 x 4 start, so every third round is long"
 
 
@@ -265,7 +251,7 @@ def test_a_learner_that_streams_gets_groups_as_they_finish_and_the_batch_in_that
         told = [[name[0] for name in body["table"]["groups"]] for _, kind, body in house.router.sent if kind == "part"]
     assert told == [[5], [1], [4]], "the last one comes with the batch"
     assert house.batches() == [[5, 1, 4, 0]]
-    assert house.state.store.count(Stage.SERVED) == 4 and house.state.store.entries[5].slot == 0
+    assert house.server.store.count(Stage.SERVED) == 4 and house.server.store.entries[5].slot == 0
 
 
 def test_without_asking_batches_are_in_the_order_of_the_prompts_and_come_whole() -> None:
@@ -279,7 +265,7 @@ def test_without_asking_batches_are_in_the_order_of_the_prompts_and_come_whole()
 @pytest.mark.parametrize("versions", [(0, 0), (1, 2), (2, 2)])
 def test_strict_rounds_serve_nothing_but_the_current_version(versions: tuple[int, int]) -> None:
     """The last check, after admission: whatever was admitted, neither older nor newer tokens are trained."""
-    replay = Replay(Bound(0, 1), partial(in_order))
+    replay = GroupManager(Bound(0, 1), partial(in_order))
     for group_id, made in enumerate([(0, 0), versions]):
         replay.admit(group_id, group_id, 2, 2, "a", 0, 0.0)
         head, payload = head_of(group_id, made[1], 2, oldest=made[0])

@@ -7,11 +7,11 @@ import pytest
 
 from areal_like.types import Completion, PartialSample
 from areal_like.wire.partials import encode_partial
+from buffer.groups import GroupManager
 from buffer.journal import Recorded, reader
-from buffer.payloads import Stored, load
 from buffer.policies import in_order
 from buffer.recovery import restore
-from buffer.replay import Replay
+from buffer.segment_file import Stored, load
 from buffer.staleness import Bound
 from buffer.store import Stage
 from tests.buffer.house import House
@@ -36,7 +36,7 @@ def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
     buffer = house(tmp_path, sync=False)
     push_all(buffer, 2)
     settle(buffer)
-    lost = buffer.state.store.entries[1]
+    lost = buffer.server.store.entries[1]
     damage(buffer, tmp_path, lost.payload)
     if parts:
         buffer.say("learner", "stream", {})
@@ -50,8 +50,8 @@ def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
     assert [sorted(ids) for ids in buffer.batches()] == [[0, 1, 2, 3]]
     early = [row[0] for _, kind, body in buffer.router.sent if kind == "part" for row in body["table"]["groups"]]
     assert early == buffer.batches()[0][: 3 * parts], "what was taken early is the batch's beginning"
-    assert buffer.state.store.ledger()["dropped"] == {}
-    again = Replay(Bound(1, 4), in_order)
+    assert buffer.server.store.ledger()["dropped"] == {}
+    again = GroupManager(Bound(1, 4), in_order)
     restore(again, Recorded(tmp_path), 0, 0.0, read=reader(tmp_path))
     (batch,) = buffer.batches()
     assert [entry.id for entry in again.serve(0)] == batch
@@ -63,18 +63,17 @@ def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path, capl
     name = next(name for name in buffer.names if 0 in buffer.leases(name))
     call = Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), [(0, 3)], "abort")
     meta, payload = encode_partial(0, {0: PartialSample({(1, 0): call})}, {0: "d0"})
-    for actor in buffer.state.fleet:
+    for actor in buffer.server.fleet:
         actor.slots = 0  # nobody takes it yet
     buffer.say(name, "hand_back", {"ids": [0], "partials": [meta], "leaving": False}, payload)
-    entry = buffer.state.store.entries[0]
+    entry = buffer.server.store.entries[0]
     assert entry.stage is Stage.QUEUED and entry.partial
     settle(buffer)
     damage(buffer, tmp_path, entry.partial.payload)
-    for actor in buffer.state.fleet:
+    for actor in buffer.server.fleet:
         actor.slots = 1000
-        buffer.state.fleet.ready.touch(actor)
-    buffer.controller.step(0)
+    buffer.server.step(0)
     (body,) = [body for _, kind, body in buffer.router.sent if kind == "lease"][len(buffer.names) :]
     assert [row[0] for row in body["leases"]] == [0] and body["partials"] == []
     assert entry.partial is None and "group 0 starts again from its prompt" in caplog.text
-    assert buffer.state.store.bytes == sum(each.size for each in buffer.state.store.entries.values())
+    assert buffer.server.store.bytes == sum(each.size for each in buffer.server.store.entries.values())

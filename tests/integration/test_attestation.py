@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer.set_aside import read
+from buffer.kept_samples import read_untrainable as read
 from scripts.ledger import audit
 from tests.integration.lying import LIE
 from tests.integration.poisoning import BAD_TOKEN

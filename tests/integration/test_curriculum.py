@@ -10,12 +10,12 @@ from tests.integration.runs import summary, train
 
 COMMON = ["actors.count=1", "engine.slots=1", "groups_per_batch=4", "run.target_reward=null", "eval.prompts=0"]
 COMMON += ["buffer.keep_journal=true", "task={name: copy, digits: 2, train_size: 6}"]
-THOMPSON = ["sampler={name: thompson, candidates: 4}", "filter=zero_variance"]
+POOLS = ["sampler=pass_rate_pools", "filter=zero_variance"]
 
 
 @pytest.mark.integration
 def test_a_resume_and_async_at_zero_draw_what_the_whole_run_draws(tmp_path: Path) -> None:
-    options = [*COMMON, *THOMPSON]
+    options = [*COMMON, *POOLS]
     whole = train(tmp_path, "whole", *options, "mode=sync", "run.steps=4")
     zero = train(tmp_path, "zero", *options, "mode=async", "scheduler.max_staleness=0", "run.steps=4")
     begun = train(tmp_path, "begun", *options, "mode=sync", "run.steps=2", "checkpoint.every=2")

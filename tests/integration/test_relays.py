@@ -19,7 +19,7 @@ from actors.subscriber import Subscriber
 from areal_like.weights.state import State, TensorSpec
 from areal_like.wire import keys
 from areal_like.wire.messages import Manifest
-from buffer.relays import Relays
+from buffer.peers import RelayTree
 from tests.forked import Command
 from tests.integration.runs import rows, summary
 from tests.integration.test_weights import RecordingEngine, Source, moved
@@ -30,7 +30,7 @@ SECONDS = 60.0
 class Actor:
     """A subscriber that is also a relay, at its place in the buffer's tree."""
 
-    def __init__(self, folder: Path, number: int, tree: Relays, keys_folder: str | None = None):
+    def __init__(self, folder: Path, number: int, tree: RelayTree, keys_folder: str | None = None):
         self.name, self.tree, self.engine = f"a{number}", tree, RecordingEngine()
         self.subscriber = Subscriber(self.engine, self.name, lambda *_: None, keys=keys_folder)
         self.relay = Relay(
@@ -75,7 +75,7 @@ def test_sixteen_actors_cost_the_learner_as_much_as_its_fan_out(tmp_path: Path, 
     for fanout in (0, 2):
         folder = tmp_path / str(fanout)
         folder.mkdir()
-        source, tree = Source(folder, coding=coding), Relays(fanout)
+        source, tree = Source(folder, coding=coding), RelayTree(fanout)
         actors = [Actor(folder, number, tree) for number in range(16)]
         asyncio.run(follow_all(source, actors, sent))
         bytes_sent[fanout] = egress(source)
@@ -92,7 +92,7 @@ def test_sixteen_actors_cost_the_learner_as_much_as_its_fan_out(tmp_path: Path, 
 
 
 def test_a_joiner_gets_a_base_snapshot_and_the_deltas_since_from_a_relay(tmp_path: Path) -> None:
-    source, tree, sent = Source(tmp_path), Relays(1), weights()
+    source, tree, sent = Source(tmp_path), RelayTree(1), weights()
     first, second, third = (Actor(tmp_path, number, tree) for number in range(3))
 
     async def follow() -> None:
@@ -123,7 +123,7 @@ def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) 
     actor_keys = str(keys.add_client(folder, "far"))
     (Path(actor_keys) / "clients").symlink_to(folder / "clients")
     assert not (Path(actor_keys) / "server.key_secret").exists()
-    source, tree = Source(tmp_path, keys=str(folder)), Relays(1)
+    source, tree = Source(tmp_path, keys=str(folder)), RelayTree(1)
     first, second = Actor(tmp_path, 0, tree, actor_keys), Actor(tmp_path, 1, tree, actor_keys)
     assert first.relay.offer.key
 

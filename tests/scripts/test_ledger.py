@@ -25,14 +25,13 @@ from buffer.events import (
     Serve,
     Snapshot,
 )
-from buffer.filters import zero_variance
+from buffer.groups import GroupManager
 from buffer.journal import JournalError, Record
-from buffer.policies import in_order
+from buffer.policies import in_order, zero_variance
 from buffer.prompts import PromptCursor
-from buffer.replay import Replay
 from buffer.results import Results
-from buffer.samplers import Sampler, thompson
-from buffer.staleness import BatchesState, Bound, SlotsState
+from buffer.samplers import Sampler, pass_rate_pools
+from buffer.staleness import Bound
 from scripts.ledger import ACTIVE, TRAINED, Audit, Books, bias, reasons
 from tests.buffer.paper import Paper
 
@@ -43,9 +42,9 @@ def group(group_id: int, length: int, reward: float) -> tuple[Head, bytes]:
     return encode_group(Group(group_id, [sample], {0: "digest"}))
 
 
-def played() -> tuple[Replay, list[Record], int]:
+def played() -> tuple[GroupManager, list[Record], int]:
     """A buffer whose groups have met every fate, its records, and how many of them came before a checkpoint."""
-    replay, journal = Replay(Bound(3, 2), partial(in_order)), Paper()
+    replay, journal = GroupManager(Bound(3, 2), partial(in_order)), Paper()
     replay.record, records = journal.append, journal.records
     for group_id in range(6):
         replay.admit(group_id, group_id, 1, 1, "a", 0, 0.0)
@@ -78,7 +77,7 @@ def test_every_group_has_one_fate() -> None:
 def test_the_bias_of_a_sampler_and_of_a_filter_is_shown() -> None:
     """Three prompts of pass rates 0, .5 and 1. Then the sampler draws the second one five times, the first one once;
     the filter leaves out the first one's groups."""
-    replay, journal = Replay(Bound(9, 3), partial(in_order), group_filter=partial(zero_variance)), Paper()
+    replay, journal = GroupManager(Bound(9, 3), partial(in_order), group_filter=partial(zero_variance)), Paper()
     replay.record, rewards = journal.append, {0: (0.0, 0.0), 1: (0.0, 1.0), 2: (1.0, 1.0)}
     for group_id, row in enumerate([0, 1, 2, 1, 1, 0, 1, 1, 1]):
         if group_id % 3 == 0:
@@ -138,9 +137,7 @@ def serve(batch: int, *ids: int) -> Serve:
 
 def snapshot(trained: int, dropped: dict[str, int], *active: int) -> Snapshot:
     groups = [Held(each, 0, 0, 1, 1, "running", "", 0, (), -1, 0, -1, "", False, None, None, None) for each in active]
-    return Snapshot(
-        4, trained, {}, dropped, 0, 0, 0, 0, SlotsState(0, []), BatchesState(1, 0, [0]), None, {}, {}, groups
-    )
+    return Snapshot(4, trained, {}, dropped, 0, 0, 0, 0, (0, [], 0, 0, 0, []), (1, 0, [0]), None, {}, {}, groups)
 
 
 def audited(*events: Event) -> Audit:
@@ -151,7 +148,7 @@ START = [admit(0), admit(1), admit(2), admit(3), push(1), push(0), serve(0, 0, 1
 
 
 def test_a_run_that_crashed_and_trained_a_batch_again_is_in_order() -> None:
-    journal, replay = Paper(), Replay(Bound(1, B), partial(in_order))
+    journal, replay = Paper(), GroupManager(Bound(1, B), partial(in_order))
     replay.record = journal.append
     cursor = PromptCursor(ROWS, seed=0)
     for _ in range(8):
@@ -161,7 +158,7 @@ def test_a_run_that_crashed_and_trained_a_batch_again_is_in_order() -> None:
     for batch in (0, 1):
         assert replay.serve(batch)
         replay.finish(batch)
-    again = Replay(Bound(1, B), partial(in_order))
+    again = GroupManager(Bound(1, B), partial(in_order))
     journal.restore(again, 1)
     assert [entry.id for entry in again.serve(1)] == [2, 3]
     again.finish(1)
@@ -219,9 +216,9 @@ def test_versions_behind_a_resume_with_other_settings_may_be_others() -> None:
 
 def test_a_samplers_choice_is_made_again() -> None:
     """A replay with a sampler, and the same record with one row changed."""
-    sampler: Sampler = partial(thompson)
+    sampler: Sampler = partial(pass_rate_pools)
     journal, results = Paper(), Results()
-    replay = Replay(Bound(9, B), partial(in_order), results=results)
+    replay = GroupManager(Bound(9, B), partial(in_order), results=results)
     replay.record, prompts = journal.append, PromptCursor(ROWS, 0, 0, sampler, results)
     for group_id in range(12):
         if group_id % B == 0:

@@ -81,7 +81,6 @@ VALUES = [
         ["sampler=pass_rate_pools", "task.train_size=9", "sampler.hard_to=0.8", "sampler.easy_from=0.2"],
         "sampler.hard_to=0.8: a prompt would be hard and easy; want less than easy_from=0.2",
     ),
-    (["sampler=thompson", "task.train_size=9", "sampler.retire_at=0"], "sampler.retire_at: must be above 0"),
     (
         ["group_reward={name: judge, base_url: nohost, model_name: m}"],
         "group_reward.base_url=nohost: want the address of a server",

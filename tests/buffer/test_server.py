@@ -2,7 +2,6 @@
 
 import io
 import math
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,12 +11,9 @@ from areal_like.types import Group, Sample
 from areal_like.wire.groups import encode_group
 from areal_like.wire.link import BusError
 from buffer.events import LeaveOut
-from buffer.filters import zero_variance
-from buffer.policies import fifo
-from buffer.run_state import Learner, RunState
+from buffer.policies import fifo, zero_variance
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed, Sagc
-from buffer.status import levels, status
 from buffer.store import LEASED, Stage
 from scripts.status import render
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, table
@@ -53,34 +49,6 @@ def test_the_first_actor_with_new_weights_leaves_the_others_their_share(schedule
     assert len(house.leases()) == 2 * B
 
 
-def test_actors_hear_how_few_free_slots_are_worth_a_message() -> None:
-    house = House(asynchronous(max_staleness=0))
-
-    def told() -> list[tuple[str, int, int]]:
-        return [(who, body["sequences"], body["step"]) for who, kind, body in house.router.sent if kind == "room"]
-
-    house.start()
-    assert sorted(told()) == [("actor-0", 8, 8), ("actor-1", 8, 8)], "the launch of a group"
-    house.hello("actor-2")
-    assert told()[2:] == [("actor-2", 8, 8)]
-    house.say("learner", "want", {"index": 0, "version": 0})
-    for group_id in range(B):
-        house.finish(group_id, 0)
-    for batch, launch in enumerate((4, 16, 6), 1):  # more is not told: a lost group may need as few again
-        house.state.scheduler.launch = launch
-        house.state.scheduler.open_batch = lambda samples, deferred, seen, least: B
-        house.say("learner", "trained", {"index": batch - 1})
-        house.publish(batch)
-        house.apply(batch)
-        house.say("learner", "want", {"index": batch, "version": batch})
-        for group_id in house.leases()[-B:]:
-            house.finish(group_id, batch)
-    every = [f"actor-{n}" for n in range(3)]
-    assert len(house.leases()) > 3 * B
-    assert [sorted(told()[at : at + 3]) for at in (3, 6)] == [[(name, 4, step) for name in every] for step in (4, 2)]
-    assert len(told()) == 9
-
-
 def test_a_batch_waits_for_its_straggler_and_keeps_its_order() -> None:
     house = House(asynchronous(max_staleness=2))
     house.start()
@@ -102,12 +70,12 @@ def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_on
     house.say("learner", "heartbeat", SIGN_OF_LIFE)
     assert sorted(house.leases("actor-0")[before:]) == lost
     house.push("actor-1", lost[0], 0)
-    assert house.state.store.entries[lost[0]].stage is Stage.RUNNING, "not before hello"
+    assert house.server.store.entries[lost[0]].stage is Stage.RUNNING, "not before hello"
     assert "say hello" in house.router.sent[-1][2]["reason"]
     house.hello("actor-1")
     house.push("actor-1", lost[0], 0)
     house.push("actor-0", lost[0], 0)
-    assert house.state.replay.duplicates == 1
+    assert house.server.groups.duplicates == 1
     acknowledged = [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"]
     assert acknowledged == [[lost[0]], [lost[0]]], "a duplicate is acknowledged too, or it would come for ever"
 
@@ -119,7 +87,7 @@ def test_an_actor_that_starts_again_takes_its_name_over() -> None:
     house.say("actor-1:new", "hello", {"role": "actor", "name": "actor-1", "pid": 2, "slots": 64})
     house.say("actor-1:new", "applied", {"version": 0, "digest": "d0"})
     assert house.leases("actor-1:new") == lost
-    assert len(house.state.fleet) == 2
+    assert len(house.server.fleet) == 2
 
 
 def test_a_failed_group_gives_its_slot_to_the_next_prompt() -> None:
@@ -131,7 +99,7 @@ def test_a_failed_group_gives_its_slot_to_the_next_prompt() -> None:
         house.finish(group_id, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
     assert house.batches() == [[4, 1, 2, 3]], "group 4 stands in slot 0"
-    assert house.state.store.ledger()["dropped"] == {"rejected": 1}
+    assert house.server.store.ledger()["dropped"] == {"rejected": 1}
 
 
 def test_a_filtered_group_gives_its_slot_to_the_next_prompt_at_once() -> None:
@@ -139,17 +107,17 @@ def test_a_filtered_group_gives_its_slot_to_the_next_prompt_at_once() -> None:
     house.start()
     assert len(house.leases()) == B
     house.finish(0, 0)
-    assert sorted(house.leases()) == [0, 1, 2, 3, 4] and house.state.store.entries[4].slot == 0
-    assert house.state.store.ledger()["filtered"] == {"zero variance": 1}
+    assert sorted(house.leases()) == [0, 1, 2, 3, 4] and house.server.store.entries[4].slot == 0
+    assert house.server.store.ledger()["filtered"] == {"zero variance": 1}
     assert [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"] == [[0]]
 
 
 def test_a_straggler_that_got_too_old_is_cancelled() -> None:
-    house = House(asynchronous(max_staleness=1), policy=fifo)
+    house = House(asynchronous(max_staleness=1), batch_policy=fifo)
     house.start()
     (straggler, *_), batch = house.leases("actor-0"), 0
-    while straggler in house.state.store.entries and batch < 4:
-        for group_id, entry in list(house.state.store.entries.items()):
+    while straggler in house.server.store.entries and batch < 4:
+        for group_id, entry in list(house.server.store.entries.items()):
             if group_id != straggler and entry.stage is Stage.RUNNING:
                 house.push(entry.actor, group_id, batch)
         house.say("learner", "want", {"index": batch, "version": batch})
@@ -160,19 +128,19 @@ def test_a_straggler_that_got_too_old_is_cancelled() -> None:
             house.apply(batch)
     assert batch == 3, "batch 2 is the first for which version 0 is too old"
     assert ("actor-0", "cancel", {"ids": [straggler], "hand_back": False}) in house.router.sent
-    assert house.state.store.ledger()["dropped"] == {"stale": 1}
-    assert straggler not in house.state.fleet.by_name["actor-0"].running
+    assert house.server.store.ledger()["dropped"] == {"stale": 1}
+    assert straggler not in house.server.store.held_by("actor-0")
 
 
 def test_the_learner_is_told_which_tokens_to_mask_and_staleness_leaves_them_out() -> None:
-    house = House(asynchronous(max_staleness=1), policy=fifo, staleness_policy="mask_tokens")
+    house = House(asynchronous(max_staleness=1), batch_policy=fifo, staleness_policy="mask_tokens")
     house.start()
     sample = Sample(np.zeros(7, np.int32), 1, np.zeros(6, np.float32), np.ones(6, bool), [(0, 4), (2, 2)], 1.0, "stop")
     for batch in range(3):
         for _ in range(B):
-            entry = next(e for e in house.state.store.of(*LEASED) if e.id != 0)
+            entry = next(e for e in house.server.store.of(*LEASED) if e.id != 0)
             house.push(entry.actor, entry.id, batch)
-            if batch == 2 and 0 in house.state.store.entries:
+            if batch == 2 and 0 in house.server.store.entries:
                 head, payload = encode_group(Group(0, [sample] * 8, {0: "d0", 2: "d2"}))
                 house.say("actor-0", "push", table(head), payload)
         house.say("learner", "want", {"index": batch, "version": batch})
@@ -183,7 +151,7 @@ def test_the_learner_is_told_which_tokens_to_mask_and_staleness_leaves_them_out(
     assert [body["oldest_allowed"] for body in bodies] == [0, 0, 1]
     assert 0 in [name[0] for name in bodies[2]["table"]["groups"]]
     assert bodies[2]["info"]["staleness/in_flight_mean"] == bodies[2]["info"]["staleness/in_queue_mean"] == 0
-    assert house.state.store.staleness_max == 0
+    assert house.server.store.staleness_max == 0
 
 
 def test_staleness_is_split_into_flight_and_queue() -> None:
@@ -203,13 +171,13 @@ def test_staleness_is_split_into_flight_and_queue() -> None:
 def test_samples_that_were_cut_are_seen_by_who_sizes_groups_and_written_down() -> None:
     house = House(AsyncScheduler(Sagc(candidates=(4, 8)), max_staleness=1, oversample_responses=1.25))
     records = []
-    house.state.replay.record = lambda event, payload: records.append(event) or payload
+    house.server.groups.record = lambda event, payload: records.append(event) or payload
     house.start()
     name = next(name for name in house.names if 0 in house.leases(name))
     house.say(name, "left_out", {"id": 0, "cut": [70, 90], "redrawn": ["reward crashed: no"]})
     house.push(name, 0, 0)
     assert LeaveOut(0, (70, 90), ["reward crashed: no"]) in records
-    (seen,) = house.state.gauges.take_seen()
+    (seen,) = house.server.gauges.take_seen()
     assert seen.tokens == (2,) * 8 + (70, 90) and seen.cut == (False,) * 8 + (True, True) and seen.closed
 
 
@@ -220,8 +188,8 @@ def test_groups_change_their_size_between_batches_in_async_mode_too(sizing: str)
     for index in range(8):
         house.say("learner", "want", {"index": index, "version": index})
         for name in house.names:
-            for group_id in sorted(house.state.fleet.by_name[name].running):
-                head, payload = head_of(group_id, index, house.state.store.entries[group_id].need)
+            for group_id in sorted(house.server.store.held_by(name)):
+                head, payload = head_of(group_id, index, house.server.store.entries[group_id].need)
                 house.say(name, "push", table(head), payload)
         house.say("learner", "trained", {"index": index})
         house.publish(index + 1)
@@ -229,27 +197,6 @@ def test_groups_change_their_size_between_batches_in_async_mode_too(sizing: str)
     batches = [[each[1] for each in body["table"]["groups"]] for _, kind, body in house.router.sent if kind == "batch"]
     assert len(batches) == 8 and all(sum(sizes) == B * SIZE and len(set(sizes)) == 1 for sizes in batches)
     assert sizing != "restless" or len({sizes[0] for sizes in batches}) > 1
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"cut": [1] * 99},
-        {"cut": [0]},
-        {"cut": ["3"]},
-        {"redrawn": [1]},
-        {"redrawn": ["x"] * 99},
-        {"redrawn": ["x" * 999]},
-    ],
-)
-def test_samples_that_a_group_can_not_have_left_out_are_refused(wrong: dict) -> None:
-    house = House(asynchronous(max_staleness=1))
-    house.start()
-    name = next(name for name in house.names if 0 in house.leases(name))
-    house.say(name, "left_out", {"id": 0, "cut": [], "redrawn": []} | wrong)
-    assert house.router.refused == 1 and house.state.store.entries[0].cut == ()
-    house.say("actor-9", "left_out", {"id": 0, "cut": [5], "redrawn": []})
-    assert house.state.store.entries[0].cut == (), "of a stranger nothing is taken"
 
 
 FROZEN = "its SGLang server was frozen (no token for 120 s), restarting"
@@ -263,7 +210,7 @@ def test_an_engine_that_is_down_is_told_of_and_is_not_busy() -> None:
         stats = {"whole:rollout/idle_share": 10.0, "part:rollout/idle_share": 0.0}
         stats |= {"engine": engine, "engine_note": note}
         house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats})
-    found = status(house.state)
+    found = house.server.status()
     assert f"actor-0: {FROZEN}" in found["waits"]
     assert [found["actors"][name]["engine"] for name in house.names] == ["restarting", "serving"]
     console = Console(record=True, width=120, file=io.StringIO())
@@ -279,22 +226,22 @@ def test_only_short_words_of_an_engine_are_believed(words: dict) -> None:
     house.start()
     house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": words})
     assert house.router.refused == 1
-    assert house.state.fleet.by_name["actor-0"].engine == "serving"
+    assert house.server.fleet.by_name["actor-0"].engine == "serving"
     house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine_note": "x" * 256}})
-    assert house.router.refused == 1 and house.state.fleet.by_name["actor-0"].engine_note == "x" * 256
+    assert house.router.refused == 1 and house.server.fleet.by_name["actor-0"].engine_note == "x" * 256
 
 
 def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
     """Engines have time limits of their own: a large model may start more slowly than the processes connect."""
     house = House(asynchronous(max_staleness=0))
-    house.controller.ready_timeout = -1.0
-    house.controller._born = math.inf
+    house.server.ready_timeout = -1.0
+    house.server._born = math.inf
     house.hello("learner", *house.names)
     words = {"engine": "starting", "engine_note": "its SGLang server is starting"}
     house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"stats": words})
-    house.controller._born = 0.0
-    house.controller.step(0)
-    assert status(house.state)["waits"][-1] == "actor-1: its SGLang server is starting"
+    house.server._born = 0.0
+    house.server.step(0)
+    assert house.server.status()["waits"][-1] == "actor-1: its SGLang server is starting"
     with pytest.raises(BusError, match=r"launcher\.ready_timeout"):
         house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine": "serving", "engine_note": ""}})
 
@@ -302,7 +249,7 @@ def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
 def test_totals_never_fall_when_actors_restart_leave_and_come_back() -> None:
     house = House(asynchronous(max_staleness=1), timeout=1e9)
     house.start()
-    fleet = house.state.fleet
+    fleet = house.server.fleet
 
     def updates(peer: str, count: float) -> float:
         stats = {"sum:room/updates": count, "sum:room/calls": 1.0, "now:room/waiting": 2.0}
@@ -315,7 +262,7 @@ def test_totals_never_fall_when_actors_restart_leave_and_come_back() -> None:
     assert (updates("new process", 1), updates("new process", 2)) == (9, 10)
     house.has_been_silent("actor-1")
     house.say("learner", "heartbeat", SIGN_OF_LIFE)
-    told = levels(house.state, 0.0)
+    told = house.server.dispatcher.levels(0.0)
     assert (told["rollout/actors"], told["room/updates"]) == (1, 10), "one was silent for too long"
     assert (told["room/calls"], told["room/waiting"]) == (3, 2), "what has left waits no more"
     house.hello("actor-1")
@@ -325,29 +272,17 @@ def test_totals_never_fall_when_actors_restart_leave_and_come_back() -> None:
 def test_numbers_of_actors_are_combined_as_their_keys_say_and_replace_none_of_the_buffers() -> None:
     house = House(asynchronous(max_staleness=1))
     house.start()
-    own = levels(house.state, 0.0)
+    own = house.server.dispatcher.levels(0.0)
     for name, value in (("actor-0", 2.0), ("actor-1", 6.0)):
         keys = ["sum:a/sum", "now:a/now", "mean:a/mean", "max:a/max", "part:a/share", "part:a/none", "whole:a/none"]
         stats = dict.fromkeys([*keys, "sum:buffer/bytes", "sum:rollout/actors", "unheard of:a/way", "bare"], value)
         stats |= {"whole:a/share": 10.0, "part:a/none": 0.0, "whole:a/none": 0.0}
         house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats | {"mean:a/one": 3.0} if value > 2 else stats})
-    told = levels(house.state, 0.0)
+    told = house.server.dispatcher.levels(0.0)
     assert {key: value for key, value in told.items() if key not in own} == {
         "a/sum": 8.0, "a/now": 8.0, "a/mean": 4.0, "a/max": 6.0, "a/share": 0.4, "a/none": 0.0, "a/one": 3.0
     }  # fmt: skip
     assert (told["buffer/bytes"], told["rollout/actors"]) == (own["buffer/bytes"], own["rollout/actors"])
-
-
-def test_what_a_resume_counts_anew_is_marked_by_its_step() -> None:
-    house = House(asynchronous(max_staleness=1))
-    state = RunState(
-        **{f.name: getattr(house.state, f.name) for f in fields(RunState) if f.init} | {"learner": Learner(steps=7)}
-    )
-    state.gauges.measure_rates(1.0)
-    assert status(state)["since_step"] == 7 == levels(state, 0.0)["rollout/since_step"]
-    console = Console(record=True, width=120, file=io.StringIO())
-    console.print(render({"report": status(state), "step": {}}, 10))
-    assert console.export_text().count("since the resume at step 7") == 2
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
@@ -360,22 +295,10 @@ def test_a_group_on_which_actors_die_again_and_again_is_dropped(by_itself: bool)
     for deaths in (1, 2, 3):
         how = {"how": "was killed by SIGSEGV", "for_good": False, "by_itself": by_itself}
         house.say("supervisor", "lost", {"name": "actor-0", "pid": 0, **how})
-        entries = house.state.store.entries
+        entries = house.server.store.entries
         assert all((each in entries) == (deaths < 3 or not by_itself) for each in held[1:])
         house.hello("actor-0")
         house.apply(0)
-    dropped = house.state.store.dropped
+    dropped = house.server.store.dropped
     assert dropped["actor died"] == (len(held) - 1) * by_itself
-    assert held[0] in house.state.store.entries, "it was pushed before"
-
-
-def test_status_names_the_actors_that_are_left_out() -> None:
-    house = House(asynchronous())
-    house.start()
-    console = Console(record=True, width=120, file=io.StringIO())
-    for name, for_good in (("actor-0", False), ("actor-1", True)):
-        house.say("supervisor", "lost", {"name": name, "pid": 0, "how": "was killed", "for_good": for_good})
-        console.print(render({"report": status(house.state), "step": {}}, 10))
-    assert status(house.state)["left_out"] == {"actor-1": "was killed"}
-    shown = [line.split() for line in console.export_text().splitlines() if line.startswith("left out")]
-    assert shown == [["left", "out", "actor-1", "(was", "killed)"]], "one that is started again is not left out"
+    assert held[0] in house.server.store.entries, "it was pushed before"

@@ -15,7 +15,7 @@ def test_weights_with_a_wrong_digest_are_refused() -> None:
     house.hello("learner", "actor-0")
     house.publish(0)
     house.say("actor-0", "applied", {"version": 0, "digest": "other"})
-    assert house.state.fleet.by_name["actor-0"].version == -1
+    assert house.server.fleet.by_name["actor-0"].version == -1
     assert any(kind == "refused" and "digest" in body["reason"] for _, kind, body in house.router.sent)
 
 
@@ -39,14 +39,14 @@ def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one()
     for lease in others:  # what another has the lease of does not count
         house.say("actor-0", "evaluated", {"id": lease, "reward": 9.0, "oldest": 0, "newest": 0, "length": 4})
     house.evaluate(0.5, version=0)
-    assert house.state.gauges.evaluations[0]["reward"] == 0.5
+    assert house.server.gauges.evaluations[0]["reward"] == 0.5
     house.publish(1)
     house.say("learner", "end_run", {"reason": "enough", "steps": 0})
     assert not any(kind == "report" for _, kind, _ in house.router.sent)
     house.apply(1)
     house.evaluate(1.0, version=1)
     for _ in range(3):
-        house.controller.step(0)
+        house.server.step(0)
     (report,) = (body["report"] for _, kind, body in house.router.sent if kind == "report")
     assert [result["reward"] for result in report["evaluations"]] == [0.5, 1.0]
     assert report["ledger"]["admitted"] == sum(report["ledger"]["dropped"].values())
@@ -55,7 +55,7 @@ def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one()
 
 def test_admission_stops_while_the_buffer_is_full_of_bytes() -> None:
     house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
-    house.state.max_bytes = 1
+    house.server.dispatcher.max_bytes = 1
     house.start()
     assert len(house.leases()) == 2
     house.finish(0, 0)
@@ -68,11 +68,11 @@ def test_admission_stops_while_the_buffer_is_full_of_bytes() -> None:
 def test_a_full_buffer_still_fills_a_gap_that_the_next_batch_waits_for() -> None:
     house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
     house.start()
-    house.state.max_bytes = 1
+    house.server.dispatcher.max_bytes = 1
     house.finish(1, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
     house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
-    assert house.state.store.entries[3].slot == 0, "the slot that was left is taken first"
+    assert house.server.store.entries[3].slot == 0, "the slot that was left is taken first"
     for group_id in (2, 3, 4):
         house.finish(group_id, 0)
     assert house.batches() == [[3, 1, 2, 4]]
@@ -83,27 +83,27 @@ def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -
     house = House(asynchronous(max_staleness=1))
     house.start()
     first, second, *_ = house.leases("actor-0")
-    before = house.state.store.ledger()
+    before = house.server.store.ledger()
     house.push("stranger", first, 0)
     assert "say hello" in house.router.sent[-1][2]["reason"], "and so one who has only lost its hello says it again"
     house.push("actor-1", first, 0)
     answers = {kind: body for who, kind, body in house.router.sent[-2:] if who == "actor-1"}
     assert f"actor-1 has had no lease of group {first}" in answers["refused"]["reason"]
     assert answers["pushed"] == {"ids": [first]}, "or it would come for ever"
-    entry = house.state.store.entries[first]
-    assert (entry.stage, entry.actor, house.state.store.ledger()) == (Stage.RUNNING, "actor-0", before)
-    assert first in house.state.fleet.by_name["actor-0"].running, "its lease goes on"
+    entry = house.server.store.entries[first]
+    assert (entry.stage, entry.actor, house.server.store.ledger()) == (Stage.RUNNING, "actor-0", before)
+    assert first in house.server.store.held_by("actor-0"), "its lease goes on"
     house.has_been_silent("actor-0")
     house.say("learner", "heartbeat", SIGN_OF_LIFE)  # a turn: what the silent one had goes to the other
     house.hello("actor-0")
-    assert all(house.state.store.entries[each].holders == ("actor-0", "actor-1") for each in (first, second))
+    assert all(house.server.store.entries[each].holders == ("actor-0", "actor-1") for each in (first, second))
     house.push("actor-0", first, 0)
     house.push("actor-1", first, 0)
     house.push("actor-1", second, 0)
-    stages = [house.state.store.entries[each] for each in (first, second)]
+    stages = [house.server.store.entries[each] for each in (first, second)]
     assert [entry.stage for entry in stages] == [Stage.WAITING, Stage.WAITING]
     assert [entry.pushed_by for entry in stages] == ["actor-0", "actor-1"]
-    assert house.state.replay.duplicates == 1
+    assert house.server.groups.duplicates == 1
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_an_actor_says_nothing_about_a_group_that_another_one_rolls_out(kind: st
     house = House(asynchronous(max_staleness=1))
     house.start()
     group_id, *_ = house.leases("actor-0")
-    before = house.state.store.ledger()
+    before = house.server.store.ledger()
     house.say("actor-1", kind, {"id": group_id} | body)
-    entry = house.state.store.entries[group_id]
-    assert (entry.stage, entry.actor, entry.cut, house.state.store.ledger()) == (Stage.RUNNING, "actor-0", (), before)
+    entry = house.server.store.entries[group_id]
+    assert (entry.stage, entry.actor, entry.cut, house.server.store.ledger()) == (Stage.RUNNING, "actor-0", (), before)
     house.say("actor-0", kind, {"id": group_id} | body)
-    assert house.state.store.ledger() != before if kind == "failed" else entry.cut == (3,)
+    assert house.server.store.ledger() != before if kind == "failed" else entry.cut == (3,)
 
 
 def test_leases_follow_free_slots_not_whole_groups() -> None:
@@ -173,10 +173,10 @@ def test_endless_failure_ends_the_run_with_its_reason() -> None:
 def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
-    before = house.state.store.ledger(), house.state.weights.version, len(house.leases())
+    before = house.server.store.ledger(), house.server.weights.version, len(house.leases())
     house.say("actor-0", kind, body)
-    assert (house.state.store.ledger(), house.state.weights.version, len(house.leases())) == before
-    assert house.state.learner.peer == b"learner" and not house.state.phase.finishing
+    assert (house.server.store.ledger(), house.server.weights.version, len(house.leases())) == before
+    assert house.server.learner.peer == b"learner" and not house.server.phase.finishing
     house.say("learner", "want", {"index": 0, "version": 0})
     for name in house.names:
         for group_id in house.leases(name):
@@ -191,14 +191,14 @@ def test_an_evaluation_is_made_once_and_of_the_weights_of_its_step() -> None:
         house.evaluate(0.5, version=0)
         for name in house.names:
             for group_id in house.leases(name):
-                if group_id in house.state.store.entries:
+                if group_id in house.server.store.entries:
                     house.push(name, group_id, step)
         house.say("learner", "want", {"index": step, "version": step})
         house.say("learner", "trained", {"index": step})
         house.publish(step + 1)
         house.apply(step + 1)
     house.evaluate(0.5, version=0)
-    assert [result["version"] for result in house.state.gauges.evaluations] == [0, 2, 4]
+    assert [result["version"] for result in house.server.gauges.evaluations] == [0, 2, 4]
 
 
 def test_a_buffer_that_stood_still_does_not_blame_its_actors() -> None:
@@ -206,24 +206,24 @@ def test_a_buffer_that_stood_still_does_not_blame_its_actors() -> None:
     house.start()
     for name in house.names:
         house.has_been_silent(name, 60)
-    house.controller._last_turn -= 60
-    house.controller.step(0)
-    assert len(house.state.fleet) == 2
+    house.server._last_turn -= 60
+    house.server.step(0)
+    assert len(house.server.fleet) == 2
     for name in house.names:
         house.has_been_silent(name, 60)
-    house.controller.step(0)
-    assert len(house.state.fleet) == 0
+    house.server.step(0)
+    assert len(house.server.fleet) == 0
 
 
 def test_a_start_that_does_not_come_ends_with_the_name_of_who_is_missing() -> None:
     house = House(asynchronous())
-    house.controller.ready_timeout = 5.0
+    house.server.ready_timeout = 5.0
     house.hello("learner", "actor-0")
     house.publish(0)
     house.apply(0, "actor-0")
-    house.controller._born -= 6
+    house.server._born -= 6
     with pytest.raises(BusError, match=r"the start waits for 1 actor$"):
-        house.controller.step(0)
+        house.server.step(0)
 
 
 def test_an_actor_that_is_left_out_is_not_waited_for_at_the_start() -> None:
@@ -231,9 +231,9 @@ def test_an_actor_that_is_left_out_is_not_waited_for_at_the_start() -> None:
     house.hello("learner", "actor-0")
     house.publish(0)
     house.apply(0, "actor-0")
-    assert house.state.phase.started_at is None
+    assert house.server.phase.started_at is None
     house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "died", "for_good": True})
-    assert house.state.phase.started_at is not None and house.leases("actor-0")
+    assert house.server.phase.started_at is not None and house.leases("actor-0")
 
 
 def test_a_flood_does_not_keep_the_buffer_from_deciding() -> None:
@@ -244,7 +244,7 @@ def test_a_flood_does_not_keep_the_buffer_from_deciding() -> None:
     house.router.receive = lambda timeout: (  # type: ignore[method-assign]
         house.router.incoming.popleft() if house.router.incoming else (b"x", said("status", {}))
     )
-    house.controller.step(0)
+    house.server.step(0)
     assert house.leases("actor-0"), "it came to its decisions although messages never end"
 
 
@@ -252,18 +252,18 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
     rotated = []
-    house.state.outbox.rotate = lambda *args: rotated.append(house.state.learner.steps)  # type: ignore[method-assign]
+    house.server.outbox.rotate = lambda *args: rotated.append(house.server.learner.steps)  # type: ignore[method-assign]
     for step in range(3):
         for name in house.names:
             for group_id in house.leases(name):
-                if group_id in house.state.store.entries:
+                if group_id in house.server.store.entries:
                     house.push(name, group_id, step)
         house.say("learner", "want", {"index": step, "version": step})
         house.say("learner", "trained", {"index": step})
         house.say("learner", "checkpointed", {"step": 1})
         house.publish(step + 1)
         house.apply(step + 1)
-    assert house.state.learner.steps == 3 and rotated == [1], (
+    assert house.server.learner.steps == 3 and rotated == [1], (
         "batches 1 and 2 are in no checkpoint: the journal must keep them"
     )
 
@@ -271,7 +271,7 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
 def test_what_runs_counts_against_the_memory_before_it_comes() -> None:
     house = House(asynchronous(max_staleness=float("inf")))
     size = group(0, 0)[0].size
-    house.state.max_bytes = 6 * size
+    house.server.dispatcher.max_bytes = 6 * size
     house.hello("learner")
     house.hello(*house.names, slots=8)  # one group at a time each
     house.publish(0)
@@ -279,10 +279,10 @@ def test_what_runs_counts_against_the_memory_before_it_comes() -> None:
     for group_id in range(20):
         for name in house.names:
             house.say(name, "credit", {"ended": 8 * (group_id + 1)})
-        if group_id in house.state.store.entries:
+        if group_id in house.server.store.entries:
             house.finish(group_id, 0)
-        assert house.state.store.bytes + size * house.state.store.count(*LEASED) <= 7 * size
-    assert house.state.store.bytes >= 4 * size, "it is used, too"
+        assert house.server.store.bytes + size * house.server.store.count(*LEASED) <= 7 * size
+    assert house.server.store.bytes >= 4 * size, "it is used, too"
 
 
 def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
@@ -291,16 +291,16 @@ def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
 
     house = House(asynchronous(max_staleness=1), group_filter=filter_of_the_user)
     house.start()
-    with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
+    with pytest.raises(ZeroDivisionError):
         house.finish(0, 0)
 
 
 def test_a_run_that_stands_still_says_so_now_and_then_and_only_between_start_and_end(caplog) -> None:
     def told(house: House, seconds: float) -> int:
         caplog.clear()
-        house.state.phase.progress_at = time.monotonic() - seconds
-        house.controller.step(0)
-        house.controller.step(0)
+        house.server.phase.progress_at = time.monotonic() - seconds
+        house.server.step(0)
+        house.server.step(0)
         return caplog.text.count("no progress for 20 s")
 
     house = House(asynchronous(max_staleness=0))
@@ -316,11 +316,11 @@ def test_a_push_with_something_new_in_it_is_progress_and_a_repeated_one_is_not()
     house.start()
     first, second, *_ = house.leases()
     for ids, progress in (([first], True), ([first], False), ([first, second], True)):
-        house.state.phase.progress_at = before = time.monotonic() - 5.0
-        house.state.failures.count = house.state.fleet.by_name["actor-0"].refused = 2
+        house.server.phase.progress_at = before = time.monotonic() - 5.0
+        house.server.failures.count = house.server.fleet.by_name["actor-0"].refused = 2
         made = [group(each, 0) for each in ids]
         house.say("actor-0", "push", table(*(head for head, _ in made)), *(payload for _, payload in made))
-        assert (house.state.phase.progress_at > before) == progress
-        assert (house.state.failures.count, house.state.fleet.by_name["actor-0"].refused) == (
+        assert (house.server.phase.progress_at > before) == progress
+        assert (house.server.failures.count, house.server.fleet.by_name["actor-0"].refused) == (
             (0, 0) if progress else (2, 2)
         )

@@ -1,7 +1,7 @@
 """Feeds a learner from the journal of an earlier run: the same batches in the same order, without actors.
 
 The learner's run then repeats bit for bit on the same machine; or the learner trains another loss on the same
-trajectories. The playback speaks the buffer's side of the protocol, so the learner does not know the difference.
+trajectories. The replay server speaks the buffer's side of the protocol, so the learner does not know the difference.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from areal_like.wire.groups import Head, pack_heads
 from buffer.events import Begin, Branch, Finish, Serve
 from buffer.journal import Recorded
 from buffer.outbox import Outbox
-from buffer.payloads import Payload, load
 from buffer.recovery import history
+from buffer.segment_file import Payload, load
 from buffer.shares import Shares
 from buffer.staleness import Bound
 from buffer.store import Stage, Store
@@ -67,7 +67,7 @@ def count_batches(folder: Path) -> int:
     return sum(isinstance(each.event, Finish) for each in history(Recorded(folder, whole=True)))
 
 
-class Playback:
+class ReplayServer:
     """Serves recorded batches to one learner and its ranks, until the process ends."""
 
     def __init__(self, router: Router, folder: Path, interval: int, ranks: int = 1):
@@ -96,7 +96,7 @@ class Playback:
                 self._serve(peer, message.index)
             case messages.WantShare():
                 self._shares.want(peer, message.index, message.rank)
-                self._shares.answer(self._outbox)
+                self._shares.answer(self._outbox.put)
             case messages.Trained():
                 self._shares.trained(message.index + 1)
                 self.trained += self._sizes.pop(message.index, 0)
@@ -125,7 +125,7 @@ class Playback:
         heads, payloads = [head for head, _ in groups], [load(payload) for _, payload in groups]
         batch = messages.Batch(index, version, oldest_allowed, [""] * len(groups), pack_heads(heads), info)
         self._outbox.put(peer, *self._shares.put(batch, heads, payloads).share(0))
-        self._shares.answer(self._outbox)
+        self._shares.answer(self._outbox.put)
 
     def _report(self) -> dict[str, object]:
         seconds = time.monotonic() - self._began if self._began else 0.0

@@ -1,76 +1,70 @@
 """Decides what happens to groups. Each decision becomes an event, which is journaled and then applied (`buffer.store`).
 
-No I/O; time is passed in. All changes go through `Replay.commit`, so the journal makes the same store after a crash.
+No I/O; time is passed in. All changes go through `GroupManager.commit`, so the journal makes the same store after a
+crash.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from areal_like.wire.groups import Head
-from buffer import events, filters
-from buffer.partial_group import PartialGroup
-from buffer.payloads import Payload
+from buffer import events, policies
 from buffer.policies import WAIT_FOR_GAPS, Waiting
 from buffer.results import Results
+from buffer.segment_file import Payload
 from buffer.staleness import Bound, Holder, Slots, place, rescue
-from buffer.store import LEASED, NO_SLOT, UNFINISHED, Entry, Stage, Store
+from buffer.store import LEASED, NO_SLOT, UNFINISHED, Entry, PartialGroup, Stage, Store
 
-Policy = Callable[..., Sequence[int]]
+BatchPolicy = Callable[..., Sequence[int]]
 Filter = Callable[..., str]
+Recorder = Callable[[events.Event, Payload], Payload]
+"""Records an event before it is applied. Returns the payload in the form to keep: see `Journal.append`."""
 
 
-class Leaving(NamedTuple):
-    """A group that leaves untrained: its head (None: not rolled out) and payload, the reason, its actor, and, if it was
-    not rolled out, what is known of its samples."""
+def record_nothing(event: events.Event, payload: Payload) -> Payload:
+    """The recorder of a buffer without a journal."""
+    return payload
 
-    entry: Entry
+
+class Dropped(NamedTuple):
+    """A finished group that will not be trained: its head and payload, the reason, and the actor that rolled it out."""
+
+    head: Head
+    payload: Payload
     why: str
     actor: str
-    head: Head | None = None
-    payload: Payload = b""
-    left: PartialGroup | None = None
 
 
-Lost = Callable[[Leaving], None]
-
-
-def keep_nothing(leaving: Leaving) -> None:
-    """The `Lost` that keeps no samples."""
-
-
-class Replay:
+class GroupManager:
     """Decides what happens to each group, and picks the groups of batches.
 
-    `policy`: see `buffer.policies`. `group_filter`: see `buffer.filters`. `staleness_policy`: what happens to a group
-    that would break the bound, see `serve`. `resume`: continue from the tokens that actors hand back; otherwise such
-    groups start again. `record` gets every event, `lost` every finished group that will not be trained. `results`: kept
-    for a sampler.
+    `batch_policy`, `group_filter`: see `buffer.policies`. `staleness_policy`: what happens to a group that would break
+    the bound, see `serve`. `resume`: continue from the tokens that actors hand back; otherwise such groups start again.
+    `record` gets every event, `on_drop` every finished group that will not be trained. `results`: kept for a sampler.
     """
 
     def __init__(
         self,
         bound: Bound,
-        policy: Policy,
+        batch_policy: BatchPolicy,
         staleness_policy: str = "drop",
-        group_filter: Filter = filters.none,
+        group_filter: Filter = policies.none,
         resume: bool = True,
         slots: Slots | None = None,
         results: Results | None = None,
     ):
-        self.bound, self.policy, self.staleness_policy, self.resume = bound, policy, staleness_policy, resume
-        self.group_filter = None if getattr(group_filter, "func", group_filter) is filters.none else group_filter
-        self.record: events.Recorder = events.record_nothing
-        self.lost: Lost = keep_nothing
+        self.bound, self.batch_policy, self.staleness_policy = bound, batch_policy, staleness_policy
+        self.resume, self.group_filter = resume, group_filter
+        self.record: Recorder = record_nothing
+        self.on_drop: Callable[[Dropped], None] = lambda dropped: None
         self.store = Store(bound, slots, results)
         self.duplicates = 0
-        self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
+        self._waits_for_gaps = getattr(batch_policy, "func", batch_policy) in WAIT_FOR_GAPS
         self._oldest_limit = -math.inf  # `_limiting_version` of every group is at least this: see `_expire`
         self._replans = 0  # `Store.replans` at the last look
-        self._undecided = (-1, -1)  # batch, and `Store.changes` when it could not be served
-        self._losers_recalled_at = -1  # `Store.changes`
         self._cancels: list[tuple[str, int, bool]] = []
 
     def commit(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
@@ -153,13 +147,12 @@ class Replay:
         group without a slot is DEFERRED."""
         self.commit(events.Requeue(group_id))
 
-    def drop(self, group_id: int, reason: str, detail: str = "", left: PartialGroup | None = None) -> None:
-        """Any stage → gone, counted under `reason`; its slot is free again. `detail` and `left` (what its samples said)
-        are for people."""
-        if entry := self.store.entries.get(group_id):
+    def drop(self, group_id: int, reason: str, detail: str = "") -> None:
+        """Any stage → gone, counted under `reason`; its slot is free again. `detail` is for people."""
+        entry = self.store.entries[group_id]
+        if entry.head:
             why = f"{reason}: {detail}" if detail else reason
-            had = entry.pushed_by or entry.actor
-            self.lost(Leaving(entry, why, had, entry.head, entry.payload, left or entry.partial))
+            self.on_drop(Dropped(entry.head, entry.payload, why, entry.pushed_by))
         self.commit(events.Drop(group_id, reason))
 
     def take_cancels(self) -> list[tuple[str, int, bool]]:
@@ -181,10 +174,10 @@ class Replay:
         if entry is None or not self._expected(entry, head):
             self.duplicates += 1
             return False
-        if reason := self.group_filter(head.rewards, head.lengths) if self.group_filter else "":
+        if reason := self.group_filter(head.rewards, head.lengths):
             self.commit(events.Push(head, version, actor))  # for readers of the journal; they do not need the payload
             self.commit(events.Filter(entry.id, reason))
-            self.lost(Leaving(entry, f"filtered: {reason}", actor, head, payload))
+            self.on_drop(Dropped(head, payload, f"filtered: {reason}", actor))
             return True
         if entry.slot == NO_SLOT and not self._wins_place(entry, head):
             self.commit(events.Defer(entry.id))
@@ -224,14 +217,31 @@ class Replay:
 
     def recall_losers(self) -> None:
         """Recall redundant groups if no open slot may hold their tokens."""
-        if not self.store.redundant or self._losers_recalled_at == self.store.changes:
+        if not self.store.redundant:
             return
         racing = [entry for entry in self.store.redundant.values() if entry.stage is not Stage.RECALLED]
         lowest = self.store.lowest_open if racing else None
         for entry in racing:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
                 self.recall(entry.id)
-        self._losers_recalled_at = self.store.changes
+
+    # ---- versions (`buffer.injection`) ------------------------------------------------------------------------------
+
+    def _unfinished_slots(self) -> Iterator[int]:
+        return (entry.slot for entry in self.store.of(*UNFINISHED))
+
+    def may_announce(self, version: int) -> bool:
+        """May the actors get this version? If so, slots that need it are open from now on."""
+        slots = self.store.slots
+        if version > slots.version:
+            if not slots.is_rolled_out(self._unfinished_slots()):
+                return False
+            self.commit(events.Advance(version))
+        return True
+
+    def may_train(self, batch: int) -> bool:
+        """May this batch be trained, as far as the ages of later batches are concerned?"""
+        return self.store.slots.may_train(batch, self._unfinished_slots())
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +251,7 @@ class Replay:
 
     def finished_of(self, batch: int) -> list[Entry]:
         """WAITING groups that are sure to be in a batch, in the order of `serve(as_finished=True)`. This is only known
-        if each batch takes its own slots (`policy: in_order`)."""
+        if each batch takes its own slots (`batch_policy: in_order`)."""
         batches = self.bound.batches
         if batch >= batches.opened or batch in self.store.planned:
             return []
@@ -265,8 +275,6 @@ class Replay:
         """
         ids = self._planned_for(batch)
         if not ids:
-            if self._undecided == (batch, self.store.changes):
-                return []
             self._expire(self.bound.batch_version(batch))
             if self._replans != self.store.replans:
                 self._requeue_what_is_too_new(self.bound.batch_version(batch))
@@ -276,7 +284,6 @@ class Replay:
             if as_finished:
                 ids = sorted(ids, key=lambda group_id: self.store.entries[group_id].pushed)
         if not ids:
-            self._undecided = batch, self.store.changes
             return []
         self._check_on_policy(batch, ids)
         self._settle(batch, ids)
@@ -314,10 +321,10 @@ class Replay:
         for entry in list(self.store.entries.values()):
             if entry.partial and entry.partial.newest > version:
                 self.commit(events.Forget(entry.id))
-        lost = [entry.id for entry in self.store.of(Stage.WAITING) if entry.newest > version]
-        for group_id in lost:
+        too_new = [entry.id for entry in self.store.of(Stage.WAITING) if entry.newest > version]
+        for group_id in too_new:
             self.requeue(group_id)
-        return len(lost)
+        return len(too_new)
 
     def _planned_for(self, batch: int) -> Sequence[int]:
         ids = self.store.planned.get(batch, ())
@@ -411,9 +418,9 @@ class Replay:
             candidates = lowest  # it would choose the same groups
         waiting = [self._view(entry, version) for entry in candidates]
         missing = {entry.slot for entry in store.of(*UNFINISHED) if entry.slot != NO_SLOT}
-        ids = self.policy(waiting, missing | store.slots.unfilled(end), want)
+        ids = self.batch_policy(waiting, missing | store.slots.unfilled(end), want)
         if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
-            raise ValueError(f"the policy chose {list(ids)}: a batch needs {want} different groups that wait")
+            raise ValueError(f"the batch policy chose {list(ids)}: a batch needs {want} different groups that wait")
         if ids and self.staleness_policy == "wait":
             return rescue(ids, self._holders(), end)
         return ids

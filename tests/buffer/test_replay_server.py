@@ -5,7 +5,7 @@ from pathlib import Path
 from areal_like.wire.groups import make_head
 from buffer.events import Finish, Serve
 from buffer.journal import Record
-from buffer.playback import Playback
+from buffer.replay_server import ReplayServer
 from tests.buffer.house import FakeRouter, said
 from tests.buffer.paper import rolled_out
 from tests.buffer.test_journal import write
@@ -23,7 +23,7 @@ def test_a_replay_reports_what_it_has_served_and_what_was_trained(tmp_path: Path
         records += [Record(Serve(batch, [head.id for head in heads], 0)), Record(Finish(batch))]
     write(tmp_path, records)
     router = FakeRouter()
-    playback = Playback(router, tmp_path, interval=2)
+    playback = ReplayServer(router, tmp_path, interval=2)
 
     def say(kind: str, **body: object) -> None:
         playback.handle(b"learner", said(kind, body))
@@ -61,7 +61,7 @@ def test_a_rank_of_a_replay_gets_its_share_when_it_asks_until_the_batch_is_train
         records += [Record(Serve(batch, [head.id for head in heads], 0)), Record(Finish(batch))]
     write(tmp_path, records)
     router = FakeRouter()
-    playback = Playback(router, tmp_path, 1, ranks=2)
+    playback = ReplayServer(router, tmp_path, 1, ranks=2)
 
     def say(who: str, kind: str, **body: object) -> list[tuple[str, int]]:
         """(receiver, batch) of what this makes the replay send."""

@@ -1,0 +1,96 @@
+"""What the buffer writes to files for people to read: held-out answers, finished groups that are not trained, and whole
+batches that the learner could not train (`RUN/untrainable/`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from areal_like.config.schema import Run
+from areal_like.run.samples import DROPPED, HELDOUT, TRAINED_SHARE, Kept, SampleLog, kept
+from areal_like.types import Group
+from areal_like.wire.groups import Head, decode_group, pack_heads, unpack_heads
+from areal_like.wire.messages import Table
+from buffer.segment_file import Payload, load
+
+log = logging.getLogger(__name__)
+LONGEST_WHY = 500
+"""Most characters of a reason."""
+Now = tuple[int, int]
+"""(train steps made, newest version)."""
+UNTRAINABLE = "untrainable"
+
+
+class KeptSamples:
+    """`folder`: of the run (None: keep nothing). `done`: train steps before this start. It keeps the first untrained
+    group of each train step and reason, within a part of `run.samples_bytes`."""
+
+    def __init__(self, folder: Path | None = None, run: Run | None = None, done: int = 0):
+        self.folder = folder
+        self._dropped: SampleLog | None = None
+        self._heldout: SampleLog | None = None
+        self._steps: dict[str, int] = {}  # reason → train steps made when a group was kept for it last
+        if folder and run and run.samples_bytes:
+            most = (1 - TRAINED_SHARE) * run.samples_bytes
+            self._dropped = SampleLog(folder, DROPPED, steps=run.steps, most=most, done=done)
+            self._heldout = SampleLog(folder, HELDOUT, steps=run.steps, most=None, done=done)
+
+    def dropped(self, now: Now, head: Head, payload: Payload, why: str, actor: str) -> None:
+        """Keep a group that was rolled out and is not trained."""
+        reason = why.partition(": ")[0]
+        if self._dropped is None or self._steps.get(reason) == now[0] or self._dropped.room(now[0]) <= 0:
+            return
+        try:
+            samples = decode_group(head, load(payload)).samples
+        except (ValueError, OSError) as error:  # WireError and JournalError among them
+            log.debug("group %d (%s) can't be read: %s", head.id, why, error)
+            return
+        self._steps[reason] = now[0]
+        for index, sample in enumerate(samples):
+            self._dropped.write(kept(DROPPED, *now, (head.id, index), sample, why=why[:LONGEST_WHY], actor=actor))
+
+    def heldout(self, now: Now, of: str, place: tuple[int, int], head: Head, payload: Payload, actor: str) -> None:
+        """Keep a held-out answer, a group of one sample, of the set `of`: `place` is (prompt, sample)."""
+        if self._heldout:
+            (sample,) = decode_group(head, load(payload)).samples
+            self._heldout.write(kept(HELDOUT, *now, place, sample, actor=actor, of=of))
+
+    def heldout_failed(self, now: Now, of: str, place: tuple[int, int], actor: str) -> None:
+        """Keep a held-out prompt whose answer, workflow or reward failed: it counts as 0."""
+        if self._heldout:
+            why = "failed: it counts as 0; no text: its actor's log has the error"
+            self._heldout.write(Kept(HELDOUT, *now, *place, [], 0, [], 0.0, "", why=why, actor=actor, of=of))
+
+    def untrainable(self, name: str, batch: int, reason: str, groups: Sequence[tuple[Head, Payload, str]]) -> None:
+        """Keep a batch that the learner can't train, for `read_untrainable`: head, payload and actor of each group."""
+        if self.folder is None:
+            return
+        path = self.folder / UNTRAINABLE / f"{name}.msgpack"
+        try:
+            payloads = [bytes(load(payload)) for _, payload, _ in groups]
+            path.parent.mkdir(exist_ok=True)
+            table, actors = pack_heads([head for head, _, _ in groups]), [actor for _, _, actor in groups]
+            path.write_bytes(msgspec.msgpack.encode(_Untrainable(batch, reason, actors, table, payloads)))
+        except (OSError, ValueError) as error:  # JournalError among them
+            log.error("can't keep %s for inspection: %s", path, error)
+
+
+class _Untrainable(msgspec.Struct):
+    batch: int
+    reason: str
+    actors: list[str]
+    table: Table
+    payloads: list[bytes]
+
+
+def read_untrainable(path: Path) -> tuple[int, str, list[Group]]:
+    """Batch, reason and groups of a file that `KeptSamples.untrainable` wrote."""
+    found = msgspec.msgpack.decode(path.read_bytes(), type=_Untrainable)
+    pairs = zip(unpack_heads(found.table), found.payloads, strict=True)
+    groups = [decode_group(head, payload) for head, payload in pairs]
+    for group, actor in zip(groups, found.actors, strict=True):
+        group.actor = actor
+    return found.batch, found.reason, groups

@@ -1,0 +1,260 @@
+"""Who takes part in a run, and how far it is: actors, the learner with its weights, and the phase of the run.
+
+A restarted actor process says hello under its old name and replaces the old process. Which groups an actor has a lease
+of is known to `buffer.store` alone. Times are in seconds of `Peers.clock`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal
+
+from msgspec.structs import replace
+
+from areal_like.models.experts import Routing
+from areal_like.wire import messages
+from areal_like.wire.bus import Router
+
+MOST_REFUSED = 3
+"""A group is dropped after this many refused pushes. An actor gets no more leases after this many refused groups in a
+row, until it joins again."""
+OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": fmean, "max": max}
+"""How to combine the numbers of the present actors."""
+Stats = Mapping[str, float | str]
+"""What an actor reports about itself: see `actors.measures`."""
+
+
+# ---- actors ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Actor:
+    """`peer`: routing id. `pid`: process id on its own host. `slots`: sequences that its engine decodes at once.
+    `version`: the weights it last applied (−1: none yet). `leased`, `ended`: sequences since it joined. `refused`: its
+    refused groups in a row. `timed_out`: consecutive leases revoked for lack of progress. `benched_until`: it gets no
+    leases before then (`buffer.deadlines`)."""
+
+    name: str
+    peer: bytes
+    slots: int
+    seen: float
+    pid: int = 0
+    version: int = -1
+    leased: int = 0
+    ended: int = 0
+    stats: Stats = field(default_factory=dict)
+    refused: int = 0
+    timed_out: int = 0
+    benched_until: float = -math.inf
+    benched_at: int = -1  # the version that it held when it was benched
+    behind_since: float = math.inf  # when it began to lag behind the newest version
+
+    @property
+    def engine(self) -> str:
+        """State of its engine: "serving", "starting" or "restarting". Only a serving engine generates tokens."""
+        return str(self.stats.get("engine", "serving"))
+
+    @property
+    def engine_note(self) -> str:
+        """What is wrong with its engine, in words; "" if nothing is. A serving engine may have a note, too."""
+        return str(self.stats.get("engine_note", ""))
+
+    @property
+    def free_slots(self) -> int:
+        """Sequences that its engine could start now. A sequence frees its slot when it ends, before its group does."""
+        return self.slots + self.ended - self.leased
+
+    def end_bench(self) -> None:
+        """The actor finished a group: forget its revoked leases."""
+        self.timed_out, self.benched_until = 0, -math.inf
+
+
+class Fleet:
+    """Actors by name and by routing id, in the order in which they joined. `tree`: which actor gets weights from
+    which."""
+
+    def __init__(self, fanout: int = 0) -> None:
+        self.tree = RelayTree(fanout)
+        self.by_name: dict[str, Actor] = {}
+        self.by_peer: dict[bytes, Actor] = {}
+        self._counted: dict[str, tuple[bytes, Stats]] = {}  # by name: last report of its newest process
+        self._before: Counter[str] = Counter()  # counts of processes that a newer one of the same name replaced
+
+    def __iter__(self) -> Iterator[Actor]:
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def join(self, name: str, peer: bytes, slots: int, now: float, pid: int = 0) -> Actor:
+        """Add an actor. The caller has removed any earlier actor of that name."""
+        self.by_name[name] = self.by_peer[peer] = actor = Actor(name, peer, slots, now, pid)
+        return actor
+
+    def leave(self, actor: Actor) -> None:
+        self.by_name.pop(actor.name, None)
+        self.by_peer.pop(actor.peer, None)
+        self.tree.leave(actor.name)
+
+    def at_work(self, now: float) -> list[Actor]:
+        """Actors that may get leases. One with too many refused groups in a row never does. A benched actor, or one
+        whose engine does not serve, does only if there is no other."""
+        actors = [actor for actor in self if actor.refused < MOST_REFUSED]
+        return _not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
+
+    def for_heldout(self, now: float) -> list[Actor]:
+        """Actors that may get held-out prompts."""
+        return _not_benched(list(self), now)
+
+    def silent(self, now: float, timeout: float) -> list[Actor]:
+        return [actor for actor in self if now - actor.seen > timeout]
+
+    def note_stats(self, actor: Actor, stats: Stats) -> None:
+        """Store an actor's report. A process counts from 0; counts of an earlier process of that name stay included."""
+        peer, last = self._counted.get(actor.name, (actor.peer, {}))
+        if peer != actor.peer:
+            self._before.update(_numbers(last))
+        self._counted[actor.name] = actor.peer, stats
+        actor.stats = stats
+
+    def metrics(self) -> dict[str, float]:
+        """The actors' reports, combined as the keys ask for (`actors.measures`). A sum never falls: it includes actors
+        that left and earlier processes."""
+        sums, here = self._before.copy(), defaultdict[str, list[float]](list)
+        for _, stats in self._counted.values():
+            sums.update(_numbers(stats))
+        for actor in self:
+            for key, value in _numbers(actor.stats).items():
+                here[key].append(value)
+        found: dict[str, float] = {}
+        for key, total in sums.items():
+            how, _, metric = key.partition(":")
+            if how == "sum":
+                found[metric] = total
+            elif how == "part":
+                whole = sums[f"whole:{metric}"]
+                found[metric] = total / whole if whole else 0.0
+            elif how in OVER_PRESENT and key in here:
+                found[metric] = OVER_PRESENT[how](here[key])
+        return found
+
+
+def _numbers(stats: Stats) -> dict[str, float]:
+    return {key: value for key, value in stats.items() if isinstance(value, float)}
+
+
+def _not_benched(actors: list[Actor], now: float) -> list[Actor]:
+    return [actor for actor in actors if actor.benched_until <= now] or actors
+
+
+class RelayTree:
+    """Which actor gets weights from which: a tree with the learner's publisher at its root. Each node serves `fanout`
+    others (0: no tree, the publisher serves all).
+
+    The places of the tree are numbered row by row. Place i gets its weights from place i // fanout - 1; the first
+    `fanout` places get them from the publisher. The last actor takes the place of one that leaves, so few others get a
+    new parent. Actors that do not serve others get a place at the end."""
+
+    def __init__(self, fanout: int = 0):
+        self._fanout = fanout
+        self._names: list[str] = []
+        self._offers: dict[str, tuple[str, str]] = {}
+
+    def join(self, name: str, endpoint: str, key: str) -> None:
+        """Add an actor that offers to serve others; `key`: its public key ("": no keys)."""
+        if name not in self._offers:
+            self._names.append(name)
+        self._offers[name] = endpoint, key
+
+    def leave(self, name: str) -> None:
+        if self._offers.pop(name, None):
+            place, last = self._names.index(name), self._names.pop()
+            if last != name:
+                self._names[place] = last
+
+    def above(self, name: str) -> list[tuple[str, str]]:
+        """(endpoint, key) of the actors that this actor must ask, nearest first, before it asks the publisher. If one
+        of them has died, the actor asks the next; the next announcement corrects the list."""
+        if not self._fanout:
+            return []
+        place = self._names.index(name) if name in self._offers else len(self._names)
+        found = []
+        while (place := place // self._fanout - 1) >= 0:
+            found.append(self._offers[self._names[place]])
+        return found
+
+
+# ---- the learner, and the run ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Learner:
+    """What the learner has asked for and done."""
+
+    peer: bytes | None = None
+    wanted: messages.Want | None = None  # its open request
+    parts: int | None = None  # groups of the wanted batch sent early (None: the learner takes batches whole)
+    steps: int = 0  # batches trained
+    redo: int = 0  # batches set aside
+    vocab_size: int | None = None  # tokens that its model knows (None: not known yet)
+    routing: Routing | None = None  # what its model's routers choose (None: it does not replay the engine's experts)
+
+
+@dataclass(slots=True)
+class PublishedWeights:
+    """`published`: manifest of the learner's newest weights. `manifest`: the one announced to actors, of `version` (-1:
+    none yet). `digests`: of all recent versions."""
+
+    published: messages.Manifest | None = None
+    manifest: messages.Manifest | None = None
+    version: int = -1
+    digests: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Phase:
+    """Where the run stands between its first lease and its end."""
+
+    started_at: float | None = None  # when the first lease was due
+    progress_at: float = 0.0
+    stopping: Literal["", "now", "drain"] = ""  # end the run; "drain": train all admitted groups first
+    finishing: bool = False  # no more batches: the last evaluation runs
+    reported: bool = False
+
+
+@dataclass(slots=True)
+class Peers:
+    """All processes of a run. `expected_actors`: those that must hold version 0 before the first lease. `clock`: the
+    monotonic one or, in a simulation, its own. `left_out`: actors that will not be restarted → how they died."""
+
+    router: Router
+    expected_actors: int
+    clock: Callable[[], float] = lambda: time.monotonic()  # looked up at each call: tests replace it
+    fleet: Fleet = field(default_factory=Fleet)
+    learner: Learner = field(default_factory=Learner)
+    weights: PublishedWeights = field(default_factory=PublishedWeights)
+    phase: Phase = field(default_factory=Phase)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def age(self, now: float) -> float:
+        """Seconds since the first lease."""
+        return 0.0 if self.phase.started_at is None else now - self.phase.started_at
+
+    def announce(self) -> None:
+        """Announce the newest published weights to all actors."""
+        weights = self.weights
+        if weights.published and weights.published is not weights.manifest:
+            weights.manifest, weights.version = weights.published, weights.published.version
+            for actor in self.fleet:
+                self.announce_to(actor)
+
+    def announce_to(self, actor: Actor) -> None:
+        """Announce the present weights, if any, to one actor, with the relays to get them from."""
+        if manifest := self.weights.manifest:
+            relays = self.fleet.tree.above(actor.name)
+            self.router.send(actor.peer, messages.Announce(replace(manifest, relays=relays)))

@@ -1,0 +1,563 @@
+"""The buffer's loop: messages in, decisions, messages out. One thread, no locks (only the journal has a thread of its
+own, which waits for the disk).
+
+Who waits for what:
+  an actor    waits for leases        → unblocked by `Dispatcher.admit`: a trained batch, a new version, a free slot
+  the learner waits for a batch       → unblocked by `Dispatcher.serve`: a push
+  all         wait for the start      → unblocked by `_start`: enough actors hold version 0
+
+A message that does not fit the run is refused, with a reason (WireError), before it has changed anything. Any other
+error ends the process, and a resume repairs its state from the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from areal_like.wire import messages
+from areal_like.wire.frames import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
+from areal_like.wire.groups import Head, unpack_heads
+from areal_like.wire.link import BusError
+from areal_like.wire.messages import Message
+from buffer.checks import (
+    RolloutsFail,
+    VerifierTimeouts,
+    check_hand_back,
+    check_hello,
+    check_left_out,
+    check_stats,
+    checked_answer,
+    faults_of_push,
+)
+from buffer.deadlines import Deadlines
+from buffer.dispatch import Dispatcher
+from buffer.events import LeaveOut
+from buffer.groups import Dropped
+from buffer.kept_samples import UNTRAINABLE, KeptSamples
+from buffer.peers import MOST_REFUSED, Actor
+from buffer.sizing import GroupLengths
+from buffer.store import LEASED, UNFINISHED, PartialGroup, Stage
+
+log = logging.getLogger(__name__)
+KEPT_DIGESTS = 10_000
+LONGEST_REASON = 60
+MESSAGES_PER_TURN = 1000
+"""A peer that floods the buffer can't stop its decisions. The socket takes from all peers in turn."""
+MOST_DEATHS = 3
+"""A group is dropped if this many actors died by themselves while they held it."""
+STALL_SECONDS = 20.0
+
+
+class Server:
+    """Drives one run. Enough actors must be ready within `ready_timeout` seconds. An actor that is silent for
+    `heartbeat_timeout` seconds loses its leases. A lease without progress for `lease_timeout` seconds (0: never) ends.
+    A message waits until the journal holds the records that it depends on (`buffer.outbox`)."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        heartbeat_timeout: float,
+        ready_timeout: float = math.inf,
+        lease_timeout: float = 0.0,
+        verifiers: VerifierTimeouts | None = None,
+        samples: KeptSamples | None = None,
+    ):
+        self.dispatcher = dispatcher
+        self.peers, self.groups, self.evaluation = dispatcher.peers, dispatcher.groups, dispatcher.evaluation
+        self.store, self.outbox, self.gauges = self.groups.store, dispatcher.outbox, dispatcher.gauges
+        self.router, self.fleet = self.peers.router, self.peers.fleet
+        self.learner, self.weights, self.phase = self.peers.learner, self.peers.weights, self.peers.phase
+        self.verifiers, self.samples = verifiers or VerifierTimeouts(), samples or KeptSamples()
+        self.deadlines = Deadlines(self.peers, self.groups, self.evaluation, self.gauges, lease_timeout)
+        self.failures = self.deadlines.failures
+        self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
+        self.gauges.since_step = self.learner.steps
+        self.gauges.dropped.per_batch = self.groups.bound.groups_per_batch
+        self.groups.on_drop = self._on_drop
+        self._measures_lengths = len(dispatcher.scheduler.sizing.sizes) > 1
+        self._born = self._last_turn = self.phase.progress_at = self.peers.clock()
+
+    # ---- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until SIGTERM raises SystemExit."""
+        while True:
+            self.step(timeout=0.2)
+
+    def step(self, timeout: float) -> None:
+        """One turn: handle messages, decide, send. Separate from `run` so that tests can drive it."""
+        self._receive(timeout)  # first: decisions need all that is known
+        now = self.peers.clock()
+        self._drop_silent_actors(now)  # before leases: their groups go to others in the same turn
+        self.deadlines.enforce(now)
+        self._start(now)
+        self.dispatcher.announce()  # before leases: with `injection` it opens the slots of the new version
+        self.groups.recall_losers()  # after pushes, which take places; before the scheduler counts the queue
+        self.dispatcher.revoke()  # before leases: an actor must hear that a lease ended before it gets the group again
+        self.dispatcher.evaluate(now)  # before training leases, which would take all the room
+        self.dispatcher.admit(now)  # before serving: the batch that the learner waits for may exceed the memory limit
+        self.dispatcher.serve(now)  # revokes groups that are too old at once: the next turn may come late
+        self._report_when_finished()
+        self.outbox.flush()  # last: write the decisions to the disk; send messages whose records are there
+        self._watch(now)
+
+    def _receive(self, timeout: float) -> None:
+        timeout = self.outbox.patience(timeout)
+        for _ in range(MESSAGES_PER_TURN):
+            received = self.router.receive(timeout)
+            if received is None:
+                break
+            self.handle(*received)
+            timeout = 0
+
+    def _drop_silent_actors(self, now: float) -> None:
+        if now - self._last_turn > self.heartbeat_timeout / 2:  # this process was stopped: silence proves nothing
+            for actor in self.fleet:
+                actor.seen = now
+            for entry in self.store.of(*LEASED):
+                entry.moved_at = now
+            self.evaluation.restart_clocks(now)
+        self._last_turn = now
+        for actor in self.fleet.silent(now, self.heartbeat_timeout):
+            log.warning("%s: no sign of life for %.0f s, its leases go to others", actor.name, self.heartbeat_timeout)
+            self.remove_actor(actor)
+
+    def _start(self, now: float) -> None:
+        if self.phase.started_at is not None:
+            return
+        # An engine has its own time limit: a large model starts more slowly than the processes connect.
+        starting = any(actor.engine == "starting" for actor in self.fleet)
+        if now - self._born > self.ready_timeout and not starting:
+            raise BusError(f"after {self.ready_timeout:.0f} s (launcher.ready_timeout) {'; '.join(self.waits())}")
+        ready = sum(actor.version >= 0 for actor in self.fleet)
+        if self.learner.peer and ready >= self.peers.expected_actors:
+            self.phase.started_at = self.phase.progress_at = now
+            self.gauges.start(now)
+            log.info("all %d actors hold version 0: first lease", ready)
+
+    def _report_when_finished(self) -> None:
+        if self.phase.finishing and not self.phase.reported and self.evaluation.finished and self.learner.peer:
+            self.phase.reported = True
+            self.router.send(self.learner.peer, messages.Report(self.status()))
+
+    def _watch(self, now: float) -> None:
+        phase = self.phase
+        if phase.started_at is not None and not phase.finishing and now - phase.progress_at > STALL_SECONDS:
+            phase.progress_at = now
+            log.warning("no progress for %.0f s: %s", STALL_SECONDS, "; ".join(self.waits()) or "nothing waits")
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def handle(self, peer: bytes, received: Received | WireError) -> None:
+        """Handle a message, or refuse it."""
+        if isinstance(received, WireError):
+            return  # the router has refused it
+        message, payloads = received
+        actor = self.fleet.by_peer.get(peer)
+        if actor:
+            actor.seen = self.peers.clock()
+        try:
+            if isinstance(message, messages.Hello):
+                self._on_hello(peer, message, actor)
+            elif isinstance(message, messages.Lost | messages.Stop | messages.Status | messages.WantShare):
+                self._from_anybody(peer, message)
+            elif type(message).by is messages.LEARNER:
+                self._from_learner(peer, message)
+            elif actor is None:
+                raise WireError(f"unknown actor: {SAY_HELLO}")
+            else:
+                self._from_actor(actor, message, payloads)
+        except WireError as error:
+            self.router.refuse(peer, f"{message.kind()}: {error}")
+
+    def _on_hello(self, peer: bytes, message: messages.Hello, actor: Actor | None) -> None:
+        name = message.name
+        check_hello(name, message.role, actor)
+        if message.role == "learner":
+            if self.learner.peer not in (None, peer):
+                raise WireError("there is a learner already")
+            self.learner.peer = peer
+            self.router.send(peer, messages.Welcome())
+            return
+        if previous := self.fleet.by_name.get(name):
+            self.remove_actor(previous)
+        actor = self.fleet.join(name, peer, message.slots, self.peers.clock(), message.pid)
+        log.info("%s joined (pid %d)", name, actor.pid)
+        self.router.send(peer, messages.Welcome())
+        self.peers.announce_to(actor)
+
+    def _from_anybody(self, peer: bytes, message: Message) -> None:
+        match message:
+            case messages.Lost():
+                self._on_lost(message)
+            case messages.WantShare(index, rank):
+                if index < self.learner.steps:
+                    raise WireError(f"batch {index} is trained already")
+                self.dispatcher.shares.want(peer, index, rank)
+            case messages.Stop(drain):  # a user asks the run to end
+                self.phase.stopping = "drain" if drain else "now"
+                log.info("asked to %s", "train all admitted groups and complete the last batch" if drain else "stop")
+                self.router.send(peer, messages.Report(self.status()))
+            case messages.Status():
+                self.router.send(peer, messages.Report(self.status()))
+
+    def _on_lost(self, message: messages.Lost) -> None:
+        """A supervisor saw a process die: no need to wait for its silence. A pid of 0: any process of that name."""
+        dead = self.fleet.by_name.get(message.name)
+        if dead and message.pid in (0, dead.pid):
+            held = len(self.store.held_by(dead.name))
+            log.warning("%s %s: its %d leases go to others", dead.name, message.how, held)
+            self.remove_actor(dead, message.how if message.by_itself else "")
+        if message.for_good and message.name not in self.peers.left_out and self.peers.expected_actors > 1:
+            self.peers.expected_actors -= 1
+            self.peers.left_out[message.name] = message.how
+            log.warning("%s is left out: the run continues without it", message.name)
+
+    def remove_actor(self, actor: Actor, died: str = "") -> None:
+        """An actor is gone: its leases go to other actors; the groups keep their slots. `died`: how, if by itself. One
+        of its groups may be the cause, so a group present at `MOST_DEATHS` deaths is dropped."""
+        for entry in list(self.store.held_by(actor.name).values()):
+            entry.deaths += bool(died)
+            if entry.deaths < MOST_DEATHS:
+                self.groups.requeue(entry.id)
+            else:
+                log.warning("group %d is dropped: %d actors died on it, the last %s", entry.id, entry.deaths, died)
+                self.groups.drop(entry.id, "actor died", f"{actor.name} {died}, and others before it")
+        self.evaluation.lost(actor.name)
+        self.fleet.leave(actor)
+
+    # ---- from actors ------------------------------------------------------------------------------------------------
+
+    def _from_actor(self, actor: Actor, message: Message, payloads: Payloads) -> None:
+        match message:
+            case messages.Push():
+                self._on_push(actor, message, payloads)
+            case messages.Credit(ended):
+                actor.ended = ended
+            case messages.Heartbeat():
+                self._on_heartbeat(actor, message)
+            case messages.Applied():
+                self._on_applied(actor, message)
+            case messages.Evaluated():
+                self._on_evaluated(actor, message, payloads)
+            case messages.LeftOut():
+                self._on_left_out(actor, message)
+            case messages.Failed():
+                self._on_failed(actor, message)
+            case messages.HandBack():
+                self._on_hand_back(actor, message, payloads)
+            case messages.Relay():
+                self._on_relay(actor, message)
+            case _:
+                raise WireError("the buffer does not take this")
+
+    def _on_applied(self, actor: Actor, message: messages.Applied) -> None:
+        version, digest = message.version, message.digest
+        if self.weights.digests.get(version) != digest:
+            raise WireError(f"no version {version} with digest {digest[:40]} was published")
+        actor.version = max(actor.version, version)
+
+    def _on_left_out(self, actor: Actor, message: messages.LeftOut) -> None:
+        if entry := self.store.held_by(actor.name).get(message.id):
+            check_left_out(message.cut, message.redrawn, entry)
+            self.groups.commit(LeaveOut(message.id, tuple(message.cut), message.redrawn))
+
+    def _on_failed(self, actor: Actor, message: messages.Failed) -> None:
+        if message.id in self.store.held_by(actor.name):
+            self.groups.drop(message.id, message.reason[:LONGEST_REASON], message.detail)
+            self.failures.add(message.id, message.reason, message.detail)
+
+    def _on_relay(self, actor: Actor, message: messages.Relay) -> None:
+        """The actor offers to hand weights on to others."""
+        if not message.endpoint.startswith(("inproc://", "ipc://", "tcp://")):
+            raise WireError("a relay's endpoint must begin with inproc://, ipc:// or tcp://")
+        self.fleet.tree.join(actor.name, message.endpoint, message.key)
+
+    def _on_heartbeat(self, actor: Actor, message: messages.Heartbeat) -> None:
+        now = self.peers.clock()
+        self.fleet.note_stats(actor, check_stats(message.stats))
+        self.verifiers.see(actor.name, actor.stats)
+        held, serves = self.store.held_by(actor.name), actor.engine == "serving"
+        for group_id in message.progress if serves else held:
+            if group_id in held:
+                held[group_id].moved_at = now
+        self.evaluation.note_moved(actor.name, message.heldout, now)
+        if not serves:
+            self.evaluation.restart_clocks(now, actor.name)
+        if actor.version < self.weights.version:
+            self.peers.announce_to(actor)
+
+    def _on_push(self, actor: Actor, message: messages.Push, payloads: Payloads) -> None:
+        try:
+            heads, faults = self.read_push(message, payloads)
+        except WireError as error:
+            self._refuse_groups(actor, dict.fromkeys((group_id for group_id, _, _ in message.table.groups), error))
+            raise
+        now, taken = self.peers.clock(), False
+        foreign = [head.id for head in heads if not self._may_push(actor, head.id)]
+        for head, payload in zip(heads, payloads, strict=True):
+            if head.id in faults:
+                why = f"malformed: {faults[head.id]}"
+                self.samples.dropped(self._now, head, payload, why, actor.name)
+            elif head.id not in foreign:
+                taken |= self._take(head, payload, now, actor)
+        if taken:
+            self.phase.progress_at = now
+            self.failures.end()
+            actor.refused = 0
+        if accepted := [head.id for head in heads if head.id not in faults]:
+            self.outbox.put(actor.peer, messages.Pushed(accepted))  # foreign groups too, or they would come again
+        if foreign:
+            self.router.refuse(actor.peer, f"push: {actor.name} has had no lease of group {foreign[0]}")
+        if faults:
+            self._refuse_groups(actor, faults)
+            raise next(iter(faults.values()))
+
+    def read_push(self, message: messages.Push, payloads: Payloads) -> tuple[list[Head], dict[int, WireError]]:
+        """The groups of a push, and the faulty ones with their faults. Raises WireError if its table can't be read. The
+        simulator has another: it does not pack its groups."""
+        heads = unpack_heads(message.table)
+        if len(heads) != len(payloads):
+            raise WireError(f"push: {len(payloads)} payloads for {len(heads)} groups")
+        known = self.learner.vocab_size, self.learner.routing
+        return heads, faults_of_push(heads, payloads, self.store.entries, self.weights.digests, *known)
+
+    def _may_push(self, actor: Actor, group_id: int) -> bool:
+        """Has this actor ever had a lease of the group? A former holder may push too: the first push wins. Also True
+        for groups that were pushed before or are gone: a push does not change them."""
+        entry = self.store.entries.get(group_id)
+        return entry is None or entry.stage in (Stage.WAITING, Stage.SERVED) or actor.name in entry.holders
+
+    def _take(self, head: Head, payload: Frame, now: float, actor: Actor) -> bool:
+        """Take a group in. Returns False if it is not expected: a duplicate, or dropped or deferred meanwhile."""
+        entry = self.store.entries.get(head.id)
+        holder, cut = (entry.actor, entry.cut) if entry and entry.stage in LEASED else ("", ())
+        new = self.groups.push(head, payload, self.weights.version, now, actor.name)
+        if holder not in ("", actor.name) and head.id not in self.store.held_by(holder):
+            self.router.send(self.fleet.by_name[holder].peer, messages.Cancel([head.id], hand_back=False))
+        if new:
+            actor.end_bench()
+            self.gauges.tokens_pushed += head.tokens
+            self.gauges.samples_pushed += head.samples
+            if self._measures_lengths:
+                was_cut = (False,) * head.samples + (True,) * len(cut)
+                self.gauges.see(GroupLengths((*head.lengths, *cut), was_cut, closed=True))
+            self.dispatcher.largest_payload = max(self.dispatcher.largest_payload, head.size)
+        return new
+
+    def _refuse_groups(self, actor: Actor, faults: dict[int, WireError]) -> None:
+        """Refuse groups: their leases end, and other actors roll them out again. A group is dropped after MOST_REFUSED
+        refusals. Raises RolloutsFail if every actor had MOST_REFUSED groups in a row refused."""
+        for group_id in sorted(faults.keys() & self.store.held_by(actor.name).keys()):
+            entry = self.store.entries[group_id]
+            # The same group again says nothing new about the actor.
+            actor.refused += not entry.refused or entry.failed_on != actor.name
+            entry.refused, entry.failed_on = entry.refused + 1, actor.name
+            self.gauges.refused[getattr(faults[group_id], "column", "form")] += 1
+            if entry.refused < MOST_REFUSED:
+                self.groups.requeue(group_id)
+            else:
+                self.groups.drop(group_id, "malformed", str(faults[group_id]))
+        self.outbox.put(actor.peer, messages.Pushed(sorted(faults)))  # otherwise they would come again
+        if actor.refused >= MOST_REFUSED:
+            log.warning("%s gets no more leases: %d groups of it in a row were refused", actor.name, actor.refused)
+        if all(each.refused >= MOST_REFUSED for each in self.fleet):
+            last = list(faults.values())[-1]
+            raise RolloutsFail(f"{MOST_REFUSED} groups in a row of every actor were refused; the last: {last}")
+
+    def _on_hand_back(self, actor: Actor, message: messages.HandBack, payloads: Payloads) -> None:
+        """An actor will not finish these groups: it leaves, or the buffer has recalled them. Their leases end, even if
+        the partial groups can't be accepted."""
+        heads, left, held = message.partials, dict[int, PartialGroup](), self.store.held_by(actor.name)
+        ids = sorted(held.keys() & set(message.ids))
+        fault: WireError | None = None
+        try:
+            known = self.learner.vocab_size, self.learner.routing
+            check_hand_back(heads, payloads, self.store.entries, self.weights.digests, *known)
+            left = {head.id: PartialGroup(head, part) for head, part in zip(heads, payloads, strict=True)}
+        except WireError as error:
+            fault = error
+        for group_id in ids:
+            entry, partial = self.store.entries[group_id], left.get(group_id)
+            if partial and entry.stage is Stage.RECALLED and self._measures_lengths:
+                tokens, cut = zip(*partial.lengths.values(), strict=True)
+                self.gauges.see(GroupLengths(tokens, cut).of(entry.launch))
+            self.groups.hand_back(group_id, partial)
+        if message.leaving:
+            log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))
+            self.remove_actor(actor)
+        if fault:
+            raise fault
+
+    def _on_evaluated(self, actor: Actor, message: messages.Evaluated, payloads: Payloads) -> None:
+        answer = checked_answer(message, payloads, self.learner.vocab_size)
+        number = self.evaluation.row_of(actor.name, message.id)
+        if number is None:
+            return
+        result = self.evaluation.record(
+            actor.name, message.id, message.reward, message.length, message.oldest, message.newest
+        )
+        self.gauges.note_evaluation(result, self.peers.age(self.peers.clock()))
+        of, prompt, sample = self.evaluation.place(number)
+        if answer:
+            self.samples.heldout(self._now, of.name, (prompt, sample), *answer, actor.name)
+        else:
+            self.samples.heldout_failed(self._now, of.name, (prompt, sample), actor.name)
+
+    # ---- from the learner -------------------------------------------------------------------------------------------
+
+    def _from_learner(self, peer: bytes, message: Message) -> None:
+        if peer != self.learner.peer:
+            raise WireError(ONLY_THE_LEARNER)
+        match message:
+            case messages.Model(vocab_size, routing):  # groups with other tokens or experts are refused
+                self.learner.vocab_size, self.learner.routing = vocab_size, routing
+            case messages.Published(manifest):
+                self._on_published(manifest)
+            case messages.Want():
+                self._on_want(message)
+            case messages.Stream():
+                self.learner.parts = 0
+            case messages.Trained(index):
+                self._trained_before(index + 1)
+            case messages.Untrainable(index, reason):
+                self._set_aside(index, reason)
+                self.outbox.put(peer, messages.SetAside(index, self.learner.redo))
+            case messages.Checkpointed(step):
+                if step == self.learner.steps:  # an older one lacks batches that the new segment would lack too
+                    self.outbox.rotate(self.store.snapshot, self.store.payloads())
+            case messages.EndRun():
+                self._on_end_run(message.steps)
+            case _:
+                raise WireError("the buffer does not take this")
+
+    def _on_published(self, manifest: messages.Manifest) -> None:
+        weights = self.weights
+        if weights.published is None or manifest.version > weights.published.version:
+            weights.published, weights.digests[manifest.version] = manifest, manifest.digest
+            weights.digests.pop(manifest.version - KEPT_DIGESTS, None)
+            self.dispatcher.announce()
+
+    def _on_want(self, message: messages.Want) -> None:
+        index, version = message.index, message.version
+        expected = self.groups.bound.batch_version(index)
+        if version != expected:
+            raise WireError(f"batch {index} is trained at version {expected}, not {version}")
+        if index < self.learner.steps:
+            raise WireError(f"batch {index} is trained already")
+        self.learner.wanted = message
+        if self.learner.parts is not None:
+            self.learner.parts = 0
+
+    def _trained_before(self, steps: int) -> None:
+        """Batches before `steps` are trained, even if a message about one was lost. No batch is counted twice."""
+        served = [entry.batch for entry in self.store.of(Stage.SERVED)]
+        if steps > max(self.learner.steps, max(served, default=-1) + 1):
+            raise WireError(f"batch {steps - 1} was not served")
+        for index in range(self.learner.steps, steps):
+            self.groups.finish(index)
+        self.learner.steps = max(self.learner.steps, steps)
+        self.dispatcher.shares.trained(self.learner.steps)
+
+    def _set_aside(self, index: int, reason: str) -> None:
+        """Batch `index` can't be trained: its groups are dropped as "untrainable", and others take their places. Later
+        batches that were already served wait again, so that batches stay in order. A repeated call changes nothing."""
+        if index != self.learner.steps:
+            raise WireError(f"batch {index} is not the next one to be trained")
+        voided = self.dispatcher.shares.void(index)
+        if not voided:
+            return
+        self.gauges.report_again(sum(len(each.batch.info["evaluations"]) for each in voided))
+        faulty = self.groups.unserve(index)
+        self.learner.redo += 1
+        log.warning("batch %d is set aside, its %d groups are replaced: %s", index, len(faulty), reason)
+        found = [(entry.head, entry.payload, entry.pushed_by) for entry in faulty if entry.head]
+        self.samples.untrainable(f"batch-{index:08d}-{self.learner.redo}", index, reason, found)
+        for entry in faulty:
+            self.groups.drop(entry.id, UNTRAINABLE, reason)
+        self.learner.wanted = None
+        if self.learner.parts is not None:
+            self.learner.parts = 0
+
+    def _on_end_run(self, steps: int) -> None:
+        """No more batches: drop all active groups, run the last evaluation, then send the report."""
+        self._trained_before(steps)
+        self.phase.finishing, self.learner.wanted, self.phase.reported = True, None, False
+        self.dispatcher.announce()  # what was held back, too: the last evaluation is of it
+        self.gauges.trained_seconds = self.peers.age(self.peers.clock())
+        for actor in self.fleet:
+            held = sorted(self.store.held_by(actor.name))
+            self.router.send(actor.peer, messages.Cancel(held, hand_back=False))
+        for group_id in list(self.store.entries):
+            self.groups.drop(group_id, "end of run")
+        self.evaluation.finish_with(self.weights.version)
+
+    # ---- for people -------------------------------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        """(train steps made, newest version announced to actors)."""
+        return self.learner.steps, self.weights.version
+
+    def _on_drop(self, dropped: Dropped) -> None:
+        if dropped.why != "end of run":
+            self.samples.dropped(self._now, *dropped)
+            self.gauges.dropped.note(dropped.why.partition(":")[0], self.learner.steps)
+
+    def status(self) -> dict[str, object]:
+        """The status, as plain data."""
+        now, bound = self.peers.clock(), self.groups.bound.max_staleness
+        return {
+            **self.dispatcher.levels(now),
+            "started": self.phase.started_at is not None,
+            "stopping": self.phase.stopping,
+            "trained_seconds": self.gauges.trained_seconds,
+            "version": self.weights.version,
+            "steps": self.learner.steps,
+            "ledger": self.store.ledger(),
+            "staleness_max": self.store.staleness_max,
+            "staleness_bound": bound if math.isfinite(bound) else None,
+            "since_step": self.gauges.since_step,  # the next three count from this step of a resume
+            "staleness_mean": self.gauges.staleness_mean,
+            "duplicates": self.groups.duplicates,
+            "resumed": self.store.resumed,
+            "refused": self.router.refused,
+            "evaluations": self.gauges.evaluations,
+            "actors": {actor.name: self._actor_status(actor, now) for actor in self.fleet},
+            "left_out": self.peers.left_out,
+            "waits": self.waits(),
+        }
+
+    def _actor_status(self, actor: Actor, now: float) -> dict[str, object]:
+        shown = {name: getattr(actor, name) for name in ("version", "timed_out", "stats", "engine", "engine_note")}
+        return shown | {"running": len(self.store.held_by(actor.name)), "silent_seconds": now - actor.seen}
+
+    def waits(self) -> list[str]:
+        """Who waits for whom, in words."""
+        notes = [f"{actor.name}: {actor.engine_note}" for actor in self.fleet if actor.engine_note]
+        if self.phase.finishing:
+            return [] if self.evaluation.finished else ["the end waits for the last evaluation"]
+        if self.phase.started_at is None:
+            to_come = self.peers.expected_actors - sum(actor.version >= 0 for actor in self.fleet)
+            who = ["the learner"] if self.learner.peer is None or self.weights.version < 0 else []
+            who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
+            return [f"the start waits for {' and '.join(who)}", *notes]
+        blocked, failures = self.outbox.blocked, self.failures
+        lines = [f"all processes wait for the journal's disk: {blocked}"] if blocked else []
+        if failures.count:
+            lines.append(f"{failures.count} groups failed in a row, the last: {failures.last}")
+        if self.learner.wanted:
+            missing, ready = self.store.of(*UNFINISHED), self.store.count(Stage.WAITING)
+            owners = ", ".join(sorted({entry.actor or "no actor" for entry in missing}))
+            running = f"{len(missing)} run on {owners}" if missing else "no group is running"
+            lines.append(f"learner waits for batch {self.learner.wanted.index}: {ready} groups are ready, {running}")
+        lines += notes
+        for actor in self.fleet:
+            if actor.refused >= MOST_REFUSED:
+                lines.append(f"{actor.name} gets no leases: {actor.refused} groups of it in a row were refused")
+            elif not self.store.held_by(actor.name) and actor.engine == "serving":
+                behind = actor.version < self.weights.version
+                lines.append(f"{actor.name} waits for {'weights' if behind else 'the learner (staleness bound)'}")
+        return lines
