@@ -25,7 +25,7 @@ from actors.subscriber import Subscriber
 from actors.worker import Heldout, Rollout, Worker
 from actors.workflows import for_tasks
 from areal_like import turns
-from areal_like.config.registry import bind, build, resolve, settled
+from areal_like.config.registry import bind, build, resolve, with_defaults
 from areal_like.config.run_config import select
 from areal_like.config.schema import Rewards
 from areal_like.interfaces import RewardFunction, Task
@@ -49,7 +49,7 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
     An engine with processes of its own keeps their files in `folder`."""
     state = None
     kind, spec = resolve("engine", config.engine.name), select(config, "engine")
-    if settled("learner", config.learner).get("router_replay"):
+    if with_defaults("learner", config.learner).get("router_replay"):
         spec["return_experts"] = True
     if not getattr(kind, "needs_model", False):
         engine = build("engine", spec)

@@ -5,21 +5,21 @@ The component itself would refuse them, too, but seconds later, when it is built
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from string import Template
 
 from areal_like.config import corrections
 from areal_like.config.defaults import optimizer_steps
-from areal_like.config.judge_knobs import refuse_odd_judge
 from areal_like.config.placement import AUTO, needs_of, place
 from areal_like.config.placement import KEY as PLACEMENT
-from areal_like.config.registry import ConfigError, as_spec, check_part, correction_of, knobs, marks, settled
+from areal_like.config.registry import ConfigError, as_spec, check_part, correction_of, knobs, marks, with_defaults
 from areal_like.config.schema import Config
 from areal_like.models.model_folder import ROUTED, read_config
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def refuse_odd_transport(config: Config) -> None:
+def validate_transport(config: Config) -> None:
     """A port, or the address of another interface, needs TCP. Raises ConfigError."""
     buffer, key = config.buffer, "buffer.transport"
     asked = [f"buffer.port={buffer.port}"] if buffer.port else []
@@ -28,7 +28,7 @@ def refuse_odd_transport(config: Config) -> None:
         raise ConfigError(f"{key}=ipc has no use for {' and '.join(asked)}: leave that out, or set {key}=tcp", key)
 
 
-def refuse_odd_launcher(config: Config) -> None:
+def validate_launcher(config: Config) -> None:
     """Check what can't work in one process, and what can't work between several. Raises ConfigError."""
     one_process = "ONE_PROCESS" in marks("launcher", config.launcher["name"])
     if config.buffer.transport == "inproc" and not one_process:
@@ -50,10 +50,10 @@ def refuse_odd_launcher(config: Config) -> None:
         )
 
 
-def refuse_odd_placement(config: Config) -> None:
+def validate_placement(config: Config) -> None:
     """Devices that the processes can't have, whatever the machine. Raises ConfigError."""
     for spelling in ("base-gpu-id", "base_gpu_id"):
-        if spelling in (settled("engine", config.engine).get("server") or {}):
+        if spelling in (with_defaults("engine", config.engine).get("server") or {}):
             key = f"engine.server.{spelling}"
             raise ConfigError(f"{key}: {PLACEMENT}.actors says which devices the servers get; leave it out", key)
     if config.actors.count is None:  # not known yet
@@ -65,7 +65,7 @@ def refuse_odd_placement(config: Config) -> None:
             f"{PLACEMENT}.share: launcher={name} gives each process devices of its own; share them with launcher=local",
             f"{PLACEMENT}.share",
         )
-    known = settled("engine", config.engine)
+    known = with_defaults("engine", config.engine)
     room = {str(key).replace("_", "-") for key in known.get("server") or {}} & {"mem-fraction-static"}
     if placed and placed.shared and "server" in known and not room:
         raise ConfigError(
@@ -75,9 +75,9 @@ def refuse_odd_placement(config: Config) -> None:
         )
 
 
-def refuse_odd_model(config: Config) -> None:
+def validate_model(config: Config) -> None:
     """Heads share the hidden size and turn pairs of numbers (RoPE); groups of them share keys. Raises ConfigError."""
-    known = settled("model", config.model)
+    known = with_defaults("model", config.model)
     hidden, heads, kv_heads = (
         known.get(knob) for knob in ("hidden_size", "num_attention_heads", "num_key_value_heads")
     )
@@ -92,12 +92,12 @@ def refuse_odd_model(config: Config) -> None:
         raise ConfigError(f"{key}={kv_heads}: {why}; the nearest is {nearest}", key)
 
 
-def refuse_odd_words(config: Config) -> None:
+def validate_words(config: Config) -> None:
     """A judge's address, texts and numbers, the marks of an agent's calls, and a sampler's bounds. Raises
     ConfigError."""
-    judge, sampler = settled("group_reward", config.group_reward), settled("sampler", config.sampler)
+    judge, sampler = with_defaults("group_reward", config.group_reward), with_defaults("sampler", config.sampler)
     if judge["name"] == "judge":
-        refuse_odd_judge(judge["compare"], judge["scale"], judge["template"])
+        _validate_judge(judge["compare"], judge["scale"], judge["template"])
         if not str(judge["base_url"]).startswith(("http://", "https://")):
             key = "group_reward.base_url"
             raise ConfigError(f"{key}={judge['base_url']}: want the address of a server, such as http://HOST/v1", key)
@@ -111,17 +111,33 @@ def refuse_odd_words(config: Config) -> None:
         raise ConfigError(f"{key}={list(marks_of_calls)}: want two texts, neither of them empty", key)
 
 
-def refuse_odd_training(config: Config) -> None:
+def _validate_judge(compare: str, scale: Sequence[float], template: str | None) -> None:
+    """Raises ConfigError. `template` None: the judge's own."""
+    if len(scale) != 2 or not scale[0] < scale[1]:
+        raise ConfigError(
+            f"group_reward.scale={list(scale)}: want two numbers, the lower one first", "group_reward.scale"
+        )
+    if template is None:
+        return
+    wanted, read = {"first", "second"} if compare == "pairs" else {"answer"}, Template(template)
+    if not read.is_valid() or not wanted <= set(read.get_identifiers()):
+        names = " and ".join(f"${each}" for each in sorted(wanted))
+        raise ConfigError(
+            f"group_reward.template must hold {names} (write $$ for a dollar sign)", "group_reward.template"
+        )
+
+
+def validate_training(config: Config) -> None:
     """Check what scheduler, loss, advantage and learner require of one another. Raises ConfigError."""
-    known = settled("learner", config.learner)
+    known = with_defaults("learner", config.learner)
     if known.get("lora") is not None:
         check_part("learner.lora", known["lora"])
-    _refuse_odd_teacher(config, known)
+    _validate_teacher(config, known)
     epochs = known.get("num_minibatch_epochs", 1)
     if epochs > 1 and "single_pass" in marks("loss", config.loss["name"]):
         key = "learner.num_minibatch_epochs"
         raise ConfigError(f"{key}: loss={config.loss['name']} diverges with more than 1, got {epochs}", key)
-    _refuse_odd_correction(config, stream=known.get("stream") is True)
+    _validate_correction(config, stream=known.get("stream") is True)
     if known.get("ranks", 1) > 1 and known.get("stream"):
         raise ConfigError("learner.ranks: learner.stream works with 1 rank only", "learner.ranks")
     if known.get("schedule", "constant") != "constant" and known.get("schedule_steps") is not None:
@@ -136,13 +152,13 @@ def refuse_odd_training(config: Config) -> None:
     if "needs_values" in marks("advantage", advantage) and known.get("critic_lr") == 0:
         key = "learner.critic_lr"
         raise ConfigError(f"advantage={advantage} needs a critic: set {key} above 0", key)
-    _refuse_odd_shaping(config, known)
+    _validate_shaping(config, known)
     _refuse_lone_samples(config, known)
 
 
 def _refuse_lone_samples(config: Config, learner: Mapping[str, object]) -> None:
     """Groups of one sample: some advantages learn nothing from them."""
-    advantage, sizing, key = config.advantage["name"], settled("sizing", config.sizing), "sizing.group_size"
+    advantage, sizing, key = config.advantage["name"], with_defaults("sizing", config.sizing), "sizing.group_size"
     learns_else = learner.get("teacher") is not None or "supervised" in marks("loss", config.loss["name"])
     if "teacher" not in learner or learns_else or sizing["name"] != "fixed":  # `learner=timed` learns nothing anyway
         return
@@ -154,9 +170,9 @@ def _refuse_lone_samples(config: Config, learner: Mapping[str, object]) -> None:
         )
 
 
-def _refuse_odd_correction(config: Config, stream: bool) -> None:
+def _validate_correction(config: Config, stream: bool) -> None:
     """Corrections whose knobs contradict one another, the loss, or streaming."""
-    loss = settled("loss", config.loss)
+    loss = with_defaults("loss", config.loss)
     found, own = marks("loss", loss["name"]), None
     if "wants_proximal" in found and loss.get("proximal", "recompute") is not None:
         own = "proximal_current"
@@ -166,7 +182,7 @@ def _refuse_odd_correction(config: Config, stream: bool) -> None:
     if "supervised" in found and spec["name"] != corrections.NONE:
         raise ConfigError(f"{path}: demonstrations were sampled by no policy: leave it out", path)
     while spec["name"] != corrections.NONE:
-        chosen = settled("correction", spec)
+        chosen = with_defaults("correction", spec)
         if "weight" not in chosen:  # one of the user's own
             return
         problem = corrections.problem_of(chosen) or corrections.problem_with_loss(chosen, own)
@@ -178,7 +194,7 @@ def _refuse_odd_correction(config: Config, stream: bool) -> None:
         path, spec = f"{path}.correction", as_spec(chosen["correction"])
 
 
-def _refuse_odd_teacher(config: Config, learner: Mapping[str, object]) -> None:
+def _validate_teacher(config: Config, learner: Mapping[str, object]) -> None:
     """A teacher that is missing, or that nobody asks."""
     key, wanted = "learner.teacher", "needs_teacher" in marks("advantage", config.advantage["name"])
     teacher = learner.get("teacher")
@@ -198,9 +214,9 @@ def _refuse_odd_teacher(config: Config, learner: Mapping[str, object]) -> None:
         raise ConfigError(f"{key} has nothing to do: set advantage=distill, or {key}.top above 0", key)
 
 
-def _refuse_odd_shaping(config: Config, learner: Mapping[str, object]) -> None:
+def _validate_shaping(config: Config, learner: Mapping[str, object]) -> None:
     """Knobs that would do nothing, for lack of another."""
-    advantage = settled("advantage", config.advantage)
+    advantage = with_defaults("advantage", config.advantage)
     key, problem = "", ""
     if learner.get("critic_clip") is not None and learner.get("critic_lr") == 0:
         key, problem = "learner.critic_clip", "there is no critic whose values it could clip: set learner.critic_lr"
@@ -214,9 +230,9 @@ def _refuse_odd_shaping(config: Config, learner: Mapping[str, object]) -> None:
         raise ConfigError(f"{key}: {problem}", key)
 
 
-def refuse_odd_replay(config: Config) -> None:
+def validate_replay(config: Config) -> None:
     """Router replay needs a model that has experts, and an engine that returns them. Raises ConfigError."""
-    known, key = settled("learner", config.learner), "learner.router_replay"
+    known, key = with_defaults("learner", config.learner), "learner.router_replay"
     if config.engine.get("return_experts"):
         problem = f"{key} says whether experts come back: leave this out"
         raise ConfigError(f"engine.return_experts: {problem}", "engine.return_experts")
@@ -227,14 +243,14 @@ def refuse_odd_replay(config: Config) -> None:
     name = config.engine["name"]
     if "return_experts" not in knobs("engine", name):
         raise ConfigError(f"{key}: engine={name} does not return the experts that its model chooses: leave it out", key)
-    path = settled("model", config.model).get("path")
+    path = with_defaults("model", config.model).get("path")
     kind = read_config(path)["model_type"] if isinstance(path, str) else config.model["name"]
     if kind not in ROUTED and (isinstance(path, str) or kind == "qwen2"):
         kinds = ", ".join(sorted(ROUTED))
         raise ConfigError(f"{key}: a model of {kind} has no experts that can be replayed (those of {kinds} have)", key)
 
 
-def refuse_odd_mismatch(config: Config) -> None:
+def validate_mismatch(config: Config) -> None:
     """Only noise can stay. Raises ConfigError."""
     engine = config.engine
     if engine.get("mismatch_stays") and not isinstance(engine.get("inject_mismatch"), int | float):

@@ -32,7 +32,7 @@ Problem = tuple[str, str]
 """A knob and what is wrong with it."""
 
 
-def meant(loss: str, given: object) -> dict[str, object]:
+def resolve_correction(loss: str, given: object) -> dict[str, object]:
     """The correction of a loss of this name, as a spec; `given` is what the config says: a name, knobs, both, or None.
     Raises TypeError for another kind of thing."""
     if given is None:

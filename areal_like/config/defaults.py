@@ -38,7 +38,7 @@ import math
 from collections.abc import Mapping
 
 from areal_like.config.placement import actors_on
-from areal_like.config.registry import marks, settled
+from areal_like.config.registry import marks, with_defaults
 from areal_like.config.schema import Config
 from areal_like.config.supervision import is_supervised
 from areal_like.models.model_folder import weight_bytes
@@ -64,7 +64,7 @@ LEARNING = ("lr", "warmup_steps", "schedule_steps")
 
 def learning_defaults(config: Config) -> dict[str, object]:
     """Dotted key → value, for knobs that the learner has and that are not set."""
-    known = settled("learner", config.learner)
+    known = with_defaults("learner", config.learner)
     pretrained, lora = is_pretrained(config), known.get("lora") is not None
     warmup = WARMUP_STEPS if pretrained else 0
     filled: dict[str, object] = {
@@ -86,7 +86,7 @@ LARGE_PARAMETERS = 20_000_000
 
 def is_large(config: Config) -> bool:
     """By the size of its files (two bytes per parameter), or by its knobs."""
-    known = settled("model", config.model)
+    known = with_defaults("model", config.model)
     if isinstance(path := known.get("path"), str):
         return weight_bytes(path) >= 2 * LARGE_PARAMETERS
     match [known.get(knob) for knob in ("num_hidden_layers", "hidden_size", "intermediate_size")]:
@@ -98,7 +98,7 @@ def is_large(config: Config) -> bool:
 def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = False) -> dict[str, object]:
     """Dotted key → value, for knobs that exist and are not set, on a machine with `cores` cores. `bfloat16`: the cores
     multiply in it faster than in float32. `gpu`: there is a GPU, on which an engine computes unless told otherwise."""
-    known = {kind: settled(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")}
+    known = {kind: with_defaults(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")}
     if known["engine"].get("device") == "auto":
         known["engine"]["device"] = "cuda" if gpu else "cpu"
     launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
@@ -134,8 +134,8 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
 
 def _slots(config: Config, threads: int, actors: int) -> int:
     """Sequences that an actor decodes at once."""
-    size = int(settled("sizing", config.sizing).get("group_size", 1))
-    versions: float = 1 + settled("scheduler", config.scheduler).get("max_staleness", 0)  # may be infinite
+    size = int(with_defaults("sizing", config.sizing).get("group_size", 1))
+    versions: float = 1 + with_defaults("scheduler", config.scheduler).get("max_staleness", 0)  # may be infinite
     allowed = config.groups_per_batch * size * versions / actors
     return max(SLOTS, math.ceil(min(SLOTS * threads, allowed)))
 
@@ -167,7 +167,7 @@ def optimizer_steps(known: Mapping[str, int]) -> int:
 
 def describe_learning(config: Config) -> str:
     """A line for people: the learning rate and its schedule. Empty for learners without a rate."""
-    known = settled("learner", config.learner)
+    known = with_defaults("learner", config.learner)
     if known.get("lr") is None:
         return ""
     of = "a pretrained model" if is_pretrained(config) else "random initial weights"
@@ -181,7 +181,7 @@ def describe_learning(config: Config) -> str:
 
 def ruinous_rate(config: Config) -> str:
     """A warning if the rate is likely to ruin a pretrained model; otherwise empty."""
-    known = settled("learner", config.learner)
+    known = with_defaults("learner", config.learner)
     lora = known.get("lora") is not None
     if not is_pretrained(config) or (known.get("lr") or 0.0) <= (RUINOUS_LORA_LR if lora else RUINOUS_LR):
         return ""
@@ -193,7 +193,7 @@ def ruinous_rate(config: Config) -> str:
 
 def spent_schedule(config: Config) -> str:
     """A warning if the schedule ends before the run, whose later steps then train nothing; otherwise empty."""
-    known, steps = settled("learner", config.learner), config.run.steps
+    known, steps = with_defaults("learner", config.learner), config.run.steps
     end = known.get("schedule_steps")
     if known.get("schedule", "constant") == "constant" or end is None or end >= steps:
         return ""

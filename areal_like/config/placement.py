@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from areal_like.config.registry import ConfigError, settled
+from areal_like.config.registry import ConfigError, with_defaults
 from areal_like.config.schema import Config
 from areal_like.config.supervision import is_supervised
 
@@ -84,7 +84,7 @@ class Placement:
 def needs_of(config: Config, gpu: bool = False) -> Needs:
     """From the knobs `device`, `ranks`, `replicas`, `tp_size` and `url` of learner and engine. An engine with
     `device: auto` computes on a device where there is one (`gpu`), or where the placement names devices for actors."""
-    learner, engine = settled("learner", config.learner), settled("engine", config.engine)
+    learner, engine = with_defaults("learner", config.learner), with_defaults("engine", config.engine)
     on_device = learner["device"] == "cuda" if "device" in learner else None
     actors = 0 if config.replay or is_supervised(config) else int(config.actors.count or 1)
     per_actor = _per_actor(engine, gpu or bool(_named(config.placement)))

@@ -236,7 +236,7 @@ def correction_of(spec: Mapping[str, object]) -> dict[str, object]:
     """The spec of a loss's correction: what the loss's spec says, or what losses of its name usually have. Raises
     ConfigError."""
     try:
-        return corrections.meant(str(spec["name"]), _plain(spec).get("correction"))
+        return corrections.resolve_correction(str(spec["name"]), _plain(spec).get("correction"))
     except TypeError as error:
         raise ConfigError(f"loss.correction: {error}", "loss.correction") from None
 
@@ -261,13 +261,13 @@ def check(kind: str, spec: Mapping[str, object]) -> None:
         raise ConfigError(f"{kind}.name: {name!r} is not the name of a component: {_list(COMPONENTS[kind])}", kind)
     if kind == "loss" and "correction" in plain:
         plain["correction"] = correction_of({"name": name, **plain})
-    _hold_against(_signature_of(kind, name), kind, name, plain)
+    _validate_knobs(_signature_of(kind, name), kind, name, plain)
 
 
 def check_part(path: str, values: Mapping[str, object]) -> None:
     """Check the knobs at a path of `PARTS` against those of their class. Raises ConfigError."""
     module, _, attribute = PARTS[path].partition(":")
-    _hold_against(signature(module, attribute), path, path.rpartition(".")[2], values)
+    _validate_knobs(signature(module, attribute), path, path.rpartition(".")[2], values)
 
 
 def marks(kind: str, name: str) -> frozenset[str]:
@@ -284,7 +284,7 @@ def check_function(key: str, path: str) -> bool:
         raise ConfigError(f"{key}={path}: {error}; name a function as module:name", key) from None
 
 
-def _hold_against(found: Signature, prefix: str, name: str, values: Mapping[str, object]) -> None:
+def _validate_knobs(found: Signature, prefix: str, name: str, values: Mapping[str, object]) -> None:
     for knob, value in values.items():
         path = f"{prefix}.{knob}"
         if knob not in found.knobs:
@@ -339,7 +339,7 @@ def target(kind: str, name: str) -> str:
     return ":".join(_target(kind, name))
 
 
-def settled(kind: str, spec: Mapping[str, object]) -> dict[str, Any]:
+def with_defaults(kind: str, spec: Mapping[str, object]) -> dict[str, Any]:
     """A spec, completed by its component's defaults."""
     plain = _plain(spec)
     return knobs(kind, plain["name"]) | plain

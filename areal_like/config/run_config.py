@@ -25,22 +25,22 @@ from omegaconf.errors import OmegaConfBaseException
 from areal_like.config.ages import KEY as AGES
 from areal_like.config.ages import shares_of
 from areal_like.config.conflicts import (
-    refuse_odd_launcher,
-    refuse_odd_mismatch,
-    refuse_odd_model,
-    refuse_odd_placement,
-    refuse_odd_replay,
-    refuse_odd_training,
-    refuse_odd_transport,
-    refuse_odd_words,
+    validate_launcher,
+    validate_mismatch,
+    validate_model,
+    validate_placement,
+    validate_replay,
+    validate_training,
+    validate_transport,
+    validate_words,
 )
 from areal_like.config.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.config.eval_sets import check_sets
 from areal_like.config.layers import Layers, Tree, Value, read, shown
 from areal_like.config.ranges import RANGES, range_of
-from areal_like.config.registry import COMPONENTS, ConfigError, check, key_hint, knobs, marks, settled
+from areal_like.config.registry import COMPONENTS, ConfigError, check, key_hint, knobs, marks, with_defaults
 from areal_like.config.schema import SECTIONS, Config
-from areal_like.config.supervision import refuse_odd_supervision
+from areal_like.config.supervision import validate_supervision
 from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.places import CONFIGS
 
@@ -121,7 +121,7 @@ def with_every_knob(config: Config) -> Config:
     as its source text."""
     tree = _plain(config)
     for kind in COMPONENTS.keys() & tree.keys():
-        tree[kind] = {"name": None} | settled(kind, getattr(config, kind))
+        tree[kind] = {"name": None} | with_defaults(kind, getattr(config, kind))
     return cast(Config, OmegaConf.create(tree))
 
 
@@ -191,15 +191,15 @@ def _consistent(config: Config) -> Config:
     if config.weights.block_bytes % 4096:
         raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
     _refuse_other_ages(config)
-    refuse_odd_transport(config)
-    refuse_odd_launcher(config)
-    refuse_odd_placement(config)
-    refuse_odd_model(config)
-    refuse_odd_training(config)
-    refuse_odd_replay(config)
-    refuse_odd_mismatch(config)
-    refuse_odd_supervision(config)
-    refuse_odd_words(config)
+    validate_transport(config)
+    validate_launcher(config)
+    validate_placement(config)
+    validate_model(config)
+    validate_training(config)
+    validate_replay(config)
+    validate_mismatch(config)
+    validate_supervision(config)
+    validate_words(config)
     return config
 
 

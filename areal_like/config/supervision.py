@@ -3,7 +3,7 @@ actors. The mark `learners.losses.contract.supervised` says so. Imports no torch
 
 from __future__ import annotations
 
-from areal_like.config.registry import ConfigError, marks, settled
+from areal_like.config.registry import ConfigError, marks, with_defaults
 from areal_like.config.schema import Config
 
 OF_ROLLOUTS = ("stream", "critic_lr", "kl_reward", "router_replay", "teacher")
@@ -14,11 +14,11 @@ def is_supervised(config: Config) -> bool:
     return "supervised" in marks("loss", config.loss["name"])
 
 
-def refuse_odd_supervision(config: Config) -> None:
+def validate_supervision(config: Config) -> None:
     """Settings that need rollouts. Raises ConfigError."""
     if not is_supervised(config):
         return
-    learner, loss = settled("learner", config.learner), config.loss["name"]
+    learner, loss = with_defaults("learner", config.learner), config.loss["name"]
     asked = {
         "run.target_reward": config.run.target_reward is not None,
         "replay": bool(config.replay),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from areal_like.config.registry import ConfigError, settled
+from areal_like.config.registry import ConfigError, with_defaults
 
 WITHOUT_TOOLS = ("single_turn", "best_of_n")
 """Workflows without tools."""
@@ -49,7 +49,7 @@ def marks_of(workflow: Mapping[str, Any]) -> Marks | None:
     known = dict(workflow)
     for kind, spec in (("workflow", workflow), ("environment", workflow.get("environment"))):
         try:
-            known |= settled(kind, spec) if spec else {}
+            known |= with_defaults(kind, spec) if spec else {}
         except (ConfigError, ValueError):  # the user's own component, not found here
             known |= dict(spec or {})
     marks = Marks()

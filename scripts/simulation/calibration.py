@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from actors.engines.step_costs import COSTS
-from areal_like.config.registry import settled
+from areal_like.config.registry import with_defaults
 from areal_like.config.run_config import Config, ConfigError, load_resolved, ranks_of
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG
@@ -78,7 +78,7 @@ def fit(products: np.ndarray) -> tuple[list[float], float]:
 def _engine(config: Config, rows: Sequence[dict[str, Any]], counted: Sequence[dict[str, Any]]) -> tuple[Engine, float]:
     (base, per_sequence, per_token), error = fit(np.sum([each["steps"] for each in counted], axis=0))
     tokens, seconds = np.sum([each["prefill"] for each in counted], axis=0).tolist()
-    knobs = settled("engine", config.engine)
+    knobs = with_defaults("engine", config.engine)
     pause = _mean(rows, "rollout/update_pause_seconds")
     prefill, recompute = seconds / max(1.0, tokens), knobs["kv_policy"] == "recompute"
     return Engine(base, per_sequence, per_token, prefill, pause, recompute, knobs["slots"] or 64), error

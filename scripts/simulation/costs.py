@@ -13,7 +13,7 @@ import numpy as np
 
 from actors.engines.decode_clock import DecodeCost
 from actors.engines.lengths import AnswerLengths
-from areal_like.config.registry import settled
+from areal_like.config.registry import with_defaults
 from areal_like.config.run_config import Config, ConfigError, ranks_of
 from areal_like.config.supervision import is_supervised
 
@@ -157,7 +157,7 @@ def of_timed(config: Config) -> Costs:
             f"--costs: got none with engine={config.engine.name} and learner={config.learner.name}, expected a file, "
             "a run to fit them to (--costs-from RUN), or engine=timed learner=timed"
         )
-    engine, learner = settled("engine", config.engine), settled("learner", config.learner)
+    engine, learner = with_defaults("engine", config.engine), with_defaults("learner", config.learner)
     shared = {name: engine[name] for name in Engine.__struct_fields__ if name in engine}
     return Costs(
         Engine(**shared, recompute=engine["kv_policy"] == "recompute"),
@@ -181,7 +181,7 @@ def read(path: Path) -> Costs:
 
 def as_configured(config: Config, costs: Costs) -> Costs:
     """Costs with the config's knobs of the engine, and a learner of its `learner.ranks` GPUs."""
-    knobs = settled("engine", config.engine)
+    knobs = with_defaults("engine", config.engine)
     named = {"slots": config.engine.get("slots") or costs.engine.slots}
     if "interruptible" in knobs:
         named["interruptible"] = knobs["interruptible"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.config.registry import settled
+from areal_like.config.registry import with_defaults
 from areal_like.config.run_config import Config
 from areal_like.run.stopping import reason_to_stop
 from areal_like.wire import messages
@@ -35,7 +35,7 @@ class SimulatedLearner:
         self.timeline = router.timeline
         self._encode, self._before_report = costs.weights.encode, before_report
         self._interval = config.weight_sync_interval
-        self._streams = bool(settled("learner", config.learner).get("stream", False))
+        self._streams = bool(with_defaults("learner", config.learner).get("stream", False))
         self.steps = self.samples = self.tokens = 0
         self.waited = self.elapsed = self.slowest = 0.0
         self.ages, self.lags = Counter[int](), Counter[int]()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from areal_like.config import run_config as configs
-from areal_like.config.registry import COMPONENTS, build, knobs, settled
+from areal_like.config.registry import COMPONENTS, build, knobs, with_defaults
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG, LOCK, NEXT, SUMMARY, progress_of
@@ -110,7 +110,7 @@ def changes(config: Config, folder: Path) -> list[str]:
 def _value(config: Config, key: str) -> Any:
     """The value of a key. A component's spec is filled up with its default knobs, which a config may leave out."""
     value = configs.select(config, key)
-    return settled(key, value) if key in COMPONENTS else value
+    return with_defaults(key, value) if key in COMPONENTS else value
 
 
 def _check_learner(earlier: Config, config: Config, folder: Path) -> None:

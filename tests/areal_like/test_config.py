@@ -445,14 +445,6 @@ def test_losses_load_with_their_usual_correction(name: str) -> None:
     assert load(["quickstart", f"loss.name={name}"]).loss["name"] == name
 
 
-def test_what_the_config_before_had_is_missing_all_the_same() -> None:
-    whole = OmegaConf.to_container(config.load(["quickstart"]))
-    config.from_tree(whole)
-    changed = whole | {"run": {key: value for key, value in whole["run"].items() if key != "seed"}}
-    with pytest.raises(config.ConfigError, match=r"run\.seed has no value"):
-        config.from_tree(changed)
-
-
 @pytest.mark.parametrize("key", ["parking", "run.parking", "task", "sampling.temperature", "buffer"])
 def test_a_run_of_another_format_is_refused(tmp_path: Path, key: str) -> None:
     tree, path = yaml.safe_load(config.to_yaml(load(["quickstart"]))), tmp_path / "config.yaml"
