@@ -26,7 +26,7 @@ import numpy as np
 from actors.reward_pool import RewardError, RewardPool
 from areal_like.config.registry import build, resolve, target
 from areal_like.types import Prompt, Sample
-from areal_like.wire.columns import LARGEST_REWARD
+from areal_like.wire.groups import LARGEST_REWARD
 
 KIND = "group_reward"
 

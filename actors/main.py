@@ -181,7 +181,7 @@ async def serve(role: Role) -> None:
     subscriber = Subscriber(
         engine,
         role.name,
-        lambda *held: client.say(Applied(*held)),
+        lambda *held: client.send(Applied(*held)),
         state=state,
         sweep_every=config.weights.sweep_every,
         link_timeout=link_timeout,

@@ -16,7 +16,7 @@ import xxhash
 from actors.reward_pool import RewardError, RewardPool, RewardTimeout
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
-from areal_like.wire.columns import LARGEST_REWARD
+from areal_like.wire.groups import LARGEST_REWARD
 
 
 def reward_function(task: Task, pool: RewardPool, *, timeout: float = math.inf) -> RewardFunction:

@@ -73,7 +73,7 @@ class Session:
         self.welcomed, self._said_at = False, time.monotonic()
         self.worker.hello_again()
         if self.worker.engine.version >= 0:
-            self.client.say(messages.Applied(self.worker.engine.version, self.worker.engine.digest))
+            self.client.send(messages.Applied(self.worker.engine.version, self.worker.engine.digest))
 
     def _on_refused(self, reason: str) -> None:
         """Raises WrongKeysError where this actor's key is not one of actors."""

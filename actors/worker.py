@@ -29,7 +29,7 @@ from areal_like.sampling import stream_key
 from areal_like.types import CarriedSamples, Group, Lease, Limits, PartialSample, Prompt, Sample
 from areal_like.wire import messages
 from areal_like.wire.client import ActorClient
-from areal_like.wire.columns import LARGEST_REWARD
+from areal_like.wire.groups import LARGEST_REWARD
 from areal_like.wire.partials import encode_partial
 
 log = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class Worker:
 
     def _send_credit(self) -> None:
         self._credit_is_due, self._told_ended = False, self._ended
-        self.client.say(messages.Credit(self._ended))
+        self.client.send(messages.Credit(self._ended))
 
     def tell_of_free_slots(self) -> None:
         """Report ended samples that the buffer does not know about: it counts running samples, too."""

@@ -39,8 +39,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from areal_like.wire.columns import FINISHES, RUN
-from areal_like.wire.groups import Head
+from areal_like.wire.groups import FINISHES, RUN, Head
 from areal_like.wire.messages import PartialHead
 from areal_like.wire.partials import CALL, samples_of, versions_of
 from buffer import events

@@ -13,12 +13,11 @@ usual.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist, fmean
 
 import numpy as np
-
-from areal_like.normal_scores import line, scores
 
 MOST = 20.0
 """The largest weight before they are normalised."""
@@ -76,3 +75,17 @@ def _at_most(most: int, others: int, chance: np.ndarray) -> np.ndarray:
         (math.comb(others, k) * chance**k * (1.0 - chance) ** (others - k) for k in range(most + 1)),
         start=np.zeros(chance.shape),
     )
+
+
+@lru_cache(256)
+def scores(started: int) -> tuple[float, ...]:
+    """Where the ordered values of so many standard normals lie on average (Blom 1958)."""
+    return tuple(NormalDist().inv_cdf((place - 0.375) / (started + 0.25)) for place in range(1, started + 1))
+
+
+def line(logs: Sequence[float], started: int) -> tuple[float, float]:
+    """(mean, standard deviation) of `started` normal values. Only the least are known: at least 2, ascending."""
+    x = scores(started)[: len(logs)]
+    middle, mean = fmean(x), fmean(logs)
+    slope = sum((a - middle) * (b - mean) for a, b in zip(x, logs, strict=True)) / sum((a - middle) ** 2 for a in x)
+    return mean - slope * middle, slope

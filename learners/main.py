@@ -28,9 +28,8 @@ from areal_like.interfaces import Task, Trainer
 from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsLog
 from areal_like.run.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
-from areal_like.run.run_folder import SUMMARY, note_step, progress_of
+from areal_like.run.run_folder import SUMMARY, note_step, progress_of, reason_to_stop
 from areal_like.run.spans import Spans
-from areal_like.run.stopping import reason_to_stop
 from areal_like.types import Batch
 from areal_like.wire.client import LearnerClient, Stopped
 from areal_like.wire.messages import Manifest

@@ -28,9 +28,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from areal_like.weights.codec import Encoder, Lanes
-from areal_like.weights.compiled import kernels_for
 from areal_like.weights.delta import DeltaHead, write
-from areal_like.weights.digest import text_of
+from areal_like.weights.digest import kernels_for, text_of
 from areal_like.weights.history import History
 from areal_like.weights.layout import Block, Layout
 from areal_like.weights.planes import CODINGS, Coded, pack

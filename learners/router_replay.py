@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from areal_like.models.causal_lm import routers_of, routing_of
 from areal_like.models.experts import Routing
-from areal_like.models.routers import routers_of, routing_of
 from learners.collectives import Ranks
 from learners.engine_experts import UNKNOWN
 

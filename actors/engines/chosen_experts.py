@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from actors.engines.prefill_plan import PositionSpan
 from actors.engines.slot_table import SlotRequest
-from areal_like.models.routers import routers_of, routing_of
+from areal_like.models.causal_lm import routers_of, routing_of
 
 
 class ChosenExperts:

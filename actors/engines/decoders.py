@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 
 from actors.engines.products import Product, product
 from actors.engines.slot_cache import ATTENTION, SlotCache
+from areal_like.models.causal_lm import routers_of
 from areal_like.models.model_folder import ROUTED
-from areal_like.models.routers import routers_of
 
 ONE_THREAD = 1 << 15
 """Numbers up to which torch computes a function of each in one thread (its grain size)."""

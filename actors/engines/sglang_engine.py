@@ -46,8 +46,7 @@ from actors.engines.sglang_replies import (
 from actors.engines.sglang_server import ServerGone, ServerRefused, SglangServer
 from actors.engines.sglang_weights import SharedCopy, stored_names
 from areal_like.interfaces import OnTokens
-from areal_like.models.causal_lm import state_of
-from areal_like.models.routers import routers_of, routing_of
+from areal_like.models.causal_lm import routers_of, routing_of, state_of
 from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
 

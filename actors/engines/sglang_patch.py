@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from areal_like.weights.changes import Changes, Where
 from areal_like.weights.state import BITS, State, TensorSpec
+from areal_like.weights.update import Changes, Where
 
 NAME = "areal_like.patch"
 """Name of the one tensor that carries a patch."""

@@ -18,6 +18,7 @@ from typing import Annotated
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,9 +29,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from areal_like.weights.changes import Changes
+from areal_like.models.experts import Routing
+from areal_like.models.model_folder import ROUTED
 from areal_like.weights.state import ALIGN, State, TensorSpec
 from areal_like.weights.transfer import Inbound, Outbound
+from areal_like.weights.update import Changes
 
 _BITS_AS_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}
 """Width in bytes → a type that NumPy and torch share."""
@@ -268,3 +271,24 @@ def publishable(model: PreTrainedModel, dtype: str = "bfloat16") -> State:
     state = state_of(model, dtype)
     write_state(state, dict(model.named_parameters()))
     return state
+
+
+def routers_of(model: PreTrainedModel) -> list[tuple[int, nn.Module, nn.Module]]:
+    """(number of the decoder layer, layer, its router) of each layer that has experts, in order. A router maps hidden
+    states [N, H] to (logits [N, experts], weights [N, k], experts [N, k]). Raises ValueError for a model without, or of
+    another family."""
+    kind = model.config.model_type
+    layers = list(model.get_decoder().layers) if kind in ROUTED else []
+    found = [(i, layer, layer.mlp.gate) for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")]
+    if not found:
+        raise ValueError(
+            f"learner.router_replay needs a mixture-of-experts model of the kinds {', '.join(sorted(ROUTED))}, and "
+            f"this one is of {kind}: leave it out"
+        )
+    return found
+
+
+def routing_of(model: PreTrainedModel) -> Routing:
+    """Raises as `routers_of`."""
+    routers = [router for _, _, router in routers_of(model)]
+    return Routing(len(routers), int(routers[0].top_k), int(routers[0].num_experts))  # type: ignore[arg-type]

@@ -3,7 +3,7 @@ learner (rollout routing replay, R3, arXiv 2510.11370).
 
 An engine notes which experts each router chose at each input position: uint8 or uint16 [N, layers, k], k experts per
 token in each of the layers that have experts. A token is predicted at the position before it, so T tokens have T − 1
-such positions. On the wire they are the last column of a payload (`areal_like.wire.columns`).
+such positions. On the wire they are the last column of a payload (`areal_like.wire.groups`).
 """
 
 from __future__ import annotations

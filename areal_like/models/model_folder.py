@@ -14,7 +14,7 @@ KEY = "model.path"
 MAX_HEADER_BYTES = 100_000_000
 """Of a safetensors file, as the library has it."""
 ROUTED = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
-"""`model_type` of the models whose experts can be replayed (`areal_like.models.routers`)."""
+"""`model_type` of the models whose experts can be replayed (`areal_like.models.causal_lm`)."""
 _LFS = b"version https://git-lfs"
 _OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 

@@ -13,9 +13,11 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from areal_like.config.registry import ConfigError
+from areal_like.config.schema import Run
 from areal_like.run.metrics import Row
 
 NEXT = "next"
@@ -132,3 +134,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def reason_to_stop(run: Run, steps: int, seconds: float, evaluations: Sequence[Mapping[str, float]]) -> str:
+    """Why a run ends after `steps` train steps and `seconds`, in words; "" while it continues."""
+    if steps >= run.steps:
+        return f"{run.steps} steps are done"
+    if run.max_seconds is not None and seconds >= run.max_seconds:
+        return f"{run.max_seconds} seconds have passed"
+    if run.target_reward is None or not evaluations:
+        return ""
+    reached = evaluations[-1]["reward"] >= run.target_reward
+    return f"the held-out reward has reached {run.target_reward}" if reached else ""

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.weights import plain
-from areal_like.weights.compiled import kernels_for
-from areal_like.weights.digest import lanes_of
+from areal_like.weights.digest import kernels_for, lanes_of
 from areal_like.weights.layout import Block, Layout, Segment
 from areal_like.weights.planes import DENSE, GAPS, MASK, SKIP, Coded, mask_words, parts_of
 

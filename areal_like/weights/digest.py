@@ -14,10 +14,13 @@ NumPy is the reference; large states use the compiled twin, which gives the same
 
 from __future__ import annotations
 
+import functools
+import importlib
+import logging
+from types import ModuleType
+
 import numpy as np
 from numpy.typing import NDArray
-
-from areal_like.weights.compiled import kernels_for
 
 K, A, B = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 LOW = np.uint64(0xFFFFFFFF)
@@ -58,3 +61,25 @@ def mixed(words: NDArray[np.uint64], positions: NDArray[np.uint64] | int) -> NDA
     x *= B
     x ^= x >> np.uint64(31)
     return x
+
+
+# ---- compiled kernels: loading numba takes half a second, so small weights do without
+
+
+log = logging.getLogger(__name__)
+COMPILED_FROM = 1 << 20
+"""Bytes of weights from which compiled kernels are used."""
+
+
+def kernels_for(nbytes: int) -> ModuleType | None:
+    """`areal_like.weights.kernels` if it pays for this number of bytes; None: use NumPy."""
+    return _kernels() if nbytes >= COMPILED_FROM else None
+
+
+@functools.cache
+def _kernels() -> ModuleType | None:
+    try:
+        return importlib.import_module("areal_like.weights.kernels")
+    except ImportError as error:
+        log.warning("weights are compared by NumPy, which is slow for large models: numba can't be used (%s)", error)
+        return None

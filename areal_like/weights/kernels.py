@@ -8,7 +8,7 @@ are called with arrays that `areal_like.weights.delta` has validated.
 Why it is fast: it compares 64 elements at once (it loads two vectors, and differences become the bits of one word). It
 collects the positions of changes per tile that fits the nearest cache, so the loops over changes have no unpredictable
 branch. It prefetches data, because hardware does not look beyond a page of 4 KB. Imported by
-`areal_like.weights.compiled` only.
+`areal_like.weights.digest` only.
 """
 
 from __future__ import annotations

@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 
-from areal_like.weights.changes import Changes
+import numpy as np
+
+from areal_like.weights import plain
+from areal_like.weights.delta import Delta
+from areal_like.weights.layout import Layout
+from areal_like.weights.planes import DENSE, GAPS, parts_of
 from areal_like.weights.state import State
+
+SINGLY_BELOW = 1 / 32
+"""Up to this share of changed elements they are written one by one: 10 ns each, against 0.25 ns in a row."""
+
+Where = slice | np.ndarray
+"""Elements of a tensor, flat: a stretch, or places int64."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """Since the weights with the digest `since`: for each tensor that has changed (by its place in the table) where."""
+
+    since: str
+    tensors: dict[int, list[Where]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, delta: Delta, layout: Layout) -> None:
+        """Add what a delta changes."""
+        for block, coded in zip(layout.blocks, delta.blocks, strict=True):
+            rows = list(zip(block.segments, coded.codings.tolist(), coded.changes.tolist(), strict=True))
+            for segment, coding, parts in parts_of(rows, coded):
+                pieces = layout.pieces(segment)
+                single = coding == GAPS and parts[-2].size <= segment.count * SINGLY_BELOW
+                if coding == DENSE or not single:
+                    for tensor, start, stop in pieces:
+                        self.tensors[tensor].append(slice(start, stop))
+                    continue
+                (tensor, start, _), *_ = pieces
+                self.tensors[tensor].append(plain.decode_gaps(*parts[:2]) + start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class ActorClient:
         self._unacknowledged: dict[int, _Pushed] = {}
         self.relay: messages.Relay | None = None
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message that needs nothing else. The buffer forgets it when the actor says hello again."""
         self.dealer.send(message)
 
@@ -182,28 +182,28 @@ class LearnerClient:
         self._taken = 0
         self._order = threading.Lock()
         self._index, self.redo = -1, 0
-        self._said: dict[type[Message], Message] = {}  # the newest of each, in order, to say them again
+        self._last_sent: dict[type[Message], Message] = {}  # the newest of each, in order, to send them again
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; after a reconnect the newest of each kind is sent again. Any thread may call this."""
         with self._order:
-            self._said.pop(type(message), None)
-            self._said[type(message)] = message
+            self._last_sent.pop(type(message), None)
+            self._last_sent[type(message)] = message
             self.dealer.send(message)
 
     def hello(self, vocab_size: int | None = None, routing: Routing | None = None) -> None:
         """Introduce the learner and, if known, its model's vocabulary size and, if it replays experts, what its routers
         choose: the buffer refuses groups with other tokens or experts."""
-        self.say(messages.Hello("learner", self.name, os.getpid(), 0))
+        self.send(messages.Hello("learner", self.name, os.getpid(), 0))
         if vocab_size is not None:
-            self.say(messages.Model(vocab_size, routing))
+            self.send(messages.Model(vocab_size, routing))
 
     def published(self, manifest: messages.Manifest) -> None:
         """Announce a version."""
-        self.say(messages.Published(manifest))
+        self.send(messages.Published(manifest))
 
     def trained(self, index: int) -> None:
-        self.say(messages.Trained(index))
+        self.send(messages.Trained(index))
 
     def checkpointed(self, step: int) -> None:
         """All batches before `step` are in a checkpoint: the buffer need not serve them again."""
@@ -212,18 +212,18 @@ class LearnerClient:
     def want(self, index: int, version: int) -> None:
         """Ask for a batch; it comes when it is complete."""
         self._taken, self._index = 0, index
-        self.say(messages.Want(index, version))
+        self.send(messages.Want(index, version))
 
     def want_share(self, index: int, rank: int) -> None:
         """Ask for the share of a rank other than 0; it comes when the learner is served that batch."""
         self._index = index
-        self.say(messages.WantShare(index, rank))
+        self.send(messages.WantShare(index, rank))
 
     def stream(self, take: Callable[[Batch], None]) -> None:
         """From now on, while `batch` waits, call `take` with groups of the batch as they finish: each time a `Batch`
         with the next groups in batch order. The whole batch contains them again."""
         self._take = take
-        self.say(messages.Stream())
+        self.send(messages.Stream())
 
     def pause(self) -> None:
         """Make `batch` raise Stopped instead of waiting longer. For signal handlers."""
@@ -242,11 +242,11 @@ class LearnerClient:
 
     def set_aside(self, index: int, reason: str) -> None:
         """Report that this batch cannot be trained. Returns when the buffer has set it aside; ask for it again then."""
-        self._said.pop(messages.Want, None)
-        self.say(messages.Untrainable(index, reason[: messages.MAX_TEXT]))
+        self._last_sent.pop(messages.Want, None)
+        self.send(messages.Untrainable(index, reason[: messages.MAX_TEXT]))
         answer, _ = self._wait_for(messages.SetAside, "its answer", lambda answer: answer.index == index)
         self.redo = answer.redo
-        self._said.pop(messages.Untrainable, None)
+        self._last_sent.pop(messages.Untrainable, None)
 
     def _take_part(self, part: messages.Part, payloads: Payloads) -> None:
         """Ignore a part that does not continue the earlier ones: the batch will have its groups."""
@@ -273,8 +273,8 @@ class LearnerClient:
 
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
         """End the run after `steps` trained batches: the last evaluation is made; returns the buffer's final report."""
-        self._said.pop(messages.Want, None)
-        self.say(messages.EndRun(reason[: messages.MAX_TEXT], steps))
+        self._last_sent.pop(messages.Want, None)
+        self.send(messages.EndRun(reason[: messages.MAX_TEXT], steps))
         return self._wait_for(messages.Report, "the last evaluation", lambda report: True)[0].report
 
     def _wait_for(
@@ -288,7 +288,7 @@ class LearnerClient:
             now = time.monotonic()
             if self.dealer.link.reconnected():
                 log.warning("the connection to the buffer broke and is there again")
-                self._say_all()
+                self._resend_all()
             if received is None:
                 if now - told >= TELL_SECONDS:
                     told = now
@@ -296,23 +296,23 @@ class LearnerClient:
             elif isinstance(received.message, kind) and is_it(received.message):
                 return received.message, received.payloads
             else:
-                self._hear(received)
+                self._on_unexpected(received)
 
-    def _hear(self, received: Received) -> None:
-        """What comes while something else is waited for. Raises Stopped, BusError."""
+    def _on_unexpected(self, received: Received) -> None:
+        """Handle a message that `_wait_for` does not wait for. Raises Stopped, BusError."""
         message = received.message
-        if isinstance(message, messages.Part) and messages.Want in self._said:
+        if isinstance(message, messages.Part) and messages.Want in self._last_sent:
             self._take_part(message, received.payloads)
-        elif isinstance(message, messages.Stop) and messages.Want in self._said:
+        elif isinstance(message, messages.Stop) and messages.Want in self._last_sent:
             raise Stopped(drained=message.drain)
         elif isinstance(message, messages.Refused):
             if ONLY_THE_LEARNER not in message.reason:
                 raise BusError(f"the buffer refused a message: {message.reason}")
-            self._say_all()  # the first hello was lost
+            self._resend_all()  # the first hello was lost
 
-    def _say_all(self) -> None:
+    def _resend_all(self) -> None:
         with self._order:
-            for message in self._said.values():
+            for message in self._last_sent.values():
                 self.dealer.send(message)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 The header is `[SCHEMA, kind, message]`; `wire.messages` has the kinds, and a message that does not fit is refused
 with a `WireError` that names its field. Two processes whose messages differ have different schemas, by themselves. A
 payload is a frame of its own, so the buffer keeps and forwards the frame as it came: it neither decodes nor copies
-payloads. How groups look is told in `areal_like.wire.groups` and `areal_like.wire.columns`.
+payloads. How groups look is told in `areal_like.wire.groups`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from areal_like.wire.messages import KINDS, ROLES, Hello, Message
 
 MEANING = 1
 """Raise it when a message comes to mean something else though its fields keep their names and types: the columns of
-`areal_like.wire.columns`, for example."""
+`areal_like.wire.groups`, for example."""
 
 
 def schema_of(kinds: Iterable[type[Message]]) -> int:

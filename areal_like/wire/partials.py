@@ -5,7 +5,7 @@ behaviour logprobs and runs (`areal_like.types.PartialSample`). The next actor s
 finished calls from the record, and continues the interrupted one at its next token, in the same stream of random
 numbers. The workflow makes prompts, loss masks and filler again, so they are not sent.
 
-As with groups, the buffer reads the numbers (`PartialHead`) and forwards the payload (`wire.columns`; its columns
+As with groups, the buffer reads the numbers (`PartialHead`) and forwards the payload (`wire.groups`; its columns
 are tokens, logprobs and, if the engine returns them, experts): `calls` has one `CALL` per call, those of a sample in
 their order; `runs` those of all calls; `scores` one `SCORE` per response that was verified; `digests` are those of the
 versions that made a token; `positions` int32 counts those of each call that have experts, of the shape `experts`.
@@ -20,7 +20,8 @@ import xxhash
 
 from areal_like.models.experts import NONE, Routing, is_shape, shape_of
 from areal_like.types import CarriedSamples, Completion, PartialSample
-from areal_like.wire.columns import (
+from areal_like.wire.frames import Frame, WireError
+from areal_like.wire.groups import (
     FINISHES,
     RUN,
     ColumnSizes,
@@ -31,7 +32,6 @@ from areal_like.wire.columns import (
     fits_float32,
     table,
 )
-from areal_like.wire.frames import Frame, WireError
 from areal_like.wire.messages import PartialHead
 
 CALL = np.dtype([("given", "<u8"), ("offset", "<i8"), ("sample", "<i4"), ("finish", "<i2"), ("runs", "<i4")])

@@ -34,8 +34,7 @@ from areal_like.types import Group, Sample
 from areal_like.wire import messages
 from areal_like.wire.bus import Dealer
 from areal_like.wire.client import LearnerClient
-from areal_like.wire.columns import RUN
-from areal_like.wire.groups import encode_group
+from areal_like.wire.groups import RUN, encode_group
 from areal_like.wire.messages import Message
 
 GROUP_SIZE = 8

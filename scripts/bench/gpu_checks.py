@@ -21,14 +21,13 @@ from areal_like.config.registry import COMPONENTS, resolve
 from areal_like.models.causal_lm import publishable, state_of
 from areal_like.sampling import uniforms
 from areal_like.types import Batch, Completion, Limits
-from areal_like.weights.changes import Changes
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import DeltaHead, advance, read, write
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout as WeightLayout
 from areal_like.weights.planes import pack
 from areal_like.weights.state import State
-from areal_like.weights.update import Update
+from areal_like.weights.update import Changes, Update
 from learners import varlen
 from learners.advantages import group
 from learners.attention import packed_attention

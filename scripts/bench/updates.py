@@ -9,7 +9,7 @@ sequences see it (`kv_policy: keep`; renewing caches would be part of the next s
 tokens that are in no completion, and tokens that completions lack.
 
 Load: milliseconds to load `--millions` of float32 parameters from published bfloat16, on one thread: all of them, and
-only changes of 1 % and .1 % (`areal_like.weights.changes`).
+only changes of 1 % and .1 % (`areal_like.weights.update`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from actors.engines.torch_engine import TorchEngine
 from actors.subscriber import Subscriber
 from areal_like.models.causal_lm import publishable, qwen2, write_state
 from areal_like.types import Limits
-from areal_like.weights.changes import Changes
 from areal_like.weights.state import State
+from areal_like.weights.update import Changes
 from learners.publication import Coding, Publisher
 
 from .delta import changed, weights

@@ -19,9 +19,8 @@ from actors.engines.decode_clock import DecodeClock, Load, TimedRequest
 from areal_like.sampling import stream_key, uniform
 from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
 from areal_like.wire import messages
-from areal_like.wire.columns import FINISHES
 from areal_like.wire.frames import Payloads
-from areal_like.wire.groups import ROW
+from areal_like.wire.groups import FINISHES, ROW
 from areal_like.wire.messages import Message
 from areal_like.wire.partials import decode_partial, encode_partial
 

@@ -11,11 +11,10 @@ import numpy as np
 
 from areal_like.config.registry import with_defaults
 from areal_like.config.run_config import Config
-from areal_like.run.stopping import reason_to_stop
+from areal_like.run.run_folder import reason_to_stop
 from areal_like.wire import messages
-from areal_like.wire.columns import RUN
 from areal_like.wire.frames import Payloads
-from areal_like.wire.groups import ROW
+from areal_like.wire.groups import ROW, RUN
 from areal_like.wire.messages import Message, Table
 
 from .costs import Costs

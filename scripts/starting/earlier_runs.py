@@ -13,8 +13,7 @@ from areal_like.config import run_config as configs
 from areal_like.config.registry import COMPONENTS, build, knobs, with_defaults
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run import checkpoints
-from areal_like.run.run_folder import CONFIG, LOCK, NEXT, SUMMARY, progress_of
-from areal_like.run.stopping import reason_to_stop
+from areal_like.run.run_folder import CONFIG, LOCK, NEXT, SUMMARY, progress_of, reason_to_stop
 
 MUST_AGREE = (
     "run.seed",

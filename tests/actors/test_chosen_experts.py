@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from actors.engines import torch_engine
 from actors.engines.slot_cache import PooledCache
 from actors.engines.torch_engine import TorchEngine
-from areal_like.models.routers import routers_of
+from areal_like.models.causal_lm import routers_of
 from areal_like.types import Limits
 from tests.actors.tiny_models import SHAPE, new_model, prompts_of, started, update_of
 from tests.seeds import shifted

@@ -14,9 +14,8 @@ from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
 from areal_like.models.experts import NONE, Routing
 from areal_like.types import CarriedSamples, Completion, Group, Lease, PartialSample, Prompt
-from areal_like.wire.columns import RUN
 from areal_like.wire.frames import WireError
-from areal_like.wire.groups import decode_group, encode_group
+from areal_like.wire.groups import RUN, decode_group, encode_group
 from areal_like.wire.messages import Credit, PartialHead
 from areal_like.wire.partials import CALL, SCORE, check_partial, decode_partial, encode_partial
 from tests.actors.tiny_models import VOCAB, new_model, update_of
@@ -54,7 +53,7 @@ class Client:
     def failed(self, *failure) -> None:
         self.failures.append(failure)
 
-    def say(self, message: Credit) -> None:
+    def send(self, message: Credit) -> None:
         self.ended = message.ended
 
 

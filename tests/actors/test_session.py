@@ -29,7 +29,7 @@ class Client:
     def __init__(self, told: list) -> None:
         self.told = told
 
-    def say(self, message: messages.Applied) -> None:
+    def send(self, message: messages.Applied) -> None:
         self.told.append((message.version, message.digest))
 
     def carried(self, lease: messages.Lease, payloads: Payloads) -> dict:

@@ -21,10 +21,9 @@ from areal_like.errors import UserError
 from areal_like.models.causal_lm import publishable, qwen2, specs_of, tensors_of
 from areal_like.models.experts import Routing
 from areal_like.types import Limits
-from areal_like.weights.changes import Changes
 from areal_like.weights.digest import lanes_of
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.update import Update
+from areal_like.weights.update import Changes, Update
 
 SPECS = [
     TensorSpec("q", "bfloat16", (6, 5)),

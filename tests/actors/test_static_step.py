@@ -21,8 +21,7 @@ from actors.engines.torch_engine import TorchEngine
 from areal_like.models.causal_lm import state_of
 from areal_like.sampling import stream_key, uniforms
 from areal_like.types import Limits
-from areal_like.weights.changes import Changes
-from areal_like.weights.update import Update
+from areal_like.weights.update import Changes, Update
 from tests.actors.tiny_models import CONFIGS, greedy_of, logprobs_of, new_model, prompts_of, started, steps, update_of
 from tests.seeds import seeded
 

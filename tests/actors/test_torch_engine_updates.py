@@ -11,8 +11,7 @@ from transformers import DynamicCache
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models.causal_lm import state_of, write_state
 from areal_like.types import Limits
-from areal_like.weights.changes import Changes
-from areal_like.weights.update import Update
+from areal_like.weights.update import Changes, Update
 from tests.actors.tiny_models import greedy_of, logprobs_of, new_model, prompts_of, started, steps, update_of
 
 

@@ -35,7 +35,7 @@ class Client:
     def hand_back(self, ids: list[int], partials: list, leaving: bool) -> None:
         self.left.append((ids, leaving))
 
-    def say(self, message: messages.Credit) -> None:
+    def send(self, message: messages.Credit) -> None:
         self.credits.append(decode(encode(message)).message.ended)
 
     def hello(self) -> None:

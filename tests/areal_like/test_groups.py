@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 
 from areal_like.models.experts import NONE, Routing
 from areal_like.types import Group, Sample
-from areal_like.wire.columns import RUN, PayloadError
 from areal_like.wire.frames import SCHEMA, WireError, decode, encode
-from areal_like.wire.groups import OR, ROW, Head, check_payload, decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.wire.groups import (
+    OR,
+    ROW,
+    RUN,
+    Head,
+    PayloadError,
+    check_payload,
+    decode_group,
+    encode_group,
+    pack_heads,
+    unpack_heads,
+)
 from areal_like.wire.messages import Push
 
 

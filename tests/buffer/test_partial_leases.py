@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from areal_like.types import Completion, PartialSample
-from areal_like.wire.columns import RUN
+from areal_like.wire.groups import RUN
 from areal_like.wire.messages import PartialHead
 from areal_like.wire.partials import CALL, encode_partial
 from buffer.groups import GroupManager

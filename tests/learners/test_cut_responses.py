@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from areal_like.config.run_config import load
-from areal_like.normal_scores import scores
 from learners.advantages import group
 from learners.build import build_trainer
-from learners.cut_responses import MOST, inverse_chances
+from learners.cut_responses import MOST, inverse_chances, scores
 from learners.losses.weighted import reinforce
 from tests.learners.test_learner import batches, on_policy
 from tests.learners.test_objective import learner_of

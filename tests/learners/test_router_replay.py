@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from areal_like.models.routers import routers_of, routing_of
+from areal_like.models.causal_lm import routers_of, routing_of
 from areal_like.types import Batch, Group
 from learners.advantages import group
 from learners.engine_experts import EngineExperts

@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_weights import serialised
-from areal_like.models.causal_lm import publishable, state_of
-from areal_like.models.routers import routers_of
+from areal_like.models.causal_lm import publishable, routers_of, state_of
 from areal_like.types import Limits
 from areal_like.weights.update import Update
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from areal_like.weights import compiled
+from areal_like.weights import digest as compiled
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import DeltaHead, advance, read, write
 from areal_like.weights.digest import text_of

@@ -6,12 +6,12 @@ import torch
 
 from areal_like.models import causal_lm as models
 from areal_like.models.causal_lm import write_state
-from areal_like.weights.changes import Changes
 from areal_like.weights.delta import read
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import Replica, Route
 from areal_like.weights.state import State, TensorSpec
 from areal_like.weights.transfer import Inbound
+from areal_like.weights.update import Changes
 from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
 from tests.seeds import seeded
 

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from areal_like.weights import compiled
+from areal_like.weights import digest as compiled
 from areal_like.weights.digest import lanes_of
 
 
