@@ -33,7 +33,6 @@ ELSEWHERE = {
     "python -m scripts.train configs/quickstart.yaml launcher=ray": "tests/integration/test_ray.py",
     "python -m scripts.train configs/quickstart.yaml launcher=slurm": "tests/slurm/test_slurm.py",
     "python -m scripts.ablate configs/ablation/staleness.yaml --slurm": "tests/slurm/test_slurm.py",
-    "python -m scripts.ablate configs/ablation/staleness.yaml --only": "tests/integration/test_ablate.py",
     "python -m scripts.ablate configs/ablation/staleness.yaml --parallel": "tests/integration/test_ablate.py",
     "python -m scripts.join": "tests/integration/test_live_runs.py",
     "python -m scripts.stop": "tests/integration/test_live_runs.py",
