@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.types import Scored
 from areal_like.wire.messages import Manifest, Probe
 
 log = logging.getLogger(__name__)
@@ -63,37 +62,31 @@ class ServedProbe:
             log.warning("version %d was not probed: %s: %s", version, type(error).__name__, error)
             return
         expected = np.concatenate([np.array(row, np.float32) for row in probe.logprobs])
-        for each in scored:
-            if each.version == version:  # otherwise it has newer weights by now
-                self._judge(each, np.abs(np.concatenate(each.logprobs) - expected), self._threshold(probe))
-
-    def _threshold(self, probe: Probe) -> float:
         exact = probe.dtype == "float32" == getattr(self._engine, "dtype", "")
-        return self._most or (EXACT if exact else ROUNDED)
+        threshold = self._most or (EXACT if exact else ROUNDED)
+        for each in scored:
+            off = np.abs(np.concatenate(each.logprobs) - expected)
+            if each.version == version and not np.isnan(off).all():  # otherwise it has newer weights by now
+                self._judge(each.server, version, float(np.nanmean(off)), float(np.nanmax(off)), threshold)
 
-    def _judge(self, scored: Scored, error: np.ndarray, most: float) -> None:
-        error = error[~np.isnan(error)]
-        if not len(error):
-            return
-        mean, largest = float(error.mean()), float(error.max())
-        self._errors[scored.server] = mean, largest
+    def _judge(self, server: str, version: int, mean: float, largest: float, threshold: float) -> None:
+        self._errors[server] = mean, largest
         self._totals["probes"] += 1
-        who = scored.server or "the engine"
-        if mean <= most:
-            if self._notes.pop(scored.server, None):
-                log.info("%s: %s serves version %d again (error %.2g)", self._name, who, scored.version, mean)
+        who = server or "the engine"
+        if mean <= threshold:
+            if self._notes.pop(server, None):
+                log.info("%s: %s serves version %d again (error %.2g)", self._name, who, version, mean)
             return
         self._totals["alarms"] += 1
-        found = f"{who} does not serve version {scored.version}: logprobs are off by {mean:.2g} on average"
-        self._notes[scored.server] = f"{found}, above {most:g} (weights.probe_error); see docs/gpu.md"
+        found = f"{who} does not serve version {version}: logprobs are off by {mean:.2g} on average"
+        self._notes[server] = f"{found}, above {threshold:g} (weights.probe_error); see docs/gpu.md"
         log.error(
-            "%s: %s, at most by %.2g, which is above %g (weights.probe_error): it computes with other weights than "
-            "those that it attests, or with far fewer digits. Compare with engine=torch; restart this actor; if the "
-            "engine is to compute so coarsely, raise weights.probe_error",
+            "%s: %s, at most by %.2g, above weights.probe_error=%g. Compare with engine=torch; restart this actor; "
+            "raise weights.probe_error if the engine computes so coarsely on purpose",
             self._name,
             found,
             largest,
-            most,
+            threshold,
         )
 
     def close(self) -> None:

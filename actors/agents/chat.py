@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,72 +105,63 @@ class ChatReply:
 
 
 def parse(body: Any, terms: Terms) -> Chat:
-    """Raises Refused."""
-    given = fields_of(body, READ | NEUTRAL.keys() | WITHOUT_EFFECT, LACKING)
-    tools = typed(given, "tools", list, [])
-    options = typed(given, "stream_options", dict, {})
+    """Raises RefusedRequest."""
+    if not isinstance(body, dict):
+        raise RefusedRequest(400, "the body must be a JSON object")
+    given = {name: value for name, value in body.items() if value is not None}
+    if unknown := given.keys() - READ - NEUTRAL.keys() - WITHOUT_EFFECT - LACKING.keys():
+        name = sorted(unknown)[0]
+        raise RefusedRequest(400, f"unknown field {name!r}", param=name, code="unknown_parameter")
+    for name in given.keys() & LACKING.keys():
+        if given[name] not in LACKING[name]:
+            why = f"{name}={given[name]!r} is not supported here"
+            raise RefusedRequest(400, why, param=name, code="unsupported_value")
+    tools, stop = _typed(given, "tools", list, []), given.get("stop", [])
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
+        raise RefusedRequest(400, "stop must be a text or a list of texts, none of them empty", param="stop")
     return Chat(
         model=str(given.get("model", MODEL)),
         messages=_messages(given.get("messages")),
         tools=[] if given.get("tool_choice") == "none" else tools,
         max_tokens=_max_tokens(given),
-        stop=stop_texts(given),
-        stream=typed(given, "stream", bool, False),
-        with_usage=bool(options.get("include_usage", False)),
-        ignored=hold_sampling(given, terms),
-        temperature=temperature_of(given) if terms.temperature is None else terms.temperature,
-        seed=seed_of(given) if terms.temperature is None else None,
+        stop=tuple(stop),
+        stream=_typed(given, "stream", bool, False),
+        with_usage=bool(_typed(given, "stream_options", dict, {}).get("include_usage", False)),
+        ignored=_refuse_sampling(given, terms),
+        temperature=_temperature(given) if terms.temperature is None else terms.temperature,
+        seed=given["seed"] if terms.temperature is None and type(given.get("seed")) is int else None,
     )
 
 
-def fields_of(body: Any, known: Set[str], lacking: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """The fields of a body that say something. `lacking`: those for missing features. Raises Refused."""
-    if not isinstance(body, dict):
-        raise RefusedRequest(400, "the body must be a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
-    if unknown := given.keys() - known - lacking.keys():
-        name = sorted(unknown)[0]
-        raise RefusedRequest(400, f"unknown field {name!r}", param=name, code="unknown_parameter")
-    for name in given.keys() & lacking.keys():
-        if given[name] not in lacking[name]:
-            raise RefusedRequest(
-                400, f"{name}={given[name]!r} is not supported here", param=name, code="unsupported_value"
-            )
-    return given
-
-
-def hold_sampling(given: dict[str, Any], terms: Terms) -> int:
-    """The number of sampling fields that are passed over. Raises Refused."""
+def _refuse_sampling(given: Mapping[str, Any], terms: Terms) -> int:
+    """The number of sampling fields that are ignored. Raises RefusedRequest."""
     wrong = [name for name in NEUTRAL if name in given and given[name] not in NEUTRAL[name]]
+    why = "this engine samples from the whole distribution. Leave it out"
     if terms.temperature is not None:
-        temperature = given.get("temperature", terms.temperature)
-        if not isinstance(temperature, int | float) or abs(temperature - terms.temperature) > 1e-6:
+        asked = given.get("temperature", terms.temperature)
+        if not isinstance(asked, int | float) or abs(asked - terms.temperature) > 1e-6:
             wrong.append("temperature")
+        why = (
+            f"the run samples at temperature {terms.temperature:g} from the whole distribution; behaviour logprobs "
+            "would differ from the learner's. Leave it out, or set workflow.sampling=ignore"
+        )
     if wrong and not terms.ignore:
         name = wrong[0]
-        held = f"the run samples at {terms.temperature:g}; " if name == "temperature" else ""
-        why = f"{held}behaviour logprobs would differ from the learner's. Leave it out, or set workflow.sampling=ignore"
-        if terms.temperature is None:
-            why = "this engine samples from the whole distribution. Leave it out"
         message = f"{name}={given[name]!r} is refused: {why}"
         raise RefusedRequest(400, message, param=name, code="unsupported_value")
     return len(wrong)
 
 
-def temperature_of(given: Mapping[str, Any]) -> float:
+def _temperature(given: Mapping[str, Any]) -> float:
     value = given.get("temperature", 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TEMPERATURE:
-        want = f"temperature must be a number from 0 to {MOST_TEMPERATURE}"
-        raise RefusedRequest(400, f"{want}, got {value!r}", param="temperature")
+        want = f"temperature: got {value!r}, expected a number from 0 to {MOST_TEMPERATURE}"
+        raise RefusedRequest(400, want, param="temperature")
     return float(value)
 
 
-def seed_of(given: Mapping[str, Any]) -> int | None:
-    seed = given.get("seed")
-    return seed if type(seed) is int else None
-
-
-def _max_tokens(given: dict[str, Any]) -> int | None:
+def _max_tokens(given: Mapping[str, Any]) -> int | None:
     found = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
     for value in found:
         if type(value) is not int or value < 1:
@@ -178,15 +169,7 @@ def _max_tokens(given: dict[str, Any]) -> int | None:
     return min(found, default=None)
 
 
-def stop_texts(given: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = given.get("stop", [])
-    texts = [stop] if isinstance(stop, str) else stop
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise RefusedRequest(400, "stop must be a text or a list of texts, none of them empty", param="stop")
-    return tuple(texts)
-
-
-def typed(given: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+def _typed(given: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     value = given.get(name, default)
     if not isinstance(value, kind):
         raise RefusedRequest(400, f"{name} must be of the type {kind.__name__}", param=name)
@@ -286,7 +269,7 @@ class Events:
         return self._chunk({"content": new})
 
     def end(self, reply: ChatReply) -> str:
-        """All that has not been sent. Raises Refused where the answer is not how it began: the engine had to begin
+        """All that has not been sent. Raises RefusedRequest where the answer is not how it began: the engine had to begin
         anew."""
         message = _served(reply.message)
         if not (message["content"] or "").startswith(self.sent):
@@ -337,15 +320,8 @@ def _head(kind: str, chat: Chat, name: str) -> dict[str, Any]:
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:
-    return usage(reply.prompt_tokens, reply.completion_tokens)
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+    counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+    return counts | {"total_tokens": reply.prompt_tokens + reply.completion_tokens}
 
 
 def _served(message: dict[str, Any]) -> dict[str, Any]:

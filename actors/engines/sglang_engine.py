@@ -157,8 +157,8 @@ class SglangEngine:
         self, tokens: np.ndarray, limits: Limits, request: str = "", on_tokens: OnTokens | None = None
     ) -> Completion:
         """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `on_tokens` receives the
-        completion has so far whenever the server says so: after each step, or after several on a busy machine. Always a
-        prefix of the result, except after a server died mid-stream.
+        completion so far, after one decode step or several. Always a prefix of the result, except after a server died
+        mid-stream.
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (the
         server gives no tokens, closed engine).

@@ -45,8 +45,7 @@ def refused(body: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_other_sampling_is_refused_or_passed_over_and_counted(field: str, value: Any) -> None:
     error = refused({**ASK, field: value})
-    assert error["param"] == field and "behaviour logprobs would differ" in error["message"]
-    assert ("samples at 0.7" in error["message"]) == (field == "temperature")
+    assert error["param"] == field
     passed = parse({**ASK, field: value}, Terms(0.7, ignore=True))
     assert passed.ignored == 1 and passed.messages == ASK["messages"]
 
