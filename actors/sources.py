@@ -56,6 +56,7 @@ class Sources:
     def __init__(self, name: str, connect: Callable[..., AsyncDealer]):
         self._name, self._connect = name, connect
         self._dealers: list[AsyncDealer] = []
+        self._pending: dict[AsyncDealer, asyncio.Task[Received]] = {}
         self._endpoints: list[str] = []
         self._relays: list[tuple[str, str]] = []
         self._publisher: list[str] = []
@@ -181,16 +182,23 @@ class Sources:
     async def _within(self, dealer: AsyncDealer, seconds: float) -> Received | None:
         """The next message, or None after `seconds`. Raises Unreachable if a relay talks rubbish, WireError if
         the publisher does."""
-        try:
-            return await asyncio.wait_for(dealer.receive(), seconds)
-        except TimeoutError:
+        # One receive per dealer, never cancelled while the dealer is open: cancelling it may lose a message.
+        pending = self._pending.get(dealer) or asyncio.ensure_future(dealer.receive())
+        self._pending[dealer] = pending
+        if not (await asyncio.wait([pending], timeout=seconds))[0]:
             return None
+        del self._pending[dealer]
+        try:
+            return pending.result()
         except WireError as error:
             if self._is_relay():
                 raise Unreachable(error) from None
             raise
 
     def close(self) -> None:
+        for pending in self._pending.values():
+            pending.cancel()
+        self._pending.clear()
         for dealer in self._dealers:
             dealer.close()
         self._dealers, self._endpoints = [], []

@@ -269,8 +269,8 @@ class Events:
         return self._chunk({"content": new})
 
     def end(self, reply: ChatReply) -> str:
-        """All that has not been sent. Raises RefusedRequest where the answer is not how it began: the engine had to begin
-        anew."""
+        """The rest. Raises RefusedRequest where the answer does not begin with what was sent: the engine had to restart
+        it."""
         message = _served(reply.message)
         if not (message["content"] or "").startswith(self.sent):
             raise RefusedRequest(500, BROKEN, code="stream_broken")
