@@ -119,7 +119,7 @@ def test_a_host_ends_when_its_starter_does_though_nobody_tells_it(tmp_path: Path
 class Silent:
     """A role's process on a node that does not answer."""
 
-    pid, remark = 0, ""
+    pid = 0
 
     def poll(self) -> int | None:
         return None

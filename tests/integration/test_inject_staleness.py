@@ -49,14 +49,6 @@ def test_every_sample_has_its_age(tmp_path: Path, spec) -> None:
 
 
 @pytest.mark.integration
-def test_the_real_model_and_two_batches_per_version(tmp_path: Path) -> None:
-    options = ["groups_per_batch=4", "run.steps=10", "weight_sync_interval=2", "eval.prompts=4"]
-    run = train(tmp_path, "run", *options, "run.target_reward=null", "inject_staleness={1: 0.25, 3: 0.75}")
-    for step, row in enumerate(rows(run)):
-        assert histogram(row) == expected(Ages({1: 0.25, 3: 0.75}), step, interval=2)
-
-
-@pytest.mark.integration
 def test_ages_hold_when_an_actor_dies_groups_are_filtered_and_the_run_is_resumed(tmp_path: Path) -> None:
     options = [*COMMON, "run.steps=24", "inject_staleness={0: 0.25, 3: 0.75}", "checkpoint.every=5"]
     process = start(tmp_path, "run", *options)

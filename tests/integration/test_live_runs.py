@@ -8,20 +8,17 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal_like.run.run_folder import is_going_on
 from areal_like.wire import keys
 from areal_like.wire.client import SupervisorClient
 from areal_like.wire.link import BusError
-from scripts import join, status, stop
+from scripts import status, stop
 from scripts.following import running
 from scripts.following.running import Running
 from scripts.ledger import audit
@@ -230,24 +227,6 @@ def test_status_shows_who_waits_each_actor_and_the_ledger(live: Live, capsys: py
     assert ours - {"forks"} == {"buffer", "learner", "actor-0", "actor-1"}, "who is who is seen in ps, top and py-spy"
 
 
-def test_prometheus_can_scrape_a_run_until_it_ends(live: Live, capsys: pytest.CaptureFixture) -> None:
-    pytest.importorskip("prometheus_client")
-    live.until_steps(3)
-    exporter = threading.Thread(target=status.main, args=([str(live.folder), "--prometheus", "0"],))
-    exporter.start()
-    said = live.until("the exporter", lambda: capsys.readouterr().out)
-    assert "http://127.0.0.1:" in said
-    text = urllib.request.urlopen(said.split()[-1], timeout=30).read().decode()
-    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert found["areal_like_up"] == "1.0" and float(found["areal_like_steps_total"]) >= 3
-    assert float(found['areal_like_actor_version{actor="actor-1"}']) >= 1
-    assert float(found["areal_like_groups_admitted_total"]) >= float(found["areal_like_groups_trained_total"])
-    live.process.terminate()
-    live.end()
-    exporter.join(60)
-    assert not exporter.is_alive()
-
-
 def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
     live.until_steps(1)
     first = joined(live.folder, "--actors", "2")
@@ -273,27 +252,3 @@ def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
     assert second.returncode == 0 and "the run has ended" in said
     assert summary(live.folder)["staleness_max"] <= 1
     assert not any(audit(live.folder).findings.values())
-
-
-def test_guests_of_a_run_that_was_killed_say_so_or_wait_until_it_goes_on(
-    live: Live, capsys: pytest.CaptureFixture
-) -> None:
-    """Its rendezvous is still there: no process was left to remove it."""
-    live.until_steps(1)
-    live.process.kill()
-    live.end()
-    deadline = time.monotonic() + 60.0
-    while is_going_on(live.folder) and time.monotonic() < deadline:  # its roles end a moment after it
-        time.sleep(0.02)
-    with pytest.raises(SystemExit, match="2"):
-        join.main([str(live.folder)])
-    said = capsys.readouterr().err
-    assert "its buffer is not running" in said and f"resume={live.folder}" in said
-    assert not any((live.folder / "logs").glob("guest-*"))
-    guests = joined(live.folder, "--stay")
-    live.start("resume=auto")
-    live.until("the guest", lambda: any((live.folder / "logs").glob("guest-*")))
-    assert stop.main([str(live.folder), "--drain"]) == 0
-    assert live.end()[0] == 0
-    said, _ = guests.communicate(timeout=60)
-    assert guests.returncode == 0 and "the run has ended" in said

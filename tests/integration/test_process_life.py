@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -179,57 +178,12 @@ def assert_one_error(run: Run, code: int, *words: str) -> None:
     run.assert_nothing_is_left()
 
 
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        yield holder.getsockname()[1]
-
-
-def test_a_port_in_use(place: Path, taken_port: int) -> None:
-    run = Run(place, *TIMED, f"buffer.port={taken_port}")
-    assert_one_error(run, 2, f"buffer.port={taken_port}", "in use", "choose a free port")
-    assert not run.folder.exists()
-
-
-def test_with_keys_others_may_reach_it_and_no_key_is_left_behind(place: Path) -> None:
-    keys.make(place / "keys")
-    reach = ["buffer.host=0.0.0.0", f"security.key_folder={place / 'keys'}"]
-    run = Run(place, *TIMED, *reach, "run.steps=20")
-    assert run.end() == 0, run.text()
-    assert summary(run.folder)["steps"] == 20
-    pairs = [
-        *keys.server_pair(place / "keys"),
-        *(key for role in keys.ROLES for key in keys.client_pair(place / "keys", role)),
-    ]
-    written = b"".join(path.read_bytes() for path in run.folder.rglob("*") if path.is_file()) + run.text().encode()
-    assert written and not [key for key in pairs if key in written]
-    run.assert_nothing_is_left()
-
-
 def test_keys_that_the_buffer_does_not_list_end_the_run_with_a_reason(place: Path) -> None:
     keys.make(place / "keys")
     (place / "keys" / "clients" / "learner.key").unlink()
     run = Run(place, *TIMED, f"security.key_folder={place / 'keys'}")
     assert_one_error(run, 1, "allow-list", str(place / "keys"))
     assert "refused a connection: its key is not in" in run.log("buffer")
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("model={name: folder, path: /no/such/model}", ("model.path", "/no/such/model")),
-        ("task={name: jsonl, path: /no/such/file.jsonl, tokenizer: /no/such/model}", ("/no/such",)),
-        ("learner.lr_=1", ("learner.lr_",)),
-        ("run.dir=/dev/null", ("/dev/null",)),
-    ],
-    ids=["model", "task", "key", "folder"],
-)
-def test_what_can_be_known_before_the_start(place: Path, override: str, words: tuple[str, ...]) -> None:
-    run = Run(place, override)
-    assert_one_error(run, 2, *words)
-    assert not run.folder.exists()
 
 
 def test_a_file_that_can_not_grow(place: Path) -> None:
