@@ -110,7 +110,7 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
     quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
     shared = learns and acts and not rounds and not one_process
     actors = config.actors
-    few = 1 if acts or known["engine"].get("url") else actors_on(config.placement, known["engine"])
+    few = 1 if acts else actors_on(config.placement, known["engine"])
     few = few or (1 if large and decodes_on_gpu else 2)
     count = actors.count or max(few, actors.min_alive)
     threads = actors.threads or max(1, (quarter if shared else cores) // count if acts else 1)

@@ -82,7 +82,7 @@ class Placement:
 
 
 def needs_of(config: Config, gpu: bool = False) -> Needs:
-    """From the knobs `device`, `ranks`, `replicas`, `tp_size` and `url` of learner and engine. An engine with
+    """From the knobs `device`, `ranks`, `replicas` and `tp_size` of learner and engine. An engine with
     `device: auto` computes on a device where there is one (`gpu`), or where the placement names devices for actors."""
     learner, engine = with_defaults("learner", config.learner), with_defaults("engine", config.engine)
     on_device = learner["device"] == "cuda" if "device" in learner else None
@@ -103,7 +103,7 @@ def _per_actor(engine: Mapping[str, object], gpu: bool) -> int | None:
     device = str(engine.get("device", ""))
     if not device or device.startswith("cuda:"):  # a device of the engine's own choice
         return None
-    here = (device == "cuda" or (device == "auto" and gpu)) and not engine.get("url")
+    here = device == "cuda" or (device == "auto" and gpu)
     replicas, tp_size = (int(str(engine.get(knob, 1))) for knob in ("replicas", "tp_size"))
     return replicas * tp_size if here else 0
 
