@@ -1,6 +1,6 @@
 """An agent as an async function, in the actor's own process: no start of a program for each sample.
 
-    python -m scripts.train configs/copy4.yaml "workflow={name: agent, agent: 'examples.agent_function:copies'}"
+    areal-like train configs/copy4.yaml "workflow={name: agent, agent: 'examples.agent_function:copies'}"
 
 It may use any client that does not block. One client serves all samples of an actor, so connections are kept; the key
 goes with each request. With OpenAI's own that is `client.with_options(api_key=key)`, see docs/agents.md.

@@ -1,6 +1,6 @@
 """An agent as a program of its own: it knows OpenAI's protocol, and nothing of this project.
 
-    python -m scripts.train configs/copy4.yaml "workflow={name: agent, agent: [python3, examples/agent_program.py]}"
+    areal-like train configs/copy4.yaml "workflow={name: agent, agent: [python3, examples/agent_program.py]}"
 
 The environment tells it where the model is, as it tells OpenAI's own clients; its question comes by standard input. Its
 last line is the reward; a program that prints none leaves that to the task.

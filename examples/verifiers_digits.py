@@ -1,6 +1,6 @@
 """An environment for the package verifiers, as others write them: it knows nothing of this project.
 
-    python -m scripts.train configs/quickstart.yaml task=verifiers task.env=examples.verifiers_digits \\
+    areal-like train configs/quickstart.yaml task=verifiers task.env=examples.verifiers_digits \\
         task.tokenizer=bytes task.max_tokens=16
 
 `kind`: single (say the digits again), turns (say each digit that is shown, turn by turn), tools (ask a tool for a sum).

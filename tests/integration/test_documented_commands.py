@@ -30,15 +30,15 @@ ELSEWHERE = {
     "bash scripts/test_sglang.sh": ".ci/run",
     "bash scripts/setup.sh": "scripts/test.sh",
     "python -m scripts.bench.pretrained": "tests/scripts/test_bench_pretrained.py",
-    "python -m scripts.train configs/quickstart.yaml launcher=ray": "tests/integration/test_ray.py",
-    "python -m scripts.train configs/quickstart.yaml launcher=slurm": "tests/slurm/test_slurm.py",
-    "python -m scripts.ablate configs/ablation/staleness.yaml --slurm": "tests/slurm/test_slurm.py",
-    "python -m scripts.ablate configs/ablation/staleness.yaml --parallel": "tests/integration/test_ablate.py",
-    "python -m scripts.join": "tests/integration/test_live_runs.py",
-    "python -m scripts.stop": "tests/integration/test_live_runs.py",
+    "areal-like train configs/quickstart.yaml launcher=ray": "tests/integration/test_ray.py",
+    "areal-like train configs/quickstart.yaml launcher=slurm": "tests/slurm/test_slurm.py",
+    "areal-like ablate configs/ablation/staleness.yaml --slurm": "tests/slurm/test_slurm.py",
+    "areal-like ablate configs/ablation/staleness.yaml --parallel": "tests/integration/test_ablate.py",
+    "areal-like join": "tests/integration/test_live_runs.py",
+    "areal-like stop": "tests/integration/test_live_runs.py",
     "areal-like serve": "tests/scripts/test_serve.py",
     "lm_eval run": "tests/actors/agents/test_checkpoint.py",
-    "python -m scripts.status runs/first": "tests/integration/test_live_runs.py",
+    "areal-like status runs/first": "tests/integration/test_live_runs.py",
 }
 """How a command begins → where it is run; tests that need a cluster, a live run or minutes."""
 OTHERS = (".", "tensorboard", "pip", "git", "cd", "sbatch", "export", "wandb", "mkdocs")
