@@ -5,15 +5,13 @@ buffer process with its ledger, staleness bound and acknowledgements; light acto
 protocol. The contenders take turns, and a ratio is the median over rounds of the ratio within a round, since absolute
 rates depend on the machine's other load.
 
-A queue of Python objects carries a group as a list of dicts of arrays; `mp queue, bytes` carries it as one bytes
-object that no process encodes or decodes.
+A queue of Python objects carries a group as a list of dicts of arrays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import pickle
 import statistics
 import sys
@@ -37,8 +35,7 @@ RATIOS = {
     "tcp_over_raw_zmq": (OURS, "raw zmq tcp", "0.7"),
     "tcp_over_ray_queue": (OURS, "ray queue", "10"),
     "tcp_over_mp_queue": (OURS, "mp queue", "2"),
-    "tcp_over_mp_queue_bytes": (OURS, "mp queue, bytes", "-"),
-    "ipc_over_tcp": ("buffer ipc", OURS, "-"),
+    "same_host_over_tcp": ("buffer ipc", OURS, "-"),
     "memory_over_off": ("buffer tcp, journal=memory", OURS, "-"),
     "fsync_over_off": ("buffer tcp, journal=fsync", OURS, "0.6"),
 }
@@ -72,16 +69,12 @@ def contenders(seconds: float, folder: Path, loaded: Delays, others: Delays) -> 
         return partial(paths.our_buffer, transport, journal, seconds, folder, delays.pipe)
 
     found: dict[str, RunPath] = {
-        "raw zmq tcp": partial(paths.raw_zmq, "tcp", seconds),
+        "raw zmq tcp": partial(paths.raw_zmq, seconds),
         OURS: ours("tcp", "off", loaded),
         "buffer tcp, journal=fsync": ours("tcp", "fsync", others),
         "buffer tcp, journal=memory": ours("tcp", "memory", others),
         "buffer ipc": ours("ipc", "off", others),
-        "raw zmq ipc": partial(paths.raw_zmq, "ipc", seconds),
         "mp queue": partial(paths.mp_queue, seconds, paths.make_arrays()),
-        "mp queue, bytes": partial(
-            paths.mp_queue, seconds, [os.urandom(paths.TRAJECTORY_BYTES) for _ in range(paths.GROUP_SIZE)]
-        ),
     }
     if importlib.util.find_spec("ray"):
         found["ray queue"] = partial(paths.ray_queue, seconds)

@@ -9,6 +9,7 @@ carries whole groups of 8.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -19,7 +20,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import singledispatchmethod
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ import zmq
 
 from areal_like.config import run_config as configs
 from areal_like.places import REPOSITORY
-from areal_like.run.process import prepare_memory
+from areal_like.run.process import Role, prepare_memory, run_role
 from areal_like.types import Group, Sample
 from areal_like.wire import messages
 from areal_like.wire.bus import Dealer
@@ -104,6 +104,20 @@ def make_group() -> Group:
     return Group(0, samples, {0: "digest"}, 1.0)
 
 
+class OpenRole(Role):
+    """The buffer on loopback TCP without keys, for a fair comparison with queues that have none. No run uses it."""
+
+    def endpoint(self, service: str) -> str:
+        tcp = self.config.buffer.transport == "tcp" and not self.keys
+        return "tcp://127.0.0.1:0" if tcp else super().endpoint(service)
+
+
+def open_main(role: Role) -> None:
+    from buffer.main import main
+
+    main(OpenRole(**{field.name: getattr(role, field.name) for field in dataclasses.fields(role)}))
+
+
 class LightActor:
     """Speaks an actor's side of the protocol and has its groups ready: a lease is answered at once.
 
@@ -128,32 +142,21 @@ class LightActor:
         while self.ready:
             self._push([self.ready.popleft() for _ in range(min(GROUPS_PER_PUSH, len(self.ready)))])
 
-    @singledispatchmethod
     def _on(self, message: Message) -> None:
         """Ignores all other messages."""
-
-    @_on.register
-    def _on_announce(self, message: messages.Announce) -> None:
-        self.version, digest = message.manifest.version, message.manifest.digest
-        self.head.runs = np.array([(self.version, RESPONSE_TOKENS)] * GROUP_SIZE, RUN).tobytes()
-        self.head.digests = {self.version: digest}
-        self.dealer.send(messages.Applied(self.version, digest))
-
-    @_on.register
-    def _on_lease(self, message: messages.Lease) -> None:
-        self.lease([lease.group_id for lease in message.leases])
-
-    def lease(self, ids: list[int]) -> None:
-        self.ready += ids
-
-    @_on.register
-    def _on_pushed(self, message: messages.Pushed) -> None:
-        now = time.perf_counter()
-        self.delays += [now - self.sent.pop(group_id) for group_id in message.ids]
-
-    @_on.register
-    def _on_refused(self, message: messages.Refused) -> None:
-        raise SystemExit(f"refused: {message.reason}")
+        match message:
+            case messages.Announce(manifest):
+                self.version = manifest.version
+                self.head.runs = np.array([(self.version, RESPONSE_TOKENS)] * GROUP_SIZE, RUN).tobytes()
+                self.head.digests = {self.version: manifest.digest}
+                self.dealer.send(messages.Applied(self.version, manifest.digest))
+            case messages.Lease(leases):
+                self.ready += [lease.group_id for lease in leases]
+            case messages.Pushed(ids):
+                now = time.perf_counter()
+                self.delays += [now - self.sent.pop(group_id) for group_id in ids]
+            case messages.Refused(reason):
+                raise SystemExit(f"refused: {reason}")
 
     def _push(self, ids: list[int]) -> None:
         self.sent.update(dict.fromkeys(ids, time.perf_counter()))
@@ -206,7 +209,7 @@ def buffer_process(transport: str, journal: str, folder: Path, *overrides: str) 
         spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"actors.count={PRODUCERS}", "eval.prompts=0"]
         spec += [f"sizing.group_size={GROUP_SIZE}", f"scheduler.max_staleness={MAX_STALENESS}", *overrides]
         configs.save(configs.load(spec), Path(run) / "config.yaml")
-        command = [sys.executable, "-m", "scripts.bench.open_buffer", "--run", run]
+        command = [sys.executable, "-m", "scripts.bench.buffer_paths", "--run", run]
         command += ["--name", "buffer", "--sockets", str(sockets)]
         with (folder / "buffer.log").open("w") as log:
             process = subprocess.Popen(command, cwd=REPOSITORY, stderr=log)
@@ -272,17 +275,13 @@ def _raw_consumer(endpoint: str, seconds: float, results: Connection) -> None:
 
 
 @contextlib.contextmanager
-def raw_zmq(transport: str, seconds: float) -> Iterator[Connection]:
-    """`zmq_proxy` in C between PUSH and PULL sockets: no header, no codec, no bookkeeping, no acknowledgement."""
+def raw_zmq(seconds: float) -> Iterator[Connection]:
+    """`zmq_proxy` in C between PUSH and PULL sockets on TCP: no header, codec, bookkeeping or acknowledgement."""
     results, out = processes.Pipe(duplex=False)
-    with socket_folder() as folder:
-        if transport == "tcp":
-            front, back = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
-        else:
-            front, back = f"ipc://{folder}/front", f"ipc://{folder}/back"
-        producers = [(_raw_producer, (front,))] * PRODUCERS
-        with started((_raw_proxy, (front, back)), *producers, (_raw_consumer, (back, seconds, out))):
-            yield results
+    front, back = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
+    producers = [(_raw_producer, (front,))] * PRODUCERS
+    with started((_raw_proxy, (front, back)), *producers, (_raw_consumer, (back, seconds, out))):
+        yield results
 
 
 def free_ports(n: int) -> list[int]:
@@ -348,3 +347,7 @@ def ray_queue(seconds: float) -> Iterator[Connection]:
         yield results
     finally:
         process.join()
+
+
+if __name__ == "__main__":
+    run_role(open_main)

@@ -10,13 +10,12 @@ fastest step counts.
 - "packed": `TorchLearner.train` as it is, advantages and metrics included.
 - "padded": the same, but each micro-batch is a rectangle as long as its longest sequence, under transformers' own
   attention; as many sequences as fit into the same token budget. The head runs on trained tokens only, as in "packed".
-- "noise": "packed" with `gradient_noise`, which measures how much of the gradient is noise.
 - "trl": `GRPOTrainer` (`loss_type="dapo"`, `num_iterations=1`) gets the same completions from its `rollout_func`.
   Only forward, backward, clipping and AdamW count: its padding, decoding, rewards and advantages are left out, in its
   favour. It has no token budget, so it runs with several `per_device_train_batch_size` and the fastest counts.
 
 Tokens per second are of real input tokens (prompt and response), the same number for all. Metrics:
-`packed_over_padded`, `step_over_trl` (packed over TRL), `noise_seconds_over_packed`, `*_tokens_per_second`,
+`packed_over_padded`, `step_over_trl` (packed over TRL), `*_tokens_per_second`,
 `*_peak_bytes` (largest resident memory), `*_step_bytes` (the part allocated after the model was made).
 """
 
@@ -151,8 +150,7 @@ def run_own(kind: str, batch: Batch, repeats: int) -> list[float]:
     cls = PaddedLearner if kind == "padded" else TorchLearner
     if kind == "padded":
         pad()
-    noise = kind == "noise"
-    learner = cls(model(), ppo, group, lr=LR, num_minibatches=1, micro_batch_tokens=BUDGET, gradient_noise=noise)
+    learner = cls(model(), ppo, group, lr=LR, num_minibatches=1, micro_batch_tokens=BUDGET)
     mark_memory()
     return timed(lambda: learner.train(batch), repeats)
 
@@ -287,7 +285,7 @@ def in_own_process(name: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 def compare(args: argparse.Namespace) -> dict[str, float]:
-    names = ["packed", "padded", "noise", *(() if args.without_trl else (f"trl{size}" for size in TRL_SIZES))]
+    names = ["packed", "padded", *(() if args.without_trl else (f"trl{size}" for size in TRL_SIZES))]
     best: dict[str, dict[str, float]] = {}
     for _ in range(args.rounds):
         for name in names:
@@ -298,7 +296,6 @@ def compare(args: argparse.Namespace) -> dict[str, float]:
         best["trl"] = min((best[f"trl{size}"] for size in TRL_SIZES), key=lambda result: result["seconds"])
     tokens = sum(len(sample.tokens) for sample in made_batch(args.seed).samples)
     metrics = {"packed_over_padded": best["padded"]["seconds"] / best["packed"]["seconds"]}
-    metrics["noise_seconds_over_packed"] = best["noise"]["seconds"] / best["packed"]["seconds"]
     if "trl" in best:
         metrics["step_over_trl"] = best["trl"]["seconds"] / best["packed"]["seconds"]
     for name, result in best.items():

@@ -18,9 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("bench", "metric"),
     [
-        ("delta --millions 1 --repeats 1", "ratio_1pct"),
+        ("delta --millions 1 --repeats 1 --updates 3", "ratio_1pct"),
         ("buffer --rounds 1 --seconds 0.3", "trajectories_per_second"),
-        ("engine --repeats 1 --threads 1 --answers 4 8 --model {model}", "engine_bfloat16_tokens_per_second"),
+        ("engine --repeats 1 --answers 4 8 --model {model}", "engine_bfloat16_tokens_per_second"),
+        ("engine --quick --repeats 1", "engine_over_generate_longtail"),
         ("modes --scenario rounds --quick", "tail_over_sync"),
     ],
 )
