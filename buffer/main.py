@@ -93,7 +93,7 @@ def verifier_of(task: Spec) -> str:
 def build_groups(config: Config, scheduler: Scheduler) -> GroupManager:
     """An empty buffer with the policies of the config."""
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
-    policy, group_filter = bind("policy", config.policy), bind("filter", config.filter)
+    policy, group_filter = bind("batch_policy", config.batch_policy), bind("filter", config.filter)
     ages = configs.select(config, "inject_staleness")
     slots = Slots() if ages is None else AgedSlots(Ages(ages, config.run.seed), bound, config.checkpoint.every)
     results = Results() if needs_results(bind("sampler", config.sampler)) else None

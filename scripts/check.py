@@ -26,7 +26,7 @@ from .console.output import console
 
 CONTRACTS = {
     **dict.fromkeys(("loss", "advantage"), "learning"),
-    **dict.fromkeys(("scheduler", "sizing", "policy", "sampler", "filter"), "serving"),
+    **dict.fromkeys(("scheduler", "sizing", "batch_policy", "sampler", "filter"), "serving"),
     **dict.fromkeys(("task", "reward", "group_reward", "environment", "workflow", "engine"), "acting"),
 }
 """Kind → the module of `scripts.contracts` that has its claims."""
@@ -44,7 +44,7 @@ PARAMETERS = {
     ("rewards", "lengths"): "filter",
     ("answer", "response"): "reward",
     ("prompt", "answers"): "group_reward",
-    ("waiting", "missing", "want"): "policy",
+    ("waiting", "missing", "want"): "batch_policy",
     ("known", "dice"): "sampler",
 }
 """Positional parameters of a function → its kind."""

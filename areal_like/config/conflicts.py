@@ -271,7 +271,7 @@ def _refuse_warmup(learner: Mapping[str, int]) -> None:
 
 def _refuse_stream(config: Config, learner: Mapping[str, object]) -> None:
     """Streaming takes gradients group by group: nothing may depend on the whole batch."""
-    loss, advantage, policy = (part["name"] for part in (config.loss, config.advantage, config.policy))
+    loss, advantage, policy = (part["name"] for part in (config.loss, config.advantage, config.batch_policy))
     key, problem = "learner.stream", ""
     for knob in ("num_minibatches", "num_minibatch_epochs"):
         if learner.get(knob, 1) != 1:
@@ -281,6 +281,6 @@ def _refuse_stream(config: Config, learner: Mapping[str, object]) -> None:
     if "needs_batch" in marks("advantage", advantage):
         problem = f"does not go with advantage={advantage}, which is normalised over the whole batch"
     if policy != "in_order":
-        problem = "needs policy=in_order: with others it is not known which batch a group will be in"
+        problem = "needs batch_policy=in_order: with others it is not known which batch a group will be in"
     if problem:
         raise ConfigError(f"{key} {problem}", key)

@@ -84,7 +84,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "fixed": "buffer.sizing:Fixed",
         "sagc": "buffer.sizing:Sagc",
     },
-    "policy": {
+    "batch_policy": {
         "in_order": "buffer.policies:in_order",
         "fifo": "buffer.policies:fifo",
         "windowed": "buffer.policies:windowed",

@@ -301,8 +301,8 @@ def _refuse_other_ages(config: Config) -> None:
     oldest, bound = shares_of(spec)[-1][0], config.scheduler.get("max_staleness", 0)
     if oldest > bound:
         raise ConfigError(f"{AGES}: groups {oldest} versions old break the bound of {bound} ({BOUND}, mode)", AGES)
-    if config.policy["name"] != "in_order":
-        raise ConfigError(f"{AGES} gives each batch its own groups: it needs policy=in_order", AGES)
+    if config.batch_policy["name"] != "in_order":
+        raise ConfigError(f"{AGES} gives each batch its own groups: it needs batch_policy=in_order", AGES)
     if config.sizing["name"] != "fixed" or config.scheduler.get("oversample_prompts", 1) != 1:
         raise ConfigError(f"{AGES} needs sizing=fixed and no scheduler.oversample_prompts: all places are set", AGES)
 

@@ -131,7 +131,7 @@ class Config:
     scheduler: Spec
     sizing: Spec
     sampler: Spec
-    policy: Spec
+    batch_policy: Spec
     filter: Spec
     sampling: Sampling
     advantage: Spec

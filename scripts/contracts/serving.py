@@ -53,7 +53,7 @@ def _repeats(function: Callable[..., object], examples: Sequence[tuple[object, .
 
 
 def policy_claims(spec: Mapping[str, object], help: Help) -> list[Claim]:
-    policy = bind("policy", spec)
+    policy = bind("batch_policy", spec)
     waiting = [
         Waiting(10 + slot, slot, 3, pushed, left) for slot, pushed, left in ((0, 3, 1), (1, 0, 2), (2, 2, 0), (3, 1, 2))
     ]
@@ -238,7 +238,7 @@ def _goes_on(makes: Callable[[], Scheduler | Sizing], step: Callable[..., object
 
 CLAIMS = {
     "filter": filter_claims,
-    "policy": policy_claims,
+    "batch_policy": policy_claims,
     "sampler": sampler_claims,
     "sizing": sizing_claims,
     "scheduler": scheduler_claims,

@@ -27,7 +27,7 @@ MUST_AGREE = (
     "advantage",
     "loss",
     "sampler",
-    "policy",
+    "batch_policy",
     "filter",
     "staleness_policy",
     "inject_staleness",

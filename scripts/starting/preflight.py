@@ -57,8 +57,8 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     scheduler = build("scheduler", config.scheduler, sizing)
     _refuse_others("scheduler", config.scheduler, scheduler, Scheduler)
     check_sizes(sizing, config.groups_per_batch)
-    if len(sizing.sizes) > 1 and config.policy["name"] != "in_order":
-        raise ConfigError("sizing: a group size that changes from batch to batch needs policy=in_order", "sizing")
+    if len(sizing.sizes) > 1 and config.batch_policy["name"] != "in_order":
+        raise ConfigError("sizing: a group size that changes from batch to batch needs batch_policy=in_order", "sizing")
     if config.learner["name"] == "torch" and config.sampling.temperature == 0:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
     if config.learner.get("lora") is not None and find_spec("peft") is None:
@@ -232,8 +232,8 @@ def check_functions(config: Config) -> None:
         for tool in (spec.get("environment") or {}).get("tools", ()):
             if ":" in tool:
                 check_function(f"{prefix}.environment.tools", tool)
-    if config.policy["name"] == "priority":
-        check_function("policy.key", config.policy["key"])
+    if config.batch_policy["name"] == "priority":
+        check_function("batch_policy.key", config.batch_policy["key"])
 
 
 def check_agent(key: str, agent: str | Sequence[str]) -> None:

@@ -322,7 +322,7 @@ def test_injected_ages_are_the_bound_where_none_was_set(stand_ins: Path, ages: s
 def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> None:
     assert "bound of 2" in refusal("base", "inject_staleness=4", "scheduler.max_staleness=2")
     assert "bound of 0" in refusal("base", "inject_staleness=4", "mode=sync")
-    assert "policy=in_order" in refusal("base", "inject_staleness=4", "policy=fifo")
+    assert "batch_policy=in_order" in refusal("base", "inject_staleness=4", "batch_policy=fifo")
     assert "1 in sum" in refusal("base", "inject_staleness={0: 0.5}")
     write(stand_ins, "mine", extends="base", scheduler={"max_staleness": 3})
     assert "bound of 3" in refusal("mine", "inject_staleness=4")

@@ -195,10 +195,10 @@ def test_marks_are_inherited_unless_a_class_unsets_them() -> None:
 )
 def test_a_function_that_a_knob_names_is_found(path: str, expected: bool | str) -> None:
     if isinstance(expected, bool):
-        assert check_function("policy.key", path) is expected
+        assert check_function("batch_policy.key", path) is expected
     else:
         with pytest.raises(ConfigError, match=rf"policy\.key={path}: .*{expected}.* name a function as module:name"):
-            check_function("policy.key", path)
+            check_function("batch_policy.key", path)
 
 
 def test_a_missing_knob_without_default_is_refused() -> None:

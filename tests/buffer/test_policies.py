@@ -47,7 +47,7 @@ def test_only_in_order_waits_for_what_is_missing() -> None:
 
 def test_a_priority_without_a_function_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs it and has no default"):
-        check("policy", {"name": "priority"})
+        check("batch_policy", {"name": "priority"})
     for key in ("nonsense", "nowhere_at_all:f", "math:nonsense"):
         with pytest.raises(ValueError, match=r"policy\.key"):
             priority(GROUPS, set(), 2, key=key)

@@ -34,7 +34,7 @@ NEEDS: dict[tuple[str, str], Mapping[str, object]] = {
     ("task", "episodes"): {"tokenizer": "bytes", "instructions": "Go."},
     ("task", "verifiers"): {"env": "examples.verifiers_digits", "tokenizer": "bytes"},
     ("group_reward", "judge"): {"base_url": "http://127.0.0.1:1/v1", "model_name": "m"},
-    ("policy", "priority"): {"key": f"{__name__}:oldest"},
+    ("batch_policy", "priority"): {"key": f"{__name__}:oldest"},
     ("workflow", "multi_turn"): {"environment": {"name": "desk"}},
 }
 HELP: dict[tuple[str, str], dict[str, str]] = {
@@ -215,8 +215,8 @@ BROKEN = [
     (upside_down, "advantage", "the better answer"),
     (says_true, "filter", "'' to keep a group"),
     (leaves_out_all, "filter", "'' to keep a group"),
-    (takes_what_is_missing, "policy", "it chooses"),
-    (never_waits, "policy", "with too few"),
+    (takes_what_is_missing, "batch_policy", "it chooses"),
+    (never_waits, "batch_policy", "with too few"),
     (beyond, "sampler", "a prompt that there is"),
     (draws_by_itself, "sampler", "and repeats"),
     (RandomSize, "sizing", "every size is one of"),

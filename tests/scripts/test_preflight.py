@@ -156,7 +156,7 @@ class Exits:
             ["task={name: mixture, tasks: {a: {name: copy}}, workflows: {a: {name: agent, agent: 'nomod:fn'}}}"],
             "task.workflows.a.agent=nomod:fn: module 'nomod'",
         ),
-        (["policy={name: priority, key: 'nomod:f'}"], "policy.key=nomod:f: module 'nomod' cannot be found"),
+        (["batch_policy={name: priority, key: 'nomod:f'}"], "batch_policy.key=nomod:f: module 'nomod' cannot be found"),
         (
             ["sampling.max_new_tokens=5000"],
             "row 0 of train: a train prompt of 9 tokens with a response of up to 5000",
