@@ -1,4 +1,4 @@
-"""What held-out answers say: mean rewards, pass@k, and intervals of 95 %. Pure."""
+"""Estimates from held-out answers: mean rewards, pass@k, and intervals of 95 %. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def interval_of_any(values: Sequence[float]) -> tuple[float, float]:
-    """As `interval` of values that are no proportions, whatever they are: differences, say."""
+    """Like `interval`, for values that are not proportions, such as differences."""
     array = np.asarray(values, np.float64)
     count, mean = len(array), float(array.mean())
     if count < 2:

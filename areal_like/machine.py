@@ -1,4 +1,4 @@
-"""What this machine offers a process: cores, whether they compute in bfloat16, a GPU. Asks the system, not torch."""
+"""Resources of this machine: cores, whether they compute in bfloat16, a GPU. Asks the system, not torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where this project's own files lie: beside its packages in a clone, within `areal_like` where it is installed."""
+"""Paths of this project's files: beside its packages in a clone, within `areal_like` where it is installed."""
 
 from __future__ import annotations
 

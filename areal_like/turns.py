@@ -137,7 +137,7 @@ def _readable(descriptors: Sequence[int], seconds: float) -> set[int]:
 
 
 def current() -> Member | None:
-    """Of this thread; None: it takes no turns."""
+    """The member of the calling thread, or None outside an inline run."""
     return getattr(_this, "member", None)
 
 

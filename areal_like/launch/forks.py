@@ -27,6 +27,7 @@ from setproctitle import setproctitle
 
 from areal_like.launch.group import blocked, environment
 from areal_like.launch.outcome import nothing
+from areal_like.launch.sockets import short_folder
 
 LIBRARIES = [
     "torch",
@@ -61,7 +62,7 @@ class Forked:
     ):
         what = (module, list(arguments), dict(variables), str(log.resolve()), list(block))
         log.touch()
-        self._process = _context.Process(target=_become, args=what, daemon=True)  # ended at this process's exit
+        self._process = _context.Process(target=_run_module, args=what, daemon=True)  # ended at this process's exit
         _start(self._process, check)
         assert self._process.pid
         self.pid: int = self._process.pid
@@ -100,7 +101,8 @@ def _start(process: BaseProcess, check: Callable[[], None]) -> None:
             died.append(error)
 
     starting = threading.Thread(target=start, daemon=True)
-    variables, main = dict(os.environ), sys.modules["__main__"]
+    variables, main, temporary = dict(os.environ), sys.modules["__main__"], tempfile.tempdir
+    tempfile.tempdir = str(short_folder())  # where a new server puts its socket
     os.environ.update(environment(threads=1))
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -110,14 +112,14 @@ def _start(process: BaseProcess, check: Callable[[], None]) -> None:
             check()
             starting.join(CHECK_SECONDS)
     finally:
-        sys.modules["__main__"] = main
+        sys.modules["__main__"], tempfile.tempdir = main, temporary
         os.environ.clear()
         os.environ.update(variables)
     if died:
         raise ChildProcessError("the fork server died; was it killed for lack of memory?") from died[0]
 
 
-def _become(
+def _run_module(
     module: str, arguments: list[str], variables: dict[str, str], log: str, block: Sequence[signal.Signals]
 ) -> None:
     """Run a module in a new fork."""

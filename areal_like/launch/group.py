@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from areal_like.config.placement import Devices
 
 ORDER = "CUDA_DEVICE_ORDER"
-"""What device numbers mean. CUDA's own default is the fastest first."""
+"""Meaning of device numbers. CUDA's own default is the fastest first."""
 
 
 class ProcessGroup(subprocess.Popen[bytes]):

@@ -134,7 +134,7 @@ class Threads:
                 life.role.orders.pause()
 
     def poll(self) -> bool:
-        """As `Children.poll`. The cause of a RunFailed is the error of the failed role."""
+        """Like `Children.poll`. The cause of a RunFailed is the error of the failed role."""
         for life in self._lives:
             if life.ended and has_ended_well(life.role.name, _code(life.error)):
                 return True

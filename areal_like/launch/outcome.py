@@ -1,4 +1,4 @@
-"""How roles and runs end: exceptions for the starter, exit codes in words, and the last lines of logs."""
+"""Ends of roles and runs: exceptions for the starter, exit codes in words, and the last lines of logs."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def has_model(kind: str, spec: Spec) -> bool:
 
 
 def limits(config: Config) -> RestartLimits:
-    """How often actors are restarted."""
+    """Restart limits of actors."""
     actors = config.actors
     return RestartLimits(actors.max_restarts, actors.restart_window, actors.min_alive)
 

@@ -32,13 +32,13 @@ GPUS = "gpus-per-task"
 WORDS_FOR_GPUS = {GPUS, "gpus", "gpus-per-node", "gpus-per-socket", "gres", "tres-per-task"}
 """sbatch's options that ask for GPUs."""
 OF_THE_JOB = ("GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK", "GRES", "TRES_PER_TASK", "NTASKS_PER_GPU")
-"""What the job asked for, as srun finds it in SLURM_…: a step that reads it takes all GPUs of its node, and the next
+"""Requests of the job, as srun finds them in SLURM_…: a step that reads it takes all GPUs of its node, and the next
 one waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPart:
-    """What to ask of Slurm for some roles: `tasks` of `cpus` processors each, and more options. A job of one part takes
+    """Resources to request from Slurm for some roles: `tasks` of `cpus` processors each, and more options. A job of one part takes
     any free processors, also parts of nodes; a heterogeneous job has several parts."""
 
     roles: tuple[str, ...]
@@ -126,7 +126,7 @@ class SlurmLauncher:
         return [*parts, JobPart(names[1], len(actors), most, options[1])] if actors else parts
 
     def submission(self, roles: list[RoleSpec]) -> Submission | None:
-        """What to submit; None inside an allocation, where the plan can start at once."""
+        """The job to submit; None inside an allocation, where the plan can start at once."""
         if "SLURM_JOB_ID" in os.environ:
             return None
         folder = self.run.resolve()
@@ -175,7 +175,7 @@ class SlurmLauncher:
         return ["--gres=none"] if self._has_gpus else []  # a step that asks for none takes all of its node
 
     def _gpus_of(self, role: RoleSpec) -> int:
-        """How many a process asks for."""
+        """Number of GPUs that a process requests."""
         options = (self.learner_part if role.essential else self.actors_part) or {}
         return 0 if role.name == "buffer" else int(options.get(GPUS, role.gpus))
 

@@ -19,7 +19,7 @@ LONGEST = 107
 """Bytes in the path of a Unix socket (Linux; one of the 108 ends it)."""
 LONGEST_NAME = 20
 """Room for the names of sockets in such a folder: `/weights`, `/w4194304`, `/socket.new`."""
-PREFIXES = ("areal-", "areal-forks-")
+PREFIX = "areal-"
 OWNER = "owner"
 SHORT = Path("/tmp")
 
@@ -27,8 +27,8 @@ SHORT = Path("/tmp")
 class SocketFolder:
     """A new folder for sockets. Raises UserError if there is no place for one, OSError."""
 
-    def __init__(self, prefix: str = PREFIXES[0]):
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=_place(prefix)))
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=short_folder()))
         self._owner = _own(self.path)
 
     def remove(self) -> None:
@@ -36,9 +36,9 @@ class SocketFolder:
         self._owner.close()
 
 
-def _place(prefix: str) -> Path:
-    """A folder in which paths stay short enough: the temporary folder, or /tmp."""
-    name = len(prefix) + 8 + LONGEST_NAME  # mkdtemp adds 8 letters
+def short_folder() -> Path:
+    """A folder in which paths of sockets stay short enough: the temporary folder, or /tmp. Raises UserError."""
+    name = len(PREFIX) + 8 + LONGEST_NAME  # mkdtemp adds 8 letters
     wanted = Path(tempfile.gettempdir())
     for place in (wanted, SHORT):
         if len(os.fsencode(place)) + 1 + name <= LONGEST and os.access(place, os.W_OK | os.X_OK):
@@ -69,7 +69,7 @@ def clear(folder: Path) -> None:
 def sweep() -> None:
     """Remove this user's folders whose owners are dead."""
     for place in {Path(tempfile.gettempdir()), SHORT}:
-        for folder in place.glob(f"{PREFIXES[0]}*"):
+        for folder in place.glob(f"{PREFIX}*"):
             if _is_abandoned(folder):
                 clear(folder)
 

@@ -23,7 +23,7 @@ NONE: Shape = (0, 0, 0)
 
 
 class Routing(NamedTuple):
-    """What a model's routers choose: in each of `layers`, `top_k` of `experts`."""
+    """Choices of a model's routers: in each of `layers`, `top_k` of `experts`."""
 
     layers: int
     top_k: int
@@ -39,7 +39,7 @@ class Routing(NamedTuple):
         return self.layers, self.top_k, self.dtype.itemsize
 
     def problem(self, shape: Shape, experts: np.ndarray) -> str:
-        """What is wrong with experts of that shape, for this model; "": nothing is, or there are none."""
+        """Problem with experts of that shape, for this model; "" without one or without experts."""
         if shape == NONE:
             return ""
         if shape != self.shape:

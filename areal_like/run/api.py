@@ -47,7 +47,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, object] | None:
-        """How the run ended; None while it is running."""
+        """Summary of the run; None while it is running."""
         return summary_of(self.folder)
 
     @property
@@ -56,7 +56,7 @@ class Run:
         return self.folder / "checkpoints" / "final"
 
     def samples(self, fate: samples.Fate = samples.TRAINED) -> Iterator[samples.Kept]:
-        """What the model wrote, in order: "trained", "dropped" or "heldout". Raises ValueError for another word."""
+        """Recorded samples in order: "trained", "dropped" or "heldout". Raises ValueError for another word."""
         if fate not in (known := get_args(samples.Fate)):
             raise ValueError(f"samples({fate!r}): there are {', '.join(map(repr, known))}")
         return samples.read(self.folder, [fate])

@@ -46,8 +46,8 @@ def meta(folder: Path) -> dict[str, Any]:
 
 
 def write(run: Path, step: int, fill: Callable[[Path], None], meta: Mapping[str, object], keep: int) -> Path:
-    """Make a durable checkpoint of what `fill` puts into a folder, then delete all but the newest `keep`. A whole
-    checkpoint of the same step stays: it has the same content, and one must exist at every moment.
+    """Make a durable checkpoint of what `fill` puts into a folder, then delete all but the newest `keep`. Does
+    nothing if a complete checkpoint of this step exists.
 
     Raises OSError; the checkpoints that were there are then still there.
     """

@@ -71,7 +71,7 @@ class MetricsFollower:
         return list(self.each_new_row())
 
     def each_new_row(self) -> Iterator[Row]:
-        """As `new_rows`, one at a time: those of a long run fill no memory."""
+        """Like `new_rows`, one at a time: those of a long run fill no memory."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:

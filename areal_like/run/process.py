@@ -1,4 +1,4 @@
-"""What every role process does at its start and end: arguments, log, signals, rendezvous, error reports.
+"""Start and end of every role process: arguments, log, signals, rendezvous, error reports.
 
 `python -m ROOM.main --run DIR --name NAME --sockets DIR` starts a role. It reads `DIR/config.yaml` and logs to its
 standard error, which the launcher sends to `DIR/logs/NAME.log`. It ends on SIGTERM, and when the process that started
@@ -64,7 +64,7 @@ _services = itertools.count()
 
 
 class Orders:
-    """What a role is told from outside, here by signals: to end (SIGTERM) and to stop at a checkpoint (SIGUSR1)."""
+    """Requests to a role from outside, here by signals: to end (SIGTERM) and to stop at a checkpoint (SIGUSR1)."""
 
     def on_end(self, begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None:
         """Call `begin` on SIGTERM, in the main thread between two instructions. The role then has `seconds` to end."""
@@ -89,7 +89,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What this process (or thread) is.
+    """Identity of this process (or thread).
 
     `sockets`: the folder for local sockets (None: tcp only). `grace`: seconds for an orderly end after SIGTERM (0: end
     at once). `orders`: how it hears that it should end or pause.
@@ -108,7 +108,7 @@ class Role:
         return None if self.config.buffer.transport == "inproc" else self.config.security.key_folder
 
     def endpoint(self, service: str) -> str:
-        """Where this role binds `service`: a file for ipc, a name for inproc, the configured host and port for tcp.
+        """Endpoint at which this role binds `service`: a file for ipc, a name for inproc, the configured host and port for tcp.
         Raises UserError where anybody could talk to it."""
         buffer = self.config.buffer
         if buffer.transport == "tcp":
@@ -119,7 +119,7 @@ class Role:
         return f"{buffer.transport}://{self.sockets}/{service}"
 
     def own_endpoint(self) -> str:
-        """Where this role binds a service that only it offers, on the host that this process runs on."""
+        """Endpoint at which this role binds a service that only it offers, on the host that this process runs on."""
         if self.config.buffer.transport == "tcp":
             return f"tcp://{'127.0.0.1' if is_loopback(self.config.buffer.host) else own_address()}:0"
         return f"{self.config.buffer.transport}://{self.sockets}/w{os.getpid()}.{next(_services)}"

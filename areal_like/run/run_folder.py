@@ -1,4 +1,4 @@
-"""What a start changes in a run folder, and when: a finished run stays as it is until its successor has made a step.
+"""Changes of a run folder by a start: a finished run stays as it is until its successor has made a step.
 
 A resume writes its config and record to `RUN/next/`, where its processes read them. With the first train step the
 learner puts them in the place of the earlier ones and removes the earlier summary (`note_step`); a start that ends
@@ -56,7 +56,7 @@ def note_step(run: Path) -> None:
 
 
 def summary_of(run: Path) -> Row | None:
-    """How the run ended; None while it has not. Raises ConfigError for a damaged file."""
+    """Summary of the run; None until it has ended. Raises ConfigError for a damaged file."""
     path = run / SUMMARY
     if not path.is_file():
         return None
@@ -70,7 +70,7 @@ def summary_of(run: Path) -> Row | None:
 
 
 def progress_of(run: Path, meta: Row, steps: int) -> Row:
-    """What the learner's checkpoint at `steps` says of the run so far (`meta`). If the run ended there, with the rounds
+    """Progress of the run at the learner's checkpoint of `steps` (`meta`). If the run ended there, with the rounds
     of held-out prompts that came behind the last step. Raises ConfigError for a damaged summary."""
     ended = summary_of(run) or {}
     return {**meta, "evaluations": ended["evaluations"]} if ended.get("steps") == steps else meta

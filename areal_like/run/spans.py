@@ -1,4 +1,4 @@
-"""Who worked when: every process records the spans of time in which it worked, for `areal-like timeline`.
+"""Working times: every process records the spans of time in which it worked, for `areal-like timeline`.
 
 A file per role, `spans/ROLE.jsonl` in the run's folder, with an object per span: `name`, and `begin` and `end` in
 seconds since 1970. Adjacent spans of a name are joined: long work is written piece by piece, so a killed process loses
@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Of one process: of `role`, in the folder of a run (None: they are not written). `since_1970`: when the clock was
+    """Spans of one process, `role`, in the folder of a run (None: they are not written). `since_1970`: when the clock was
     at 0 (None: the monotonic one)."""
 
     def __init__(self, run: Path | None = None, role: str = "", since_1970: float | None = None):

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run."""
+"""Interface of trackers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def markdown(samples: Sequence[Shown]) -> str:
 
 
 def _escaped(cell: object) -> str:
-    """As numeric entities whatever markdown or HTML could take for its own."""
+    """Escape markdown and HTML characters as numeric entities."""
     text = f"{cell:g}" if isinstance(cell, float) else str(cell)
     plain = "".join(each if each.isalnum() or each in " \n" else f"&#{ord(each)};" for each in text)
     return plain.replace("\n", "<br>")

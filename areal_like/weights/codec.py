@@ -58,7 +58,7 @@ class Lanes:
 
 @dataclass(slots=True)
 class _Scratch:
-    """What kernels write into, for one block; `fill` int64 [4]: how far gaps, far, short and big are filled."""
+    """Output arrays of the kernels for one block; `fill` int64 [4]: how far gaps, far, short and big are filled."""
 
     gaps: np.ndarray
     far: np.ndarray
@@ -200,7 +200,7 @@ def _fits(segment: Segment, changes: int, escapes: int) -> bool:
 
 
 def _mask_bytes(segment: Segment, density: float, escapes: float) -> float:
-    """Of a mask with steps, per element and before compression."""
+    """Estimated uncompressed bytes per element of mask coding."""
     return 1 / 8 + density / 2 + escapes * segment.width / 8
 
 

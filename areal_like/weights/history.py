@@ -1,4 +1,4 @@
-"""What a publisher or a relay can serve: the newest weights, the deltas that led there, and a base snapshot.
+"""Messages that a publisher or a relay can serve: the newest weights, the deltas that led there, and a base snapshot.
 
 A subscriber names the version that it holds, and gets the shortest route from there to the newest one: the chain of
 deltas, one delta merged from them, or a base snapshot (whole weights) and the deltas after it. A base snapshot is a
@@ -54,7 +54,7 @@ HEADS = 4096
 
 
 class History:
-    """Of weights, or the part of them, with this layout. The last `keep` deltas are kept, and those since the base
+    """History of weights, or the part of them, with this layout. The last `keep` deltas are kept, and those since the base
     snapshot, as long as they are not more than twice the weights together; merged ones, as long as those are not more
     than half of them, so that a slow link gets to its end; a base snapshot serves for at most `snapshot_every`
     versions."""
@@ -98,7 +98,7 @@ class History:
             self._states = {version: kept for version, kept in self._states.items() if kept is not state}
 
     def plan(self, version: int, held: int, digest: str, *, wait: bool = True) -> list[Hop] | None:
-        """What to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest;
+        """Hops to fetch, in this order, to get to `version` from the version `held`, if its bits have that digest;
         empty if it is unreachable; None if it is not available yet (the version is not published, or, without `wait`, a
         merge of large weights is running)."""
         while True:
@@ -165,7 +165,7 @@ class History:
         return [message for start, (_, message) in self._chain.items() if base <= start < version]
 
     def _from_base_snapshot(self, version: int) -> list[Hop]:
-        """By the base snapshot, if it is not too old; else by a new one, of the wanted version if possible."""
+        """Route by the base snapshot, if it is not too old; else by a new one, of the wanted version if possible."""
         if self._base_snapshot:
             start = self._base_snapshot[0].version
             fresh = version - start < self._snapshot_every

@@ -97,7 +97,7 @@ def _lowest(typingctx: TypingContext, bits: types.Integer) -> Intrinsic:
 
 @compiled
 def _changes(old: Array, new: Array, at: int) -> np.uint64:
-    """As `_differ`, also where fewer than 64 elements are left."""
+    """Like `_differ`, also where fewer than 64 elements are left."""
     if at + 64 <= old.size:
         return _differ(old, new, at)
     bits = np.uint64(0)
@@ -175,7 +175,7 @@ def _stepped(before: np.unsignedinteger, code: np.int64, width: int) -> np.int64
 
 @compiled
 def _places(old: Array, new: Array, at: int, words: Array, starts: Array, places: Array) -> int:
-    """Where the elements of the tile that begins at `at` differ, in `places`; returns how many. `words` and `starts`
+    """Write the places where elements of the tile that begins at `at` differ to `places`; returns how many. `words` and `starts`
     are scratch."""
     stop, n, k = min(old.size, at + _TILE), 0, 0
     for each in range(at, stop, 64):

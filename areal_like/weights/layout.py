@@ -105,7 +105,7 @@ class Layout:
             done, place = done + length, place + 1
 
     def pieces(self, segment: Segment) -> list[tuple[int, int, int]]:
-        """What a segment holds: of each tensor, by its place in the table, elements [start, stop), flat."""
+        """Contents of a segment: of each tensor, by its place in the table, elements [start, stop), flat."""
         found, begin = [], 8 * segment.first_word
         end = begin + segment.stop - segment.start
         place = bisect_right(self._offsets, begin) - 1
@@ -120,7 +120,7 @@ class Layout:
 
     @cached_property
     def _offsets(self) -> list[int]:
-        """Where each tensor begins in the whole weights, in bytes."""
+        """Offset in bytes of each tensor in the whole weights."""
         return list(accumulate([spec.space for spec in self.specs], initial=0))[:-1]
 
     def _add(self, spec: TensorSpec, offset: int, first: int, end: int) -> None:

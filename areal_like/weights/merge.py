@@ -40,7 +40,7 @@ def merge(messages: Sequence[Message], layout: Layout) -> bytes:
 
 
 class _Total:
-    """What the changes of a segment come to: `bits` of all of it; or, where `touched` (bool [count]) says so, `steps`
+    """Sum of the changes of a segment: `bits` of all of it; or, where `touched` (bool [count]) says so, `steps`
     (int32 [count], which wrap as they should)."""
 
     def __init__(self, segment: Segment):
@@ -49,7 +49,7 @@ class _Total:
         self._touched, self._steps = np.zeros(0, bool), np.zeros(0, np.int32)
 
     def add(self, coding: int, parts: tuple[np.ndarray, ...]) -> None:
-        """As of `planes.parts_of`."""
+        """Add one segment's changes; `parts` come from `planes.parts_of`."""
         if coding == DENSE:
             self.bits = parts[0].view(BITS_OF[self._segment.width]).copy()
             return

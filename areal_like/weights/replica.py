@@ -45,7 +45,7 @@ class Route:
 
 
 class _Part:
-    """What is held of a part of the weights: `version`, with the lanes and the digest of its bits."""
+    """State of a part of the weights: `version`, with the lanes and the digest of its bits."""
 
     def __init__(self, layout: Layout, state: State):
         self.layout = layout
@@ -141,7 +141,7 @@ class Replica:
             part.version = head.version
 
     def changes(self) -> Changes | None:
-        """What has changed since the last call, relative to what was held then; None: anything may have."""
+        """Changes since the last call, relative to what was held then; None: anything may have."""
         changes, self._changes = self._changes, Changes(self.digest)
         return changes
 

@@ -68,7 +68,7 @@ class TensorSpec:
 
 
 def spans(specs: Sequence[TensorSpec], part: int, parts: int) -> list[tuple[int, int]]:
-    """Where a part lies in the whole weights: bytes [start, stop), those that meet as one."""
+    """Byte ranges [start, stop) of a part in the whole weights; adjacent ranges are merged."""
     found, offset = list[tuple[int, int]](), 0
     for spec in specs:
         start, stop = (offset + cut for cut in spec.cuts(parts)[part : part + 2])

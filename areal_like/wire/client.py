@@ -1,4 +1,4 @@
-"""How actors, the learner and the starter talk to the buffer: thin classes over the bus that know only the messages."""
+"""Clients of the buffer for actors, the learner and the starter: thin classes over the bus that know only the messages."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class ActorClient:
 
     @staticmethod
     def carried(lease: messages.Lease, payloads: Payloads) -> dict[int, CarriedSamples]:
-        """What the leases of a message carry, by group."""
+        """Partial samples in the leases of a message, by group."""
         pairs = zip(lease.partials, payloads, strict=True)
         return {head.id: decode_partial(head, payload, usable) for (head, usable), payload in pairs}
 

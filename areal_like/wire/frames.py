@@ -1,4 +1,4 @@
-"""What goes over the wire: `[msgpack header][payload]...`, never pickled, checked before it is used.
+"""Format of messages: `[msgpack header][payload]...`, never pickled, checked before it is used.
 
 The header is `[SCHEMA, kind, message]`; `wire.messages` has the kinds, and a message that does not fit is refused
 with a `WireError` that names its field. Two processes whose messages differ have different schemas, by themselves. A
@@ -41,7 +41,7 @@ NOT_WITH_THIS_KEY = "a key of role"
 """Part of a refusal's reason, if the sender cannot fix it."""
 
 Frame = Any
-"""What has the buffer protocol and a length in bytes: bytes, or the socket's own frames."""
+"""Objects with the buffer protocol and a length in bytes: bytes, or the socket's own frames."""
 Payloads = Sequence[Frame]
 MAY_SAY = {role: frozenset(kind for kind, made in KINDS.items() if role in made.by) for role in ROLES}
 """Role of a key → the kinds of messages that its holder may say."""
@@ -66,7 +66,7 @@ class Received(NamedTuple):
 
     @property
     def payload(self) -> memoryview:
-        """Of a message that has one, or none: an empty one."""
+        """The first payload, or an empty view if there is none."""
         return memoryview(self.payloads[0] if self.payloads else b"")
 
 

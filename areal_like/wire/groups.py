@@ -1,4 +1,4 @@
-"""How groups travel: the numbers of many groups as one table, and one columnar payload each.
+"""Encoding of groups: the numbers of many groups as one table, and one columnar payload each.
 
 A push, a batch and a journal record carry the same table (`pack_heads`): `groups` names each group, `rows` has one
 `ROW` per sample, `runs` the (version, n) pairs of all samples, both binary and in the order of the samples; `digests`
@@ -173,7 +173,7 @@ ROW = np.dtype(
 
 @dataclass(slots=True)
 class Head:
-    """What the buffer knows about a group without looking at its payload.
+    """Facts about a group that the buffer uses without looking at its payload.
 
     `samples` counts them; `seconds` see `Group.seconds`; `rows` and `runs` are its part of a table; `size` is that of
     the payload in bytes; `oldest` and `newest` are the versions of its oldest and newest token; `tokens` counts those
@@ -339,7 +339,7 @@ def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
 
 
 def _sizes(head: Head, n_prompts: int, n_turns: int) -> ColumnSizes:
-    """Of the columns of a group's payload; `n_prompts` are the tokens of all prompts."""
+    """Sizes of the columns of a group's payload; `n_prompts` are the tokens of all prompts."""
     tokens = n_prompts + head.tokens
     return ColumnSizes(tokens, head.tokens, head.tokens, n_turns, tokens - head.samples, head.experts)
 
@@ -406,7 +406,7 @@ def _mark_forks(samples: Sequence[Sample], masks: np.ndarray) -> None:
 
 
 def _forks(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of a payload's loss masks: which tokens are trained, bool, and the places of forks. Where there are none nothing
+    """Split a payload's loss masks into trained tokens, bool, and the places of forks. Where there are none nothing
     is copied."""
     if most_of(masks) < FORK:
         return masks.view(np.bool_), np.empty(0, np.int64)

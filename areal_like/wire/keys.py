@@ -66,7 +66,7 @@ def make(folder: Path) -> None:
 
 
 def provide(folder: Path) -> None:
-    """As `make`, whole or not at all; does nothing if keys exist."""
+    """Like `make`, whole or not at all; does nothing if keys exist."""
     if folder.exists():
         return
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")

@@ -80,7 +80,7 @@ def _is_whole(call: Completion) -> bool:
 
 
 def _sizes(head: PartialHead) -> ColumnSizes:
-    """Of the columns of a partial group's payload."""
+    """Sizes of the columns of a partial group's payload."""
     tokens = int(np.add.reduce(np.frombuffer(head.runs, RUN)["n"], dtype=np.int64))
     positions = int(np.add.reduce(np.frombuffer(head.positions, np.int32), dtype=np.int64))
     return ColumnSizes(tokens, tokens, positions=positions, experts=head.experts)

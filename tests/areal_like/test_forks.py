@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -95,6 +97,20 @@ def test_nothing_outlives_a_starter_that_was_killed(run_folder: Path, fresh: boo
     until("the end of the role", lambda: not alive(pid))
     if fresh:
         until("the end of its server", lambda: not alive(server))
+
+
+def test_a_server_starts_where_the_temporary_folder_has_a_long_path(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    code = f"""
+from pathlib import Path
+from areal_like.launch import forks
+from areal_like.launch.group import environment
+forks._context.set_forkserver_preload([])
+print(forks.Forked("this", [], environment(1), Path({str(tmp_path / "log")!r})).wait(60))
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(long)}, capture_output=True)
+    assert done.returncode == 0 and done.stdout == b"0\n", done.stderr
 
 
 def test_only_roles_with_a_model_on_the_cpu_are_forked() -> None:

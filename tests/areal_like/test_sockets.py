@@ -62,7 +62,7 @@ def test_a_long_temporary_folder_is_left_for_a_short_one(temporary: Path, monkey
     long = temporary / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder = SocketFolder("areal-forks-")
+    folder = SocketFolder()
     assert folder.path.parent == temporary
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder.path / "w4194304"))
@@ -80,11 +80,11 @@ def test_where_there_is_no_short_folder_one_sentence_says_so(temporary: Path, mo
 def test_the_longest_place_that_is_taken_has_room_for_every_socket(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    length = LONGEST - sockets.LONGEST_NAME - len("areal-forks-") - 8 - 1
+    length = LONGEST - sockets.LONGEST_NAME - len(sockets.PREFIX) - 8 - 1
     place = temporary / ("x" * (length - len(os.fsencode(temporary)) - 1))
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    folder = SocketFolder("areal-forks-")
+    folder = SocketFolder()
     assert folder.path.parent == place
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder.path / ("x" * (sockets.LONGEST_NAME - 1))))
