@@ -173,13 +173,11 @@ class Trainer(Protocol):
     `Trainer(model, loss, advantage, temperature, seed, *, knobs)`: a transformers model, a loss and an advantage whose
     knobs are bound (`learners.losses.contract`, `learners.advantages`), `sampling.temperature` and `run.seed`.
 
-    Some attributes are optional. If `streams` is true, the trainer also has `take(part: Batch) -> None`: it gets
-    groups of the next batch as they finish, in batch order, and computes their gradients without applying them. If
-    `vocab_size` is a number, the buffer refuses groups with token ids that are not below it. `numbers(group_id)`
-    returns what the last step computed per token (`learners.step.Step.numbers`), for people to read. `staleness()` is
-    `Batch.staleness` of all that was trained last, where `train` gets one rank's share of it. Another one,
-    `logprobs_of(sequences)`, returns logprobs at temperature 1 of each token behind the first, row by row, and the
-    dtype of their precision: with it, engines are probed (`learners.probe`)."""
+    Some attributes are optional. If `vocab_size` is a number, the buffer refuses groups with token ids that are not
+    below it. `numbers(group_id)` returns what the last step computed per token (`learners.step.Step.numbers`), for
+    people to read. `staleness()` is `Batch.staleness` of all that was trained last, where `train` gets one rank's share
+    of it. `logprobs_of(sequences)` returns logprobs at temperature 1 of each token behind the first, row by row, and
+    the dtype of their precision: with it, engines are probed (`learners.probe`)."""
 
     def train(self, batch: Batch) -> Mapping[str, object]:
         """One train step on one batch; returns metrics."""

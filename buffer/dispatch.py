@@ -270,12 +270,10 @@ class Dispatcher:
             self._stop_learner(learner.peer)
             return
         ready = self.groups.may_train(index)
-        entries = self.groups.serve(index, as_finished=learner.parts is not None) if ready else []
+        entries = self.groups.serve(index) if ready else []
         self.revoke()
         frames = self._frames(entries, index)
         if not frames:
-            if ready and learner.parts is not None:
-                self._serve_part(learner.peer, index, version, learner.parts)
             if stopping == "drain" and not self._can_serve(index):
                 self._stop_learner(learner.peer)
             return
@@ -288,16 +286,6 @@ class Dispatcher:
         batch = messages.Batch(index, version, allowed, actors, pack_heads(heads), info, learner.redo)
         self.outbox.put(learner.peer, *self.shares.put(batch, heads, frames).share(0))
         self.shares.answer(self.outbox.put)
-
-    def _serve_part(self, peer: bytes, index: int, version: int, begin: int) -> None:
-        """Send the groups of the wanted batch that are ready, so that the learner can compute gradients early. They
-        stay WAITING: they are served, and recorded, with the whole batch. The first `begin` are sent already."""
-        entries = self.groups.finished_of(index)[begin:]
-        if frames := self._frames(entries):
-            table = pack_heads([each.head for each in entries if each.head])
-            actors, allowed = [each.pushed_by for each in entries], self.groups.oldest_allowed(index)
-            self.outbox.put(peer, messages.Part(index, version, allowed, actors, table, begin), frames)
-            self.peers.learner.parts = begin + len(entries)
 
     def _frames(self, entries: list[Entry], batch: int | None = None) -> list[Frame]:
         """The payloads of groups that go out together; `batch` if they are SERVED. Empty if the journal has lost one

@@ -249,16 +249,7 @@ class GroupManager:
         """Open the next batch, of `groups` groups. `scheduler`: the scheduler's state, if it has any."""
         self.commit(events.Open(self.bound.batches.opened, groups, scheduler))
 
-    def finished_of(self, batch: int) -> list[Entry]:
-        """WAITING groups that are sure to be in a batch, in the order of `serve(as_finished=True)`. This is only known
-        if each batch takes its own slots (`batch_policy: in_order`)."""
-        batches = self.bound.batches
-        if batch >= batches.opened or batch in self.store.planned:
-            return []
-        slots = range(batches.first(batch), batches.first(batch + 1))
-        return sorted((e for e in self.store.of(Stage.WAITING) if e.slot in slots), key=lambda e: e.pushed)
-
-    def serve(self, batch: int, as_finished: bool = False) -> list[Entry]:
+    def serve(self, batch: int) -> list[Entry]:
         """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all ready.
 
         The policy chooses. This method checks the bound again, against the tokens that actors really pushed: a group
@@ -270,8 +261,7 @@ class GroupManager:
             mask_tokens  it is served while any token is young enough; older tokens are not trained (`oldest_allowed`)
             wait         this never happens: an earlier batch waits until the group is ready, and takes it
 
-        `as_finished`: order the groups as they were pushed, not as the policy chose. A batch that was served before a
-        crash is served again with the same groups in the same order.
+        A batch that was served before a crash is served again with the same groups in the same order.
         """
         ids = self._planned_for(batch)
         if not ids:
@@ -281,8 +271,6 @@ class GroupManager:
             ids = self._choose(batch)
             if ids and not self._within_bound(batch, ids):
                 raise RuntimeError(f"batch {batch} would break the staleness bound of {self.bound.max_staleness}")
-            if as_finished:
-                ids = sorted(ids, key=lambda group_id: self.store.entries[group_id].pushed)
         if not ids:
             return []
         self._check_on_policy(batch, ids)

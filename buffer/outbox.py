@@ -84,8 +84,6 @@ def _told_apart_by(message: Message) -> Hashable:
     match message:
         case messages.Pushed():
             return tuple(message.ids)
-        case messages.Part():
-            return message.index, message.begin
         case messages.Batch() | messages.SetAside():
             return message.index
     return None

@@ -198,7 +198,6 @@ class Learner:
 
     peer: bytes | None = None
     wanted: messages.Want | None = None  # its open request
-    parts: int | None = None  # groups of the wanted batch sent early (None: the learner takes batches whole)
     steps: int = 0  # batches trained
     redo: int = 0  # batches set aside
     vocab_size: int | None = None  # tokens that its model knows (None: not known yet)

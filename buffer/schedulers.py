@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple
 
 from buffer.sizing import GroupLengths, Sizing
-
-CutResponses = Literal["drop", "weigh"]
 
 
 class GroupPlan(NamedTuple):
@@ -115,8 +113,7 @@ class AsyncScheduler(Scheduler):
 
     `max_staleness` is in versions (inf: unbounded). `max_inflight_groups`: most groups rolled out at once.
     `oversample_responses`: samples started per sample needed; the first to finish make the group. Short answers are
-    then trained too often. `cut_responses`: "drop" accepts that. With "weigh" the learner multiplies advantages by the
-    inverse of each sample's chance to be among the first (`learners.cut_responses`), which removes most of the bias.
+    then trained too often.
     """
 
     def __init__(
@@ -126,7 +123,6 @@ class AsyncScheduler(Scheduler):
         max_staleness: Annotated[float, "[0, inf]"] = 1,
         max_inflight_groups: Annotated[int, "[1, inf)"] | None = None,
         oversample_responses: Annotated[float, "[1, inf)"] = 1.0,
-        cut_responses: CutResponses = "drop",
     ):
         super().__init__(sizing)
         if max_staleness < 0 or (math.isfinite(max_staleness) and max_staleness != int(max_staleness)):
@@ -136,7 +132,6 @@ class AsyncScheduler(Scheduler):
         self.max_staleness = max_staleness
         self.max_inflight_groups = max_inflight_groups
         self.oversample_responses = _factor("oversample_responses", oversample_responses)
-        self.weighs = _weighs(cut_responses, oversample_responses)
         self.launch = math.ceil(self.group_size * oversample_responses)
 
     def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
@@ -158,7 +153,7 @@ class SyncScheduler(Scheduler):
     takes P groups of the queue, first in, first out, and nothing else. So only the order of prompts changes: each is
     trained once, and at the end of the data rounds empty the queue. We differ from the paper: `oversample_responses` is
     1 by default, since closing a group at its first responses favours short answers *within* a prompt. It applies in
-    short rounds only, with `cut_responses: weigh` (see `AsyncScheduler`) in all.
+    short rounds only.
 
     A group that was cut starts again on the weights of its new round: strictly on-policy. With `max_staleness` above 0
     and `partial_rollout: resume` it continues from tokens that are up to `max_staleness` versions old. This is no
@@ -171,13 +166,11 @@ class SyncScheduler(Scheduler):
         *,
         oversample_prompts: Annotated[float, "[1, inf)"] = 1.0,
         oversample_responses: Annotated[float, "[1, inf)"] = 1.0,
-        cut_responses: CutResponses = "drop",
         max_staleness: Annotated[float, "[0, inf)"] = 0,
     ):
         super().__init__(sizing)
         self.oversample_prompts = _factor("oversample_prompts", oversample_prompts)
         self.oversample_responses = _factor("oversample_responses", oversample_responses)
-        self.weighs = _weighs(cut_responses, oversample_responses)
         if max_staleness < 0 or max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
             raise ValueError(
                 f"scheduler.max_staleness={max_staleness}: mode=sync allows 0 only. A larger bound needs "
@@ -194,7 +187,7 @@ class SyncScheduler(Scheduler):
     def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
         self.groups = super().open_batch(samples, deferred, seen, least)
         self.long = deferred >= self.groups
-        over = 1.0 if self.long and not self.weighs else self.oversample_responses
+        over = 1.0 if self.long else self.oversample_responses
         self.launch = math.ceil(self.group_size * over)
         return self.groups
 
@@ -248,11 +241,3 @@ def _factor(name: str, value: float) -> float:
     if not 1 <= value < math.inf:
         raise ValueError(f"scheduler.{name} must be at least 1, not {value}")
     return value
-
-
-def _weighs(cut_responses: str, oversample_responses: float) -> bool:
-    if cut_responses not in get_args(CutResponses):
-        raise ValueError(f"scheduler.cut_responses is drop or weigh, not {cut_responses!r}")
-    if cut_responses == "weigh" and oversample_responses == 1:
-        raise ValueError("scheduler.cut_responses=weigh needs scheduler.oversample_responses above 1: nothing is cut")
-    return cut_responses == "weigh"

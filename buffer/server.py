@@ -418,8 +418,6 @@ class Server:
                 self._on_published(manifest)
             case messages.Want():
                 self._on_want(message)
-            case messages.Stream():
-                self.learner.parts = 0
             case messages.Trained(index):
                 self._trained_before(index + 1)
             case messages.Untrainable(index, reason):
@@ -448,8 +446,6 @@ class Server:
         if index < self.learner.steps:
             raise WireError(f"batch {index} is trained already")
         self.learner.wanted = message
-        if self.learner.parts is not None:
-            self.learner.parts = 0
 
     def _trained_before(self, steps: int) -> None:
         """Batches before `steps` are trained, even if a message about one was lost. No batch is counted twice."""
@@ -478,8 +474,6 @@ class Server:
         for entry in faulty:
             self.groups.drop(entry.id, UNTRAINABLE, reason)
         self.learner.wanted = None
-        if self.learner.parts is not None:
-            self.learner.parts = 0
 
     def _on_end_run(self, steps: int) -> None:
         """No more batches: drop all active groups, run the last evaluation, then send the report."""

@@ -35,8 +35,6 @@ def build_trainer(config: Any, rank: int = 0) -> Trainer:
     try_loss(loss, config.loss.name)
     if spec.get("normalise") == RESPONSE_LIMIT:
         spec["normalise"] = response_limit(task, config.sampling.max_new_tokens)
-    if config.scheduler.get("cut_responses") == "weigh":
-        spec["started_per_trained"] = config.scheduler["oversample_responses"]
     return build("learner", spec, model, loss, advantage, config.sampling.temperature, config.run.seed)
 
 

@@ -55,12 +55,6 @@ class Critic:
     def zero_grad(self) -> None:
         self._optimizer.zero_grad()
 
-    def scale(self, factor: float) -> None:
-        """Multiply the gradient."""
-        for p in self._head.parameters():
-            if p.grad is not None:
-                p.grad.mul_(factor)
-
     def step(self) -> None:
         """Make one step; skip a gradient that is not finite."""
         for p in self._head.parameters():

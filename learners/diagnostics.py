@@ -83,11 +83,6 @@ class TokenTally:
         }
         return {name: [values, stale.astype(np.int64), gains] for name, (values, stale, gains) in columns.items()}
 
-    def join(self, other: TokenTally) -> None:
-        """Add what another tally observed."""
-        for name, pieces in other._pieces.items():
-            self._pieces.setdefault(name, []).extend(pieces)
-
     def metrics(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for name, table in self._reduced.items():
@@ -197,3 +192,17 @@ def zero_variance_by_staleness(batch: Batch) -> dict[str, float]:
     equal = ~varied(rewards, member)
     staleness = np.array([batch.version - g.oldest_version for g in batch.groups])
     return {f"zero_variance_share{suffix}": float(equal[members].mean()) for suffix, members in buckets(staleness)}
+
+
+def mismatch(log_ratio: np.ndarray, in_flight: np.ndarray) -> dict[str, float]:
+    """How far an engine's logprobs are from the learner's under the same weights, from log(learner / engine) [N] of
+    tokens of staleness 0. `mismatch_kl` is k3 (Schulman's estimator of KL(behaviour ‖ learner), per token),
+    `mismatch_max` the largest |Δ logprob|. Tokens after a weight update within their response (`in_flight` bool [N])
+    have their own metrics: an engine that keeps the KV cache of older weights adds to the difference."""
+    metrics = {}
+    for suffix, members in (("", ~in_flight), ("/in_flight", in_flight)):
+        moved = log_ratio[members].astype(np.float64)
+        if len(moved):
+            metrics[f"mismatch_kl{suffix}"] = float((np.expm1(moved) - moved).mean())
+            metrics[f"mismatch_max{suffix}"] = float(np.abs(moved).max())
+    return metrics

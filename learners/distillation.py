@@ -1,19 +1,102 @@
-"""The reverse KL to a teacher over its most likely tokens, and weights for old samples. Pure.
+"""Distillation: a frozen teacher beside the learner's model scores the student's own tokens.
 
 KL(student ‖ teacher) on the student's own prefixes is what on-policy distillation lowers (GKD, arXiv 2306.13649;
 "On-Policy Distillation", Thinking Machines, 2025). `learners.advantages.distill` estimates it from the sampled token
-alone; here it is summed over k tokens.
+alone; with `top` it is summed over the teacher's k most likely tokens, as a term of the loss. Like the reference model,
+the teacher scores once per train step, before any weight changes, and is sharded over the ranks like the student.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Annotated
+
+import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from learners.losses.contract import log_ratio
+from areal_like.models.causal_lm import deferred_weights, folder
+from learners.collectives import Ranks
+from learners.logprobs import forward_logprobs, forward_top
+from learners.packing import MicroBatch
+from learners.passes import Passes
+from learners.penalties import kl_estimate
+from learners.step import Step
 
 TINY = 1e-12
 """Least probability of all other tokens together."""
+
+
+class Teacher:
+    """`path`: the folder of a model with the student's tokens. With `top` k, the KL over the teacher's k most likely
+    tokens (`lumped_kl`; at least the vocabulary: exactly) × `kl` is added to the loss of each trained token."""
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        top: Annotated[int, "[0, inf)"] = 0,
+        kl: Annotated[float, "[0, inf)"] = 1.0,
+    ):
+        if path is None:
+            raise ValueError("learner.teacher.path: got null, expected the folder of a model")
+        self.path, self.top, self.kl = path, top, kl
+
+    def load(self, student: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedModel:
+        """The frozen model, rounded to `dtype`; with several ranks perhaps without weights yet (`learners.sharding`).
+        Raises ValueError if it has fewer tokens than the student."""
+        with deferred_weights(maker=ranks.rank == 0) if ranks.count > 1 else nullcontext():
+            model = folder(0, 0, path=self.path)
+        known, tokens = int(model.config.vocab_size), int(student.config.vocab_size)
+        if known < tokens:
+            raise ValueError(
+                f"learner.teacher.path: got a model of {known} token ids, expected at least {tokens}, as the student "
+                "has: both must use the same tokens"
+            )
+        model = model.to(student.dtype).eval().requires_grad_(False)
+        if model.device.type != "meta":
+            for p in model.parameters():
+                p.copy_(p.to(dtype))
+        return model
+
+
+class TeacherScorer:
+    """Scores batches with the teacher's `model`, which has the student's ranks and device."""
+
+    def __init__(self, teacher: Teacher, model: PreTrainedModel, ranks: Ranks, vocab_size: int):
+        self.model, self._ranks, self._vocab_size = model, ranks, vocab_size
+        self._top, self._kl = min(teacher.top, vocab_size), teacher.kl
+
+    @torch.no_grad()
+    def score(self, step: Step, passes: Passes) -> None:
+        """Set `step.teacher` (logprobs of the trained tokens) and, with `top`, `step.top` (ids and logprobs of the
+        teacher's most likely tokens in their places)."""
+        step.teacher = torch.zeros_like(step.behaviour)
+        if self._top:
+            shape = len(step.behaviour), self._top
+            step.top = step.behaviour.new_zeros(shape, dtype=torch.int64), step.behaviour.new_zeros(shape)
+        for part in passes.microbatches(step.columns, np.flatnonzero(step.columns.lengths)):
+            own = replace(part, experts=None)
+            with passes.precision():
+                if step.top is None:
+                    step.teacher[part.trained] = forward_logprobs(self.model, own, passes.temperature)[0]
+                    continue
+                found = forward_top(self.model, own, passes.temperature, self._top, self._vocab_size)
+            step.teacher[part.trained], step.top[0][part.trained], step.top[1][part.trained] = found
+        step.teacher = self._ranks.sum_disjoint(step.teacher, step.own)
+
+    def loss(self, step: Step, part: MicroBatch, current: Tensor, candidates: Tensor | None, by: float) -> Tensor:
+        """The KL to the teacher over its most likely tokens ÷ `by`, as a term of a micro-batch's loss; 0 without `top`.
+        `current` [N] and `candidates` [N, k] are the student's logprobs, with their graph."""
+        assert step.teacher is not None
+        step.observe({"teacher_kl": kl_estimate(current.detach(), step.teacher[part.trained], "k3")}, part.trained)
+        if candidates is None or step.top is None:
+            return current.new_zeros(())
+        kl = lumped_kl(candidates, step.top[1][part.trained])
+        step.observe({"teacher_kl_top": kl.detach()}, part.trained)
+        return self._kl / by * (kl if step.share is None else step.share[part.trained] * kl).sum()
 
 
 def lumped_kl(student: Tensor, teacher: Tensor) -> Tensor:
@@ -23,17 +106,3 @@ def lumped_kl(student: Tensor, teacher: Tensor) -> Tensor:
     ours, theirs = (1.0 - each.exp().sum(-1) for each in (student, teacher))
     rest = ours.clamp(min=TINY) * (ours.clamp(min=TINY).log() - theirs.clamp(min=TINY).log())
     return kl + torch.where((ours > TINY) | (theirs > TINY), rest, 0.0)
-
-
-def prefix_weights(current: Tensor, behaviour: Tensor, sequence: Tensor, cap: float) -> Tensor:
-    """Π min(π/π_b, `cap`) over the trained tokens before each token of its sequence: [N], without gradient. The
-    teacher's word counts less after a prefix that the student would no longer produce. (The token itself needs no
-    weight: the KL is a sum over all tokens.)"""
-    moved = log_ratio(current.detach(), behaviour, torch.ones_like(current, dtype=torch.bool)).double()
-    moved = moved.clamp(max=float(torch.tensor(cap, dtype=torch.float64).log()))
-    before = moved.cumsum(0) - moved
-    starts = torch.ones_like(sequence, dtype=torch.bool)
-    starts[1:] = sequence[1:] != sequence[:-1]
-    places = torch.arange(len(sequence), device=sequence.device)
-    first = torch.where(starts, places, 0).cummax(0).values if len(sequence) else places
-    return (before - before[first]).exp().to(current.dtype)

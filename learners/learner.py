@@ -8,14 +8,11 @@ then publishes what `snapshot` returns.
 Invariants: between optimizer steps the model's parameters are the published bits (`learners.optim`). The gradient does
 not depend on how minibatches are cut into micro-batches, up to floating-point summation order. The same batches from
 the same state give the same bits.
-
-With `stream` the learner takes gradients of finished groups while others still run (`take`). It applies nothing before
-`train`, which scales the sums at its end: the step is the same up to the order of summation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -37,22 +34,10 @@ from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics, of_demonstrations
 from learners.collectives import Ranks
 from learners.critic import Critic
-from learners.diagnostics import buckets, zero_variance_by_staleness
-from learners.gradient_noise import DrawnWeights, Parts
-from learners.lessons import Lessons
+from learners.diagnostics import zero_variance_by_staleness
+from learners.distillation import Teacher, TeacherScorer
 from learners.logprobs import forward_candidates, forward_logprobs, forward_with_states
-from learners.losses.contract import (
-    LossFunction,
-    is_single_pass,
-    is_supervised,
-    leaves_out,
-    merged,
-    needs_proximal,
-    needs_uniform,
-    plan_of,
-    planned_for,
-)
-from learners.mismatch import MismatchProbe
+from learners.losses.contract import LossFunction, marks_of, merged, planned_for
 from learners.objective import Objective, frozen
 from learners.optim import MasterAdamW
 from learners.packing import Columns, MicroBatch, cut_groups
@@ -62,8 +47,6 @@ from learners.saving import Saving
 from learners.schedules import Schedule
 from learners.sharding import Computing, hold_in, prepare, reshard
 from learners.step import Step
-from learners.streaming import check_stream, combined, is_start_of
-from learners.teacher import Teacher
 from learners.truncation import one_token_further, without_cut_answers
 from learners.untrainable import or_untrainable, unknown_tokens
 
@@ -83,15 +66,9 @@ class TorchLearner:
     (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy, and
     `critic_clip` bounds how far a value moves in a train step (None: not at all).
 
-    `grad_norm_by_staleness` also measures the gradient's norm per bucket of staleness, at the cost of one pass per
-    bucket. `gradient_noise` measures the gradient's noise, between prompts and within them (`learners.gradient_noise`);
-    None: only if `sizing` needs it (configs fill that in). `grad_cosine_cap` bounds the cosine between consecutive
-    gradients (`learners.alignment`; 1: only report it). After `mismatch_every` train steps without tokens of staleness
-    0, a group is scored by the weights that sampled it (0: never; `learners.mismatch`).
-
     `lora` {rank, alpha, targets, path} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher`
-    {path or url, top, ...} is the model to distil from (`learners.teacher`; for the advantage `distill`, or `top`).
-    `stream`, `stream_groups` see `take`. `ranks` processes share the work, each with its part of the weights
+    {path, top, kl} is the model to distil from (`learners.distillation`; for the advantage `distill`, or `top`).
+    `ranks` processes share the work, each with its part of the weights
     (`learners.sharding`). Within a step none waits more than `collective_timeout` seconds for another
     (`learners.follower`).
 
@@ -109,7 +86,7 @@ class TorchLearner:
     needs_model = True
     distrust: Callable[[Batch], str] | None = None
     """Gives the reason not to train a batch, or "". Set where no earlier check was made."""
-    _steps: Sequence[Step] = ()  # of the last batch: one or, with `stream`, several
+    _step: Step | None = None  # the last one
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
         self,
@@ -135,14 +112,8 @@ class TorchLearner:
         critic_lr: Annotated[float, "[0, inf)"] = 0.0,
         critic_trunk: Annotated[float, "[0, inf)"] = 0.0,
         critic_clip: Annotated[float, "(0, inf)"] | None = None,
-        grad_norm_by_staleness: bool = False,
-        gradient_noise: bool | None = None,
-        grad_cosine_cap: Annotated[float, "(0, 1]"] | None = None,
-        mismatch_every: Annotated[int, "[0, inf)"] = 8,
         lora: Mapping[str, Any] | None = None,
         teacher: Mapping[str, Any] | None = None,
-        stream: bool = False,
-        stream_groups: Annotated[int, "[1, inf)"] = 1,
         ranks: Annotated[int, "[1, inf)"] = 1,
         collective_timeout: Annotated[float, "(0, inf)"] = 900.0,
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
@@ -160,12 +131,7 @@ class TorchLearner:
         torch.set_num_threads(threads or torch.get_num_threads())
         _check(loss, advantage, temperature, num_minibatches, num_minibatch_epochs, critic_lr, critic_clip)
         taught = None if teacher is None else Teacher(**teacher)
-        _check_teacher(taught, advantage, temperature, grad_norm_by_staleness)
-        self._num_minibatches, self._num_epochs = passes = num_minibatches, num_minibatch_epochs
-        self.streams = check_stream(stream, loss, advantage, *passes, grad_norm_by_staleness, stream_groups)
-        if stream and self.objective.started_per_trained > 1:
-            raise ValueError("stream: scheduler.cut_responses=weigh fits lengths of a whole batch; set it to drop")
-        self._stream_groups, self._taken, self._waiting = stream_groups, list[Step](), list[Group]()
+        self._num_minibatches, self._num_epochs = num_minibatches, num_minibatch_epochs
         if router_replay and compile:
             raise ValueError("learner.router_replay does not go with learner.compile: leave one of them out")
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
@@ -176,13 +142,11 @@ class TorchLearner:
         self._adapters, self._reference = self._arranged(how, seed, dtype, lora, router_replay, taught)
         rates = Schedule(lr, schedule, warmup_steps, (schedule_steps or 0) * num_minibatches * num_minibatch_epochs)
         dtype = self.model.dtype if self._adapters else dtype
-        adamw = partial(MasterAdamW, betas=betas, eps=eps, weight_decay=weight_decay, cosine_cap=grad_cosine_cap)
+        adamw = partial(MasterAdamW, betas=betas, eps=eps, weight_decay=weight_decay)
         adamw = partial(adamw, schedule=rates, clip_grad=clip_grad, publish_dtype=dtype, hold_in=half)
         self.optimizer = adamw(self.model, ranks=self.ranks)
-        self._parts = Parts(DrawnWeights(len(self.optimizer.gradient), seed, self.ranks)) if gradient_noise else None
         head = partial(Critic, lr=critic_lr, trunk=critic_trunk, clip=critic_clip)
         self._critic = head(self.model, self.ranks) if critic_lr else None
-        self._probe = MismatchProbe(self.optimizer, self.ranks, mismatch_every)
         self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self._critic, self.ranks)
         passes_of = partial(
             Passes, micro_batch_tokens=micro_batch_tokens, min_microbatches=min_microbatches, experts=router_replay
@@ -190,9 +154,9 @@ class TorchLearner:
         autocast = compute_dtype == "bfloat16" and half is None
         self._passes = passes_of(self.model, self.ranks, self._device, temperature, half_matrices=autocast)
         self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`
-        self._loss, self._plan, self._advantage = loss, plan_of(loss), advantage
+        self._loss, self._marks, self._advantage = loss, marks_of(loss), advantage
         self._starts_known = bool(critic_lr) or needs_current(advantage)  # proximal logprobs come before advantages
-        self._temperature, self._seed, self._norm_by_staleness = temperature, seed, grad_norm_by_staleness
+        self._temperature, self._seed = temperature, seed
 
     def _arranged(
         self,
@@ -213,12 +177,13 @@ class TorchLearner:
         apart = self.objective.needs_reference and lora is None
         reference = frozen(self.model, dtype) if apart else self.model
         self._replay = RouterReplay(self.model) if replay else None
-        models, self._lessons = [self.model, reference], None
+        models, self._teacher = [self.model, reference], None
         if teacher:
-            self._lessons = Lessons(teacher, teacher.load(self.model, self.ranks, dtype), self.ranks, self.vocab_size)
-        if self._lessons and self._lessons.model is not None:
-            use_packed_attention(self._lessons.model)
-            models.append(self._lessons.model.to(self._device) if self.ranks.count == 1 else self._lessons.model)
+            models.append(teacher.load(self.model, self.ranks, dtype))
+            use_packed_attention(models[-1])
+            if self.ranks.count == 1:
+                models[-1].to(self._device)
+            self._teacher = TeacherScorer(teacher, models[-1], self.ranks, self.vocab_size)
         prepare(models, self.ranks, replace(how, device=self._device, published=dtype))
         return adapters, reference
 
@@ -260,18 +225,13 @@ class TorchLearner:
             return self._train(batch)
 
     def _train(self, batch: Batch) -> dict[str, Any]:
-        lr, batch = self.optimizer.current_lr, self._filtered(batch)
-        probed = self._probe.look(batch, self._passes.logprobs)
-        step = self._streamed(batch) if self.streams else self._in_minibatches(batch)
+        lr = self.optimizer.current_lr
+        batch = without_cut_answers(batch) if self.objective.overlong_filter else batch
+        step = self._step = self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         more |= self._replay.metrics(self.ranks) if self._replay else {}
-        more |= self.optimizer.alignment.take() if self.optimizer.alignment else {}
-        batch = batch if self.streams else step.batch  # that of all ranks
-        found = batch_metrics(batch) | zero_variance_by_staleness(batch) | probed | step.metrics(self.ranks) | more
-        return of_demonstrations(found) if is_supervised(self._loss) else found
-
-    def _filtered(self, batch: Batch) -> Batch:
-        return without_cut_answers(batch) if self.objective.overlong_filter else batch
+        found = batch_metrics(step.batch) | zero_variance_by_staleness(step.batch) | step.metrics(self.ranks) | more
+        return of_demonstrations(found) if self._marks.supervised else found
 
     def logprobs_of(self, sequences: list[list[int]]) -> tuple[list[list[float]], str]:
         """Logprobs, at temperature 1, of all tokens after the first of some sequences. Also the dtype to whose
@@ -287,62 +247,18 @@ class TorchLearner:
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
         """What the last step computed per token of one of its groups (`Step.numbers`)."""
-        return next((step.numbers(group_id) for step in self._steps if step.has(group_id)), [])
+        return self._step.numbers(group_id) if self._step else []
 
     def staleness(self) -> list[int]:
         """`Batch.staleness` of the last batch, with the shares of all ranks."""
-        return [each for step in self._steps for each in step.batch.staleness()]
+        return self._step.batch.staleness() if self._step else []
 
     def _or_untrainable(self, batch: Batch) -> AbstractContextManager[None]:
         self._moved = False
-        return or_untrainable(batch, self._fault_of, self.ranks, self._forget, lambda: self._moved)
+        return or_untrainable(batch, self._fault_of, self.ranks, self._zero_grad, lambda: self._moved)
 
     def _fault_of(self, batch: Batch) -> str:
         return unknown_tokens(batch, self.vocab_size) or (self.distrust(batch) if self.distrust else "")
-
-    def _forget(self) -> None:
-        self._taken, self._waiting = [], []
-        self._zero_grad()
-
-    def take(self, part: Batch) -> None:
-        """Take the gradients of some groups of the next batch, in the batch's order, `stream_groups` at a time (fewer
-        groups wait for more). Only with `stream`. The weights do not change. If the next batch has other groups, which
-        no buffer serves, it starts over."""
-        with self._or_untrainable(part):
-            part = self._filtered(part)
-            self._waiting += part.groups
-            while len(groups := self._waiting[: self._stream_groups]) == self._stream_groups:
-                self._waiting = self._waiting[self._stream_groups :]
-                self._take(replace(part, groups=groups))
-
-    def _take(self, part: Batch) -> None:
-        if not self._taken:
-            self._zero_grad()
-        step = self._begin(part)
-        samples = np.flatnonzero(step.columns.lengths)
-        step.denominator = self.objective.denominator(step.columns, samples)
-        if len(samples):
-            piece = len(self._taken)
-            step.losses.append(self._backward(step, step.columns, samples, 1.0, at_start=True, piece=piece))
-        self._taken.append(step)
-
-    def _streamed(self, batch: Batch) -> Step:
-        """One optimizer step, from the groups whose gradients were already taken and the other groups."""
-        if not is_start_of([step.batch for step in self._taken], batch):
-            self._taken = []
-        taken = sum(len(step.batch.groups) for step in self._taken)
-        for first in range(taken, len(batch.groups), self._stream_groups):
-            self._take(replace(batch, groups=batch.groups[first : first + self._stream_groups]))
-        self._steps = self._taken
-        step, self._taken, self._waiting = combined(self._taken), [], []
-        if step.denominator:
-            if self._parts:
-                self._parts.tell(step.noise, self.optimizer.gradient, step.denominator)
-            self.optimizer.gradient.div_(step.denominator)
-            if self._critic:
-                self._critic.scale(1.0 / step.denominator)
-            self._apply(step)
-        return step
 
     def _apply(self, step: Step) -> None:
         self._moved = True
@@ -354,8 +270,6 @@ class TorchLearner:
         self.optimizer.zero_grad()
         if self._critic:
             self._critic.zero_grad()
-        if self._parts:
-            self._parts.restart()
 
     def _in_minibatches(self, batch: Batch) -> Step:
         step = self._begin(batch)
@@ -363,7 +277,7 @@ class TorchLearner:
         for epoch in range(self._num_epochs):
             order = np.random.default_rng((self._seed, batch.index, epoch)).permutation(len(batch.groups))
             minibatches = cut_groups(batch, step.columns, order, self._num_minibatches)
-            if epoch == 0 and needs_proximal(self._loss) and not self._starts_known:
+            if epoch == 0 and self._marks.wants_proximal and not self._starts_known:
                 # The first minibatch is left out: its logprobs at the start come with its own forward pass.
                 for part, logprobs in self._passes.logprobs(step.columns, minibatches[1:]):
                     step.proximal[part.trained] = logprobs
@@ -371,7 +285,6 @@ class TorchLearner:
                 step.losses.append(self._accumulate(step, samples, at_start=epoch == number == 0))
                 self._apply(step)
         step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
-        self._steps = [step]
         return step
 
     def _begin(self, batch: Batch) -> Step:
@@ -390,9 +303,9 @@ class TorchLearner:
         elif self._starts_known:
             for part, logprobs in self._passes.logprobs(step.columns, trained):
                 step.proximal[part.trained] = logprobs
-        if self._lessons:
-            self._lessons.ask(step, self._passes)
-        if needs_uniform(self._loss):
+        if self._teacher:
+            self._teacher.score(step, self._passes)
+        if self._marks.wants_uniform:
             step.draw(self._seed)
         self._advantages(step)
         return step
@@ -411,8 +324,6 @@ class TorchLearner:
             advantages = self._advantage(episodes)
         else:
             advantages = self._advantage(episodes.per_sample(), step.groups)[step.columns.sample]
-        if (weights := self.objective.sample_weights(step.batch, step.groups)) is not None:
-            advantages = advantages * weights[columns.sample]
         step.set_advantages(advantages)
         if step.values is not None:
             step.targets = step.advantages + step.values
@@ -448,10 +359,10 @@ class TorchLearner:
 
     def _planned(self, step: Step, samples: np.ndarray, at_start: bool) -> Columns:
         """Let the loss weigh all tokens of a minibatch; returns the columns that need a gradient."""
-        assert self._plan
+        assert self._marks.plan
         current = torch.full_like(step.behaviour, torch.nan)
         places = step.on_device(step.columns.tokens_of(samples))
-        if self._plan.needs_current:
+        if self._marks.plan.needs_current:
             if at_start and self._starts_known:
                 current.copy_(step.proximal)
             else:
@@ -460,27 +371,25 @@ class TorchLearner:
             current = self.ranks.sum_disjoint(current, step.own)
             if at_start:
                 step.proximal[places] = current[places]
-        around = needs_proximal(self._loss)
+        around = self._marks.wants_proximal
         if around:
             step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
         minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=around)
         minibatch, observed = planned_for(self._loss, minibatch)
         step.plan(places, minibatch.weights, minibatch.factors, observed)
-        if leaves_out(self._loss):
+        if self._marks.drops:
             step.leave_out(self.objective.shares)
-        columns = step.columns.only(step.has_weight()) if self._plan.skips else step.counted
+        columns = step.columns.only(step.has_weight()) if self._marks.plan.skips else step.counted
         skipped = places[step.own[places] & ~torch.isin(places, step.on_device(columns.tokens_of(samples)))]
         step.observe(step.foreseen(skipped), skipped, "loss/")  # of the others when the loss is known
         return columns
 
     def _accumulate(self, step: Step, samples: np.ndarray, *, at_start: bool) -> float:
         """Put the gradient of one minibatch into the optimizer's buffer; returns its loss."""
-        columns = self._planned(step, samples, at_start) if self._plan else step.columns
+        columns = self._planned(step, samples, at_start) if self._marks.plan else step.columns
         denominator = self.objective.denominator(step.counted, samples) or 1.0  # 0: a correction has left nothing
         self._zero_grad()
         loss = self._backward(step, columns, samples, denominator, at_start=at_start)
-        if self._parts:
-            self._parts.tell(step.noise, self.optimizer.gradient)
         return loss
 
     def _backward(
@@ -491,62 +400,44 @@ class TorchLearner:
         denominator: float,
         *,
         at_start: bool,
-        piece: int | None = None,
     ) -> float:
-        """Add the gradient of some samples, a `piece` of the batch if it is streamed, to the buffer; returns their
-        loss."""
+        """Add the gradient of some samples to the buffer; returns their loss."""
         step.input_tokens += int(step.columns.lengths[samples].sum())
-        losses, by_staleness, parts = list[Tensor](), dict[str, Tensor](), [samples]
-        if self._parts:
-            seed, so_far = (self._seed, step.batch.index), self.optimizer.gradient
-            parts = self._parts.cut(samples, step.groups, seed, so_far, piece=piece).parts
-        for number, some in enumerate(parts):
-            if not len(some):
-                continue
-            for part in self._passes.microbatches(columns, some):
-                loss, outputs = self._forward(step, part, denominator, at_start)
-                step.backward_tokens += part.tokens
-                step.computed_tokens += part.input_ids.numel() if part.tokens else 0
-                if self._norm_by_staleness:
-                    self._backward_by_staleness(step, part, loss, outputs, by_staleness)
-                else:
-                    loss.backward()
-                losses.append(loss.detach())
-            self.optimizer.collect()
-            if by_staleness:
-                self.optimizer.gradient.copy_(torch.stack(list(by_staleness.values())).sum(0))
-            if self._parts:
-                self._parts.note(number, self.optimizer.gradient)
-        for suffix, gradient in by_staleness.items():
-            step.bucket_norms.setdefault(suffix, []).append(self.ranks.norm(gradient))
+        losses = list[Tensor]()
+        for part in self._passes.microbatches(columns, samples):
+            loss = self._forward(step, part, denominator, at_start)
+            step.backward_tokens += part.tokens
+            step.computed_tokens += part.input_ids.numel() if part.tokens else 0
+            loss.backward()
+            losses.append(loss.detach())
+        self.optimizer.collect()
         total = 0.0
         for value in torch.stack(losses).tolist() if losses else ():  # the only wait for the device
             total += value
         return self.ranks.sum(total)
 
-    def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> tuple[Tensor, list[Tensor]]:
-        """The loss of one micro-batch, and the per-token tensors [N] through which its gradient flows."""
+    def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> Tensor:
+        """The loss of one micro-batch."""
         current, entropy, values, candidates = self._outputs(part, step)
-        outputs = [t for t in (current, entropy, values, candidates) if t is not None]
         if not len(part.trained):
-            return torch.stack([t.sum() for t in outputs]).sum(), outputs
+            return torch.stack([t.sum() for t in (current, entropy, values, candidates) if t is not None]).sum()
         if at_start:
             step.proximal[part.trained] = current.detach()
-        batch = step.loss_batch(part.trained, current, part.sequence, needs_proximal(self._loss))
+        batch = step.loss_batch(part.trained, current, part.sequence, self._marks.wants_proximal)
         loss, observed = self._loss(batch, denominator)
         step.observe(merged(step.foreseen(part.trained), observed), part.trained, "loss/")
         step.note({"current": current}, part.trained)
         reference = None if step.reference is None else step.reference[part.trained]
         loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch.share, denominator)
         step.observe(observed, part.trained)
-        if self._lessons:
-            loss = loss + self._lessons.loss(step, part, current, candidates, denominator)
+        if self._teacher:
+            loss = loss + self._teacher.loss(step, part, current, candidates, denominator)
         if self._critic and values is not None and step.values is not None and step.targets is not None:
             before, targets = step.values[part.trained], step.targets[part.trained]
             error, observed = self._critic.loss(values, before, targets, batch.share, denominator)
             loss = loss + error
             step.observe(observed, part.trained)
-        return loss, outputs
+        return loss
 
     def _outputs(self, part: MicroBatch, step: Step) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Logprobs, entropies and values (with a critic) [N] of a micro-batch's trained tokens, and logprobs [N, k] of
@@ -562,42 +453,11 @@ class TorchLearner:
                 current, entropy, hidden = forward_with_states(self.model, part, self._temperature)
         return current, entropy, self._critic.values(hidden) if self._critic else None, candidates
 
-    def _backward_by_staleness(
-        self, step: Step, part: MicroBatch, loss: Tensor, outputs: list[Tensor], sums: dict[str, Tensor]
-    ) -> None:
-        """Add the gradient to `sums`, by the batch's buckets of staleness; overwrites the optimizer's buffer. Each
-        bucket has its own forward pass, since FSDP takes one backward pass for each."""
-        outputs = [t for t in outputs if t.requires_grad]
-        gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
-        for number, (suffix, members) in enumerate(buckets(step.staleness.cpu().numpy())):
-            if number:
-                outputs = [t for t in self._outputs(part, step) if t is not None and t.requires_grad]
-            inside = step.on_device(members)[part.trained]
-            pairs = [(t, g) for t, g in zip(outputs, gradients, strict=True) if g is not None]
-            self.optimizer.zero_grad()
-            torch.autograd.backward([t for t, _ in pairs], [torch.where(inside, g, 0.0) for _, g in pairs])
-            sums[suffix] = sums.get(suffix, 0.0) + self.optimizer.collect()
-
 
 def _whole(tokens: list[int]) -> Sample:
     """A sample in which all tokens but the first are trained."""
     n = len(tokens) - 1
     return Sample(np.array(tokens, np.int32), 1, np.zeros(n, np.float32), np.ones(n, bool), [(0, n)], 0.0, "length")
-
-
-def _check_teacher(teacher: Teacher | None, advantage: Advantage, temperature: float, by_staleness: bool) -> None:
-    """Raise ValueError for a teacher that is missing, has nothing to do, or cannot do it."""
-    wanted = marked(advantage, "needs_teacher")
-    if wanted and teacher is None:
-        raise ValueError("this advantage needs a teacher: set learner.teacher.path to its folder")
-    if teacher is None:
-        return
-    if not wanted and not teacher.top:
-        raise ValueError("learner.teacher has nothing to do: set advantage=distill, or learner.teacher.top above 0")
-    if teacher.url is not None and temperature != 1:
-        raise ValueError("learner.teacher.url: a server's logprobs are of temperature 1: set sampling.temperature=1")
-    if teacher.top and by_staleness:
-        raise ValueError("learner.teacher.top does not go with learner.grad_norm_by_staleness: leave one of them out")
 
 
 def _check(
@@ -614,7 +474,7 @@ def _check(
         raise ValueError(f"temperature must be positive for training, got {temperature}")
     if minibatches < 1 or epochs < 1:
         raise ValueError("num_minibatches and num_minibatch_epochs must be positive")
-    if is_single_pass(loss) and epochs > 1:
+    if marks_of(loss).single_pass and epochs > 1:
         raise ValueError("this loss diverges when a batch is gone through again: num_minibatch_epochs must be 1")
     if marked(advantage, "needs_values") and not critic_lr:
         raise ValueError("this advantage needs a critic: set learner.critic_lr above 0")

@@ -98,10 +98,8 @@ class TrainLoop:
         self.digest = ""
         self._published = -1
         self._stepped = False  # in this process
-        self._fault: Untrainable | None = None  # of the next batch
         self._in_a_row = 0  # batches that were set aside
         self._nonfinite_in_a_row = 0
-        self._early, self._early_seconds = 0, 0.0  # of the next batch: groups trained while others ran, and how long
 
     @property
     def version(self) -> int:
@@ -119,8 +117,6 @@ class TrainLoop:
         progress, before = self.progress, dataclasses.replace(self.progress)
         self.samples = TrainedSamples(self.run_folder, self.config.run, progress.steps)
         self.client.hello(getattr(self.trainer, "vocab_size", None), getattr(self.trainer, "routing", None))
-        if getattr(self.trainer, "streams", False) and not isinstance(self.client, Demonstrated):
-            self.client.stream(self._take)
         if not self.alone:
             self._publish()
         self._want(progress.steps)
@@ -166,34 +162,18 @@ class TrainLoop:
 
     def _train(self, batch: Batch) -> dict[str, Any]:
         """Make a train step, while the buffer prepares the next batch. Returns its metrics. Raises Untrainable."""
-        if self._fault:
-            raise self._fault
         if not self.alone:
             self.attestation.check(batch)
         self._want(batch.index + 1)
         started = time.monotonic()
         with self.spans.during("train"):
             trained = self.trainer.train(batch)
-        row = {**trained, **self._streamed(batch), "train/step_seconds": time.monotonic() - started}
+        row = {**trained, "train/step_seconds": time.monotonic() - started}
         self._in_a_row = 0
         return row
 
     def _want(self, index: int) -> None:
         self.client.want(index, index // self.config.weight_sync_interval)
-
-    def _take(self, part: Batch) -> None:
-        """Take gradients of some groups early. Once a part is untrainable, ignore the rest: the batch will be set
-        aside."""
-        begin = time.monotonic()
-        try:
-            if not self._fault:
-                self.attestation.check(part)
-                with self.spans.during("take"):
-                    self.trainer.take(part)  # type: ignore[attr-defined]
-        except Untrainable as fault:
-            self._fault = fault
-        self._early += len(part.groups)
-        self._early_seconds += time.monotonic() - begin
 
     def _set_aside(self, fault: Untrainable) -> None:
         """Have an untrainable batch replaced. Raises the fault if that is impossible, or too many failed in a row."""
@@ -202,7 +182,6 @@ class TrainLoop:
             raise fault  # demonstrations, a replay, or a fixed age allow no other batch
         log.warning("step %d: %s", step + 1, fault, exc_info=fault.__cause__)
         self.client.set_aside(step, str(fault))
-        self._fault, self._early, self._early_seconds = None, 0, 0.0
         self._in_a_row += 1
         if fault.moved:
             raise RuntimeError(f"{fault}. It failed after one of its optimizer steps: training cannot continue")
@@ -210,14 +189,6 @@ class TrainLoop:
             kept = self.run_folder / "untrainable"
             raise RuntimeError(f"{most} batches in a row (run.max_untrainable) were set aside, see {kept}: {fault}")
         self._want(step)
-
-    def _streamed(self, batch: Batch) -> dict[str, float]:
-        """Metrics of streaming: the share of the batch trained before it was complete, and the seconds for that."""
-        if not getattr(self.trainer, "streams", False):
-            return {}
-        row = {"stream/share": self._early / len(batch.groups), "stream/seconds": self._early_seconds}
-        self._early, self._early_seconds = 0, 0.0
-        return row
 
     def _count_staleness(self, batch: Batch) -> None:
         """Count the staleness of the trained batch. The buffer can't: it serves a batch ahead, and restarts at a
@@ -258,7 +229,7 @@ class TrainLoop:
     def _next_batch(self) -> tuple[Any, dict[str, Any]]:
         begin = time.monotonic()
         batch, info = self.client.batch(may_pause=self.progress.steps % self.config.weight_sync_interval == 0)
-        waited = time.monotonic() - begin - self._early_seconds
+        waited = time.monotonic() - begin
         self.progress.waited += waited
         info["train/wait_seconds"] = waited
         return batch, info

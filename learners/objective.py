@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.types import Batch
-from learners.cut_responses import inverse_chances
 from learners.packing import Columns
 from learners.penalties import KlEstimator, kl_estimate, overlong_penalty
 
@@ -39,9 +38,7 @@ class Objective:
     grows over the last `overlong_buffer` tokens. With `overlong_filter` answers that were cut at the limit of length
     are not trained (`learners.truncation`). The remaining reward is multiplied by `reward_scale`, then cut at ±
     `reward_clip`, if that is a number: AReaL's order, without its bias. Advantages see the result; metrics and samples
-    keep the reward itself. `started_per_trained`: responses started per trained response; above 1, advantages are
-    multiplied by the weights of `learners.cut_responses`. A config says `scheduler.cut_responses: weigh` for that.
-    Raises ValueError for knobs that make no sense.
+    keep the reward itself. Raises ValueError for knobs that make no sense.
     """
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
@@ -61,7 +58,6 @@ class Objective:
         reward_scale: Annotated[float, "(0, inf)"] = 1.0,
         reward_clip: Annotated[float, "(0, inf)"] | None = None,
         kl_cut: Annotated[float, "(0, inf)"] | None = None,
-        started_per_trained: Annotated[float, "[1, inf)"] = 1.0,
     ):
         if normalise not in ("token_mean", "sequence_mean") and not (
             isinstance(normalise, int | float) and normalise > 0
@@ -77,7 +73,6 @@ class Objective:
         self.normalise, self.entropy_bonus = normalise, entropy_bonus
         self.kl_loss, self.kl_loss_estimator = kl_loss, kl_loss_estimator
         self.kl_reward, self.kl_reward_estimator = kl_reward, kl_reward_estimator
-        self.started_per_trained = started_per_trained
         self.kl_cut, self.overlong_filter = kl_cut, overlong_filter
         self.reward_scale, self.reward_clip = reward_scale, np.inf if reward_clip is None else reward_clip
         self.overlong_penalty, self.overlong = overlong_penalty, (overlong_limit, overlong_buffer)
@@ -116,13 +111,6 @@ class Objective:
         """The samples' rewards minus these penalties, scaled and cut: float64 [n]."""
         rewards = np.array([s.reward for s in batch.samples], np.float64) - penalties
         return np.clip(rewards * self.reward_scale, -self.reward_clip, self.reward_clip)
-
-    def sample_weights(self, batch: Batch, groups: np.ndarray) -> np.ndarray | None:
-        """The factor of each sample's advantage, float64 [n]; None: 1 for all."""
-        if self.started_per_trained == 1:
-            return None
-        lengths = np.array([s.response_length for s in batch.samples])
-        return inverse_chances(lengths, groups, self.started_per_trained)
 
     def turn_rewards(self, batch: Batch) -> list[list[tuple[int, float]]]:
         """The samples' rewards of turns, scaled. What a cut takes from the whole reward, it takes at the sample's

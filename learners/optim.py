@@ -18,18 +18,16 @@ into the flat buffer, and rounded weights out of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from learners.alignment import Alignment
 from learners.collectives import Ranks
 from learners.schedules import Schedule
-from learners.sharding import own_part, reshard
+from learners.sharding import own_part
 
 ROUNDED = {"cpu": 1 << 20, "cuda": 1 << 27}
 """Weights that are rounded at once: on a CPU as many as stay in its cache."""
@@ -39,8 +37,7 @@ class MasterAdamW:
     """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with a schedule, clipping and a finite-gradient guard.
 
     Weight decay spares vectors (biases, norms). `schedule` has the rate of each step. `clip_grad` is the largest global
-    L2 norm; 0 switches clipping off. Raises ValueError if it is negative: that would reverse the step. `cosine_cap`
-    bounds the cosine between consecutive gradients (`learners.alignment`), before they are clipped.
+    L2 norm; 0 switches clipping off. Raises ValueError if it is negative: that would reverse the step.
     """
 
     def __init__(  # noqa: PLR0913 - settings of one optimizer
@@ -55,12 +52,10 @@ class MasterAdamW:
         publish_dtype: torch.dtype,
         ranks: Ranks,
         hold_in: torch.dtype | None = None,
-        cosine_cap: float | None = None,
     ):
         if clip_grad < 0:
             raise ValueError(f"clip_grad must not be negative, got {clip_grad}")
         self.schedule, self.clip_grad = schedule, clip_grad
-        self.alignment = None if cosine_cap is None else Alignment(cosine_cap, ranks)
         self.steps = 0
         self.skipped_steps = 0
         self._model, self._dtype, self._ranks = model, publish_dtype, ranks
@@ -121,36 +116,14 @@ class MasterAdamW:
         if not math.isfinite(norm):
             self.skipped_steps += 1
             return norm
-        used = self.alignment.bound(self.gradient, norm) if self.alignment else norm
-        if self.clip_grad and used > self.clip_grad:
-            self.gradient.mul_(self.clip_grad / used)
+        if self.clip_grad and norm > self.clip_grad:
+            self.gradient.mul_(self.clip_grad / norm)
         for group in self._adamw.param_groups:
             group["lr"] = self.current_lr
         self._adamw.step()
         self.steps += 1
         self._round()
         return norm
-
-    @torch.no_grad()
-    def published(self) -> Tensor:
-        """A copy of this rank's part of the published weights, flat, in host memory."""
-        return self._weights.to("cpu", self._dtype, copy=True)
-
-    @contextmanager
-    def holding(self, weights: Tensor) -> Iterator[None]:
-        """Inside, the model has the weights of an earlier `published`; afterwards its own again, bit for bit."""
-        try:
-            self._put(weights)
-            yield
-        finally:
-            reshard(self._model)
-            self._round()
-
-    @torch.no_grad()
-    def _put(self, weights: Tensor) -> None:
-        reshard(self._model)
-        self._weights.copy_(weights)
-        self._copy_out()
 
     def _copy_out(self) -> None:
         """To the parts that FSDP owns."""
@@ -173,7 +146,7 @@ class MasterAdamW:
             "adamw": [{k: v.clone() for k, v in state.items()} for state in self._adamw.state_dict()["state"].values()],
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
-        } | (self.alignment.state_dict() if self.alignment else {})
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -183,8 +156,6 @@ class MasterAdamW:
         own["state"] = {i: {k: v.clone() for k, v in s.items()} for i, s in enumerate(state["adamw"])}
         self._adamw.load_state_dict(own)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
-        if self.alignment:
-            self.alignment.load_state_dict(state)
         self._round()
 
     @torch.no_grad()

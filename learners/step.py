@@ -17,10 +17,8 @@ from areal_like.sampling import stream_key, uniforms
 from areal_like.types import Batch
 from areal_like.weights.transfer import to_device
 from learners.collectives import Ranks
-from learners.diagnostics import TokenTally, drift
-from learners.gradient_noise import NoiseEstimates
+from learners.diagnostics import TokenTally, drift, mismatch
 from learners.losses.contract import LossBatch, Observed, log_ratio
-from learners.mismatch import mismatch
 from learners.packing import Columns
 
 
@@ -32,7 +30,6 @@ class Step:
     [N], `teacher` [N] (its logprobs), `values` [N], `behind` [n] (values behind cut samples), `targets` [N] (of the
     values), `share` [N], `uniform` [N] and `weights` [N] are None where the step has no use for them. `penalties`, by
     name, were subtracted from the reward at each trained token. `losses` and `norms` have one entry per optimizer step.
-    `denominator`: the sums must still be divided by it (0: by nothing; see `learners.streaming`).
     """
 
     def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, dtype: torch.dtype, share: Any):
@@ -63,10 +60,7 @@ class Step:
         self._observed: dict[str, list[tuple[Tensor, Tensor]]] = {}  # name → (places, values) of this rank's tokens
         self.losses: list[float] = []
         self.norms: list[float] = []
-        self.bucket_norms: dict[str, list[float]] = {}
-        self.noise = NoiseEstimates()
         self.input_tokens = self.backward_tokens = self.computed_tokens = 0
-        self.denominator = 0.0
         self.penalties: dict[str, np.ndarray] = {}
 
     def on_device(self, array: np.ndarray | None) -> Any:
@@ -181,10 +175,6 @@ class Step:
         table[:, start + self.columns.place[tokens]] = found.cpu().numpy()
         return [dict(zip(known, rows, strict=True)) for rows in np.split(table, ends[:-1], axis=1)]
 
-    def has(self, group_id: int) -> bool:
-        """Is this group one of the step's batch?"""
-        return any(group.id == group_id for group in self.batch.groups)
-
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """Collect the observations of all ranks."""
         self.tally.merge(ranks)
@@ -198,8 +188,6 @@ class Step:
         metrics = (
             self.tally.metrics() | drift(log_ratios, staleness, sample) | mismatch(log_ratios[fresh], in_flight[fresh])
         )
-        metrics |= {f"grad_norm{suffix}": float(np.mean(norms)) for suffix, norms in self.bucket_norms.items()}
-        metrics |= self.noise.metrics()
         metrics["loss"] = float(np.mean(self.losses)) if self.losses else 0.0
         metrics["grad_norm"] = float(np.mean(self.norms)) if self.norms else 0.0
         metrics["backward_tokens"] = self.backward_tokens

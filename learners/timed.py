@@ -22,7 +22,6 @@ from learners.batch_metrics import batch_metrics
 class TimedLearner:
     """Trains a batch in `base + per_sample · samples + per_token · trained tokens` seconds.
 
-    With `stream` each group costs its time when it comes (`take`), and the rest, with `base`, when the batch is there.
     `weight_bytes`: size of the snapshot, one uint8 tensor that differs after every train step.
     """
 
@@ -33,9 +32,8 @@ class TimedLearner:
         per_sample: Annotated[float, "[0, 1e7]"] = 0.0,
         per_token: Annotated[float, "[0, 1e7]"] = 0.0,
         weight_bytes: Annotated[int, "[1, inf)"] = 65536,
-        stream: bool = False,
     ):
-        self.streams, self._taken, self._steps = stream, 0, 0
+        self._steps = 0
         self._base, self._per_sample, self._per_token = base, per_sample, per_token
         self._state = State([TensorSpec("weights", "uint8", (weight_bytes,))])
 
@@ -43,15 +41,8 @@ class TimedLearner:
         """Wait out the batch's cost, bookkeeping included, and return its metrics."""
         begin, metrics = time.monotonic(), batch_metrics(batch)
         self._restore(self._steps + 1)
-        _sleep_until(begin + self._base + self._seconds(batch.groups[self._taken :]))
-        self._taken = 0
+        _sleep_until(begin + self._base + self._seconds(batch.groups))
         return metrics
-
-    def take(self, part: Batch) -> None:
-        """Wait out the cost of groups that come before the rest of their batch."""
-        begin = time.monotonic()
-        self._taken += len(part.groups)
-        _sleep_until(begin + self._seconds(part.groups))
 
     def _seconds(self, groups: list[Group]) -> float:
         samples = [sample for group in groups for sample in group.samples]

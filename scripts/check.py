@@ -1,154 +1,213 @@
-"""Check your own component: `python -m scripts.check my_module:MyLoss [knob=value ...] [--kind loss]`.
+"""Check your own loss, advantage, reward or environment: `areal-like check my_module:my_loss [knob=value ...]`.
 
-Finds out the component's kind, calls it on made-up input as the processes of a run do, and checks the rules of that
-kind. Prints one line per claim; the exit code is 1 if one does not hold. For a shipped component give the kind:
-`--kind loss ppo`. From a test: `areal_like.check("my_module:my_loss")` raises AssertionError.
+Finds the component's kind by its parameters or methods, calls it on made-up input, and checks the rules of that kind:
+shapes, finite numbers, gradients, no effect beside the result. Prints one line per claim; the exit code is 1 if one
+does not hold. `--kind loss ppo` checks a shipped component. From a test: `areal_like.check("my_module:my_loss")` raises
+AssertionError.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import inspect
+import math
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from areal_like.config.layers import parse_override
-from areal_like.config.registry import COMPONENTS, ConfigError, check, resolve
+from areal_like.config.registry import ConfigError, bind, build, check, resolve
 from areal_like.errors import UserError
 
 from .console.arguments import command, refuse
 from .console.output import console
+from .contracts import demand
 
-CONTRACTS = {
-    **dict.fromkeys(("loss", "advantage"), "learning"),
-    **dict.fromkeys(("scheduler", "sizing", "batch_policy", "sampler", "filter"), "serving"),
-    **dict.fromkeys(("task", "reward", "group_reward", "environment", "workflow", "engine"), "acting"),
-}
-"""Kind → the module of `scripts.contracts` that has its claims."""
-METHODS = {
-    "task": {"prompt", "size", "reward"},
-    "environment": {"reset", "step"},
-    "scheduler": {"admit", "open_batch"},
-    "sizing": {"next_size", "sizes"},
-    "engine": {"generate", "load"},
-}
-PARAMETERS = {
-    ("batch", "denominator"): "loss",
-    ("rewards", "groups"): "advantage",
+PARAMETERS: dict[tuple[str, ...], str] = {
+    ("batch", "denominator"): "loss", ("answer", "response"): "reward", ("rewards", "groups"): "advantage",
     ("episodes",): "advantage",
-    ("rewards", "lengths"): "filter",
-    ("answer", "response"): "reward",
-    ("prompt", "answers"): "group_reward",
-    ("waiting", "missing", "want"): "batch_policy",
-    ("known", "dice"): "sampler",
-}
+}  # fmt: skip
 """Positional parameters of a function → its kind."""
+Claims = list[tuple[str, Callable[[], None]]]
+"""What is claimed, and its check, which raises AssertionError or any other error."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """A claim, and why it does not hold ("": it holds)."""
+def loss_claims(spec: Mapping[str, object], answer: str, response: str) -> Claims:
+    from .contracts import losses  # imports torch
 
-    claim: str
-    problem: str
-    remark: str = ""
+    return losses.claims(bind("loss", spec), str(spec["name"]))
+
+
+def advantage_claims(spec: Mapping[str, object], answer: str, response: str) -> Claims:
+    from learners.advantages import Episodes, marked
+
+    advantage = bind("advantage", spec)
+    per = 2 if marked(advantage, "per_token") else 1  # two tokens of each sample
+
+    def called(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        if per == 1:
+            return np.asarray(advantage(rewards, groups))
+        sample = np.repeat(np.arange(len(rewards)), per)
+        zeros = np.zeros(len(sample))
+        made = Episodes(rewards, groups, sample, zeros, values=zeros, teacher=rewards[sample], student=zeros)
+        return np.asarray(advantage(made))
+
+    def shape() -> None:
+        rewards, groups = np.array([1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.25]), np.arange(8) // 4
+        kept = rewards.copy(), groups.copy()
+        first, second = called(rewards, groups), called(rewards, groups)
+        demand(first.shape == (8 * per,), f"got shape {list(first.shape)}, expected [{8 * per}]")
+        demand(np.isfinite(first).all(), f"got {first.tolist()}, expected finite numbers")
+        unchanged = np.array_equal(rewards, kept[0]) and np.array_equal(groups, kept[1])
+        demand(unchanged, "it wrote into its inputs")
+        demand(np.array_equal(first, second), "two calls with the same rewards differ")
+
+    def order() -> None:
+        found = called(np.array([1.0, 0.0, 0.0, 0.0]), np.zeros(4, np.int64))
+        demand(found[:per].sum() > found[per : 2 * per].sum(), f"rewards 1, 0, 0, 0 of a group gave {found.tolist()}")
+
+    def degenerate() -> None:
+        for rewards, groups in (([0.5], [3]), ([1.0, 1.0], [0, 0]), ([0.0, 0.0, 0.0], [0, 0, 1]), ([], [])):
+            found = called(np.array(rewards), np.array(groups, np.int64))
+            demand(np.isfinite(found).all(), f"rewards {rewards} of groups {groups} gave {found.tolist()} (÷ 0?)")
+
+    return [
+        ("one finite number per sample (per trained token, if marked per_token), and no effect beside it", shape),
+        ("the better answer of a group gets the higher advantage", order),
+        ("groups of one sample, and of equal rewards, stay finite", degenerate),
+    ]
+
+
+ANSWERS = ("", "42", "The answer is 42.", "\\boxed{\\frac{1}", "é∑\x00" * 20, "7 " * 5000)
+"""What a model may write: nothing, something, broken LaTeX, odd characters, far too much."""
+
+
+def reward_claims(spec: Mapping[str, object], answer: str, response: str) -> Claims:
+    reward = bind("reward", spec)
+
+    def numbers() -> None:
+        for each in (response, *ANSWERS):
+            earned = reward(answer, each)
+            demand(not inspect.isawaitable(earned), "it is `async def`: a reward is a plain function")
+            right = isinstance(earned, int | float) and math.isfinite(earned)
+            demand(right, f"the response {each[:40]!r} earned {earned!r}: return a finite number")
+            demand(earned == reward(answer, each), f"the response {each[:40]!r} earned {earned}, then something else")
+
+    def tells_apart() -> None:
+        right, empty = reward(answer, response), reward(answer, "")
+        demand(
+            right > empty,
+            f"the response {response[:40]!r} to {answer[:40]!r} earns {right:g}, an empty one {empty:g}; if this is no "
+            "right one, give --answer and --response",
+        )
+
+    return [
+        ("whatever the model writes earns a finite number, twice the same", numbers),
+        ("a right response earns more than an empty one", tells_apart),
+    ]
+
+
+def environment_claims(spec: Mapping[str, object], answer: str, response: str) -> Claims:
+    prompt = build("task", {"name": "calculator"}, 3).prompt("train", 0)
+
+    async def maybe(value: Any) -> Any:
+        return await value if inspect.isawaitable(value) else value
+
+    async def played() -> list[Any]:
+        world = build("environment", spec)
+        seen: list[Any] = [await maybe(world.reset(prompt))]
+        for action in ("12*34=", "", 'x<tool_call>{"name": "calculator", "arguments": {}}</tool_call>', "|", "42"):
+            seen.append(tuple(await maybe(world.step(action))))
+            if seen[-1][2:] == (True,):
+                break
+        if hasattr(world, "close"):
+            await maybe(world.close())
+        return seen
+
+    def answers() -> None:
+        shown, *outcomes = asyncio.run(played())
+        demand(isinstance(shown, str), f"reset: got {shown!r}, expected the text that the model is shown, often ''")
+        for each in outcomes:
+            right = len(each) == 3 and isinstance(each[0], str) and isinstance(each[2], bool)
+            right = right and (each[1] is None or math.isfinite(each[1]))
+            demand(right, f"step: got {each!r}, expected (text, a finite reward or None, True or False)")
+
+    def repeats() -> None:
+        first, second = asyncio.run(played()), asyncio.run(played())
+        demand(first == second, f"the same actions gave {first}, then {second}: an interrupted sample is replayed")
+
+    return [
+        ("reset shows text; step gives (text, reward or None, done)", answers),
+        ("the same actions have the same outcomes", repeats),
+    ]
+
+
+CLAIMS = {
+    "loss": loss_claims,
+    "advantage": advantage_claims,
+    "reward": reward_claims,
+    "environment": environment_claims,
+}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = command("check", __doc__)
     parser.add_argument("component", help="module:Name, found from the current folder; with --kind also a shipped name")
     parser.add_argument("knobs", nargs="*", metavar="knob=value", help="knobs of the component")
-    parser.add_argument("--kind", choices=CONTRACTS, help="if methods or parameters do not show it")
+    parser.add_argument("--kind", choices=CLAIMS, help="if methods or parameters do not show it")
     parser.add_argument("--answer", default="42", help="reward: an answer, as a row of the data set has it")
     parser.add_argument("--response", default="The answer is 42", help="reward: a right response to it")
-    parser.add_argument("--task", default="", help="environment, workflow: a task with prompts for it")
     return parser.parse_intermixed_args(argv)
 
 
 def kind_of(name: str) -> str:
-    """The kind of a shipped component, or of `module:Name`, by its methods or parameters. Raises ConfigError."""
-    if shipped := [kind for kind in CONTRACTS if name in COMPONENTS[kind]]:
-        return shipped[0]
+    """The kind of `module:Name`, by its methods or parameters. Raises ConfigError."""
     if ":" not in name:
-        own = f"{name.removesuffix('.py').replace('/', '.')}:NAME" if name.endswith(".py") else "module:Name"
-        raise ConfigError(f"there is no shipped component {name!r}; name your own as {own}")
-    try:
-        found = resolve("task", name)  # any kind: `module:Name` is looked up in the same way
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("task.name: ")) from None
-    except Exception as error:  # the user's module: whatever it raises
-        raise ConfigError(f"{name.partition(':')[0]} cannot be imported: {in_words(error)}") from None
+        raise ConfigError(f"component: got {name!r}, expected module:Name; or say --kind with a shipped name")
+    found = resolve("loss", name)  # any kind: `module:Name` is looked up in the same way
     function = getattr(found, "func", found)
-    if not callable(function):
-        raise ConfigError(f"{name} is {function!r}: a component is a function or a class")
-    if inspect.isclass(function):
-        fitting = [kind for kind, methods in METHODS.items() if methods <= set(dir(function))]
-        if len(fitting) == 1:
-            return fitting[0]
-        raise ConfigError(f"{name}: its methods fit {' and '.join(fitting) or 'no kind'}; set --kind")
-    if inspect.iscoroutinefunction(function):
-        return "workflow"
-    parameters = inspect.signature(function).parameters.values()
+    if inspect.isclass(function) and {"reset", "step"} <= set(dir(function)):
+        return "environment"
+    parameters = inspect.signature(function).parameters.values() if callable(function) else ()
     names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
-    for given in PARAMETERS:
-        if names[: len(given)] == given and len(names) > len(given):
-            knob = names[len(given)]
-            raise ConfigError(f"{name}: knobs are keyword-only: write `*,` before {knob!r}, and give it a default")
-    if names not in PARAMETERS:
-        known = "; ".join(f"{kind}({', '.join(by)})" for by, kind in PARAMETERS.items())
-        raise ConfigError(f"{name}({', '.join(names)}): which kind is that? Known are {known}; or set --kind")
-    return PARAMETERS[names]
+    for given, kind in PARAMETERS.items():
+        if names == given:
+            return kind
+        if names[: len(given)] == given:
+            raise ConfigError(f"{name}: knobs are keyword-only: write `*,` before {names[len(given)]!r}")
+    raise ConfigError(f"{name}({', '.join(names)}): which kind is that? Known are {', '.join(CLAIMS)}; set --kind")
 
 
-def results(kind: str, spec: Mapping[str, object], **help: Any) -> Iterator[Result]:
-    """The claims of a component, one by one. Raises ConfigError if there is no such component or knob."""
-    from .contracts import Help
-
+def results(
+    kind: str, spec: Mapping[str, object], answer: str = "42", response: str = "The answer is 42"
+) -> Iterator[tuple[str, str]]:
+    """The claims of a component, and why each does not hold ("": it holds). Raises ConfigError."""
     check(kind, spec)
-    contracts = import_module(f".contracts.{CONTRACTS[kind]}", __package__)
-    try:
-        claims = contracts.CLAIMS[kind](spec, Help(**help))
-    except UserError:
-        raise
-    except Exception as error:
-        yield Result("it can be built", in_words(error))
-        return
-    for claim, holds in claims:
+    for claim, holds in CLAIMS[kind](spec, answer, response):
+        problem = ""
         try:
-            yield Result(claim, "", holds() or "")
-        except Exception as error:
-            yield Result(claim, in_words(error))
-
-
-def in_words(error: Exception) -> str:
-    """The text of a broken claim; for any other error also the place where it was raised."""
-    if type(error).__name__ in ("Broken", "BadLoss"):
-        return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    others = (str(Path(__file__).parent), sys.prefix, sys.base_prefix)
-    own = [frame for frame in frames if not frame.filename.startswith(others)]  # of the component
-    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"
+            holds()
+        except (AssertionError, UserError) as error:
+            problem = str(error)
+        except Exception as error:  # the component's own
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            problem = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        yield claim, problem
 
 
 def require(
     component: str, kind: str | None = None, knobs: Mapping[str, object] | None = None, **help: str
 ) -> list[str]:
-    """Check a component against its contract, for tests: `areal_like.check("my_module:MyLoss")`. Returns the claims.
-
-    `help`: answer, response, task, as the command's options. Raises AssertionError with all claims that do not hold,
-    and ConfigError if there is no such component.
-    """
-    found = list(results(kind or kind_of(component), {"name": component, **(knobs or {})}, **help))
-    broken = [f"{each.claim}: {each.problem}" for each in found if each.problem]
-    if broken:
+    """Check a component, for tests; `help` as the command's options. Returns the claims. Raises AssertionError with all
+    that do not hold, ConfigError if there is no such component."""
+    found = dict(results(kind or kind_of(component), {"name": component, **(knobs or {})}, **help))
+    if broken := [f"{claim}: {problem}" for claim, problem in found.items() if problem]:
         raise AssertionError(f"{component}:\n" + "\n".join(broken))
-    return [each.claim for each in found]
+    return list(found)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -158,11 +217,9 @@ def main(argv: list[str] | None = None) -> int:
         kind = args.kind or kind_of(args.component)
         spec = {"name": args.component} | dict(parse_override(each) for each in args.knobs)
         out.print(f"{args.component} is checked as: {kind}", markup=False)
-        for each in results(kind, spec, answer=args.answer, response=args.response, task=args.task):
-            broken += bool(each.problem)
-            mark = "BROKEN" if each.problem else "holds "
-            remark = each.problem or each.remark
-            out.print(f"{mark}  {each.claim}{f': {remark}' if remark else ''}", markup=False)
+        for claim, problem in results(kind, spec, args.answer, args.response):
+            broken += bool(problem)
+            out.print(f"BROKEN  {claim}: {problem}" if problem else f"holds   {claim}", markup=False)
     except (UserError, ValueError, OSError) as error:
         refuse(error)
     print(f"{broken} broken" if broken else "all hold")

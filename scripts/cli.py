@@ -18,7 +18,6 @@ VERBS = {
     "status": "a live run: progress, who waits for whom",
     "ledger": "where every prompt of a run went; --verify checks the journal",
     "timeline": "who worked and who waited, as a plot or a trace",
-    "score": "gradients of all losses on a recorded run",
     "simulate": "a run in virtual time: throughput, staleness, idle shares",
     "plan": "how many GPUs for rollout, which mode, which bound",
     "eval": "reward and pass@k of a model on sets of prompts",
@@ -26,7 +25,7 @@ VERBS = {
     "ablate": "a grid of runs times seeds, with tables and plots",
     "join": "add actors to a live run",
     "stop": "stop a live run",
-    "check": "check your own loss, reward, task, ... against its contract",
+    "check": "check your own loss, advantage, reward or environment",
     "keys": "make encryption keys",
 }
 """Verb → what it does. Users may write a dash for an underscore."""

@@ -1,7 +1,7 @@
 """Plan a cluster: `areal-like plan CONFIG [key=value ...] --gpus 64 [--costs FILE] [--target tokens_per_second]`.
 
 Searches over simulations with the production scheduler (`areal-like simulate`): splits of the GPUs between actors and
-learner, sync and async with several bounds, slots, train steps between weights, tail batching, stream. Prints the best
+learner, sync and async with several bounds, slots, train steps between weights, tail batching. Prints the best
 plans and the best sync one, and writes a config of the first.
 """
 

@@ -3,9 +3,8 @@
 Prints each process's share of time for each activity, and for waiting. `--plot` draws it; `--trace` writes trace events
 for https://ui.perfetto.dev. Works during a run, too. It does not align the clocks of several hosts.
 
-An actor generates, evaluates (held-out prompts), or has an update of its weights; a learner trains, takes gradients of
-groups while others still run (`learner.stream`), publishes, or writes a checkpoint. The rest is waiting: for another
-process, or for the disk.
+An actor generates, evaluates (held-out prompts), or has an update of its weights; a learner trains,
+publishes, or writes a checkpoint. The rest is waiting: for another process, or for the disk.
 """
 
 from __future__ import annotations

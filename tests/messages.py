@@ -12,7 +12,7 @@ from msgspec import inspect
 from areal_like.types import Completion, Group, Lease, PartialSample, Sample
 from areal_like.wire import messages
 from areal_like.wire.groups import encode_group, pack_heads
-from areal_like.wire.messages import Batch, HandBack, Message, Part, Push
+from areal_like.wire.messages import Batch, HandBack, Message, Push
 from areal_like.wire.partials import encode_partial
 
 
@@ -69,7 +69,6 @@ def with_groups(chance: random.Random) -> list[tuple[Message, list[bytes]]]:
     return [
         (Push(table), payloads),
         (Batch(0, 0, 0, [], table, {"reward": 0.5}, 1, [0]), payloads),
-        (Part(0, 0, 0, [], table, 0), payloads),
         (HandBack([left[0].id], [left[0]], False), [bytes(left[1])]),
         (messages.Lease([Lease(left[0].id, 0, "train", 8, 8)], [(left[0], [0])]), [bytes(left[1])]),
     ]

@@ -41,22 +41,12 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_each_command_of_the_page_is_known() -> None:
-    assert len(CHECKS) >= 11 and len(TRAINS) >= 9 and len(SNIPPETS) >= 11
+    assert len(CHECKS) == 4 and len(TRAINS) >= 9 and len(SNIPPETS) >= 11
     assert {words[1] for words in COMMANDS} == {"check", "train", "config"}
-    assert [words[0] for words in CHECKS if "import TorchEngine" in module_for(words[0].removeprefix("mine:"))] != []
-    table = set(re.findall(r"mine:(\w+)", PAGE.partition("## A loss")[0])) - {"careful"}
-    assert table < {name for words in CHECKS for name in re.findall(r"mine:(\w+)", words[0])}
-
-
-def module_for(name: str) -> str:
-    """The page's module, without its engine if another snippet is asked for: that imports transformers, which several
-    processes of a check would import for seconds. The other tests here have the whole module."""
-    return "\n".join(each for each in SNIPPETS if "import TorchEngine" not in each or f"class {name}" in each)
 
 
 @pytest.mark.parametrize("arguments", CHECKS, ids=lambda words: words[0])
 def test_each_snippet_keeps_its_contract(arguments: list[str], mine: Path, capsys: pytest.CaptureFixture) -> None:
-    (mine / "mine.py").write_text(module_for(arguments[0].removeprefix("mine:")))
     assert check.main(arguments) == 0, capsys.readouterr().out
 
 
@@ -87,3 +77,11 @@ def test_every_process_of_a_run_finds_the_users_module(mine: Path) -> None:
     assert json.loads((mine / "runs" / "a" / "summary.json").read_text())["steps"] == 2
     rows = [json.loads(line) for line in (mine / "runs" / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [row["sizing/group_size"] for row in rows] == [4, 4] and "loss/weight" in rows[0]
+
+
+def test_the_example_of_a_loss_keeps_its_contract_and_its_commands_are_known() -> None:
+    text = (ROOT / "examples" / "losses" / "README.md").read_text(encoding="utf-8")
+    commands = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("areal-like ")]
+    checked, trained = (next(words[2:] for words in commands if words[1] == verb) for verb in ("check", "train"))
+    assert check.main(checked) == 0
+    assert configs.load(trained).loss["cap"] == 3

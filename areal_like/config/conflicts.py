@@ -137,14 +137,10 @@ def validate_training(config: Config) -> None:
     if epochs > 1 and "single_pass" in marks("loss", config.loss["name"]):
         key = "learner.num_minibatch_epochs"
         raise ConfigError(f"{key}: loss={config.loss['name']} diverges with more than 1, got {epochs}", key)
-    _validate_correction(config, stream=known.get("stream") is True)
-    if known.get("ranks", 1) > 1 and known.get("stream"):
-        raise ConfigError("learner.ranks: learner.stream works with 1 rank only", "learner.ranks")
+    _validate_correction(config)
     if known.get("schedule", "constant") != "constant" and known.get("schedule_steps") is not None:
         _refuse_warmup(known)
     advantage = config.advantage["name"]
-    if known.get("stream") is True:
-        _refuse_stream(config, known)
     for knob in ("kl_reward", "overlong_penalty"):
         if advantage == "maxrl" and known.get(knob):
             key = f"learner.{knob}"
@@ -170,8 +166,8 @@ def _refuse_lone_samples(config: Config, learner: Mapping[str, object]) -> None:
         )
 
 
-def _validate_correction(config: Config, stream: bool) -> None:
-    """Corrections whose knobs contradict one another, the loss, or streaming."""
+def _validate_correction(config: Config) -> None:
+    """Corrections whose knobs contradict one another or the loss."""
     loss = with_defaults("loss", config.loss)
     found, own = marks("loss", loss["name"]), None
     if "wants_proximal" in found and loss.get("proximal", "recompute") is not None:
@@ -186,9 +182,6 @@ def _validate_correction(config: Config, stream: bool) -> None:
         if "weight" not in chosen:  # one of the user's own
             return
         problem = corrections.problem_of(chosen) or corrections.problem_with_loss(chosen, own)
-        if stream and (chosen["self_normalise"] or chosen["rejected"] == "drop"):
-            knob = "self_normalise" if chosen["self_normalise"] else "rejected"
-            problem = knob, "learner.stream takes gradients before the whole batch is there; leave one of the two out"
         if problem:
             raise ConfigError(f"{path}.{problem[0]}: {problem[1]}", f"{path}.{problem[0]}")
         path, spec = f"{path}.correction", as_spec(chosen["correction"])
@@ -206,10 +199,8 @@ def _validate_teacher(config: Config, learner: Mapping[str, object]) -> None:
     if not isinstance(teacher, Mapping):
         raise ConfigError(f"{key}: expected {{path: FOLDER, knobs}}, got {teacher!r}", key)
     check_part(key, teacher)
-    if (teacher.get("path") is None) is (teacher.get("url") is None):
-        raise ConfigError(f"{key}: give path (a folder) or url (a server), one of the two", key)
-    if teacher.get("url") is not None and teacher.get("top"):
-        raise ConfigError(f"{key}.top: a server says only what the sampled token is worth: give {key}.path", key)
+    if teacher.get("path") is None:
+        raise ConfigError(f"{key}.path: got null, expected the folder of a model", f"{key}.path")
     if not wanted and not teacher.get("top"):
         raise ConfigError(f"{key} has nothing to do: set advantage=distill, or {key}.top above 0", key)
 
@@ -267,20 +258,3 @@ def _refuse_warmup(learner: Mapping[str, int]) -> None:
             "raise run.steps (learner.schedule_steps)",
             key,
         )
-
-
-def _refuse_stream(config: Config, learner: Mapping[str, object]) -> None:
-    """Streaming takes gradients group by group: nothing may depend on the whole batch."""
-    loss, advantage, policy = (part["name"] for part in (config.loss, config.advantage, config.batch_policy))
-    key, problem = "learner.stream", ""
-    for knob in ("num_minibatches", "num_minibatch_epochs"):
-        if learner.get(knob, 1) != 1:
-            problem = f"takes one step per batch: set learner.{knob}=1"
-    if "planned" in marks("loss", loss):
-        problem = f"does not go with loss={loss}, which weighs all tokens of a batch at once"
-    if "needs_batch" in marks("advantage", advantage):
-        problem = f"does not go with advantage={advantage}, which is normalised over the whole batch"
-    if policy != "in_order":
-        problem = "needs batch_policy=in_order: with others it is not known which batch a group will be in"
-    if problem:
-        raise ConfigError(f"{key} {problem}", key)

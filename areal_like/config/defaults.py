@@ -4,7 +4,6 @@ set.
     learner.lr             random weights: 2e-3; pretrained: 1e-5; adapters of pretrained (LoRA): 1e-4
     learner.warmup_steps   pretrained: 10 optimizer steps, or half of a shorter schedule's; else 0
     learner.schedule_steps train steps until a `linear` or `cosine` schedule ends: run.steps
-    learner.gradient_noise measured where `sizing` chooses by it
 
     of a large model that is computed on this machine's CPU:
     learner.threads        async: the cores that the actors leave; rounds, in which one side waits for the other: all

@@ -118,7 +118,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "dg_kondo": "learners.losses.delightful:dg_kondo",
         "pmpo": "learners.losses.targets:pmpo",
         "tpo": "learners.losses.targets:tpo",
-        "sft": "learners.losses.supervised:sft",
+        "sft": "learners.losses.weighted:sft",
     },
     "correction": {
         "none": "learners.losses.corrections:none",
@@ -162,7 +162,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
 }
 
-PARTS = {"learner.lora": "learners.adapters:Adapters", "learner.teacher": "learners.teacher:Teacher"}
+PARTS = {"learner.lora": "learners.adapters:Adapters", "learner.teacher": "learners.distillation:Teacher"}
 """Knobs whose value is itself a set of knobs: dotted path → the class that defines them."""
 
 

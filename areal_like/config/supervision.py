@@ -6,7 +6,7 @@ from __future__ import annotations
 from areal_like.config.registry import ConfigError, marks, with_defaults
 from areal_like.config.schema import Config
 
-OF_ROLLOUTS = ("stream", "critic_lr", "kl_reward", "router_replay", "teacher")
+OF_ROLLOUTS = ("critic_lr", "kl_reward", "router_replay", "teacher")
 """Knobs of the learner."""
 
 

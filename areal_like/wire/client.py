@@ -178,8 +178,6 @@ class LearnerClient:
         self.dealer = SharedDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="learner")
         self.name = name
         self.pausing = False
-        self._take: Callable[[Batch], None] | None = None
-        self._taken = 0
         self._order = threading.Lock()
         self._index, self.redo = -1, 0
         self._last_sent: dict[type[Message], Message] = {}  # the newest of each, in order, to send them again
@@ -211,19 +209,13 @@ class LearnerClient:
 
     def want(self, index: int, version: int) -> None:
         """Ask for a batch; it comes when it is complete."""
-        self._taken, self._index = 0, index
+        self._index = index
         self.send(messages.Want(index, version))
 
     def want_share(self, index: int, rank: int) -> None:
         """Ask for the share of a rank other than 0; it comes when the learner is served that batch."""
         self._index = index
         self.send(messages.WantShare(index, rank))
-
-    def stream(self, take: Callable[[Batch], None]) -> None:
-        """From now on, while `batch` waits, call `take` with groups of the batch as they finish: each time a `Batch`
-        with the next groups in batch order. The whole batch contains them again."""
-        self._take = take
-        self.send(messages.Stream())
 
     def pause(self) -> None:
         """Make `batch` raise Stopped instead of waiting longer. For signal handlers."""
@@ -234,7 +226,7 @@ class LearnerClient:
         Raises Stopped; without `may_pause` only when everything is drained."""
         index = self._index
         batch, payloads = self._wait_for(messages.Batch, f"batch {index}", self._is_wanted, may_pause)
-        return self._decode(batch, payloads, batch.places, batch.redo), batch.info
+        return self._decode(batch, payloads), batch.info
 
     def _is_wanted(self, batch: messages.Batch) -> bool:
         """Is this batch newer than the last one that was set aside?"""
@@ -248,24 +240,11 @@ class LearnerClient:
         self.redo = answer.redo
         self._last_sent.pop(messages.Untrainable, None)
 
-    def _take_part(self, part: messages.Part, payloads: Payloads) -> None:
-        """Ignore a part that does not continue the earlier ones: the batch will have its groups."""
-        if self._take and part.index == self._index and part.begin == self._taken:
-            batch = self._decode(part, payloads)
-            self._taken += len(batch.groups)
-            self._take(batch)
-
-    def _decode(
-        self,
-        said: messages.Batch | messages.Part,
-        payloads: Payloads,
-        places: list[int] | None = None,
-        redo: int = 0,
-    ) -> Batch:
+    def _decode(self, said: messages.Batch, payloads: Payloads) -> Batch:
         groups = [decode_group(*pair) for pair in zip(unpack_heads(said.table), payloads, strict=True)]
         for group, actor in zip(groups, said.actors, strict=True):
             group.actor = actor
-        batch = Batch(said.index, said.version, groups, said.oldest_allowed, places, redo)
+        batch = Batch(said.index, said.version, groups, said.oldest_allowed, said.places, said.redo)
         if batch.oldest_allowed > 0:
             for sample in batch.samples:
                 sample.mask_tokens_before(batch.oldest_allowed)
@@ -301,9 +280,7 @@ class LearnerClient:
     def _on_unexpected(self, received: Received) -> None:
         """Handle a message that `_wait_for` does not wait for. Raises Stopped, BusError."""
         message = received.message
-        if isinstance(message, messages.Part) and messages.Want in self._last_sent:
-            self._take_part(message, received.payloads)
-        elif isinstance(message, messages.Stop) and messages.Want in self._last_sent:
+        if isinstance(message, messages.Stop) and messages.Want in self._last_sent:
             raise Stopped(drained=message.drain)
         elif isinstance(message, messages.Refused):
             if ONLY_THE_LEARNER not in message.reason:

@@ -268,12 +268,6 @@ class WantShare(Message):
     rank: Count
 
 
-class Stream(Message):
-    """From now on, send the ready groups of the wanted batch early, as `Part`s."""
-
-    by = LEARNER
-
-
 class Trained(Message):
     """All batches up to this one are trained."""
 
@@ -364,18 +358,6 @@ class Batch(Message):
     info: Facts
     redo: Count = 0
     places: Ids | None = None
-
-
-class Part(Message):
-    """Groups of the wanted batch, from place `begin` on, sent before the batch."""
-
-    large = True
-    index: Version
-    version: Version
-    oldest_allowed: int
-    actors: Names
-    table: Table
-    begin: Count
 
 
 class SetAside(Message):

@@ -48,16 +48,6 @@ def clipped_surrogate(
     return objective, flat
 
 
-def check_clip(clip: float, clip_high: float | None, dual_clip: float | None) -> None:
-    """Raise ValueError for clip knobs that make no sense."""
-    if not 0.0 < clip <= 1.0:
-        raise ValueError(f"clip must lie in (0, 1], got {clip}")
-    if clip_high is not None and clip_high <= 0.0:
-        raise ValueError(f"clip_high must be positive, got {clip_high}")
-    if dual_clip is not None and dual_clip <= 1.0:
-        raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
-
-
 @ratio_to_behaviour
 def ppo(
     batch: LossBatch,
@@ -68,7 +58,6 @@ def ppo(
     dual_clip: Annotated[float, "(1, inf]"] | None = None,
 ) -> tuple[Tensor, Observed]:
     """PPO-clip (arXiv 1707.06347, equation 7) on current/behaviour: corrects for and clips against behaviour."""
-    check_clip(clip, clip_high, dual_clip)
     moved = ratio(batch.current, batch.behaviour, batch.mask)
     objective, flat = clipped_surrogate(moved, batch.advantages, clip, clip_high, dual_clip)
     return total(objective, batch, denominator), {"ratio": moved.detach(), "clip_share": flat}
@@ -94,7 +83,6 @@ def decoupled_ppo(
 
     `proximal`: "recompute" by a forward pass at the start of the step, or "interpolate" (`interpolated`, A-3PO).
     """
-    check_clip(clip, clip_high, dual_clip)
     centre = _centre(batch, proximal, "decoupled_ppo")
     moved = ratio(batch.current, centre, batch.mask)
     objective, flat = clipped_surrogate(moved, batch.advantages, clip, clip_high, dual_clip)
@@ -125,7 +113,6 @@ def gspo(
     correction. With `average` A is the mean over the sequence's tokens first, as in AReaL; without it, each token has
     its own. They differ only where the tokens of a sequence have different advantages.
     """
-    check_clip(clip, clip_high, dual_clip)
     centre = batch.behaviour if proximal is None else _centre(batch, proximal, "gspo")
     moved = log_ratio(batch.current, centre, batch.mask)
     sequence_ratio = sequence_means(moved, batch).exp()
@@ -150,8 +137,6 @@ def sapo(
     `temperature_negative` elsewhere. The paper's mean is over each answer, then over answers: `normalise:
     sequence_mean`. Formula and temperatures as in TRL's and AReaL's code.
     """
-    if temperature <= 0.0 or temperature_negative <= 0.0:
-        raise ValueError(f"temperature must be positive, got {temperature} and {temperature_negative}")
     moved = ratio(batch.current, batch.behaviour, batch.mask)
     tau = torch.where(batch.advantages > 0, moved.new_tensor(temperature), moved.new_tensor(temperature_negative))
     gate = 4.0 / tau * torch.sigmoid(tau * (moved - 1.0))
@@ -160,8 +145,6 @@ def sapo(
 
 def _centre(batch: LossBatch, proximal: str, loss: str) -> Tensor:
     """The proximal policy's logprobs [N], by the knob of this name."""
-    if proximal not in ("recompute", "interpolate"):
-        raise ValueError(f"proximal must be 'recompute' or 'interpolate', got {proximal!r}")
     if proximal == "interpolate":
         return interpolated(batch)
     return required(batch.proximal, "proximal logprobs", loss).detach()

@@ -8,10 +8,8 @@ means, maxima and quantiles, overall and by staleness.
 Three policies have the same names everywhere: *behaviour* sampled the token, *proximal* is the learner's policy at the
 start of the train step, *current* carries the gradient.
 
-A loss uses marks to ask for more than a micro-batch: `wants_proximal`, `wants_uniform`, `single_pass`, and `planned`
-for losses that must see a whole minibatch (a rank among its tokens, a softmax over a group) before the first gradient
-is taken. `ratio_to_behaviour` says what a correction must not weigh again. The learner reads the marks. Losses do not
-know about models, wire formats or devices.
+A loss asks for more than a micro-batch by decorators (`Marks`). Losses are independent of models, wire formats and
+devices.
 
 Masked tokens may hold any value, NaN included: they change neither the loss nor its gradient. Log ratios are clamped to
 ±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so tokens that are impossible under a policy stay finite, and have
@@ -20,10 +18,9 @@ no gradient.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,104 +91,65 @@ class MinibatchPlan:
     skips: bool = False
 
 
-def wants_proximal(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss around the proximal policy, which needs `LossBatch.proximal`; if it has a knob `proximal`, only where
-    that is "recompute" ("interpolate": it makes its own, None: it is not around the proximal policy)."""
-    loss.needs_proximal = True  # type: ignore[attr-defined]
-    return loss
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What a loss asks of the learner; each of the first seven is also a decorator.
+
+    `wants_proximal`: it needs `LossBatch.proximal`; if it has a knob `proximal`, only where that is "recompute".
+    `ratio_to_behaviour`: it contains current/behaviour, so a correction must not weigh by that ratio again.
+    `clips_finely`: its clip range is finer than bfloat16 rounding, so engine and learner must compute alike.
+    `wants_uniform`: it draws, and needs `LossBatch.uniform`. `single_pass`: it diverges with more than one pass over a
+    batch. `supervised`: it trains tokens that a task demonstrates, without behaviour logprobs and advantages. `plan`
+    (the decorator is `planned`): it needs `LossBatch.weights`.
+
+    `own_ratio`: the policies whose ratio it contains, "proximal_current", "behaviour_current" or None. `drops`: tokens
+    with factor 0 in its plan leave the batch, with their part of the denominator.
+    """
+
+    wants_proximal: bool = False
+    ratio_to_behaviour: bool = False
+    clips_finely: bool = False
+    wants_uniform: bool = False
+    single_pass: bool = False
+    supervised: bool = False
+    plan: MinibatchPlan | None = None
+    own_ratio: str | None = None
+    drops: bool = False
 
 
-def ratio_to_behaviour(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss that contains the ratio current/behaviour: weighing it by that ratio would count it twice."""
-    loss.has_ratio_to_behaviour = True  # type: ignore[attr-defined]
-    return loss
-
-
-def clips_finely(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss whose clip range is finer than bfloat16 rounding: engine and learner must compute alike."""
-    loss.clips_finely = True  # type: ignore[attr-defined]
-    return loss
-
-
-def wants_uniform(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss that draws: it needs `LossBatch.uniform`."""
-    loss.needs_uniform = True  # type: ignore[attr-defined]
-    return loss
-
-
-def single_pass(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss that diverges with more than one pass over a batch."""
-    loss.single_pass = True  # type: ignore[attr-defined]
-    return loss
-
-
-def supervised(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a loss of tokens that a task demonstrates: it reads neither behaviour logprobs nor advantages, and the
-    learner runs alone."""
-    loss.supervised = True  # type: ignore[attr-defined]
-    return loss
-
-
-def planned(plan: MinibatchPlan) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark a loss that needs `LossBatch.weights`, made by `plan`."""
-
+def _mark(name: str, value: object = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def mark(loss: Callable[..., Any]) -> Callable[..., Any]:
-        loss.plan = plan  # type: ignore[attr-defined]
+        setattr(loss, name, value)
         return loss
 
     return mark
 
 
-def _marked(loss: Callable[..., Any], mark: str, default: Any = False) -> Any:
-    return getattr(getattr(loss, "func", loss), mark, default)
+wants_proximal, ratio_to_behaviour = _mark("wants_proximal"), _mark("ratio_to_behaviour")
+clips_finely, wants_uniform = _mark("clips_finely"), _mark("wants_uniform")
+single_pass, supervised = _mark("single_pass"), _mark("supervised")
+planned = partial(_mark, "plan")
 
 
-def knobs_of(loss: Callable[..., Any]) -> dict[str, Any]:
-    """The knobs bound to a loss with `functools.partial`."""
-    return getattr(loss, "keywords", {})
-
-
-def needs_proximal(loss: Callable[..., Any]) -> bool:
-    """Whether a loss, bare or bound, needs the logprobs of the learner's policy at the start of the train step."""
-    return _marked(loss, "needs_proximal") and proximal_of(loss) == "recompute"
+def marks_of(loss: Callable[..., Any]) -> Marks:
+    """The marks of a loss, bare or with bound knobs, which its plan gets as well."""
+    if isinstance(known := getattr(loss, "marks", None), Marks):
+        return known
+    function, knobs = getattr(loss, "func", loss), getattr(loss, "keywords", {})
+    found: dict[str, Any] = {each.name: getattr(function, each.name, each.default) for each in fields(Marks)}
+    if found["wants_proximal"] and (proximal := proximal_of(loss)) is not None:
+        found |= {"own_ratio": "proximal_current", "wants_proximal": proximal == "recompute"}
+    else:
+        found |= {"own_ratio": "behaviour_current" if found["ratio_to_behaviour"] else None, "wants_proximal": False}
+    if plan := found["plan"]:
+        found["plan"] = replace(plan, weigh=partial(plan.weigh, **knobs))
+    return Marks(**found)
 
 
 def proximal_of(loss: Callable[..., Any]) -> str | None:
     """The knob `proximal` of a loss; "recompute" where it has none."""
     defaults = getattr(getattr(loss, "func", loss), "__kwdefaults__", None) or {}
-    return knobs_of(loss).get("proximal", defaults.get("proximal", "recompute"))
-
-
-def own_ratio(loss: Callable[..., Any]) -> str | None:
-    """The policies whose ratio a loss contains: "proximal_current", "behaviour_current" or None."""
-    if _marked(loss, "needs_proximal") and proximal_of(loss) is not None:
-        return "proximal_current"
-    return "behaviour_current" if _marked(loss, "has_ratio_to_behaviour") else None
-
-
-def needs_uniform(loss: Callable[..., Any]) -> bool:
-    return _marked(loss, "needs_uniform")
-
-
-def is_single_pass(loss: Callable[..., Any]) -> bool:
-    return _marked(loss, "single_pass")
-
-
-def is_supervised(loss: Callable[..., Any]) -> bool:
-    return _marked(loss, "supervised")
-
-
-def plan_of(loss: Callable[..., Any]) -> MinibatchPlan | None:
-    """The plan of a loss with the loss's knobs bound to it, or None."""
-    plan = _marked(loss, "plan", None)
-    if plan is None:
-        return None
-    return dataclasses.replace(plan, weigh=functools.partial(plan.weigh, **knobs_of(loss)))
-
-
-def leaves_out(loss: Callable[..., Any]) -> bool:
-    """Do tokens with factor 0 in the loss's plan leave the batch, with their part of the denominator?"""
-    return _marked(loss, "leaves_out")
+    return getattr(loss, "keywords", {}).get("proximal", defaults.get("proximal", "recompute"))
 
 
 @torch.no_grad()
@@ -201,38 +159,28 @@ def planned_for(loss: Callable[..., Any], minibatch: LossBatch) -> tuple[LossBat
     own = getattr(loss, "planned_for", None)
     if own:
         return own(minibatch)
-    plan = plan_of(loss)
+    plan = marks_of(loss).plan
     if plan is None:
         return minibatch, {}
     weights, observed = plan.weigh(minibatch)
-    return dataclasses.replace(minibatch, weights=weights), observed
-
-
-def with_plan(loss: Callable[..., Any], minibatch: LossBatch) -> LossBatch:
-    """The minibatch with what `loss` plans for it."""
-    return planned_for(loss, minibatch)[0]
+    return replace(minibatch, weights=weights), observed
 
 
 def merged(first: Observed, second: Observed) -> Observed:
-    """Merges two observations of the same tokens. Weights multiply; a token is cut or left out if either says so."""
-    both = {name: first[name] * second[name] for name in first.keys() & second.keys() if name == "behaviour_weight"}
-    either = {name: first[name] | second[name] for name in first.keys() & second.keys() if name != "behaviour_weight"}
-    return first | second | both | either
+    """Two observations of the same tokens. Weights multiply; a token is cut or left out if either says so."""
+    common = first.keys() & second.keys()
+    both = {n: first[n] * second[n] if n == "behaviour_weight" else first[n] | second[n] for n in common}
+    return first | second | both
 
 
 # Sums
-
-
-def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum of `values` [N] where `mask` [N] is True."""
-    return torch.where(mask, values, 0.0).sum()
 
 
 def total(objective: Tensor, batch: LossBatch, denominator: float) -> Tensor:
     """The loss for per-token objectives [N] to maximise: − Σ share · objective ÷ denominator."""
     if batch.share is not None:
         objective = objective * batch.share
-    return -masked_sum(objective, batch.mask) / denominator
+    return -torch.where(batch.mask, objective, 0.0).sum() / denominator
 
 
 def shares(batch: LossBatch) -> Tensor:

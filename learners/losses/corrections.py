@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,10 +32,8 @@ from learners.losses.contract import (
     MinibatchPlan,
     Observed,
     log_ratio,
+    marks_of,
     merged,
-    needs_proximal,
-    own_ratio,
-    plan_of,
     planned_for,
     proximal_of,
     required,
@@ -44,13 +42,6 @@ from learners.losses.contract import (
     shares,
 )
 
-Pair = Literal["behaviour_proximal", "proximal_current", "behaviour_current"]
-"""Earlier policy _ later policy: a ratio is later/earlier."""
-Weight = Literal["none", "token", "sequence", "geometric"]
-Reject = Literal["none", "ratio", "k1", "k2", "k3", "k3_reverse", "binary_kl"]
-Over = Literal["token", "sum", "mean", "max", "min"]
-Where = Literal["all", "negative"]
-Rejected = Literal["mask", "drop"]
 SURE = 1e-8
 """Probabilities are kept this far from 0 and 1 in a binary KL (AReaL's number)."""
 
@@ -59,17 +50,17 @@ SURE = 1e-8
 class ChainLink:
     """One weight and one rejection. The knobs are those of `ratio`."""
 
-    pair: Pair
-    weight: Weight
+    pair: str
+    weight: str
     weight_low: float
     weight_high: float
     self_normalise: bool
-    reject: Reject
-    over: Over
+    reject: str
+    over: str
     low: float | None
     high: float | None
-    where: Where
-    rejected: Rejected
+    where: str
+    rejected: str
 
     def of(self, batch: LossBatch) -> tuple[Tensor, Tensor, Observed]:
         """Each token's weight before its bounds [N], after them [N], and which tokens stay (bool [N]) ."""
@@ -163,48 +154,35 @@ def binary_kl(earlier: Tensor, moved: Tensor) -> Tensor:
 
 
 class Corrected:
-    """A loss, each token's objective times the factors of its links. It has the marks of the loss.
+    """A loss, each token's objective times the factors of its links.
 
     A link that normalises its weights itself, or that drops tokens, must see a whole minibatch: the plan then makes the
     factors.
     """
 
     def __init__(self, loss: LossFunction, links: list[ChainLink]):
-        self.loss, self.links = loss, links
-        interpolates = proximal_of(loss) == "interpolate"
-        self._interpolates = interpolates and any("proximal" in link.pair for link in links)
-        self.needs_proximal = needs_proximal(loss) or (
-            not interpolates and any("proximal" in link.pair for link in links)
-        )
-        self.leaves_out = any(link.rejected == "drop" for link in links)
+        self.loss, self.links, own = loss, links, marks_of(loss)
+        around = any("proximal" in link.pair for link in links)
+        self._interpolates = around and proximal_of(loss) == "interpolate"
         self._normalises = any(link.self_normalise for link in links)
-
-    def __getattr__(self, mark: str) -> Any:  # `single_pass`, `needs_uniform`, `clips_finely`
-        if mark.startswith("_") or mark in ("loss", "func", "keywords"):
-            raise AttributeError(mark)
-        return getattr(getattr(self.loss, "func", self.loss), mark)
+        drops = any(link.rejected == "drop" for link in links)
+        self._sees_whole = drops or self._normalises
+        plan = own.plan
+        if self._sees_whole:  # which `planned_for` makes
+            plan = MinibatchPlan(self.factors, skips=bool(own.plan and own.plan.skips))
+        proximal = own.wants_proximal or (around and not self._interpolates)
+        self.marks = replace(own, wants_proximal=proximal, plan=plan, drops=drops)
 
     def __call__(self, batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
         factors, seen = batch.factors, dict[str, Tensor]()
         if factors is None:
             if self._sees_whole:
-                required(None, "the factors that its plan makes", "this correction")
+                raise ValueError("this correction needs the factors that its plan makes")
             factors, seen = self.factors(batch)
         share = factors if batch.share is None else batch.share * factors
         corrected = replace(batch, mask=batch.mask & (factors > 0), share=share, factors=None)
         value, observed = self.loss(corrected, denominator)
         return value, merged(seen, observed)
-
-    @property
-    def _sees_whole(self) -> bool:
-        return self._normalises or self.leaves_out
-
-    @property
-    def plan(self) -> MinibatchPlan | None:
-        own = plan_of(self.loss)
-        if own and not self._sees_whole:
-            return own
-        return MinibatchPlan(_unasked, skips=bool(own and own.skips)) if self._sees_whole else None
 
     def planned_for(self, minibatch: LossBatch) -> tuple[LossBatch, Observed]:
         """The minibatch with its factors, if the plan makes them, and with the weights of the loss's own plan, which
@@ -230,10 +208,6 @@ class Corrected:
             share = torch.where(stays, shares(batch), 0.0)
             factors = factors * share.sum() / (share * factors).sum().clamp(min=torch.finfo(factors.dtype).tiny)
         return factors, observed | {"factor": factors}
-
-
-def _unasked(minibatch: LossBatch) -> tuple[Tensor, Observed]:
-    raise AssertionError("a corrected loss is asked by planned_for")
 
 
 # The corrections that a config can name
@@ -285,24 +259,12 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
     knobs = dict(locals())
     corrected = build("correction", as_spec(correction), knobs.pop("loss"))
     plain, links = (corrected.loss, corrected.links) if isinstance(corrected, Corrected) else (corrected, [])
-    _check(knobs, own_ratio(plain))
-    known = pair or ("behaviour_proximal" if own_ratio(plain) == "proximal_current" else "behaviour_current")
+    own = marks_of(plain).own_ratio
+    if problem := problem_of(knobs) or problem_with_loss(knobs, own):
+        raise ValueError(f"{problem[0]}: {problem[1]}")
+    known = pair or ("behaviour_proximal" if own == "proximal_current" else "behaviour_current")
     link = ChainLink(known, weight, weight_low, weight_high, self_normalise, reject, over, low, high, where, rejected)
     return Corrected(plain, [link, *links])
-
-
-def _check(knobs: Mapping[str, Any], of_loss: str | None) -> None:
-    """Raises ValueError for knobs that make no sense, alone or with the loss's own ratio."""
-    kinds = {"pair": Pair, "weight": Weight, "reject": Reject, "over": Over, "where": Where, "rejected": Rejected}
-    for knob, kind in kinds.items():
-        if knobs[knob] not in get_args(kind) and not (knob == "pair" and knobs[knob] is None):
-            raise ValueError(f"{knob} must be one of {', '.join(get_args(kind))}, got {knobs[knob]!r}")
-    if not 0.0 <= knobs["weight_low"] <= 1.0 <= knobs["weight_high"]:
-        raise ValueError(
-            f"weight_low and weight_high must enclose 1, got {knobs['weight_low']}, {knobs['weight_high']}"
-        )
-    if problem := problem_of(knobs) or problem_with_loss(knobs, of_loss):
-        raise ValueError(f"{problem[0]}: {problem[1]}")
 
 
 exact = partial(ratio, weight="sequence")
@@ -319,19 +281,9 @@ sequence_mask = partial(
     ratio, pair="behaviour_current", weight="none", reject="k1", over="mean", high=0.5, where="negative"
 )
 mis_po = partial(
-    ratio,
-    pair="behaviour_proximal",
-    weight="none",
-    reject="ratio",
-    low=0.5,
-    high=2.0,
+    ratio, pair="behaviour_proximal", weight="none", reject="ratio", low=0.5, high=2.0,
     correction={
-        "name": "ratio",
-        "pair": "behaviour_proximal",
-        "weight": "none",
-        "reject": "ratio",
-        "over": "mean",
-        "low": 0.996,
-        "high": 1.001,
+        "name": "ratio", "pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "over": "mean",
+        "low": 0.996, "high": 1.001,
     },
-)
+)  # fmt: skip

@@ -49,8 +49,6 @@ def dg(
     The authors' advantage is reward − group mean without a division by the standard deviation; the choice of the
     advantage is not part of the loss. The gate weakens failures like π^(|A|/η): with advantages below 1 lower η alike.
     """
-    if gate_temperature < 0.0:
-        raise ValueError(f"gate_temperature must not be negative, got {gate_temperature}")
     surplus = delight(batch) - gate_threshold
     gate = torch.sigmoid(surplus / gate_temperature) if gate_temperature else (surplus > 0).to(surplus.dtype)
     weight = gate
@@ -65,8 +63,6 @@ def kondo_gate(batch: LossBatch, *, keep: float = 0.03) -> tuple[Tensor, Observe
 
     Ties go to the earlier token. Tokens without an advantage have no gradient anyway and never stay.
     """
-    if not 0.0 < keep <= 1.0:
-        raise ValueError(f"keep must lie in (0, 1], got {keep}")
     chi = torch.where(batch.mask, delight(batch), -torch.inf)
     count = math.ceil(keep * int(batch.mask.sum()))
     kept = torch.zeros_like(batch.mask)

@@ -31,8 +31,6 @@ def preference_weights(batch: LossBatch, *, alpha: float = 0.5, beta: float = 0.
     S sums the tokens' shares: all, those of positive and those of negative advantage. Divided by a denominator of S,
     as the learner's means over tokens and over sequences are, the sums become PMPO's two means.
     """
-    if not 0.0 <= alpha <= 1.0 or beta < 0.0:
-        raise ValueError(f"alpha must lie in [0, 1] and beta must not be negative, got {alpha} and {beta}")
     share = shares(batch)
     good, bad = batch.mask & (batch.advantages > 0), batch.mask & (batch.advantages < 0)
     everything = share.sum()
@@ -70,8 +68,6 @@ def target_weights(batch: LossBatch, *, temperature: float = 1.0) -> tuple[Tenso
 
     p and q are the policy and its target over the samples of a group; S sums the tokens' shares.
     """
-    if temperature <= 0.0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
     group = required(batch.group, "group numbers", "tpo")
     mask, share, owner, most = batch.mask, shares(batch), batch.sequence, batch.most_sequences
     if not len(share):

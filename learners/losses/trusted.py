@@ -29,8 +29,6 @@ def second_moment_mask(batch: LossBatch, *, threshold: float = 0.04) -> tuple[Te
     Drops the tokens with the largest squared log ratio until the mean of the others is at most `threshold`; ties leave
     in the order of the tokens. If not even the smallest is below it, no token stays.
     """
-    if threshold <= 0.0:
-        raise ValueError(f"threshold must be positive, got {threshold}")
     squared = log_ratio(batch.current, batch.behaviour, batch.mask).double() ** 2
     squared = torch.where(batch.mask, squared, torch.inf)  # masked tokens sort behind all others
     order = squared.argsort(stable=True)
@@ -74,8 +72,6 @@ def dppo(
     and no KL term, unlike prime-rl's.
     """
     high = tv if tv_high is None else tv_high
-    if not (0.0 < tv <= 1.0 and 0.0 < high <= 1.0):
-        raise ValueError(f"tv and tv_high must lie in (0, 1], got {tv} and {high}")
     moved = ratio(batch.current, batch.behaviour, batch.mask)
     risen = (batch.current.exp() - batch.behaviour.exp()).detach()
     outside = torch.where(batch.advantages > 0, risen > high, (batch.advantages < 0) & (risen < -tv))

@@ -1,7 +1,8 @@
 """Losses with the plain policy gradient `w A ∇log π`; they differ in the importance weight w, which has no gradient.
 
 REINFORCE has none; with a correction (`learners.losses.corrections`) it is exact importance sampling, TIS or CISPO. The
-reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function.
+reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function. `sft` is
+the same with A = 1 on tokens that a task demonstrates (`areal_like.config.supervision`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from learners.losses.contract import (
     LOG_RATIO_LIMIT,
     LossBatch,
     Observed,
+    current_logprobs,
     log_ratio,
     ratio_to_behaviour,
     score_loss,
     sequence_sums,
+    supervised,
+    total,
 )
 
 
@@ -34,6 +38,14 @@ def reinforce(batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
     work uses anything up to 7 (ScaleRL, arXiv 2510.13786).
     """
     return score_loss(batch.advantages, batch, denominator), {}
+
+
+@supervised
+def sft(batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
+    """Cross-entropy, − Σ log π ÷ denominator: supervised fine-tuning. With `normalise: token_mean` its value is the
+    mean negative log likelihood per trained token, in nats."""
+    likely = current_logprobs(batch)
+    return total(likely, batch, denominator), {"nll": -likely.detach()}
 
 
 @ratio_to_behaviour
@@ -76,8 +88,6 @@ def vtrace(
     still is. This reduction is ours (no LLM trainer has V-trace); it needs one advantage per sequence, and T is the
     last trained token.
     """
-    if rho_bar <= 0.0 or c_bar <= 0.0:
-        raise ValueError(f"rho_bar and c_bar must be positive, got {rho_bar} and {c_bar}")
     moved = log_ratio(batch.current.detach(), batch.behaviour, batch.mask).double()
     log_rho = moved.clamp(max=math.log(rho_bar))
     log_c = torch.where(batch.mask, moved.clamp(max=math.log(c_bar)), 0.0)

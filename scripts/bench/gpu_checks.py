@@ -33,7 +33,7 @@ from learners.advantages import group
 from learners.attention import packed_attention
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
-from learners.losses.contract import LossBatch, with_plan
+from learners.losses.contract import LossBatch, planned_for
 from learners.row_layout import RowLayout
 
 from .delta import changed
@@ -106,7 +106,7 @@ def _loss_gradient(loss: Any, device: str, tokens: int = 3000) -> tuple[torch.Te
     on_device = {name: torch.from_numpy(values).to(device) for name, values in columns.items()}
     batch = LossBatch(**{n: x.float() if x.is_floating_point() else x for n, x in on_device.items()})
     batch.current.requires_grad_()
-    value, _ = loss(with_plan(loss, batch), float(tokens))
+    value, _ = loss(planned_for(loss, batch)[0], float(tokens))
     (gradient,) = torch.autograd.grad(value, batch.current)
     return value, gradient
 

@@ -50,7 +50,6 @@ SCENARIOS = {
 SYNC = ["mode=sync"]
 TAIL = [*SYNC, "scheduler.oversample_prompts=1.25", "scheduler.oversample_responses=1.25"]
 SAGC = ["sizing={name: sagc, candidates: [4, 8, 16, 32], budget: 0.3, straggler_ratio: 3.0}"]
-STREAM = ["learner.stream=true"]
 BOUNDS = {f"async {bound}": [f"scheduler.max_staleness={bound}"] for bound in ("0", "1", "2", "4", "8", "inf")}
 BOUNDS["async 4, waiting"] = ["scheduler.max_staleness=4", "engine.interruptible=false"]
 MODES = {
@@ -61,8 +60,7 @@ MODES = {
         "sync": SYNC,
         "tail": TAIL,
         "sagc": [*SYNC, *SAGC],
-        "stream": [*SYNC, *STREAM],
-        "all": [*TAIL, *SAGC, *STREAM],
+        "all": [*TAIL, *SAGC],
         "async 4": BOUNDS["async 4"],
     },
 }

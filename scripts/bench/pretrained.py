@@ -134,12 +134,11 @@ def run_ours(mode: str, args: argparse.Namespace, place: Path, name: str) -> dic
 def last_batch_over_unique(run: Path) -> float:
     """`computed_over_unique` of the last batch that a run trained, from the weights that it began with."""
     from areal_like.config import run_config as configs
+    from examples.score_losses import recorded
     from learners.build import build_trainer
 
-    from ..score import recorded
-
     config = configs.load_resolved(run / "config.yaml")
-    *_, batch = recorded(run, config)
+    *_, batch = recorded(run, config.weight_sync_interval)
     return computed_over_unique(build_trainer(config), batch)
 
 

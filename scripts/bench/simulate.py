@@ -37,13 +37,6 @@ SETTINGS = {
     "equal lengths, async 1": ["engine.median=200", "learner.base=0.2", "scheduler.max_staleness=1"],
     "long tail, sync": [*LONGTAIL, "mode=sync"],
     "long tail, tail batching": [*LONGTAIL, "mode=sync", "scheduler.oversample_prompts=1.25"],
-    "long tail, stream": [
-        *LONGTAIL,
-        "mode=sync",
-        "learner.stream=true",
-        "learner.base=0.02",
-        "learner.per_sample=0.0008",
-    ],
     "long tail, async 1": [*LONGTAIL, "scheduler.max_staleness=1"],
     "long tail, async 4": [*LONGTAIL, "scheduler.max_staleness=4"],
     "long tail, async 4, waiting": [*LONGTAIL, "scheduler.max_staleness=4", "engine.interruptible=false"],

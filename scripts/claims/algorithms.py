@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from learners.losses.clipped import decoupled_ppo, ppo
-from learners.losses.contract import LossBatch, Observed, plan_of, with_plan
+from learners.losses.contract import LossBatch, Observed, marks_of, planned_for
 from learners.losses.corrections import capped, exact
 from learners.losses.delightful import dg, dg_kondo
 from learners.losses.targets import pmpo, tpo
@@ -60,8 +60,8 @@ def loss_of(loss: Loss, current: Tensor, behaviour: Tensor, advantages: Tensor, 
         staleness=torch.zeros(count * tokens, dtype=torch.long),
         group=torch.arange(learners * groups).repeat_interleave(samples * tokens),
     )
-    if plan_of(loss):
-        pieces = [with_plan(loss, part) for part in _split(batch, learners)]
+    if marks_of(loss).plan:
+        pieces = [planned_for(loss, part)[0] for part in _split(batch, learners)]
         batch = replace(batch, weights=torch.cat([piece.weights for piece in pieces if piece.weights is not None]))
     return loss(batch, denominator)[0]
 

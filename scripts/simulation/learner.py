@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.config.registry import with_defaults
 from areal_like.config.run_config import Config
 from areal_like.run.run_folder import reason_to_stop
 from areal_like.wire import messages
@@ -34,7 +33,6 @@ class SimulatedLearner:
         self.timeline = router.timeline
         self._encode, self._before_report = costs.weights.encode, before_report
         self._interval = config.weight_sync_interval
-        self._streams = bool(with_defaults("learner", config.learner).get("stream", False))
         self.steps = self.samples = self.tokens = 0
         self.waited = self.elapsed = self.slowest = 0.0
         self.ages, self.lags = Counter[int](), Counter[int]()
@@ -42,14 +40,12 @@ class SimulatedLearner:
         self.report: dict[str, Any] | None = None
         self.reason = ""
         self._began: float | None = None
-        self._inbox: deque[messages.Batch | messages.Part] = deque()
-        self._busy, self._waits_since, self._taken, self._take_seconds = False, 0.0, 0, 0.0
+        self._inbox: deque[messages.Batch] = deque()
+        self._busy, self._waits_since = False, 0.0
         router.peers[self.peer] = self
 
     def hello(self) -> None:
         self._say(messages.Hello("learner", "learner", 1, 0))
-        if self._streams:
-            self._say(messages.Stream())
         self._publish()
         self._want(0)
         if self._is_over():
@@ -72,44 +68,28 @@ class SimulatedLearner:
 
     def receive(self, message: Message, payloads: Payloads) -> None:
         match message:
-            case messages.Batch() | messages.Part():
+            case messages.Batch():
                 self._inbox.append(message)
                 self._next()
             case messages.Report():
                 self.report, self.timeline.over = message.report, True
 
     def _next(self) -> None:
-        """Work on the received batches and parts, in their order."""
+        """Work on the received batches, in their order."""
         while self._inbox and not self._busy and not self.reason:
-            match self._inbox.popleft():
-                case messages.Part() as part if (part.index, part.begin) == (self.steps, self._taken):
-                    self._busy = True
-                    self._taken += len(part.table.groups)
-                    cost = self._cost_of(part.table)
-                    self._take_seconds += cost
-                    self.timeline.after(cost, self._go_on)
-                case messages.Batch() as batch:
-                    self._train(batch)
+            self._train(self._inbox.popleft())
 
     def _train(self, batch: messages.Batch) -> None:
         self._busy, now = True, self.timeline.now
         if self._began is None:
             self._began = now
         else:
-            self.waited += now - self._waits_since - self._take_seconds
+            self.waited += now - self._waits_since
         self._want(batch.index + 1)
-        cost = self.costs.base + self._cost_of(batch.table, self._taken)
-        self._taken, self._take_seconds = 0, 0.0
-        self.timeline.after(cost, self._trained, batch)
+        self.timeline.after(self.costs.base + self._cost_of(batch.table), self._trained, batch)
 
-    def _go_on(self) -> None:
-        self._busy = False
-        self._next()
-
-    def _cost_of(self, table: Table, first: int = 0) -> float:
-        """Cost of the groups from `first` on."""
-        skipped = sum(samples for _, samples, _ in table.groups[:first])
-        lengths = np.frombuffer(table.rows, ROW)["response"][skipped:]
+    def _cost_of(self, table: Table) -> float:
+        lengths = np.frombuffer(table.rows, ROW)["response"]
         return self.costs.per_sample * len(lengths) + self.costs.per_token * int(lengths.sum())
 
     def _trained(self, batch: messages.Batch) -> None:

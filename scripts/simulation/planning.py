@@ -42,7 +42,6 @@ class Choice:
     slots: int
     interval: int
     tail: bool = False
-    stream: bool = False
     each: int = 1
 
     @property
@@ -52,14 +51,13 @@ class Choice:
     @property
     def mode(self) -> str:
         words = ["sync" if self.bound is None else f"async, bound {self.bound:g}"]
-        return ", ".join([*words, *(["tail batching"] if self.tail else []), *(["stream"] if self.stream else [])])
+        return ", ".join([*words, *(["tail batching"] if self.tail else [])])
 
     def overrides(self, config: Config) -> list[str]:
         """Keys that make the choice of a config."""
         found = [f"actors.count={self.actors}", f"weight_sync_interval={self.interval}"]
         found += ["mode=sync"] if self.bound is None else ["mode=async", f"scheduler.max_staleness={self.bound:g}"]
         found += ["scheduler.oversample_prompts=1.25"] if self.tail else []
-        found += ["learner.stream=true"] if self.stream else []
         return found + ([f"engine.slots={self.slots}"] if "slots" in knobs("engine", config.engine.name) else [])
 
     def costs(self, one: Costs) -> Costs:
@@ -150,7 +148,7 @@ class Planner:
         if "slots" in knobs("engine", self.config.engine.name):
             yield from (replace(choice, slots=slots) for slots in (choice.slots // 2, choice.slots * 2) if slots)
         if choice.bound is None:
-            yield from (replace(choice, tail=not choice.tail), replace(choice, stream=True))
+            yield replace(choice, tail=not choice.tail)
         for interval in INTERVALS if choice.bound else ():
             bound = (choice.bound or 0.0) * choice.interval / interval
             if bound >= 1 and (math.isinf(bound) or bound.is_integer()):

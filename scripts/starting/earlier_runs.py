@@ -51,7 +51,7 @@ LEARNER_MAY_CHANGE = (
         "compute_dtype",
         "device",
     ),
-    *("threads", "grad_norm_by_staleness", "gradient_noise", "param_dtype", "fp32_head", "collective_timeout"),
+    *("threads", "param_dtype", "fp32_head", "collective_timeout"),
 )
 """Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that training will not make
 again are then rolled out again (`buffer.main.other_settings`)."""

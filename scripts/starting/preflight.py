@@ -161,7 +161,6 @@ def unanswered(config: Config) -> Iterator[str]:
     """Warnings about servers of others that do not answer: they may still come, or be seen by other hosts only."""
     environment, key = config.workflow.get("environment") or {}, "workflow.environment.server"
     asked = {key: environment.get("server"), "group_reward.base_url": config.group_reward.get("base_url")}
-    asked["learner.teacher.url"] = (config.learner.get("teacher") or {}).get("url")
     for name, url in asked.items():
         if not isinstance(url, str) or not url.startswith(("http://", "https://", "ws://", "wss://")):
             continue

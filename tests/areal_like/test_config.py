@@ -329,7 +329,6 @@ def test_injected_ages_that_contradict_the_rest_are_refused(stand_ins: Path) -> 
 
 
 JUDGE = "{name: judge, base_url: http://127.0.0.1:1/v1, model_name: m}"
-STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +337,6 @@ STREAMED = ["mode=sync", "learner.stream=true", "learner.num_minibatches=1"]
         (["sizing.group_size=1"], "sizing.group_size=1: advantage=group compares the samples of one prompt"),
         (["advantage={name: gae}"], "advantage=gae needs a critic: set learner.critic_lr above 0"),
         (["loss=dg", "learner.num_minibatch_epochs=2"], "learner.num_minibatch_epochs: loss=dg"),
-        (["learner.ranks=2", "learner.stream=true", "learner.num_minibatches=1"], "learner.ranks: "),
         (["learner.lora={rnk: 4}"], r"learner.lora.rnk: .*'rank'"),
         (["learner.lora={rank: many}"], "learner.lora.rank: expected int"),
         (["rewards.timeout=0"], "rewards.timeout: must be at least"),
@@ -383,7 +381,6 @@ def test_what_the_learner_would_refuse_is_refused_here(argv: list[str], words: s
         ["learner.lora={rank: 4, targets: [q_proj]}"],
         ["learner.lora={}"],
         ["advantage={name: gae}", "learner=timed"],
-        STREAMED,
         ["mode=sync", "partial_rollout=restart"],
         [f"group_reward={JUDGE}", "group_reward.template=$answer"],
         ["workflow={name: agent, agent: [x]}", "workflow.call_marks=[a, b]"],

@@ -84,7 +84,6 @@ class Run:
         self.checkpoint = 0
         self.trained: list[list[int]] = []
         self.interval = dice.choice([1, 1, 2])
-        self.streams = dice.random() < 0.5
         self.orders: dict[int, list[int]] = {}
         self.begin()
 
@@ -109,8 +108,6 @@ class Run:
         self.seen = 0
         self.served: list[list[int]] = self.trained.copy()
         self.house.hello("learner", *self.house.names, slots=1000)
-        if self.streams:
-            self.house.say("learner", "stream", {})
         self.publish()
         for name in self.house.names:
             self.update(name)
@@ -129,7 +126,6 @@ class Run:
 
     def want(self) -> None:
         index = len(self.served)
-        self.parts: list[int] = []
         if index < self.batches:
             self.house.say("learner", "want", {"index": index, "version": index // self.interval})
         self.listen()
@@ -172,10 +168,6 @@ class Run:
                 self.carried += len(body["partials"])
                 for meta, usable in body["partials"]:
                     assert self.staleness or not usable or set(meta["digests"]) == {self.held[who]}, "on-policy"
-            elif kind == "part":
-                assert self.streams and body["index"] == len(self.served) and body["begin"] == len(self.parts)
-                self.parts += [name[0] for name in body["table"]["groups"]]
-                assert self.staleness or set(body["table"]["digests"]) == {body["version"]}, "strictly on-policy"
             elif kind == "batch":
                 self.check_batch(
                     [name[0] for name in body["table"]["groups"]], [name[1] for name in body["table"]["groups"]], body
@@ -189,7 +181,6 @@ class Run:
         assert body["version"] - oldest <= self.staleness
         if self.staleness == 0:
             assert versions == {body["version"]}, "strictly on-policy"
-        assert ids[: len(self.parts)] == self.parts, "what was taken early is the batch's beginning"
         assert self.orders.setdefault(len(self.served), ids) == ids, "after a crash the same groups in the same order"
         self.served.append(ids)
 

@@ -116,18 +116,6 @@ def test_a_batch_is_sent_once_the_journal_has_it(tmp_path: Path, disk: Disk, syn
     assert [event.batch for event, _ in scan(tmp_path) if isinstance(event, Serve)] == [0]
 
 
-def test_a_part_of_a_batch_is_sent_once_the_journal_has_it(tmp_path: Path, disk: Disk) -> None:
-    buffer = house(tmp_path, sync=False)
-    buffer.say("learner", "stream", {})
-    buffer.say("learner", "want", {"index": 0, "version": 0})
-    disk.stop("full")
-    buffer.push(buffer.names[0], buffer.leases(buffer.names[0])[0], 0)
-    assert said(buffer, "part") == 0
-    disk.go_on()
-    settle(buffer)
-    assert said(buffer, "part") == 1
-
-
 def test_pushes_that_come_again_while_the_disk_is_full_wait_once(tmp_path: Path, disk: Disk) -> None:
     """An hour of an actor that pushes the same groups every 5 s."""
     buffer = house(tmp_path, sync=False)

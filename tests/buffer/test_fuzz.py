@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from areal_like.wire import frames as wire
 from areal_like.wire.frames import WireError, decode, encode
 from areal_like.wire.groups import decode_group, unpack_heads
-from areal_like.wire.messages import KINDS, Batch, HandBack, Part, Push
+from areal_like.wire.messages import KINDS, Batch, HandBack, Push
 from areal_like.wire.partials import check_partial, decode_partial, versions_of
 from tests.messages import examples
 
@@ -30,7 +30,7 @@ def take(frames: Sequence[bytes]) -> str:
     """ "refused", or the kind of the message."""
     try:
         message, payloads = decode(frames)
-        if isinstance(message, Push | Batch | Part):
+        if isinstance(message, Push | Batch):
             for head, payload in zip(unpack_heads(message.table), payloads, strict=False):
                 if head.size == len(payload):  # the buffer refuses the others
                     for sample in decode_group(head, payload).samples:

@@ -121,12 +121,10 @@ def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
     assert not house.server.dispatcher.scheduler.long
 
 
-@pytest.mark.parametrize(("cut", "launch"), [("drop", 8), ("weigh", 10)])
-def test_where_the_learner_weighs_what_was_cut_every_round_cuts_alike(cut: str, launch: int) -> None:
-    knobs = {"oversample_prompts": 1.25, "oversample_responses": 1.25, "cut_responses": cut}
-    scheduler = SyncScheduler(Fixed(group_size=8), **knobs)
+def test_only_short_rounds_start_more_responses_than_they_need() -> None:
+    scheduler = SyncScheduler(Fixed(group_size=8), oversample_prompts=1.25, oversample_responses=1.25)
     assert scheduler.open_batch(32, 0, []) == 4 and (scheduler.long, scheduler.launch) == (False, 10)
-    assert scheduler.open_batch(32, 4, []) == 4 and (scheduler.long, scheduler.launch) == (True, launch)
+    assert scheduler.open_batch(32, 4, []) == 4 and (scheduler.long, scheduler.launch) == (True, 8)
 
 
 @pytest.mark.parametrize("oversampled", [1.5, 2.0])
@@ -242,24 +240,11 @@ def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_sam
     assert max(waits) <= 6, "each 1.5 x 4 start, so every third round is long"
 
 
-def test_a_learner_that_streams_gets_groups_as_they_finish_and_the_batch_in_that_order() -> None:
-    house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
-    house.say("learner", "stream", {})
-    told: list[list[int]] = []
-    for group_id in (5, 1, 4, 0):
-        house.push(owner(house, group_id), group_id, 0)
-        told = [[name[0] for name in body["table"]["groups"]] for _, kind, body in house.router.sent if kind == "part"]
-    assert told == [[5], [1], [4]], "the last one comes with the batch"
-    assert house.batches() == [[5, 1, 4, 0]]
-    assert house.server.store.count(Stage.SERVED) == 4 and house.server.store.entries[5].slot == 0
-
-
-def test_without_asking_batches_are_in_the_order_of_the_prompts_and_come_whole() -> None:
+def test_batches_are_in_the_order_of_the_prompts_and_come_whole() -> None:
     house = started(SyncScheduler(Fixed(group_size=8)))
     for group_id in (3, 1, 2, 0):
         house.push(owner(house, group_id), group_id, 0)
     assert house.batches() == [[0, 1, 2, 3]]
-    assert not [kind for _, kind, _ in house.router.sent if kind == "part"]
 
 
 @pytest.mark.parametrize("versions", [(0, 0), (1, 2), (2, 2)])

@@ -28,9 +28,8 @@ def damage(buffer: House, folder: Path, held: Stored) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("parts", [False, True])
 def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, parts: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise no resume could continue. The other groups of its batch wait for it."""
     buffer = house(tmp_path, sync=False)
@@ -38,8 +37,6 @@ def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
     settle(buffer)
     lost = buffer.server.store.entries[1]
     damage(buffer, tmp_path, lost.payload)
-    if parts:
-        buffer.say("learner", "stream", {})
     before = buffer.leases()
     buffer.say("learner", "want", {"index": 0, "version": 0})
     assert said(buffer, "batch") == 0 and "group 1 will be rolled out again" in caplog.text
@@ -48,8 +45,6 @@ def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(
     buffer.push(lost.actor, 1, 0)
     settle(buffer)
     assert [sorted(ids) for ids in buffer.batches()] == [[0, 1, 2, 3]]
-    early = [row[0] for _, kind, body in buffer.router.sent if kind == "part" for row in body["table"]["groups"]]
-    assert early == buffer.batches()[0][: 3 * parts], "what was taken early is the batch's beginning"
     assert buffer.server.store.ledger()["dropped"] == {}
     again = GroupManager(Bound(1, 4), in_order)
     restore(again, Recorded(tmp_path), 0, 0.0, read=reader(tmp_path))

@@ -21,8 +21,8 @@ OWN_TEST = ROOT / "docs" / "extending.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {OWN_TEST})]
 SMALL = ["run.steps=3", "eval.prompts=4", "groups_per_batch=4", "sizing.group_size=4", "actors.count=1"]
 """What makes a run short; what the command sets itself stays."""
-SMALLER = {"eval": ["--max-tokens", "8"], "score": ["--loss", "decoupled_ppo", "--loss", "dg"]}
-"""The same for other commands than `train`; tests/integration/test_score.py scores all losses."""
+SMALLER = {"eval": ["--max-tokens", "8"]}
+"""The same for other commands than `train`."""
 ELSEWHERE = {
     "bash scripts/quickstart.sh": "tests/integration/test_documented_commands.py",
     "bash scripts/quickstart_pretrained.sh": "tests/integration/test_documented_commands.py",

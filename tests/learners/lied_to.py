@@ -20,9 +20,11 @@ from learners.attestation import Attestation, RunRecord
 from learners.collectives import Ranks, join
 from learners.follower import LeadingTrainer, follow
 from learners.untrainable import Untrainable
-from tests.learners.ranked import Case, batches, learner_of, share
+from tests.learners.batches import make_batch
+from tests.learners.ranked import Case, learner_of, share
+from tests.seeds import seeded
 
-TRUE = batches(Case(stale=True))[0]
+TRUE = replace(make_batch(seeded(0), version=1), version=2)
 LIE = replace(TRUE, groups=[replace(each, digests=dict.fromkeys(each.digests, "a lie")) for each in TRUE.groups])
 
 

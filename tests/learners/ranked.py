@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ STEPS = 2
 @dataclass(frozen=True)
 class Case:
     """`knobs` of a learner over `model`; its batches have `groups` groups, whose samples have one prompt if `shared`.
-    `exact`: computed in float64. `cut`: every third sample was cut at the limit of length. `stale`: each batch is
-    trained by the version after the one that sampled it. `taught`: by a frozen model of another shape."""
+    `exact`: computed in float64. `cut`: every third sample was cut at the limit of length. `taught`: by a frozen model
+    of another shape."""
 
     loss: Callable[..., Any] = decoupled_ppo
     advantage: Callable[..., Any] = group
@@ -54,7 +54,6 @@ class Case:
     exact: bool = True
     shared: bool = False
     cut: bool = False
-    stale: bool = False
     taught: bool = False
     knobs: dict[str, Any] = field(default_factory=dict)
 
@@ -76,10 +75,6 @@ CASES = {
     "plan over groups": Case(tpo, model="llama", knobs={"normalise": "sequence_mean"}),
     "ranks without a group": Case(model="qwen3", groups=1),
     "pieces and recomputing": Case(knobs={"max_logits": 40, "checkpoint_activations": True}),
-    "norms by staleness": Case(knobs={"grad_norm_by_staleness": True, "entropy_bonus": 0.05, "micro_batch_tokens": 23}),
-    "norms by staleness, critic": Case(advantage=gae, knobs={"grad_norm_by_staleness": True, "critic_lr": 1e-2}),
-    "noise of gradients": Case(knobs={"gradient_noise": True, "num_minibatches": 2, "micro_batch_tokens": 23}),
-    "gradients too alike": Case(reinforce, knobs={"num_minibatch_epochs": 2, "grad_cosine_cap": 0.05}),
     "adapters": Case(model="llama", knobs={"lora": {"rank": 3}, "kl_loss": 0.1, "lr": 3e-2}),
     "shared prefixes": Case(shared=True, model="qwen3", knobs={"num_minibatches": 2}),
     "shared prefixes, cut": Case(tpo, shared=True, model="llama", knobs={"micro_batch_tokens": 19, "kl_loss": 0.1}),
@@ -88,9 +83,8 @@ CASES = {
     "teacher's likely tokens": Case(
         advantage=partial(distill, sampled=0.0),
         taught=True,
-        knobs={"teacher": {"top": 4, "trace": 1.0}, "normalise": "sequence_mean", "max_logits": 40},
+        knobs={"teacher": {"top": 4}, "normalise": "sequence_mean", "max_logits": 40},
     ),
-    "stale tokens": Case(stale=True, knobs={"mismatch_every": 1}),
     "float32": Case(exact=False),
     "bfloat16": Case(exact=False, knobs={"compute_dtype": "bfloat16"}),
     "half parameters": Case(reinforce, exact=False, knobs=HALF | {"micro_batch_tokens": 23}),
@@ -100,8 +94,6 @@ CASES = {
 
 def batches(case: Case) -> list[Batch]:
     made = [make_batch(seeded(i), index=i, groups=case.groups) for i in range(STEPS)]
-    if case.stale:
-        made = [replace(make_batch(seeded(i), index=i, version=i + 1), version=i + 2) for i in range(STEPS)]
     for sample, prompt in [(s, g.samples[0]) for b in made if case.shared for g in b.groups for s in g.samples]:
         sample.tokens[: sample.prompt_length] = prompt.tokens[: prompt.prompt_length]
     for sample in [sample for b in made if case.cut for sample in b.samples[::3]]:

@@ -14,7 +14,7 @@ from areal_like.wire.client import Stopped
 from learners.advantages import group
 from learners.demonstrated import Demonstrated, rows_of
 from learners.learner import TorchLearner
-from learners.losses.supervised import sft
+from learners.losses.weighted import sft
 from tests.learners.batches import tiny_model
 
 TASK = Reverse(0, digits=5, min_digits=2, train_size=37, heldout_size=9)
@@ -124,7 +124,6 @@ def test_a_pause_ends_it_before_the_next_batch() -> None:
     [
         "run.target_reward=0.9",
         "sampling.temperature=0.7",
-        "learner.stream=true",
         "learner.kl_reward=0.1",
         "inject_staleness=1",
         "replay=runs/x",

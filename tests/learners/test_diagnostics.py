@@ -10,7 +10,7 @@ import torch
 
 from learners.advantages import group
 from learners.collectives import Ranks
-from learners.diagnostics import TokenTally, buckets, drift, zero_variance_by_staleness
+from learners.diagnostics import TokenTally, buckets, drift, mismatch, zero_variance_by_staleness
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.losses.corrections import capped
@@ -145,10 +145,10 @@ def test_zero_variance_by_staleness_goes_by_the_groups_oldest_token():
 
 def test_a_train_step_reports_everything_by_staleness():
     batch = batches(1, version=3)[0]
-    metrics = learner_of(grad_norm_by_staleness=True).train(batch)
+    metrics = learner_of().train(batch)
     names = (
         "loss/clip_share", "loss/ratio/mean", "loss/ratio/max", "loss/behaviour_weight/max", "ess", "kl/k1", "kl/k3",
-        "entropy", "zero_variance_share", "grad_norm",
+        "entropy", "zero_variance_share",
     )  # fmt: skip
     for name in names:
         assert name in metrics
@@ -168,20 +168,11 @@ def test_buckets_add_up_to_the_whole():
         assert shares == pytest.approx(metrics[name])
 
 
-def test_gradients_by_staleness_add_up_to_the_gradient():
-    knobs = {"num_minibatches": 1, "publish_dtype": "float32", "entropy_bonus": 0.05, "micro_batch_tokens": 40}
-    plain, split = learner_of(**knobs), learner_of(**knobs, grad_norm_by_staleness=True)
-    batch = batches(1, version=3)[0]
-    expected, metrics = plain.train(batch), split.train(batch)
-    torch.testing.assert_close(split.optimizer.gradient, plain.optimizer.gradient, rtol=1e-3, atol=1e-5)
-    assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-    parts = [value for name, value in metrics.items() if name.startswith("grad_norm/")]
-    assert len(parts) > 1 and sum(parts) >= metrics["grad_norm"] and all(part > 0 for part in parts)
-
-
-def test_with_one_staleness_its_norm_is_the_norm():
-    batch = batches(1, version=0)[0]
-    for sample in batch.samples:
-        sample.runs = [(0, sample.response_length)]
-    metrics = learner_of(num_minibatches=1, grad_norm_by_staleness=True).train(batch)
-    assert metrics["grad_norm/staleness_0"] == pytest.approx(metrics["grad_norm"], rel=1e-5)
+def test_mismatch_is_of_tokens_before_and_after_an_update_in_flight():
+    moved, updated = seeded(3).normal(0, 0.1, 40), np.arange(40) % 3 == 0
+    found = mismatch(moved, updated)
+    for suffix, members in (("", ~updated), ("/in_flight", updated)):
+        d = moved[members]
+        assert found[f"mismatch_kl{suffix}"] == pytest.approx(np.mean(np.exp(d) - 1 - d))
+        assert found[f"mismatch_max{suffix}"] == pytest.approx(np.abs(d).max())
+    assert "mismatch_kl" not in mismatch(moved[updated], updated[updated])

@@ -1,10 +1,6 @@
 """Distillation: the KL's terms against NumPy, a train step against a plain loop, and what must not change it."""
 
-import json
-import math
-import threading
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -13,11 +9,10 @@ import torch
 from areal_like.config.run_config import ConfigError, load
 from areal_like.models.causal_lm import qwen2
 from learners.advantages import Episodes, distill, group
-from learners.distillation import lumped_kl, prefix_weights
+from learners.distillation import lumped_kl
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.losses.weighted import reinforce
-from learners.teacher import TeacherError
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.losses.token_batches import LOSSES
 from tests.seeds import seeded
@@ -88,16 +83,6 @@ def test_its_gradient_is_that_of_differences(k: int) -> None:
     assert torch.autograd.gradcheck(value, logits)
 
 
-def test_prefixes_are_weighed_by_the_capped_ratios_before_them() -> None:
-    rng, sequence = seeded(2), np.array([0, 0, 0, 0, 3, 5, 5])
-    current, behaviour = -rng.exponential(1, 7), -rng.exponential(1, 7)
-    found = prefix_weights(torch.tensor(current), torch.tensor(behaviour), torch.tensor(sequence), 1.2).numpy()
-    for place, one in enumerate(sequence):
-        before = [t for t in range(place) if sequence[t] == one]
-        truth = np.prod([min(np.exp(current[t] - behaviour[t]), 1.2) for t in before])
-        assert found[place] == pytest.approx(truth)
-
-
 def test_the_advantage_is_what_the_teacher_thinks_more_likely() -> None:
     rng = seeded(3)
     rewards, groups, sample = rng.random(4), np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2, 2, 3])
@@ -135,32 +120,27 @@ def test_the_gradient_of_the_sampled_kl_is_that_of_a_plain_loop(folder: str, tem
     assert metrics["teacher_kl"] == pytest.approx(gap / tokens, rel=1e-3)
 
 
-@pytest.mark.parametrize(("top", "trace"), [(VOCAB, None), (4, None), (4, 1.0)])
-def test_the_gradient_of_the_kl_over_tokens_is_that_of_a_plain_loop(folder: str, top: int, trace: float | None) -> None:
-    made = learner(folder, advantage=WHOLE, teacher={"top": top, "kl": 0.5, "trace": trace})
+@pytest.mark.parametrize("top", [VOCAB, 4])
+def test_the_gradient_of_the_kl_over_tokens_is_that_of_a_plain_loop(folder: str, top: int) -> None:
+    made = learner(folder, advantage=WHOLE, teacher={"top": top, "kl": 0.5})
     model, taught, total, tokens, batch = tiny_model(), teacher_of(folder), torch.zeros(()), 0, make_batch(seeded(0))
     model.load_state_dict(made.model.state_dict())
     for sample in batch.samples:
         ours = rows_of(model, sample)
         with torch.no_grad():
             theirs = rows_of(taught, sample)
-        chosen = torch.from_numpy(sample.tokens[sample.prompt_length :].astype(np.int64))[:, None]
         mask = torch.from_numpy(sample.loss_mask)
         kept = theirs.topk(top).indices
         p, q = ours.gather(-1, kept).exp(), theirs.gather(-1, kept).exp()
         if top < VOCAB:
             p, q = (torch.cat([each, 1 - each.sum(-1, keepdim=True)], -1) for each in (p, q))
         kl = (p * (p / q).log()).sum(-1)[mask]
-        ratios = (ours.gather(-1, chosen)[:, 0] - torch.from_numpy(sample.logprobs)).detach().exp()[mask]
-        if trace:
-            kl = kl * torch.cat([torch.ones(1), ratios.clamp(max=trace).cumprod(0)[:-1]])
         total, tokens = total + kl.sum(), tokens + len(kl)
     (0.5 * total / tokens).backward()
     metrics = made.train(batch)
     for p, q in zip(made.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=2e-5)
     assert metrics["loss"] == pytest.approx(0.5 * total.item() / tokens, rel=1e-4)
-    assert ("teacher_trace" in metrics) is bool(trace)
 
 
 CUTS = {
@@ -173,7 +153,7 @@ CUTS = {
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("top", [0, 4])
 def test_the_cut_into_micro_batches_does_not_change_the_gradient(folder: str, cut: dict, top: int) -> None:
-    knobs = {"loss": decoupled_ppo, "teacher": {"top": top, "trace": 1.0}, "normalise": "sequence_mean"}
+    knobs = {"loss": decoupled_ppo, "teacher": {"top": top}, "normalise": "sequence_mean"}
     whole, pieces = learner(folder, **knobs), learner(folder, **knobs, **cut)
     expected, metrics = whole.train(make_batch(seeded(0))), pieces.train(make_batch(seeded(0)))
     torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-3, atol=2e-5)
@@ -181,7 +161,9 @@ def test_the_cut_into_micro_batches_does_not_change_the_gradient(folder: str, cu
         assert metrics[name] == pytest.approx(expected[name], rel=1e-3), name
 
 
-@pytest.mark.parametrize("name", ["ppo", "decoupled", "tis", "gspo", "dg_kondo", "m2po", "reinforce"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "decoupled_ppo, capped", "reinforce, tis", "dg_kondo, cispo", "m2po", "reinforce"]
+)
 def test_losses_with_and_without_a_proximal_pass_take_it(folder: str, name: str) -> None:
     """The advantage's policy at the start of the step is the one that such losses call proximal: computed once."""
     knobs = {"num_minibatches": 2, "lr": 1e-3}
@@ -207,98 +189,17 @@ def test_the_policy_that_sampled_can_be_the_student(folder: str) -> None:
 
 
 def test_repeated_steps_bring_the_student_to_the_teacher(folder: str) -> None:
-    made = learner(folder, LOSSES["tis"], advantage=WHOLE, teacher={"top": VOCAB}, lr=1e-2)
+    made = learner(folder, LOSSES["reinforce, tis"], advantage=WHOLE, teacher={"top": VOCAB}, lr=1e-2)
     found = [made.train(make_batch(seeded(0)))["teacher_kl_top"] for _ in range(30)]
     assert found[-1] < 0.3 * found[0]
 
 
 def test_the_teacher_is_as_large_as_it_was_and_adapters_learn_from_it(folder: str) -> None:
     made = learner(folder, lora={"rank": 2}, lr=1e-2)
-    before = [p.clone() for p in made._lessons.model.parameters()]
+    before = [p.clone() for p in made._teacher.model.parameters()]
     metrics = made.train(make_batch(seeded(0)))
     assert metrics["grad_norm"] > 0
-    assert all(torch.equal(p, q) for p, q in zip(before, made._lessons.model.parameters(), strict=True))
-
-
-# Servers
-
-
-class Answers(BaseHTTPRequestHandler):
-    """Says for each token minus its place ÷ 10; fails first, if so told."""
-
-    failures = torn = 0
-    instead: object = None
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert self.path == "/v1/completions" and asked["echo"] and asked["model"] == "big"
-        if Answers.failures:
-            Answers.failures -= 1
-            self.send_error(503)
-            return
-        count = len(asked["prompt"])
-        said = [None, *(-place / 10 for place in range(1, count)), -9.0]
-        body = json.dumps(Answers.instead or {"choices": [{"logprobs": {"token_logprobs": said}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body[: 9 if Answers.torn else None])
-        Answers.torn = max(0, Answers.torn - 1)
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("learners.teacher.PAUSE", 0.01)
-    Answers.failures, Answers.torn, Answers.instead = 0, 0, None
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as made:
-        thread = threading.Thread(target=made.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{made.server_port}/v1"
-        made.shutdown()
-
-
-def from_server(url: str) -> TorchLearner:
-    return learner("", teacher={"path": None, "url": url, "served": "big"})
-
-
-def test_a_server_can_be_the_teacher_and_may_fail_now_and_then(server: str) -> None:
-    made, batch = from_server(server), make_batch(seeded(0))
-    Answers.failures, Answers.torn = 2, 1
-    made.train(batch)
-    for group_ in batch.groups:
-        for sample, numbers in zip(group_.samples, made.numbers(group_.id), strict=True):
-            places = np.arange(sample.prompt_length, len(sample.tokens))
-            np.testing.assert_allclose(numbers["teacher"][sample.loss_mask], -places[sample.loss_mask] / 10, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"error": "busy"},
-        ["busy"],
-        {"choices": []},
-        {"choices": [{"logprobs": None}]},
-        {"choices": [{"logprobs": {"token_logprobs": [None] * 99}}]},
-        {"choices": [{"logprobs": {"token_logprobs": [-math.inf] * 99}}]},
-        {"choices": [{"logprobs": {"token_logprobs": "high"}}]},
-    ],
-    ids=lambda answer: json.dumps(answer)[:50],
-)
-def test_one_that_says_no_logprobs_ends_the_run(server: str, answer: object) -> None:
-    """No batch is to blame, so none is set aside."""
-    Answers.instead = answer
-    with pytest.raises(TeacherError, match=r"no logprobs of a prompt's tokens"):
-        from_server(server).train(make_batch(seeded(0)))
-
-
-def test_one_that_is_not_there_or_dies_in_the_middle_of_its_answers_ends_the_run(server: str) -> None:
-    Answers.torn = 1000
-    with pytest.raises(TeacherError, match=r"no answer in 4 tries: IncompleteRead"):
-        from_server(server).train(make_batch(seeded(0)))
-    with pytest.raises(TeacherError, match=r"learner.teacher.url=http://127.0.0.1:9/v1: no answer in 4 tries"):
-        from_server("http://127.0.0.1:9/v1").train(make_batch(seeded(0)))
+    assert all(torch.equal(p, q) for p, q in zip(before, made._teacher.model.parameters(), strict=True))
 
 
 # Configs
@@ -309,8 +210,7 @@ def test_one_that_is_not_there_or_dies_in_the_middle_of_its_answers_ends_the_run
     [
         (["advantage=distill"], r"needs a teacher: set learner.teacher.path"),
         (["learner.teacher={path: x}"], r"learner.teacher has nothing to do: set advantage=distill"),
-        (["learner.teacher={path: x, url: y}"], r"give path \(a folder\) or url"),
-        (["learner.teacher={url: y, top: 3}"], r"a server says only what the sampled token is worth"),
+        (["advantage=distill", "learner.teacher={top: 3}"], r"learner.teacher.path: got null"),
         (["learner.teacher=x"], r"expected Mapping|expected \{path"),
         (["learner.teacher={path: x, tops: 3}"], r"learner.teacher.tops: .* has no knob"),
         (["algorithm=sft", "learner.teacher={path: x, top: 2}"], r"has neither rollouts nor rewards"),
@@ -323,5 +223,5 @@ def test_odd_settings_are_refused(settings: list[str], told: str) -> None:
 
 def test_a_teacher_of_fewer_tokens_is_refused(tmp_path) -> None:
     qwen2(5, VOCAB - 1).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"knows 12 token ids and the student 13"):
+    with pytest.raises(ValueError, match=r"learner.teacher.path: got a model of 12 token ids"):
         learner(str(tmp_path))

@@ -80,8 +80,8 @@ def learner_of(loss=ppo, advantage=as_they_are, **knobs) -> TorchLearner:
 
 @pytest.mark.parametrize(
     "knobs",
-    [{}, {"micro_batch_tokens": 20}, {"loss": tis(reinforce), "num_minibatches": 2}, {"stream": True, "kl_loss": 0.1}],
-    ids=["plain", "small micro-batches", "tis", "streamed"],
+    [{}, {"micro_batch_tokens": 20}, {"loss": tis(reinforce), "num_minibatches": 2}, {"kl_loss": 0.1}],
+    ids=["plain", "small micro-batches", "tis", "reference"],
 )
 def test_a_train_step_is_that_of_the_contexts_as_sequences_of_their_own(knobs):
     joint, apart = batches()

@@ -1,6 +1,6 @@
-"""Every loss through a real train step: from its yaml, for every micro-batch size; what plans and Kondo's gate cost and
-save."""
+"""Losses through a real train step: micro-batches, plans, what leaves the batch, and what Kondo's gate saves."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 
@@ -14,132 +14,186 @@ from areal_like.config.run_config import load
 from learners.advantages import group
 from learners.build import build_trainer
 from learners.learner import TorchLearner
-from learners.losses.clipped import ppo
+from learners.losses.clipped import decoupled_ppo, gspo, ppo
 from learners.losses.contract import MinibatchPlan
+from learners.losses.corrections import capped, ratio
 from learners.losses.delightful import dg, dg_kondo, kondo_gate
+from learners.losses.trusted import dppo, m2po
+from learners.losses.weighted import reinforce
 from learners.packing import Columns
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.losses.token_batches import LOSSES
-from tests.learners.test_learner import batches, on_policy
+from tests.learners.test_learner import batches
 from tests.seeds import seeded
 
-CHOICES = sorted({*COMPONENTS["loss"], *(file.stem for file in (CONFIGS / "loss").glob("*.yaml"))})
-CHOICES = [name for name in CHOICES if not name.startswith("distill")]  # they need a teacher: test_distillation.py
-every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+CHOICES = [f"loss={name}" for name in COMPONENTS["loss"] if name != "sft"]
+CHOICES += [f"algorithm={file.stem}" for file in (CONFIGS / "algorithm").glob("*.yaml") if file.stem != "distill"]
+BOUND = 1.1
 
 
 def learner_of(loss, **knobs) -> TorchLearner:
-    return TorchLearner(tiny_model(), loss, partial(group), 1.0, 0, **knobs)
+    knobs = {"num_minibatches": 1, "publish_dtype": "float32", "clip_grad": 0.0} | knobs
+    return TorchLearner(tiny_model().double(), loss, partial(group), 1.0, 0, **knobs)
 
 
-def near_policy(learner, batch, spread: float = 0.2):
-    """Behaviour logprobs near the learner's own, so that masks and clips pass a part of the tokens."""
-    rng = seeded(7)
-    for sample in on_policy(learner, batch).samples:
-        sample.logprobs = (sample.logprobs + rng.normal(0, spread, len(sample.logprobs))).astype(np.float32)
-    return batch
+def logprobs(learner: TorchLearner, batch) -> np.ndarray:
+    step = learner._begin(batch)
+    found = np.empty(len(step.behaviour))
+    for part, current in learner._passes.logprobs(step.columns, [np.arange(len(batch.samples))]):
+        found[part.trained.numpy()] = current.numpy()
+    return found
 
 
-@pytest.mark.parametrize("name", CHOICES)
-def test_a_train_step_of_each_choice(name):
-    config = load([str(CONFIGS / "quickstart.yaml"), f"loss={name}", "model.initializer_range=0.3"])
-    trainer = build_trainer(config)
-    before = trainer.snapshot().digest()
-    batch = make_batch(seeded(0), groups=8, version=0)
+def stale_batch(learner: TorchLearner):
+    """A batch whose ratios lie on both sides of the bound, and the same without the tokens above it."""
+    batch, rng = make_batch(seeded(0), groups=4), seeded(1)
+    current = np.split(logprobs(learner, batch), np.cumsum([s.loss_mask.sum() for s in batch.samples])[:-1])
+    less = copy.deepcopy(batch)
+    for sample, without, known in zip(batch.samples, less.samples, current, strict=True):
+        moved = rng.normal(0, 0.2, len(known))
+        for each in (sample, without):
+            each.logprobs[each.loss_mask] = known - moved
+        without.loss_mask[np.flatnonzero(sample.loss_mask)[np.exp(moved) > BOUND]] = False
+    return batch, less
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_train_step_of_each_choice(choice) -> None:
+    trainer = build_trainer(load([str(CONFIGS / "quickstart.yaml"), choice, "model.initializer_range=0.3"]))
+    before, batch = trainer.snapshot().digest(), make_batch(seeded(0), groups=8, version=0)
     for sample in batch.samples:
         sample.logprobs[:] = -np.log(VOCAB)
     metrics = trainer.train(batch)
-    assert trainer.snapshot().digest() != before
-    assert metrics["skipped_steps"] == 0 and metrics["grad_norm"] > 0
+    assert trainer.snapshot().digest() != before and metrics["skipped_steps"] == 0 and metrics["grad_norm"] > 0
     assert all(np.isfinite(v) for v in metrics.values() if not isinstance(v, dict))
 
 
-@every_loss
-def test_the_cut_into_micro_batches_does_not_change_the_gradient(loss):
-    knobs = {"num_minibatches": 2, "publish_dtype": "float32", "lr": 1e-4, "normalise": "sequence_mean"}
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_the_cut_into_micro_batches_changes_neither_gradient_nor_metrics(loss) -> None:
+    """Nor do later minibatches: the proximal policy of the second one is that before the first."""
+    knobs = {"num_minibatches": 2, "lr": 1e-2, "normalise": "sequence_mean"}
     whole, pieces = learner_of(loss, **knobs), learner_of(loss, **knobs, micro_batch_tokens=25)
-    batch = near_policy(whole, batches(1)[0])
+    batch, _ = stale_batch(whole)
     expected, metrics = whole.train(batch), pieces.train(batch)
-    torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-5, atol=1e-7)
     for name, value in expected.items():
-        if name.startswith(("loss", "kl/", "ess")):
-            assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+        if name.startswith(("loss", "kl/", "ess", "chi2", "sequence/")):
+            assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-8), name
 
 
-@every_loss
-def test_the_same_batch_gives_the_same_bits(loss):
-    seen = set()
-    for _ in range(2):
-        learner = learner_of(loss)
-        metrics = learner.train(near_policy(learner, batches(1)[0]))
-        seen.add((learner.snapshot().digest(), str(metrics)))
-    assert len(seen) == 1
+@pytest.mark.parametrize("normalise", ["token_mean", "sequence_mean", 16.0])
+@pytest.mark.parametrize("loss", [reinforce, m2po, partial(dg_kondo, keep=0.5)], ids=["plain", "m2po", "kondo"])
+def test_what_is_dropped_is_as_if_it_had_not_been_in_the_batch_and_what_is_masked_counts(loss, normalise) -> None:
+    knobs = {"normalise": normalise, "entropy_bonus": 0.1, "kl_loss": 0.1, "micro_batch_tokens": 40}
+    dropping = ratio(loss, weight="none", reject="ratio", high=BOUND, rejected="drop")
+    learner, plain = learner_of(dropping, **knobs), learner_of(loss, **knobs)
+    batch, less = stale_batch(learner)
+    metrics, expected = learner.train(batch), plain.train(less)
+    torch.testing.assert_close(learner.optimizer.gradient, plain.optimizer.gradient, rtol=1e-5, atol=1e-7)
+    assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    assert 0.1 < metrics["loss/masked_share"] < 0.9 and metrics["backward_share"] < 1
+    if loss is reinforce and normalise == "token_mean":
+        masking, plain = learner_of(ratio(reinforce, weight="none", reject="ratio", high=BOUND)), learner_of(reinforce)
+        masking.train(batch), plain.train(less)
+        tokens, kept = (sum(s.loss_mask.sum() for s in each.samples) for each in (batch, less))
+        scaled = plain.optimizer.gradient * (kept / tokens)
+        torch.testing.assert_close(masking.optimizer.gradient, scaled, rtol=1e-5, atol=1e-7)
 
 
-def differentiated(learner) -> list[int]:
-    """The number of input tokens of each later forward pass with gradient."""
-    counts: list[int] = []
+@pytest.mark.parametrize("rejected", ["mask", "drop"])
+def test_a_token_left_out_by_the_correction_and_by_the_loss_counts_once(rejected) -> None:
+    own = partial(dppo, tv=0.01)
+    learner = learner_of(
+        ratio(own, weight="none", reject="ratio", high=BOUND, rejected=rejected), micro_batch_tokens=30
+    )
+    batch, _ = stale_batch(learner)
+    current, behaviour = logprobs(learner, batch), np.concatenate([s.logprobs[s.loss_mask] for s in batch.samples])
+    gains, risen = learner._begin(batch).advantages.numpy(), np.exp(current) - np.exp(behaviour)
+    gone = np.exp(current - behaviour) > BOUND
+    out = np.where(gains > 0, risen > 0.01, (gains < 0) & (risen < -0.01))
+    assert (gone & out).any() and (out & ~gone).any()
+    assert learner.train(batch)["loss/masked_share"] == pytest.approx((gone | out).mean(), rel=1e-9)
+
+
+def test_a_batch_of_which_nothing_is_left_has_no_gradient() -> None:
+    learner = learner_of(
+        ratio(reinforce, weight="none", reject="ratio", low=0.999, high=1.0, over="max", rejected="drop")
+    )
+    batch = make_batch(seeded(3), groups=2)
+    for sample in batch.samples:
+        sample.logprobs[:] = -50.0
+    metrics = learner.train(batch)
+    assert metrics["loss"] == 0.0 and metrics["grad_norm"] == 0.0 and metrics["loss/masked_share"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        capped(decoupled_ppo, self_normalise=True),
+        capped(partial(gspo, proximal="recompute", clip=0.2), high=1.2, rejected="drop", over="max"),
+    ],
+    ids=["normalised", "dropping"],
+)
+def test_a_plan_of_a_correction_is_made_over_the_whole_minibatch(loss) -> None:
+    knobs = {"num_minibatches": 2, "lr": 1e-2}
+    whole, pieces = learner_of(loss, **knobs), learner_of(loss, micro_batch_tokens=30, **knobs)
+    batch, _ = stale_batch(whole)
+    expected, metrics = whole.train(batch), pieces.train(batch)
+    torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-5, atol=1e-7)
+    for name in ("loss", "loss/masked_share", "loss/behaviour_weight/mean", "loss/factor/ess"):
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-6), name
+
+
+def test_the_effective_sample_size_behind_a_corrections_bounds_is_that_of_its_factors() -> None:
+    learner = learner_of(ratio(reinforce, weight_high=1.05, reject="ratio", low=0.9), micro_batch_tokens=30)
+    batch, _ = stale_batch(learner)
+    weight = np.exp(logprobs(learner, batch) - np.concatenate([s.logprobs[s.loss_mask] for s in batch.samples]))
+    factor = np.where(weight < 0.9, 0.0, np.minimum(weight, 1.05))
+    metrics = learner.train(batch)
+    assert metrics["loss/factor/mean"] == pytest.approx(factor.mean(), rel=1e-6)
+    assert metrics["loss/factor/ess"] == pytest.approx(factor.mean() ** 2 / (factor**2).mean(), rel=1e-6)
+
+
+def test_tokens_that_kondo_drops_go_through_no_backward_pass() -> None:
+    learner, batch, counts = learner_of(partial(dg_kondo, keep=0.05)), batches(1, groups=8)[0], []
 
     def count(module, args, kwargs):
         if torch.is_grad_enabled():
             counts.append(kwargs["input_ids"].numel())
 
     learner.model.register_forward_pre_hook(count, with_kwargs=True)
-    return counts
-
-
-def test_tokens_that_kondo_drops_go_through_no_backward_pass():
-    learner, batch = learner_of(partial(dg_kondo, keep=0.05)), batches(1, groups=8)[0]
-    counts, inputs = differentiated(learner), Columns(batch).lengths.sum()
-    metrics = learner.train(batch)
+    metrics, inputs = learner.train(batch), Columns(batch).lengths.sum()
     assert metrics["backward_tokens"] == sum(counts) < 0.35 * inputs
     assert metrics["backward_share"] == pytest.approx(sum(counts) / inputs)
     assert metrics["loss/gate/mean"] == pytest.approx(0.05, abs=0.02)
-
-
-def test_other_losses_differentiate_everything():
-    learner, batch = learner_of(ppo), batches(1, groups=8)[0]
-    metrics = learner.train(batch)
-    assert metrics["backward_tokens"] == Columns(batch).lengths.sum() and metrics["backward_share"] == 1.0
-
-
-def test_skipping_the_dropped_tokens_leaves_the_gradient_as_it_is():
-    """Compared with the same plan without skipping, where dropped tokens have weight 0."""
-
-    def masked(batch, denominator):
-        return dg_kondo(batch, denominator, keep=0.2)
-
-    masked.plan = MinibatchPlan(partial(kondo_gate, keep=0.2))
-    knobs = {"num_minibatches": 1, "publish_dtype": "float32"}
-    skipping, masking = learner_of(partial(dg_kondo, keep=0.2), **knobs), learner_of(masked, **knobs)
-    batch = batches(1)[0]
-    few, everything = skipping.train(batch), masking.train(batch)
-    assert few["backward_share"] < 0.8 and everything["backward_share"] == 1.0
-    torch.testing.assert_close(skipping.optimizer.gradient, masking.optimizer.gradient, rtol=1e-3, atol=1e-6)
-    assert few["loss"] == pytest.approx(everything["loss"], rel=1e-4)
-    assert few["kl/k3"] == pytest.approx(everything["kl/k3"], rel=1e-3)
-
-
-def test_kondo_may_drop_a_whole_minibatch():
-    learner, batch = learner_of(partial(dg_kondo, keep=0.5)), batches(1)[0]
+    assert learner_of(ppo).train(batch)["backward_share"] == 1.0
     for sample in batch.samples:
         sample.reward = 1.0
     metrics = learner.train(batch)
     assert metrics["backward_tokens"] == 0 and metrics["loss"] == 0.0
 
 
-def test_one_pass_losses_refuse_a_second_pass():
-    for loss in (dg, partial(dg_kondo, keep=0.5)):
-        with pytest.raises(ValueError, match="num_minibatch_epochs"):
-            learner_of(loss, num_minibatch_epochs=2)
+def test_skipping_the_dropped_tokens_leaves_the_gradient_as_it_is() -> None:
+    """Compared with the same plan without skipping, where dropped tokens have weight 0."""
 
+    def masked(batch, denominator):
+        return dg_kondo(batch, denominator, keep=0.2)
 
-def test_drawn_gates_are_keyed_by_sample_not_by_place_in_the_batch():
-    """The same groups in another order draw the same numbers for the same tokens."""
-    loss = partial(dg, bernoulli=True)
-    knobs = {"num_minibatches": 1, "publish_dtype": "float32"}
+    masked.plan = MinibatchPlan(partial(kondo_gate, keep=0.2))
+    skipping, masking = learner_of(partial(dg_kondo, keep=0.2)), learner_of(masked)
     batch = batches(1)[0]
-    one, other = learner_of(loss, **knobs), learner_of(loss, **knobs)
+    few, everything = skipping.train(batch), masking.train(batch)
+    assert few["backward_share"] < 0.8 and everything["backward_share"] == 1.0
+    torch.testing.assert_close(skipping.optimizer.gradient, masking.optimizer.gradient, rtol=1e-3, atol=1e-6)
+    assert few["loss"] == pytest.approx(everything["loss"], rel=1e-4)
+
+
+def test_one_pass_losses_refuse_a_second_pass_and_drawn_gates_are_keyed_by_sample() -> None:
+    """The same groups in another order draw the same numbers for the same tokens."""
+    with pytest.raises(ValueError, match="num_minibatch_epochs"):
+        learner_of(dg, num_minibatch_epochs=2)
+    batch = batches(1)[0]
+    one, other = learner_of(partial(dg, bernoulli=True)), learner_of(partial(dg, bernoulli=True))
     one.train(batch)
     other.train(replace(batch, groups=batch.groups[::-1]))
     torch.testing.assert_close(one.optimizer.gradient, other.optimizer.gradient, rtol=1e-3, atol=1e-6)

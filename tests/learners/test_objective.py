@@ -174,7 +174,7 @@ def test_a_critics_pass_gives_the_logprobs_at_the_start_as_well(loss):
     embedding.register_forward_pre_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
     learner.train(batch)
     assert forwards == ([False, True, False, True] if loss is tpo else [False, True, True])
-    (step,) = learner._steps
+    step = learner._step
     torch.testing.assert_close(step.proximal, step.behaviour, rtol=1e-4, atol=1e-4)
 
 

@@ -157,10 +157,8 @@ KNOBS = [
     {"loss": tis(reinforce), "micro_batch_tokens": 30},
     {"normalise": 16.0, "kl_loss": 0.1, "kl_reward": 0.1},
     {"advantage": gae, "critic_lr": 1e-2, "critic_trunk": 0.1},
-    {"grad_norm_by_staleness": True},
     {"checkpoint_activations": True, "max_logits": 100, "micro_batch_tokens": 90},
     {"lora": {"rank": 2}},
-    {"stream": True},
 ]
 MODELS = ["qwen2", "llama", "qwen3"]
 """The first has its head's weights in common with the embedding."""

@@ -45,7 +45,7 @@ def seen_by_advantage(**knobs) -> list[np.ndarray]:
 # Overlong filtering
 
 
-@pytest.mark.parametrize("knobs", [{}, {"micro_batch_tokens": 9}, {"stream": True}], ids=["whole", "pieces", "stream"])
+@pytest.mark.parametrize("knobs", [{}, {"micro_batch_tokens": 9}], ids=["whole", "pieces"])
 def test_cut_answers_have_no_gradient_and_count_for_their_groups_mean(knobs):
     """Masked by hand, with the advantages of all samples: the same step, whatever the cut into micro-batches."""
     batch, by_hand = with_cut_answers()[0], with_cut_answers()[0]
@@ -99,9 +99,9 @@ def test_the_value_behind_a_cut_answer_is_that_of_the_state_after_its_last_token
         delta = [r[t] + 0.9 * (v[t + 1] if t + 1 < len(v) else behind[i]) - v[t] for t in range(len(v))]
         expected += [sum(0.72**k * d for k, d in enumerate(delta[t:])) for t in range(len(v))]
     np.testing.assert_allclose(seen[0].behind, behind, atol=1e-5)
-    np.testing.assert_allclose(learner._steps[0].advantages, expected, atol=1e-5)
+    np.testing.assert_allclose(learner._step.advantages, expected, atol=1e-5)
     assert (behind[::3] != 0).all() and not np.delete(behind, np.s_[::3]).any()
-    torch.testing.assert_close(learner._steps[0].proximal, learner._steps[0].behaviour, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(learner._step.proximal, learner._step.behaviour, atol=1e-5, rtol=1e-5)
 
 
 def test_a_cut_answer_without_a_trained_token_gets_none():
@@ -171,7 +171,7 @@ def test_what_turns_earned_is_scaled_as_well_and_a_cut_stands_at_the_end():
     learner = learner_of(advantage=spy, reward_scale=2.0, reward_clip=2.0)
     learner.train(batch)
     for i, sample in enumerate(batch.samples):
-        own = seen[0][learner._steps[0].columns.sample == i]
+        own = seen[0][learner._step.columns.sample == i]
         expected = np.zeros(sample.response_length)
         expected[0] += 1.0
         expected[-1] += 2.0 - 1.0

@@ -2,9 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from learners import timed
@@ -71,16 +69,3 @@ def test_a_restored_learner_publishes_the_same_bytes(clock, tmp_path):
 def test_it_needs_no_torch():
     code = "import sys, learners.timed; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_groups_that_come_early_are_paid_for_early(clock):
-    batch = make_batch(seeded(0))
-    tokens = [sum(np.count_nonzero(s.loss_mask) for s in g.samples) for g in batch.groups]
-    learner = TimedLearner(base=1.0, per_sample=0.25, per_token=0.01, stream=True)
-    for _ in range(2):
-        before = clock.now
-        learner.take(replace(batch, groups=batch.groups[:3]))
-        assert clock.now - before == pytest.approx(0.25 * 12 + 0.01 * sum(tokens[:3]), abs=0.005)
-        before = clock.now
-        learner.train(batch)
-        assert clock.now - before == pytest.approx(1.0 + 0.25 * 4 + 0.01 * tokens[3], abs=0.005)

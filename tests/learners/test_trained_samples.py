@@ -58,17 +58,6 @@ def test_what_a_loss_observes_is_there_under_its_name() -> None:
     assert "loss/gate" in trainer.numbers(batch.groups[0].id)[0]
 
 
-def test_a_streamed_batch_has_the_numbers_of_one_that_came_at_once() -> None:
-    batch, once, streams = make_batch(seeded(0)), learner(num_minibatches=1), learner(stream=True, num_minibatches=1)
-    once.train(batch)
-    streams.train(batch)
-    for each in batch.groups:
-        for wanted, found in zip(once.numbers(each.id), streams.numbers(each.id), strict=True):
-            assert wanted.keys() == found.keys() >= {"current", "proximal", "advantage", "loss/ratio"}
-            for name, values in wanted.items():
-                np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)
-
-
 def test_current_logprobs_are_those_that_took_the_gradient() -> None:
     batch, trainer = make_batch(seeded(0)), learner(num_minibatches=1, num_minibatch_epochs=2, lr=1e-2)
     trainer.train(batch)

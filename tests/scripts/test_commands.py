@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     assert parser.parse_args(["--json", str(old)]).json == old, "the file itself is what is written"
 
 
-@pytest.mark.parametrize("command", ["timeline", "ledger", "status", "stop", "join", "score"])
+@pytest.mark.parametrize("command", ["timeline", "ledger", "status", "stop", "join"])
 def test_a_folder_that_is_not_there_is_exit_code_2(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,90 +1,110 @@
-"""Synthetic batches of tokens for the losses' tests, and every loss with knobs that make its cases occur."""
+"""Synthetic batches of tokens, and every loss and correction with knobs that make all of its cases occur."""
 
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from areal_like.config.registry import COMPONENTS, bind, resolve
-from learners.losses.clipped import decoupled_ppo, gspo, ppo, sapo
-from learners.losses.contract import LossBatch, with_plan
-from learners.losses.corrections import (
-    capped,
-    cispo,
-    exact,
-    geo_mask,
-    icepop,
-    kpop,
-    mis_po,
-    ratio,
-    seq_mis,
-    seq_tis,
-    sequence_mask,
-    tis,
-    topr,
-)
-from learners.losses.delightful import dg, dg_kondo
-from learners.losses.supervised import sft
-from learners.losses.targets import pmpo, tpo
-from learners.losses.trusted import dppo, m2po
-from learners.losses.weighted import reinforce, vespo, vtrace
+from areal_like.config.registry import COMPONENTS, bind
+from learners.losses.contract import LossBatch, planned_for
 from tests.seeds import seeded, torch_seeded
 
-WIDE = {"name": "ratio", "weight": "none", "reject": "ratio", "over": "mean", "low": 0.5, "high": 3.0}
-LOSSES: dict[str, Any] = {
-    "ppo": ppo,
-    "ppo dual": partial(ppo, clip=0.1, clip_high=0.3, dual_clip=1.2),
-    "decoupled": capped(decoupled_ppo),
-    "decoupled clamp": ratio(partial(decoupled_ppo, clip_high=0.28, dual_clip=1.5), weight_high=1.1),
-    "decoupled uncapped": ratio(decoupled_ppo),
-    "decoupled interpolated": capped(partial(decoupled_ppo, proximal="interpolate")),
-    "decoupled alone": decoupled_ppo,
-    "icepop": icepop(decoupled_ppo, low=0.8, high=1.3),
-    "gspo": partial(gspo, clip=0.1, clip_high=0.2),
-    "gspo decoupled": icepop(partial(gspo, clip=0.1, proximal="recompute", average=True), low=0.6, high=1.8),
-    "sapo": partial(sapo, temperature=2.0, temperature_negative=3.0),
-    "reinforce": reinforce,
-    "is_pg": exact(reinforce),
-    "is_pg token": exact(reinforce, weight="token"),
-    "is_pg normalised": ratio(reinforce, self_normalise=True, weight="geometric"),
-    "tis": tis(reinforce, weight_high=1.2),
-    "cispo": cispo(reinforce, weight_low=0.7, weight_high=1.2),
-    "topr": topr(reinforce),
-    "vespo": vespo,
-    "seq_tis": seq_tis(decoupled_ppo),
-    "seq_mis": seq_mis(reinforce),
-    "geo_mask": geo_mask(vespo, low=0.8, high=1.2),
-    "sequence_mask": sequence_mask(sapo, high=0.1),
-    "kpop": kpop(decoupled_ppo, high=0.1),
-    "mis_po": mis_po(reinforce, low=0.3, high=4.0, correction={**WIDE, "pair": "behaviour_proximal"}),
-    "vtrace": vtrace,
-    "vtrace wide": partial(vtrace, rho_bar=1.3, c_bar=1.1),
-    "ppo rejecting": ratio(ppo, weight="none", reject="k3", over="mean", high=0.2),
-    "ppo dropping": ratio(ppo, weight="none", reject="ratio", over="max", high=2.0, rejected="drop"),
-    "m2po rejecting": ratio(m2po, weight="none", reject="binary_kl", high=0.1),
-    "dg corrected": tis(partial(dg, gate_temperature=0.5)),
-    "dg_kondo corrected": tis(partial(dg_kondo, keep=0.3)),
-    "tpo rejecting": ratio(tpo, weight="none", reject="k2", over="sum", high=0.5),
-    "m2po": m2po,
-    "dppo": partial(dppo, tv=0.05, tv_high=0.03),
-    "dg": partial(dg, gate_temperature=0.5, gate_threshold=0.1),
-    "dg hard": partial(dg, gate_temperature=0.0),
-    "dg bernoulli": partial(dg, bernoulli=True),
-    "dg_kondo": partial(dg_kondo, keep=0.3),
-    "pmpo": pmpo,
-    "tpo": partial(tpo, temperature=0.7),
-    "sft": sft,
+KNOBS: dict[str, list[dict[str, Any]]] = {
+    "ppo": [{}, {"clip": 0.1, "clip_high": 0.3, "dual_clip": 1.2}],
+    "decoupled_ppo": [{}, {"clip_high": 0.28, "dual_clip": 1.5}, {"proximal": "interpolate"}],
+    "gspo": [{"clip": 0.1, "clip_high": 0.2}, {"clip": 0.1, "proximal": "recompute", "average": True}],
+    "sapo": [{}, {"temperature": 2.0, "temperature_negative": 3.0}],
+    "reinforce": [{}],
+    "vespo": [{}],
+    "vtrace": [{}, {"rho_bar": 1.3, "c_bar": 1.1}, {"rho_bar": 0.8, "c_bar": 1.3}],
+    "m2po": [{}, {"threshold": 0.2}],
+    "dppo": [{"tv": 0.05, "tv_high": 0.03}, {"tv": 0.1}],
+    "dg": [{"gate_temperature": 0.5, "gate_threshold": 0.1}, {"gate_temperature": 0.0}, {"bernoulli": True}],
+    "dg_kondo": [{"keep": 0.3}, {"keep": 0.03}],
+    "pmpo": [{}, {"alpha": 0.9, "beta": 0.0}],
+    "tpo": [{"temperature": 0.7}],
+    "sft": [{}],
 }
-_known = {getattr(getattr(loss, "loss", loss), "func", getattr(loss, "loss", loss)) for loss in LOSSES.values()}
-LOSSES |= {name: bind("loss", {"name": name}) for name in COMPONENTS["loss"] if resolve("loss", name) not in _known}
-
-POLICY_GRADIENT = [name for name in LOSSES if not name.startswith(("dg", "pmpo", "tpo", "sft"))]
-"""Losses whose gradient on-policy is − Σ A ∇log π ÷ denominator."""
+"""Name of a loss function → some sets of its knobs."""
+LINKS: dict[str, list[dict[str, Any]]] = {
+    "none": [],
+    "exact": [{"weight": "sequence"}],
+    "tis": [{"weight_high": 1.2}],
+    "cispo": [{"weight_low": 0.7, "weight_high": 1.2}],
+    "capped": [{"reject": "ratio", "high": 1.4}],
+    "icepop": [{"reject": "ratio", "low": 0.8, "high": 1.3}],
+    "topr": [{"weight": "sequence", "weight_high": 1.0, "where": "negative"}],
+    "seq_tis": [{"weight": "sequence", "weight_high": 2.0}],
+    "seq_mis": [{"weight": "sequence", "reject": "ratio", "over": "sum", "high": 2.0}],
+    "geo_mask": [{"weight": "none", "reject": "ratio", "over": "mean", "low": 0.8, "high": 1.2}],
+    "kpop": [{"reject": "binary_kl", "high": 0.05}],
+    "sequence_mask": [
+        {
+            "pair": "behaviour_current",
+            "weight": "none",
+            "reject": "k1",
+            "over": "mean",
+            "high": 0.1,
+            "where": "negative",
+        }
+    ],
+    "mis_po": [
+        {"pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "low": 0.5, "high": 2.0},
+        {"pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "over": "mean", "low": 0.8, "high": 1.2},
+    ],
+}
+"""Name of a correction → the knobs of its links, as the references read them."""
+LINKS |= {
+    "ratio normalised": [{"weight": "geometric", "reject": "k2", "high": 0.3, "self_normalise": True}],
+    "ratio dropping": [{"weight": "none", "reject": "ratio", "over": "max", "high": 1.6, "rejected": "drop"}],
+    "ratio k3": [{"weight": "none", "reject": "k3", "over": "sum", "high": 0.5}],
+    "ratio k3_reverse": [{"pair": "proximal_current", "weight": "none", "reject": "k3_reverse", "high": 0.07}],
+    "ratio min": [{"weight": "geometric", "reject": "ratio", "over": "min", "low": 0.6}],
+}
+OWN_RATIO = dict.fromkeys(("ppo", "sapo", "vespo", "vtrace", "m2po", "dppo"), "behaviour_current")
+"""Losses that contain a ratio: no weight may repeat it."""
 
 LENGTH = 6
 """Tokens per sequence; two sequences are a group."""
+
+
+def own_ratio(name: str, knobs: dict[str, Any]) -> str | None:
+    if name == "decoupled_ppo" or (name == "gspo" and knobs.get("proximal")):
+        return "proximal_current"
+    return "behaviour_current" if name == "gspo" else OWN_RATIO.get(name)
+
+
+def is_refused(name: str, knobs: dict[str, Any], links: list[dict[str, Any]]) -> bool:
+    own, weighs = own_ratio(name, knobs), [link for link in links if link.get("weight") != "none"]
+    if own == "proximal_current":
+        return any(link.get("pair", "behaviour_proximal") != "behaviour_proximal" for link in weighs)
+    return own is not None and bool(weighs)
+
+
+def spec(links: list[dict[str, Any]]) -> dict[str, Any] | str:
+    """A correction of these links."""
+    found: dict[str, Any] | str = "none"
+    for link in reversed(links):
+        found = {"name": "ratio", **link, "correction": found}
+    return found
+
+
+def loss_of(name: str, knobs: dict[str, Any], correction: str = "none") -> Any:
+    return bind("loss", {"name": name, **knobs, "correction": spec(LINKS[correction])})
+
+
+LOSSES = {f"{name} {knobs or ''}".strip(): loss_of(name, knobs) for name, sets in KNOBS.items() for knobs in sets}
+for name, correction in (
+    ("decoupled_ppo", "capped"), ("decoupled_ppo", "ratio normalised"), ("reinforce", "tis"), ("ppo", "ratio dropping"),
+    ("tpo", "ratio k3"), ("dg", "tis"), ("dg_kondo", "cispo"), ("m2po", "geo_mask"), ("sapo", "sequence_mask"),
+):  # fmt: skip
+    LOSSES[f"{name}, {correction}"] = loss_of(name, KNOBS[name][0], correction)
+LOSSES |= {name: bind("loss", {"name": name}) for name in COMPONENTS["loss"] if name not in KNOBS}
+"""Losses for tests that need no reference."""
+OTHERS = ("dg", "pmpo", "tpo", "sft", "vtrace {'rho_bar': 0.8")
+POLICY_GRADIENT = [name for name in LOSSES if not name.startswith(OTHERS)]
+"""Losses whose gradient on-policy is − Σ A ∇log π ÷ denominator."""
 
 
 def batch_of(tokens: int = 60, seed: int = 0, spread: float = 0.4, masked: float = 0.2) -> LossBatch:
@@ -124,16 +144,9 @@ def pieces_of(batch: LossBatch, counts: list[int]) -> list[LossBatch]:
     return pieces
 
 
-def arrays(batch: LossBatch) -> tuple[np.ndarray, ...]:
-    """Arrays of the trained tokens: current, behaviour, proximal, advantages."""
-    assert batch.proximal is not None
-    tensors = (batch.current, batch.behaviour, batch.proximal, batch.advantages)
-    return tuple(t.detach().numpy()[batch.mask.numpy()] for t in tensors)
-
-
 def value_and_gradient(loss: Any, batch: LossBatch, denominator: float) -> tuple[float, np.ndarray, dict[str, Any]]:
     """A loss after its plan: its value, its gradient by the trained tokens' logprobs, and its observations."""
-    value, observed = loss(with_plan(loss, batch), denominator)
+    value, observed = loss(planned_for(loss, batch)[0], denominator)
     (gradient,) = torch.autograd.grad(value, batch.current)
     mask = batch.mask
     assert not gradient[~mask].any()
