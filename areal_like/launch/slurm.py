@@ -38,7 +38,7 @@ one waits."""
 
 @dataclass(frozen=True, slots=True)
 class JobPart:
-    """Resources to request from Slurm for some roles: `tasks` of `cpus` processors each, and more options. A job of one part takes
+    """Resources to request for some roles: `tasks` of `cpus` processors each, and more options. A job of one part takes
     any free processors, also parts of nodes; a heterogeneous job has several parts."""
 
     roles: tuple[str, ...]

@@ -12,7 +12,7 @@ from areal_like.config.registry import ConfigError
 
 KEY = "model.path"
 MAX_HEADER_BYTES = 100_000_000
-"""Metadata of a safetensors file, as the library returns it."""
+"""Largest header of a safetensors file that the library accepts."""
 ROUTED = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
 """`model_type` of the models whose experts can be replayed (`areal_like.models.causal_lm`)."""
 _LFS = b"version https://git-lfs"

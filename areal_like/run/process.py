@@ -108,7 +108,7 @@ class Role:
         return None if self.config.buffer.transport == "inproc" else self.config.security.key_folder
 
     def endpoint(self, service: str) -> str:
-        """Endpoint at which this role binds `service`: a file for ipc, a name for inproc, the configured host and port for tcp.
+        """Where `service` is bound: a file for ipc, a name for inproc, the configured host and port for tcp.
         Raises UserError where anybody could talk to it."""
         buffer = self.config.buffer
         if buffer.transport == "tcp":

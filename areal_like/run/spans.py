@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Spans of one process, `role`, in the folder of a run (None: they are not written). `since_1970`: when the clock was
+    """Spans of `role`, in the folder of a run (None: they are not written). `since_1970`: when the clock was
     at 0 (None: the monotonic one)."""
 
     def __init__(self, run: Path | None = None, role: str = "", since_1970: float | None = None):

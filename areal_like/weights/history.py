@@ -54,7 +54,7 @@ HEADS = 4096
 
 
 class History:
-    """History of weights, or the part of them, with this layout. The last `keep` deltas are kept, and those since the base
+    """History of the weights with this layout. The last `keep` deltas are kept, and those since the base
     snapshot, as long as they are not more than twice the weights together; merged ones, as long as those are not more
     than half of them, so that a slow link gets to its end; a base snapshot serves for at most `snapshot_every`
     versions."""

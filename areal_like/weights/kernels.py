@@ -175,7 +175,7 @@ def _stepped(before: np.unsignedinteger, code: np.int64, width: int) -> np.int64
 
 @compiled
 def _places(old: Array, new: Array, at: int, words: Array, starts: Array, places: Array) -> int:
-    """Write the places where elements of the tile that begins at `at` differ to `places`; returns how many. `words` and `starts`
+    """Write where elements of the tile at `at` differ to `places`; returns how many. `words` and `starts`
     are scratch."""
     stop, n, k = min(old.size, at + _TILE), 0, 0
     for each in range(at, stop, 64):

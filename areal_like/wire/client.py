@@ -1,4 +1,4 @@
-"""Clients of the buffer for actors, the learner and the starter: thin classes over the bus that know only the messages."""
+"""Clients of the buffer for actors, the learner and the starter: thin classes over the bus."""
 
 from __future__ import annotations
 
