@@ -1,4 +1,4 @@
-"""Reinforcement learning of language models, actor-learner style, with a proven staleness bound.
+"""Reinforcement learning of language models, actor-learner style, with a tested staleness bound.
 
     import areal_like as al
 

@@ -1,4 +1,4 @@
-"""The calculator task, from random weights: a short run in which the tool is found. (In full: docs/results.md.)"""
+"""The calculator task, from random weights: a short run in which the tool is found."""
 
 from __future__ import annotations
 

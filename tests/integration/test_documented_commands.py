@@ -80,8 +80,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder, with the files that the commands expect."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "configs").symlink_to(ROOT / "configs")
-    (folder / "docs").mkdir()
-    (folder / "docs" / "data").symlink_to(ROOT / "docs" / "data")
     write_folder(folder / "MODEL_FOLDER", "qwen2")
     (folder / "data" / "gsm8k").mkdir(parents=True)
     for name, first in (("train", 0), ("test", 50)):
