@@ -54,7 +54,7 @@ def documented() -> dict[str, str]:
                 for part in " ".join(shlex.quote(word) for word in shlex.split(line, comments=True)).split("'&&'"):
                     words = shlex.split(part)
                     if words and words[0] not in OTHERS:
-                        found.setdefault(shlex.join(words).replace(".venv/bin/python", "python"), page.name)
+                        found.setdefault(shlex.join(words).replace(".venv/bin/", ""), page.name)
     return found
 
 
