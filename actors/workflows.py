@@ -103,7 +103,7 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     up, ends with finish "length" and its reward so far. None where a turn was aborted.
     """
     if prompt.codec is None:
-        raise ValueError("multi_turn needs a task with text (Prompt.codec): jsonl, calculator, or your own")
+        raise ValueError("multi_turn needs a task with text (Prompt.codec): jsonl, copy, or your own")
     if max_turns < 1 or (turn_tokens is not None and turn_tokens < 1):
         raise ValueError("workflow.max_turns and workflow.turn_tokens must be at least 1")
     scene = Scene(engine, environment, timeout, limits.max_tokens)

@@ -65,7 +65,6 @@ LONG = (
     "tests/integration/test_documented_commands.py",
     "tests/integration/test_ray.py",
     "tests/faults/test_kills.py",
-    "tests/integration/test_calculator.py",
     "tests/integration/test_process_life.py",
     "tests/integration/test_live_runs.py",
     "tests/scripts/test_benches_run.py",

@@ -35,7 +35,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "copy": "areal_like.tasks.copying:Copy",
         "reverse": "areal_like.tasks.copying:Reverse",
         "arithmetic": "areal_like.tasks.arithmetic:Arithmetic",
-        "calculator": "areal_like.tasks.calculator:Calculator",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
         "code": "areal_like.tasks.code:Code",
         "demonstrations": "areal_like.tasks.demonstrations:Demonstrations",
@@ -73,7 +72,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "environment": {
         "tools": "actors.tools:Tools",
-        "desk": "areal_like.tasks.calculator:Desk",
         "openenv": "actors.environments.openenv:OpenEnv",
     },
     "scheduler": {

@@ -13,12 +13,11 @@ from actors.resumption import Recorder
 from actors.workflows import _opening, best_of_n, multi_turn
 from areal_like.errors import EpisodeError
 from areal_like.tasks.byte_tokens import byte_tokenizer
-from areal_like.tasks.calculator import CHARACTERS, EOS, Calculator, Characters
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.types import Completion, Limits, Outcome, PartialSample, Prompt
+from tests.actors.desk import CHARACTERS, EOS, STOP, Characters, share_in_place
 
-TASK = Calculator(0)
-DESK = {"name": "desk", "call_credit": 0.5}
+DESK = {"name": "tests.actors.desk:Desk"}
 TEXT = Characters()
 CALL = '{"expression": "1+1"}'
 
@@ -38,7 +37,7 @@ class Engine:
         self.calls.append((TEXT.decode(tokens), limits))
         text = self.script.pop(0)
         said = [EOS if c == "$" else CHARACTERS.index(c) for c in text.rstrip("!")][: limits.max_tokens]
-        stopped = bool(said) and said[-1] in TASK.stop_tokens
+        stopped = bool(said) and said[-1] in STOP
         finish: Any = "abort" if text.endswith("!") else "stop" if stopped else "length"
         version = len(self.calls)
         return Completion(
@@ -47,12 +46,12 @@ class Engine:
 
 
 async def verifier(prompt: Prompt, tokens: np.ndarray) -> float:
-    return await TASK.reward(prompt, tokens)
+    return share_in_place(TEXT.decode(tokens), prompt.answer)
 
 
 def play(*script: str, environment: Any = DESK, most: int = 40, **knobs: Any) -> Any:
     engine: Any = Engine(*script)
-    limits = Limits(most, 1.0, TASK.stop_tokens, key=5)
+    limits = Limits(most, 1.0, STOP, key=5)
     run = multi_turn(engine, verifier, prompt_of("12*34=", "00408"), limits, "r", environment=environment, **knobs)
     return asyncio.run(asyncio.wait_for(run, 30)), engine
 
@@ -191,7 +190,7 @@ class Moody:
 
 def test_a_resume_with_other_answers_samples_anew_from_the_first_one_on() -> None:
     """The first turn was sampled from the same tokens and stays; the second answered what was never shown here."""
-    limits, environment = Limits(40, 1.0, TASK.stop_tokens), {"name": f"{__name__}:Moody"}
+    limits, environment = Limits(40, 1.0, STOP), {"name": f"{__name__}:Moody"}
     record = PartialSample()
 
     def rolled(*script: str) -> Any:
@@ -209,7 +208,7 @@ def test_a_resume_with_other_answers_samples_anew_from_the_first_one_on() -> Non
 
 def best(*script: str, n: int) -> Any:
     engine: Any = Engine(*script)
-    limits = Limits(8, 1.0, TASK.stop_tokens, key=5, offset=1)
+    limits = Limits(8, 1.0, STOP, key=5, offset=1)
     run = best_of_n(engine, verifier, prompt_of("12*34=", "00408"), limits, "r", n=n)
     return asyncio.run(asyncio.wait_for(run, 30)), engine
 
@@ -235,7 +234,7 @@ def test_calls_of_tools_and_their_errors_are_counted_of_samples_that_are_trained
         said = [good + bad, good, "7"]
         engine: Any = Engine("1$", "2$", "3$")
         prompt = replace(prompt_of("12*34=", "00408"), codec=Text())
-        limits = Limits(4000, 1.0, TASK.stop_tokens, trained=trained)
+        limits = Limits(4000, 1.0, STOP, trained=trained)
         asyncio.run(multi_turn(engine, verifier, prompt, limits, "r", environment={"name": "tools"}, max_turns=3))
         assert not said
     assert measures.TURNS == {"samples": 1, "turns": 3, "tokens": 6, "contexts": 1, "calls": 3, "errors": 1}

@@ -390,24 +390,24 @@ def test_what_it_takes_is_taken(argv: list[str]) -> None:
     load(["configs/quickstart.yaml", *argv])
 
 
-MULTI = "workflow={name: multi_turn, max_turns: 3, environment: {name: desk, call_credit: 0.5}}"
+MULTI = "workflow={name: multi_turn, max_turns: 3, environment: {name: tools, max_calls: 5}}"
 
 
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], {"name": "multi_turn", "max_turns": 3, "environment": {"name": "desk", "call_credit": 0.5}}),
+        ([], {"name": "multi_turn", "max_turns": 3, "environment": {"name": "tools", "max_calls": 5}}),
         (
-            ["eval.workflow={max_turns: 1, environment: {credit: exact}}", "eval.workflow.environment.call_credit=0"],
+            ["eval.workflow={max_turns: 1, environment: {turn_reward: 1}}", "eval.workflow.environment.max_calls=2"],
             {
                 "name": "multi_turn",
                 "max_turns": 1,
-                "environment": {"name": "desk", "call_credit": 0, "credit": "exact"},
+                "environment": {"name": "tools", "max_calls": 2, "turn_reward": 1},
             },
         ),
         (
-            ["eval.workflow.environment={name: tools}"],
-            {"name": "multi_turn", "max_turns": 3, "environment": {"name": "tools"}},
+            ["eval.workflow.environment={name: tests.actors.desk:Desk}"],
+            {"name": "multi_turn", "max_turns": 3, "environment": {"name": "tests.actors.desk:Desk"}},
         ),
         (["eval.workflow={name: best_of_n, n: 2}", "eval.workflow={name: single_turn}"], {"name": "single_turn"}),
     ],
@@ -415,7 +415,7 @@ MULTI = "workflow={name: multi_turn, max_turns: 3, environment: {name: desk, cal
 def test_held_out_prompts_take_the_workflow_with_knobs_of_their_own(argv: list[str], expected: dict) -> None:
     loaded = load(["base", MULTI, *argv])
     assert config.heldout_workflow(loaded) == expected
-    assert loaded.workflow["max_turns"] == 3 and loaded.workflow["environment"]["call_credit"] == 0.5
+    assert loaded.workflow["max_turns"] == 3 and loaded.workflow["environment"]["max_calls"] == 5
 
 
 def test_a_wrong_knob_of_the_workflow_of_held_out_prompts_is_named_with_its_path() -> None:

@@ -323,12 +323,12 @@ def test_every_registered_component_is_there_and_read_rightly(kind: str, name: s
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ("desk", r"workflow.environment: expected Mapping"),
-        ({"name": "desq"}, r"workflow.environment.name: there is no environment 'desq'. Did you mean 'desk'"),
-        ({"name": "desk", "credits": 1}, r"workflow.environment.credits: 'desk' has no knob 'credits'"),
+        ("tools", r"workflow.environment: expected Mapping"),
+        ({"name": "toolz"}, r"workflow.environment.name: there is no environment 'toolz'. Did you mean 'tools'"),
+        ({"name": "tools", "credits": 1}, r"workflow.environment.credits: 'tools' has no knob 'credits'"),
     ],
 )
 def test_a_component_within_a_component_is_checked_as_well(environment: Any, told: str) -> None:
-    check("workflow", {"name": "multi_turn", "environment": {"name": "desk", "call_credit": 0.25}})
+    check("workflow", {"name": "multi_turn", "environment": {"name": "tools", "turn_reward": 0.25}})
     with pytest.raises(ConfigError, match=told):
         check("workflow", {"name": "multi_turn", "environment": environment})

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 ALONE = ["actors.count=1", "engine.slots=1", "groups_per_batch=2", "sizing.group_size=4", "run.target_reward=null"]
 """One sequence at a time, so that two runs sample the same answers."""
-TEXT = ["task.name=calculator", "task.digits=1", "eval.prompts=2", "mode=sync"]
+TEXT = ["task={name: copy, digits: 2}", "eval.prompts=2", "mode=sync"]
 
 
 def test_a_judges_cache_makes_a_run_again_while_the_judge_is_off(tmp_path: Path) -> None:
