@@ -112,7 +112,7 @@ def reward_claims(spec: Mapping[str, object], answer: str, response: str) -> Cla
 
 
 def environment_claims(spec: Mapping[str, object], answer: str, response: str) -> Claims:
-    prompt = build("task", {"name": "calculator"}, 3).prompt("train", 0)
+    prompt = build("task", {"name": "copy"}, 3).prompt("train", 0)
 
     async def maybe(value: Any) -> Any:
         return await value if inspect.isawaitable(value) else value
