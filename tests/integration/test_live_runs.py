@@ -121,12 +121,11 @@ def test_an_actor_whose_engine_hangs_loses_its_leases_and_is_started_anew(tmp_pa
     try:
         live.until("the hang", marker.exists)
         live.until_steps(30)  # both actors' groups make a batch: it could not go on with leases that hang
-        live.until("another that tries, too", lambda: "makes no progress on actor-" in _told(live))
         live.until("the end of its patience", lambda: "must quit" in _told(live))
         live.until("the actor that was started anew", lambda: _told(live).count(" joined (pid ") >= 3)
         live.until_steps(10)
         last = rows(live.folder)[-1]
-        assert last["rollout/hedges"] + last["rollout/lease_timeouts"] >= 1
+        assert last["rollout/lease_timeouts"] >= 1
         assert stop.main([str(live.folder), "--drain"]) == 0
         assert live.end()[0] == 0
     finally:

@@ -90,7 +90,7 @@ def at(moment: str, place: Path) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("moment", "number"), zip(MOMENTS, [signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGTERM], strict=True)
+    ("moment", "number"), list(zip(MOMENTS, [signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGTERM], strict=True))
 )
 def test_a_signal_ends_everything(place: Path, number: signal.Signals, moment: str) -> None:
     run = at(moment, place)
