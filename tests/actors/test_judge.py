@@ -65,10 +65,6 @@ def test_a_judge_that_prefers_a_place_cancels_out_in_both_orders(tmp_path):
         assert judged(tmp_path, server.url, answers("a", "b", "c"), compare="pairs")[0] == [0.5] * 3
 
 
-def test_a_group_of_one_has_nothing_to_be_compared_with(tmp_path):
-    assert judged(tmp_path, "http://127.0.0.1:1/v1", answers("a"), compare="pairs", own=1)[0] == [1.5]
-
-
 def test_no_request_is_made_twice_whoever_asks_and_when(tmp_path):
     with judging(lambda text: "Score: 5") as server:
         _, stats = judged(tmp_path, server.url, answers("a", "a", "b"), times=2)

@@ -103,9 +103,3 @@ def test_a_program_that_errs_or_attacks_is_told_so(python, code, told):
 def test_an_endless_program_is_ended_and_holds_nothing_up(python, monkeypatch):
     monkeypatch.setattr(python_tool, "BOUNDS", SandboxLimits(seconds=1.0))
     assert python("while True: pass")[0].startswith("error: the program was ended: more than 1 s")
-
-
-def test_calls_and_results_are_limited():
-    tools = Tools(max_calls=1, max_characters=3)
-    outcome = step(tools, call("calculator", expression="10**9") + call("calculator", expression="1"))
-    assert outcome.observation == shown("100", "err") and outcome.reward == 0.0

@@ -47,11 +47,6 @@ def test_only_the_assistant_and_the_ends_of_its_turns_are_trained(tmp_path: Path
     assert trained == "b$" + "." * len("[user]c?[assistant]") + "de$"
 
 
-def test_a_message_of_weight_0_is_read_and_not_trained(tmp_path: Path) -> None:
-    row = {"messages": [say("user", "a"), say("assistant", "b", weight=0), say("user", "c"), say("assistant", "d")]}
-    assert shown(tmp_path, row)[2] == ".." + "." * len("[user]c[assistant]") + "d$"
-
-
 @pytest.mark.parametrize("completion", ["b", [say("assistant", "b")]])
 def test_prompt_and_completion(tmp_path: Path, completion: object) -> None:
     row = {"prompt": "a", "completion": completion}

@@ -43,23 +43,6 @@ def test_splits_share_no_prompt_and_rows_repeat_exactly(build, seed):
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("build", "possible"),
-    [
-        (lambda size: Copy(3, digits=2, train_size=size, heldout_size=size), 100),
-        (lambda size: Copy(3, digits=2, min_digits=1, train_size=size, heldout_size=size), 110),
-        (lambda size: Arithmetic(3, digits=1, train_size=size, heldout_size=size), 100),
-    ],
-)
-def test_every_possible_prompt_lies_in_exactly_one_split(build, possible):
-    task = build(3000)
-    train, heldout = (set(contents(task, split, rows)) for split, rows in zip(SPLITS, (3000, 600), strict=True))
-    assert not train & heldout
-    assert len(train | heldout) == possible
-    assert 0.03 < len(heldout) / possible < 0.25
-
-
 def test_another_process_draws_the_same_prompts():
     code = (
         "from areal_like.tasks.copying import Reverse; t = Reverse(7, length_trace={'median': 50});"

@@ -93,14 +93,6 @@ def test_a_response_is_scored_as_text_without_special_tokens(make):
     assert asyncio.run(task.reward(prompt, encode(task, "It is 5."))) == 0.0
 
 
-def test_a_reward_of_ones_own(make):
-    task = make(sums(3), reward="operator:eq")
-    prompt = task.prompt("train", 0)
-    assert asyncio.run(task.reward(prompt, encode(task, prompt.answer))) == 1.0
-    with pytest.raises(ValueError, match="math_verify, exact"):
-        make(sums(3), reward="maths_verify")
-
-
 def near(answer: str, response: str, *, within: float = 0.0) -> float:
     return float(abs(float(answer) - float(response)) <= within)
 

@@ -10,7 +10,6 @@ from actors.rewards import reward_function
 from actors.workflows import for_tasks
 from areal_like.config.registry import ConfigError, build
 from areal_like.config.run_config import load
-from areal_like.tasks.mixture import whole_ratios
 from buffer.prompts import PromptCursor, shares_of
 
 TWO = {
@@ -45,14 +44,6 @@ def test_ratios_hold_after_every_block_and_each_task_has_epochs_of_its_own():
         drawn = [place.row for place in places if place.task == task]
         epochs = [drawn[at : at + len(rows)] for at in range(0, len(drawn), len(rows))]
         assert all(sorted(epoch) == list(rows) for epoch in epochs) and epochs[0] != epochs[1]
-
-
-def test_ratios_become_the_smallest_whole_numbers():
-    assert whole_ratios({"a": 0.2, "b": 0.3, "c": 0.5}) == {"a": 2, "b": 3, "c": 5}
-    assert whole_ratios({"a": 4, "b": 6}) == {"a": 2, "b": 3}
-    for wrong in ({"a": 0}, {"a": -1.0}, {"a": True}, {"a": float("inf")}, {"a": 1, "b": 0.00001}):
-        with pytest.raises(ConfigError, match=r"task\.ratios"):
-            whole_ratios(wrong)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ A run of it is the command in docs/environments.md (tests/integration/test_docum
 """
 
 import asyncio
-import json
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -46,16 +44,6 @@ def test_a_row_is_the_same_in_every_process_and_version():
         text(make(config=EASY).prompt("train", row)) for row in range(20)
     ]
     assert text(make(1, config=EASY).prompt("train", 0)) != text(task.prompt("train", 0))
-
-
-def test_a_mixture_keeps_its_shares_and_configs():
-    task = make(
-        dataset=None,
-        datasets={"chain_sum": {"weight": 3, **EASY}, "leg_counting": {"min_animals": 2, "max_animals": 2}},
-    )
-    names = Counter(task.prompt("train", row).answer[0] for row in range(400))
-    assert 260 < names["chain_sum"] < 340 and names["leg_counting"] == 400 - names["chain_sum"]
-    assert {json.loads(task.prompt("train", row).answer[1]).get("max_animals") for row in range(20)} == {None, 2}
 
 
 @pytest.mark.parametrize(

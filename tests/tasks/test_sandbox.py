@@ -29,15 +29,6 @@ def test_values_come_back_in_the_order_of_the_calls(isolation):
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "code",
-    ["def f(:", "x = 1", "raise SystemExit(0)", "import os\nos._exit(0)", "import sys\nsys.exit(0)", "f = 3", "\0", ""],
-)
-def test_a_program_that_ends_early_or_is_none_has_no_answers(code, isolation):
-    assert run(code, "f", [[1, 2], [3, 4]], isolation=isolation) == [None, None]
-
-
-@BOTH
 @pytest.mark.parametrize("loop", ["while True: pass", "import time\ntime.sleep(3600)", "return (10**9)**(10**9)"])
 def test_an_endless_program_is_killed(loop, isolation):
     with pytest.raises(OutOfTime):
@@ -76,14 +67,6 @@ def test_no_file_of_the_machine_can_be_read(isolation, tmp_path):
     secret.write_text("42")
     for path in (secret, Path(sys.executable), Path("/etc/passwd"), Path(f"/proc/{os.getpid()}/cmdline")):
         assert answer(f"return len(open({str(path)!r}, 'rb').read())", isolation) is None
-
-
-def test_its_own_files_are_few_and_small_and_not_on_the_disk():
-    assert answer("open('a', 'w').write('x' * 1000)\nreturn open('/a').read(3)") == ["xxx"]
-    body = "import os\ntry:\n    for i in range(1000):\n        open(str(i), 'w').write('x' * 100_000)\n"
-    body += "except OSError:\n    return sum(map(os.path.getsize, os.listdir()))"
-    (size,) = answer(body)
-    assert 0 < size <= 1 << 20
 
 
 def test_no_network():
