@@ -86,13 +86,6 @@ def maxrl(rewards: np.ndarray, groups: np.ndarray, *, eps: Annotated[float, "[0,
     return group(rewards, groups) / (means[member] + eps)
 
 
-def needs_batch(advantage: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark an advantage function that compares groups with one another: it cannot be called for one group at a time."""
-    advantage.needs_batch = True  # type: ignore[attr-defined]
-    return advantage
-
-
-@needs_batch
 def batch(
     rewards: np.ndarray,
     groups: np.ndarray,
@@ -224,7 +217,6 @@ def bootstraps(advantage: Callable[..., Any]) -> bool:
 
 
 @per_token
-@needs_batch
 def reinforce_pp(
     episodes: Episodes,
     *,

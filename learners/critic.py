@@ -7,12 +7,15 @@ published, and is part of the checkpoint. Every rank of a learner has the same h
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from areal_like.types import Batch, Sample
 from learners.collectives import Ranks
 
 
@@ -69,3 +72,29 @@ class Critic:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["adamw"])
+
+
+def one_token_further(batch: Batch) -> tuple[Batch, np.ndarray]:
+    """The batch with one more trained token at the end of each answer that was cut at the limit of length and has
+    trained tokens; and bool [M]: which trained tokens are the added ones. An added token would be chosen in the state
+    after the answer."""
+    chosen = [s.finish == "length" and bool(s.loss_mask.any()) for s in batch.samples]
+    flags = iter(chosen)
+    groups = [replace(g, samples=[_longer(s) if next(flags) else s for s in g.samples]) for g in batch.groups]
+    further = replace(batch, groups=groups)
+    trained = np.array([np.count_nonzero(s.loss_mask) for s in further.samples], np.int64)
+    behind = np.zeros(trained.sum(), bool)
+    behind[np.cumsum(trained)[chosen] - 1] = True
+    return further, behind
+
+
+def _longer(sample: Sample) -> Sample:
+    """With one more token, 0, whose id and logprob are never used."""
+    version, n = sample.runs[-1]
+    return replace(
+        sample,
+        tokens=np.append(sample.tokens, sample.tokens.dtype.type(0)),
+        logprobs=np.append(sample.logprobs, np.float32(0.0)),
+        loss_mask=np.append(sample.loss_mask, True),
+        runs=[*sample.runs[:-1], (version, n + 1)],
+    )

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from areal_like.models.causal_lm import deferred_weights, folder
 from learners.collectives import Ranks
 from learners.logprobs import forward_logprobs, forward_top
+from learners.objective import kl_estimate
 from learners.packing import MicroBatch
 from learners.passes import Passes
-from learners.penalties import kl_estimate
 from learners.step import Step
 
 TINY = 1e-12

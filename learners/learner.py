@@ -33,21 +33,19 @@ from learners.advantages import Episodes, bootstraps, marked, needs_current, tur
 from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics, of_demonstrations
 from learners.collectives import Ranks
-from learners.critic import Critic
+from learners.critic import Critic, one_token_further
 from learners.diagnostics import zero_variance_by_staleness
 from learners.distillation import Teacher, TeacherScorer
 from learners.logprobs import forward_candidates, forward_logprobs, forward_with_states
 from learners.losses.contract import LossFunction, marks_of, merged, planned_for
-from learners.objective import Objective, frozen
-from learners.optim import MasterAdamW
+from learners.objective import Objective, frozen, without_cut_answers
+from learners.optim import MasterAdamW, Schedule
 from learners.packing import Columns, MicroBatch, cut_groups
 from learners.passes import Passes
 from learners.router_replay import RouterReplay
 from learners.saving import Saving
-from learners.schedules import Schedule
 from learners.sharding import Computing, hold_in, prepare, reshard
 from learners.step import Step
-from learners.truncation import one_token_further, without_cut_answers
 from learners.untrainable import or_untrainable, unknown_tokens
 
 Advantage = Callable[..., np.ndarray]
@@ -60,7 +58,7 @@ class TorchLearner:
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the actors' sampling temperature. A batch
     is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
     and gone through `num_minibatch_epochs` times. `micro_batch_tokens` bounds the input tokens of a micro-batch. `lr`,
-    `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.schedules`; configs
+    `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps) see `learners.optim`; configs
     fill in what is None by the kind of model (`config.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype
     of the published weights; gradients are taken at these values, held in float32. `critic_lr` > 0 trains a critic
     (`learners.critic`), which the advantage `gae` needs; `critic_trunk` scales its gradient into the policy, and

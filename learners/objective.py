@@ -7,6 +7,7 @@ tokens with the same shares and the same denominator. The terms combine freely w
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Annotated, Literal, get_args
 
 import numpy as np
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from areal_like.types import Batch
+from areal_like.types import Batch, Sample
+from learners.losses.contract import IMPOSSIBLE, LOG_RATIO_LIMIT
 from learners.packing import Columns
-from learners.penalties import KlEstimator, kl_estimate, overlong_penalty
+
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
 class Objective:
@@ -30,13 +33,13 @@ class Objective:
 
     `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is subtracted
     from it, with the gradient of `kl_loss_estimator`; `kl_reward` × the KL of the behaviour policy to the reference is
-    subtracted from the reward, token by token, estimated by `kl_reward_estimator` (see `learners.penalties`). The
+    subtracted from the reward, token by token, estimated by `kl_reward_estimator` (see `kl_estimate`). The
     reference is the model's initial weights, kept frozen in memory if one of the two is not 0. Both estimates are cut
     at ± `kl_cut`, if that is a number.
 
     `overlong_penalty` × DAPO's punishment of answers near `overlong_limit` tokens is subtracted from the reward; it
     grows over the last `overlong_buffer` tokens. With `overlong_filter` answers that were cut at the limit of length
-    are not trained (`learners.truncation`). The remaining reward is multiplied by `reward_scale`, then cut at ±
+    are not trained (`without_cut_answers`). The remaining reward is multiplied by `reward_scale`, then cut at ±
     `reward_clip`, if that is a number: AReaL's order, without its bias. Advantages see the result; metrics and samples
     keep the reward itself. Raises ValueError for knobs that make no sense.
     """
@@ -149,3 +152,50 @@ def frozen(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     for p in reference.parameters():
         p.copy_(p.to(dtype))
     return reference
+
+
+def kl_estimate(policy: Tensor, reference: Tensor, estimator: str, cut: float | None = None) -> Tensor:
+    """Per-token estimates [N] of KL(policy ‖ reference) from logprobs [N] of tokens that the policy sampled, in nats.
+
+    Schulman's (joschu.net/blog/kl-approx.html), with d = log policy − log reference within ±20: k1 = d (unbiased, may
+    be negative); k2 = d²/2; k3 = exp(−d) − 1 + d (unbiased, never negative; GRPO's, arXiv 2402.03300).
+
+    As losses they have other gradients (arXiv 2506.09477): k2's is the KL's own; k1's is zero on average and trains
+    nothing; k3's is the KL's gradient to first order near the reference. Raises ValueError for another name.
+
+    Estimates are cut at ± `cut`, where they have no gradient (verl cuts its k3 at 10).
+    """
+    difference = policy.clamp(min=IMPOSSIBLE) - reference.clamp(min=IMPOSSIBLE)
+    difference = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    match estimator:
+        case "k1":
+            estimate = difference
+        case "k2":
+            estimate = 0.5 * difference**2
+        case "k3":
+            estimate = torch.exp(-difference) - 1.0 + difference
+        case _:
+            raise ValueError(f"a KL estimator is k1, k2 or k3, got {estimator!r}")
+    return estimate if cut is None else estimate.clamp(-cut, cut)
+
+
+def overlong_penalty(lengths: np.ndarray, *, limit: int, buffer: int) -> np.ndarray:
+    """DAPO's soft punishment of length (arXiv 2503.14476, equation 13), to subtract from the reward: [n], 0 to 1.
+
+    `lengths` [n] response tokens. 0 up to `limit` − `buffer`, then linear, 1 from `limit` on. Without a buffer it is a
+    step at `limit`, which is the length of an answer that was cut there.
+    """
+    over = np.asarray(lengths, np.float64) - (limit - buffer)
+    return np.clip(over / buffer, 0.0, 1.0) if buffer else (over >= 0).astype(np.float64)
+
+
+def without_cut_answers(batch: Batch) -> Batch:
+    """The batch with all tokens of answers that were cut at the limit of length masked out: DAPO's overlong filtering
+    (arXiv 2503.14476, section 3.4), `mask_truncated_completions` in TRL. As there, their rewards still count in their
+    groups' baselines."""
+
+    def masked(sample: Sample) -> Sample:
+        return replace(sample, loss_mask=np.zeros_like(sample.loss_mask)) if sample.finish == "length" else sample
+
+    groups = [replace(group, samples=[masked(sample) for sample in group.samples]) for group in batch.groups]
+    return replace(batch, groups=groups)

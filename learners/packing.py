@@ -26,8 +26,8 @@ from torch import Tensor
 
 from areal_like.types import Batch, Sample
 from areal_like.weights.transfer import to_device
-from learners.engine_experts import EngineExperts
 from learners.prefixes import Forest, cut, is_worth, paths
+from learners.router_replay import EngineExperts
 from learners.row_layout import RowLayout
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from learners.penalties import kl_estimate, overlong_penalty
+from learners.objective import kl_estimate, overlong_penalty
 
 
 def test_estimators_are_right_on_average_over_a_small_vocabulary():

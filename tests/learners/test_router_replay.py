@@ -11,10 +11,10 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen
 from areal_like.models.causal_lm import routers_of, routing_of
 from areal_like.types import Batch, Group
 from learners.advantages import group
-from learners.engine_experts import EngineExperts
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.packing import Columns
+from learners.router_replay import EngineExperts
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.seeds import seeded, shifted
 

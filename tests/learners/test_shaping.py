@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from learners.advantages import gae, group, per_token, reinforce_pp
+from learners.critic import one_token_further
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from learners.losses.weighted import reinforce
-from learners.truncation import one_token_further
 from tests.learners.batches import tiny_model
 from tests.learners.exact import exact
 from tests.learners.test_learner import batches, on_policy
