@@ -1,4 +1,4 @@
-"""Ablations: `python -m scripts.ablate configs/ablation/X.yaml`: a grid times seeds becomes runs, tables and plots.
+"""Ablations: `areal-like ablate configs/ablation/X.yaml`: a grid times seeds becomes runs, tables and plots.
 
 Checks the study and the config of every possible run, tunes if the study asks for it, makes the runs, and writes
 `results.csv`, `results.md` and plots. Run the same command again to continue: finished runs stay, killed ones resume.

@@ -23,8 +23,7 @@ from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, config_file, summary_of
 
 from .console.arguments import command, json_file, picture, refuse
-from .console.output import console, shortened, table, visible, write_json
-from .console.sparkline import sparkline
+from .console.output import console, shortened, sparkline, table, visible, write_json
 
 REWARD, SEED = "reward/mean", "run.seed"
 UNTELLING = ("run.", "buffer.", "checkpoint.", "security.", "launcher.", "replay", "resume")

@@ -1,4 +1,4 @@
-"""Add actors to a running run: `python -m scripts.join RUN --actors 8`, on any host that sees the run folder.
+"""Add actors to a running run: `areal-like join RUN --actors 8`, on any host that sees the run folder.
 
 Finds the run through its folder (rendezvous, keys). Actors join and leave at any time: they get the newest weights,
 then leases. An actor that leaves gently (Ctrl-C, SIGTERM) hands its partial groups back to the buffer; if one is

@@ -1,4 +1,4 @@
-"""Make encryption keys: `python -m scripts.keys FOLDER`, then train with `security.key_folder=FOLDER`.
+"""Make encryption keys: `areal-like keys FOLDER`, then train with `security.key_folder=FOLDER`.
 
 With keys every connection is encrypted and authenticated (CURVE), and each key says what its holder may do. A run on
 TCP without named keys makes its own (`keys/` in the run folder). Make a folder for keys that outlive runs, or for
@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         "keys",
         "Make the keys of the buffer (server) and of those who connect to it (learner, actor, operator). "
         "Nothing that exists is overwritten.",
-        "examples:  python -m scripts.keys ~/keys   python -m scripts.train quickstart security.key_folder=~/keys",
+        "examples:  areal-like keys ~/keys   areal-like train quickstart security.key_folder=~/keys",
     )
     parser.add_argument("folder", type=Path, help="folder for the keys; created if missing")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""End a run from anywhere: `python -m scripts.stop RUN [--drain]`.
+"""End a run from anywhere: `areal-like stop RUN [--drain]`.
 
 Without --drain the learner stops at its next batch and writes a checkpoint; the run can be resumed. With --drain the
 run trains all admitted groups, and only as many new ones as complete the last batch. Then it ends as a complete run

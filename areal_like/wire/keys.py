@@ -150,9 +150,7 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
     except PermissionError:
         raise KeysError(f"{path} may not be read by this user") from None
     except (OSError, ValueError):
-        raise KeysError(
-            f"no key in {path} (security.key_folder): make keys with python -m scripts.keys FOLDER"
-        ) from None
+        raise KeysError(f"no key in {path} (security.key_folder): make keys with areal-like keys FOLDER") from None
 
 
 # ---- letting in -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unicodedata import category
@@ -14,6 +16,7 @@ from rich.table import Table
 
 WIDTH = 110
 """Columns if there is no terminal."""
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def console(width: int = WIDTH) -> Console:
@@ -43,6 +46,16 @@ def table(title: str, *columns: str) -> Table:
     for place, column in enumerate(columns):
         made.add_column(column, justify="right" if place else "left", no_wrap=True)
     return made
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """The values as at most `width` bars, from the least to the greatest; each bar is the mean of its part of them."""
+    finite = [value for value in values if abs(value) < float("inf")]
+    count = min(width, len(finite))
+    cuts = [len(finite) * n // count for n in range(count + 1)] if count else []
+    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    low, spread = min(means, default=0.0), max(means, default=0.0) - min(means, default=0.0)
+    return "".join(BARS[round((mean - low) / spread * (len(BARS) - 1)) if spread else 0] for mean in means)
 
 
 def write_json(file: Path | None, found: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
 
@@ -19,26 +19,21 @@ class Lasting:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._give_up(error)
-            return len(text)
+        self._attempt(self._stream.write, text)
+        return len(text)
 
     def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._give_up(error)
+        self._attempt(self._stream.flush)
 
-    def _give_up(self, error: OSError) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # also for what is still in its buffer
-            os.close(nowhere)
-        with contextlib.suppress(OSError):
-            note = f"note: the output can't be written any more ({error.strerror}): continuing without it"
-            print(note, file=sys.stderr)
+    def _attempt(self, call: Callable[..., object], *arguments: str) -> None:
+        try:
+            call(*arguments)
+        except OSError as error:
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())  # also for what is still in its buffer
+            with contextlib.suppress(OSError):
+                note = f"note: the output can't be written any more ({error.strerror}): continuing without it"
+                print(note, file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -27,8 +27,7 @@ from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import RENDEZVOUS, SUMMARY
 from areal_like.wire.client import SupervisorClient
 
-from ..console.arguments import other
-from ..console.sparkline import sparkline
+from ..console.output import sparkline
 from .fault_counts import faults
 from .last_sample import LastSample
 
@@ -297,7 +296,7 @@ def _of_supervised(summary: dict[str, Any], folder: Path, show: Callable[[str, s
 def _places(folder: Path) -> dict[str, str]:
     return {
         "logs": str(folder / "logs"),
-        "report": f"{other('report')} {shlex.quote(str(folder))}",
+        "report": f"areal-like report {shlex.quote(str(folder))}",
         "model": str(folder / "checkpoints" / "final"),
     }
 

@@ -1,4 +1,4 @@
-"""A run's numbers for Prometheus: `python -m scripts.status RUN --prometheus 9400`. Needs the extra `prometheus`.
+"""A run's numbers for Prometheus: `areal-like status RUN --prometheus 9400`. Needs the extra `prometheus`.
 
 Every scrape asks the buffer once. Totals are counters, everything else is a gauge; all names begin with `areal_like_`.
 If the buffer does not answer, `areal_like_up` is 0, and nothing else is exported."""

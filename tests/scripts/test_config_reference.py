@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_is_current() -> None:
     page = (ROOT / "docs" / "config.md").read_text()
-    assert page == config.reference(), "run: python -m scripts.config --markdown docs/config.md"
+    assert page == config.reference(), "run: areal-like config --markdown docs/config.md"
 
 
 def test_every_key_and_knob_stands_there_with_its_meaning(capsys: pytest.CaptureFixture) -> None:

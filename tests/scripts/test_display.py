@@ -13,7 +13,7 @@ from rich.console import Console
 
 from areal_like.config import run_config as configs
 from areal_like.launch.outcome import Death
-from scripts.console.sparkline import sparkline
+from scripts.console.output import sparkline
 from scripts.following.display import Display, ledger_line, print_summary
 from scripts.following.fault_counts import faults
 from scripts.following.last_sample import LastSample

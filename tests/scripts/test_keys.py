@@ -1,4 +1,4 @@
-"""`python -m scripts.keys`: what the user sees."""
+"""`areal-like keys`: what the user sees."""
 
 import stat
 from pathlib import Path
