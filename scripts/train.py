@@ -1,4 +1,4 @@
-"""Train: `python -m scripts.train CONFIG.yaml [key=value ...]`.
+"""Train: `areal-like train CONFIG.yaml [key=value ...]`.
 
 Checks the config, makes the run folder, starts the processes of the plan, shows progress until the learner is done, and
 prints the summary. Ctrl-C or SIGTERM ends every process. Nothing heavy is imported here.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,7 +40,7 @@ from areal_like.wire import keys
 from areal_like.wire.bus import NODE, is_loopback
 from areal_like.wire.link import BusError
 
-from .console.arguments import EXIT_INTERRUPTED, command, other
+from .console.arguments import EXIT_INTERRUPTED, command
 from .console.streams import lasting_output
 from .starting.earlier_runs import (
     NEVER_TOLD,
@@ -55,8 +56,7 @@ from .starting.preflight import preflight
 
 SHOWN = ("run.trackers", "run.project")
 """Settings of how a run is watched; its name leaves them out."""
-UNWRITABLE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-"""Why a run folder can't be made where `run.dir` is no folder to write in."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 NAMED = 60
 """Most characters of a run's name that describe overrides."""
 
@@ -65,9 +65,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = command(
         "train",
         "Train a language model by actor-learner reinforcement learning.",
-        "examples:  python -m scripts.train quickstart mode=sync learner.lr=1e-3   "
-        "python -m scripts.train quickstart --print-config loss=ppo.  "
-        "Every key, with its default and meaning: python -m scripts.config [loss.dg|learner|run.steps|...].",
+        "examples:  areal-like train quickstart mode=sync learner.lr=1e-3   "
+        "areal-like train quickstart --print-config loss=ppo.  "
+        "Every key, with its default and meaning: areal-like config [loss.dg|learner|run.steps|...].",
     )
     parser.add_argument("config", help="a yaml file, or the name of a shipped one, such as quickstart")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
@@ -96,36 +96,31 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def told_apart(stem: str, overrides: Sequence[str]) -> str:
     """A run's name: its config and what the command line sets, e.g. `quickstart-mode=sync-lr=1e-3`. Keys have no dash,
     so that the config's name ends where the first one begins (`find_run_to_resume`)."""
-    pairs = [pair.partition("=") for pair in overrides]
-    words = [
-        f"{key.rpartition('.')[2].replace('-', '_')}={value}"
-        for key, _, value in pairs
-        if key not in (*NEVER_TOLD, *SHOWN)
-    ]
-    plain = "-".join(re.sub(r"[^\w.=+,-]+", "_", word) for word in words)
-    return f"{stem}-{plain[:NAMED].rstrip('-_.')}" if words else stem
+    words = []
+    for key, _, value in (pair.partition("=") for pair in overrides):
+        if key not in (*NEVER_TOLD, *SHOWN):
+            word = f"{key.rpartition('.')[2].replace('-', '_')}={value}"
+            words.append(re.sub(r"[^\w.=+,-]+", "_", word))
+    return "-".join([stem, *words])[: len(stem) + 1 + NAMED].rstrip("-_.") if words else stem
 
 
 def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
-    """A new folder under `run.dir`. An explicit `run.name` that exists is refused: it holds another run's data."""
-    parent = Path(config.run.dir)
+    """A new folder under `run.dir`. An explicit `run.name` that exists is refused: it holds another run's data. Raises
+    ConfigError, OSError for a full disk."""
     name = config.run.name or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, attempt = parent / name, 1
-    while True:
+    for attempt in itertools.count(1):
+        folder = Path(config.run.dir) / (name if attempt == 1 else f"{name}-{attempt}")
         try:
             folder.mkdir(parents=True)
             break
         except FileExistsError:
             if config.run.name:
-                done = " and is finished" if (folder / SUMMARY).exists() else ""
-                more = f", or give it more run.steps with resume={folder}" if done else ""
+                more = f", or give it more run.steps with resume={folder}" if (folder / SUMMARY).exists() else ""
                 raise ConfigError(
-                    f"run.name={name}: {folder} exists{done}; choose another name or remove it{more}"
+                    f"run.name={name}: {folder} exists; choose another name or remove it{more}", "run.name"
                 ) from None
-            attempt += 1
-            folder = parent / f"{name}-{attempt}"
         except OSError as error:
-            if error.errno not in UNWRITABLE:
+            if error.errno in FULL:
                 raise
             why = f"cannot be written ({error.strerror}); name another folder"
             raise ConfigError(f"run.dir={config.run.dir}: {why}", "run.dir") from None
@@ -147,7 +142,7 @@ def write_record(config: Config, folder: Path, argv: list[str]) -> None:
 
 def settings_of(config: Config) -> list[str]:
     """Lines for the user: the values of defaults that depend on the model."""
-    machine = "" if across_hosts(config) else describe_machine(config, cores())
+    machine = "" if launcher_class(config).ACROSS_HOSTS else describe_machine(config, cores())
     return [line for line in (describe_learning(config), machine) if line]
 
 
@@ -163,46 +158,34 @@ def commit() -> str | None:
         return None
 
 
-def across_hosts(config: Config) -> bool:
-    return resolve("launcher", config.launcher["name"]).ACROSS_HOSTS
-
-
-def is_one_process(config: Config) -> bool:
-    return resolve("launcher", config.launcher["name"]).ONE_PROCESS
+def launcher_class(config: Config) -> Any:
+    return resolve("launcher", config.launcher["name"])
 
 
 def resolve_transport(config: Config) -> Config:
     """`auto`: files on one host, inproc within a process; with a port, or an address that others reach: tcp. A launcher
     for several hosts needs tcp, and addresses that they reach."""
-    if across_hosts(config):
-        host = NODE if is_loopback(config.buffer.host) else config.buffer.host
+    launcher, local = launcher_class(config), is_loopback(config.buffer.host)
+    if launcher.ACROSS_HOSTS:
+        host = NODE if local else config.buffer.host
         return configs.replace(configs.replace(config, "buffer.transport", "tcp"), "buffer.host", host)
     if config.buffer.transport != "auto":
         return config
-    tcp = config.buffer.port or not is_loopback(config.buffer.host)
-    here = "inproc" if is_one_process(config) else "ipc"
-    return configs.replace(config, "buffer.transport", "tcp" if tcp else here)
+    here = "inproc" if launcher.ONE_PROCESS else "ipc"
+    return configs.replace(config, "buffer.transport", "tcp" if config.buffer.port or not local else here)
 
 
 def resolve_folders(config: Config) -> Config:
-    """`~` is the home folder, also where the shell leaves it alone (key=~/x). Raises ConfigError for a `run.name` that
-    is no folder's name."""
-    for key in ("run.dir", "resume", "replay"):
-        if (path := configs.select(config, key)) and path.startswith("~"):
-            config = configs.replace(config, key, os.path.expanduser(path))
+    """`~` is the home folder, also where the shell leaves it alone (key=~/x); the path of the keys is absolute, as the
+    processes of a run have another current folder. Raises ConfigError for a `run.name` that is no folder's name."""
+    for key in ("run.dir", "resume", "replay", "security.key_folder"):
+        if path := configs.select(config, key):
+            path = os.path.expanduser(path)
+            config = configs.replace(config, key, os.path.abspath(path) if key == "security.key_folder" else path)
     name = config.run.name
     if name is not None and (name in ("", ".", "..") or "/" in name or not name.isprintable()):
         raise ConfigError(f"run.name={name!r} is no folder's name; run.dir says where run folders are", "run.name")
     return config
-
-
-def resolve_keys(config: Config) -> Config:
-    """The absolute path of the keys: the processes of a run have another current folder."""
-    if not config.security.key_folder:
-        return config
-    return configs.replace(
-        config, "security.key_folder", os.path.abspath(os.path.expanduser(config.security.key_folder))
-    )
 
 
 def provide_keys(config: Config, folder: Path) -> Config:
@@ -219,37 +202,32 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """Remembers the signal that asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises
-    nothing, so it can't interrupt a start or a clean-up. `end` restores the earlier handlers, as the process may live
-    on."""
+    """Records the signal that asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises nothing,
+    so it can't interrupt a start or a clean-up. `end` restores the earlier handlers, as the process may continue."""
 
     def __init__(self) -> None:
         self.received = ""
-        self.pause = False
+        self._pause = False
         self._before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             return  # signals are the main thread's
-        self._handle(signal.SIGUSR1, self._remember_pause)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to ignore it
-                self._handle(number, self._remember)
+                self._before[number] = signal.signal(number, self._record)
 
-    def _handle(self, number: signal.Signals, handler: Callable[[int, Any], None]) -> None:
-        self._before[number] = signal.signal(number, handler)
+    def _record(self, number: int, frame: Any) -> None:
+        if number == signal.SIGUSR1:
+            self._pause = True
+        else:
+            self.received = self.received or signal.Signals(number).name
 
     def end(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _remember(self, number: int, frame: Any) -> None:
-        self.received = self.received or signal.Signals(number).name
-
-    def _remember_pause(self, number: int, frame: Any) -> None:
-        self.pause = True
-
     def take_pause(self) -> bool:
         """Has a signal asked for a pause since the last call?"""
-        asked, self.pause = self.pause, False
+        asked, self._pause = self._pause, False
         return asked
 
     def check(self) -> None:
@@ -266,7 +244,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     from .following.display import Display
 
     launcher, roles = launcher_of(config, folder), plan(config)
-    display = Display(config, folder, plain or is_one_process(config))
+    display = Display(config, folder, plain or launcher_class(config).ONE_PROCESS)
     try:
         signals.check()
         shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
@@ -300,13 +278,6 @@ def launcher_of(config: Config, folder: Path) -> Any:
     return build("launcher", config.launcher, folder, limits(config))
 
 
-def submission_of(config: Config, folder: Path) -> Any:
-    """What must be submitted instead of started here, if anything."""
-    from areal_like.launch.plan import plan
-
-    return launcher_of(config, folder).submission(plan(config))
-
-
 def dry_run(config: Config, args: argparse.Namespace) -> None:
     """Print the processes, their memory needs, and what would be submitted. Then raises errors of the checks:
     ValueError, OSError."""
@@ -315,15 +286,20 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
     from .starting import devices, estimate  # import torch
 
     config = fit_to_replay(config) if config.replay else config
-    print(describe(plan(config)), *settings_of(config), sep="\n")
-    print(launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME")).placement(plan(config)), end="")
+    roles, stated = plan(config), None if args.devices is None else Gpus("stated", args.devices)
+    launcher = launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME"))
+    print(describe(roles), *settings_of(config), sep="\n")
+    print(launcher.placement(roles), end="")
     model = estimate.model_of(estimate.plain_of(config))
     print(estimate.describe(estimate.estimate(config, model)))
     if model is not None:
-        print(devices.describe(devices.Devices(config, plan(config), model, memory_of(config, args))), end="")
-    if submission := submission_of(config, Path(config.run.dir) / (config.run.name or "NAME")):
+        memory = args.device_memory or 0
+        if not memory and not stated and needs_of(config, has_gpu()).total:
+            memory = gpus_here().memory
+        print(devices.describe(config, roles, model, memory), end="")
+    if submission := launcher.submission(roles):
         print(f"\n{submission.describe()}", end="")
-    warn(preflight(config, stated_gpus(args)))
+    warn(preflight(config, stated))
 
 
 def warn(notes: str) -> None:
@@ -335,27 +311,17 @@ def load(args: argparse.Namespace) -> Config:
     """The config of the command line; unset keys come from the run that it resumes or replays. Raises
     ConfigError."""
 
+    stated = None if args.devices is None else Gpus("stated", args.devices)
+
     def read(inherited: Config | None = None) -> Config:
         config = configs.load([args.config, *args.overrides], inherited)
-        return placed(resolve_folders(resolve_keys(resolve_transport(config))), stated_gpus(args))
+        return placed(resolve_folders(resolve_transport(config)), stated)
 
     config = read()
     earlier = Path(config.replay) if config.replay else earlier_run(config, args)
     if earlier and (earlier / CONFIG).is_file():
         return read(configs.load_resolved(earlier / CONFIG))
     return config
-
-
-def stated_gpus(args: argparse.Namespace) -> Gpus | None:
-    """The GPUs of a dry run, as far as the command line says what they are."""
-    return None if args.devices is None else Gpus("stated", args.devices)
-
-
-def memory_of(config: Config, args: argparse.Namespace) -> int:
-    """Bytes of a GPU, stated or asked of CUDA; 0: unknown."""
-    if args.device_memory or args.devices is not None or not needs_of(config, has_gpu()).total:
-        return args.device_memory or 0
-    return gpus_here().memory
 
 
 def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
@@ -403,19 +369,13 @@ def submit(submission: Any, folder: Path, held: TextIO) -> int:
         (folder / NEXT / CONFIG).replace(folder / SUBMITTED)  # what the job begins with, however often it is queued
     held.close()
     print(f"job {submission.submit()} is submitted; run folder: {folder}")
-    print(f"look in: {other('status')} {folder}; end it: {other('stop')} {folder}")
+    print(f"look in: areal-like status {folder}; end it: areal-like stop {folder}")
     return 0
-
-
-def advise(config: Config, folder: Path) -> None:
-    """Say how to resume, if there is anything to resume."""
-    if holds_progress(config, folder):
-        print(f"to continue: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
 
 
 def in_words(error: Exception, place: str | Path) -> str:
     """An error as text. For a full disk: what to do, on the disk of the error's file (without one, of `place`)."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in FULL:
         return f"{error.strerror}: {room_wanted(Path(error.filename or place).absolute())}"
     return str(error)
 
@@ -423,19 +383,15 @@ def in_words(error: Exception, place: str | Path) -> str:
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     with lasting_output():
-        return _main(argv)
+        args, signals = parse(argv), Signals()
+        try:
+            return start(args, argv, signals)
+        finally:
+            signals.end()
 
 
-def _main(argv: list[str]) -> int:
-    args = parse(argv)
-    signals = Signals()
-    try:
-        return _train(args, argv, signals)
-    finally:
-        signals.end()
-
-
-def _train(args: argparse.Namespace, argv: list[str], signals: Signals) -> int:
+def start(args: argparse.Namespace, argv: list[str], signals: Signals) -> int:
+    """Returns the exit code."""
     try:
         prepared = prepare(args, argv)
     except (ValueError, OSError) as error:
@@ -478,27 +434,27 @@ def inline(config: str, *overrides: str) -> dict[str, Any]:
 def train(config: Config, folder: Path, plain: bool, signals: Signals, held: TextIO) -> int:
     """Submit the run, or run it to its end and report how it ended. Returns the exit code."""
     from areal_like.launch.outcome import RunFailed, RunStopped
+    from areal_like.launch.plan import plan
 
     from .following.display import print_summary
 
     try:
-        if submission := submission_of(config, folder):
+        if submission := launcher_of(config, folder).submission(plan(config)):
             return submit(submission, folder, held)
-        summary = run(config, folder, plain, signals)
+        print_summary(run(config, folder, plain, signals), folder)
+        return 0
     except Interrupted as signalled:
+        code, resumable = EXIT_INTERRUPTED, True
         print(f"ended by {signalled}; what was recorded is in {folder}", file=sys.stderr)
-        advise(config, folder)
-        return EXIT_INTERRUPTED
     except RunStopped as stopped:
-        print(f"{stopped}; to continue: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
-        return EXIT_PAUSED if stopped.paused else EXIT_INTERRUPTED
+        code, resumable = EXIT_PAUSED if stopped.paused else EXIT_INTERRUPTED, True
+        print(stopped, file=sys.stderr)
     except (RunFailed, BusError, UserError, OSError) as error:
+        code, resumable = 1, not isinstance(error, UserError) and getattr(error, "resumable", True)
         print(f"error: {in_words(error, folder)}", file=sys.stderr)
-        if not isinstance(error, UserError) and getattr(error, "resumable", True):
-            advise(config, folder)
-        return 1
-    print_summary(summary, folder)
-    return 0
+    if resumable and holds_progress(config, folder):
+        print(f"to continue: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

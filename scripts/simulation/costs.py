@@ -221,8 +221,7 @@ def on(gpu: str, config: Config, each: int, costs: Costs) -> Costs:
     `costs`. A decode step reads weights and cache once, and takes 2 FLOPs per parameter and sequence; a train step
     takes 8 per token (forward, backward, the proximal policy's forward) and moves 32 bytes per parameter. Not measured:
     within a factor of 1.5 at best. Raises ConfigError."""
-    from ..starting.estimate import model_of, plain_of
-    from ..starting.memory import Sizes
+    from ..starting.estimate import Sizes, model_of, plain_of
 
     if (model := model_of(plain_of(config))) is None:
         raise ConfigError("--hardware: got a config without a model, expected engine or learner to compute one")

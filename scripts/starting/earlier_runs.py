@@ -5,32 +5,20 @@ from __future__ import annotations
 import fcntl
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
 from areal_like.config import run_config as configs
-from areal_like.config.registry import COMPONENTS, build, knobs, with_defaults
+from areal_like.config.registry import COMPONENTS, build, with_defaults
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG, LOCK, NEXT, SUMMARY, progress_of, reason_to_stop
 
 MUST_AGREE = (
-    "run.seed",
-    "task",
-    "group_reward",
-    "model",
-    "sizing",
-    "groups_per_batch",
-    "weight_sync_interval",
-    "sampling",
-    "advantage",
-    "loss",
-    "sampler",
-    "batch_policy",
-    "filter",
-    "staleness_policy",
-    "inject_staleness",
+    *("run.seed", "task", "group_reward", "model", "sizing", "groups_per_batch", "weight_sync_interval", "sampling"),
+    *("advantage", "loss", "sampler", "batch_policy", "filter", "staleness_policy", "inject_staleness"),
 )
 """Keys that a resumed run may not change: its journal holds samples of versions that training makes again."""
 
@@ -41,17 +29,9 @@ LEARNER_MAY_CHANGE = (
     *("lr", "schedule", "warmup_steps", "schedule_steps", "weight_decay", "betas", "eps", "clip_grad"),
     *("entropy_bonus", "kl_loss", "kl_loss_estimator", "kl_reward", "kl_reward_estimator", "normalise"),
     *("overlong_penalty", "overlong_limit", "overlong_buffer", "overlong_filter", "reward_scale", "reward_clip"),
-    *("kl_cut", "critic_clip", "num_minibatches", "num_minibatch_epochs"),
-    *(
-        "micro_batch_tokens",
-        "min_microbatches",
-        "max_logits",
-        "checkpoint_activations",
-        "compile",
-        "compute_dtype",
-        "device",
-    ),
-    *("threads", "param_dtype", "fp32_head", "collective_timeout"),
+    *("kl_cut", "critic_clip", "num_minibatches", "num_minibatch_epochs", "micro_batch_tokens", "min_microbatches"),
+    *("max_logits", "checkpoint_activations", "compile", "compute_dtype", "device", "threads", "param_dtype"),
+    *("fp32_head", "collective_timeout"),
 )
 """Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that training will not make
 again are then rolled out again (`buffer.main.other_settings`)."""
@@ -83,14 +63,13 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
     earlier = configs.load_resolved(folder / CONFIG)
     if config.run.name not in (None, folder.name, earlier.run.name):  # the last: a folder that was renamed
         raise ConfigError(f"run.name={config.run.name}: {folder} is resumed under its own name; leave run.name out")
-    for key in MUST_AGREE:
-        if _value(earlier, key) != _value(config, key):
-            before, now = (configs.select(each, key) for each in (earlier, config))
-            raise ConfigError(
-                f"resume: {key} was {before} in {folder} and is {now} now; repeat the setting of then, or start a new "
-                "run to change it"
-            )
-    _check_learner(earlier, config, folder)
+    before, now = ({key: _value(each, key) for key in MUST_AGREE} for each in (earlier, config))
+    _refuse_change("resume", before, now, folder, "repeat the setting of then, or start a new run to change it")
+    before, now = (_state_of_learner(each) for each in (earlier, config))
+    hint = (
+        "the state in its checkpoints does not fit; start a new run to change it (lr, schedule and others may change)"
+    )
+    _refuse_change("resume", before, now, folder, hint)
     _check_bound(earlier, config, folder)
     _check_journal(earlier, config, folder)
     _check_work_left(config, folder)
@@ -112,20 +91,17 @@ def _value(config: Config, key: str) -> Any:
     return with_defaults(key, value) if key in COMPONENTS else value
 
 
-def _check_learner(earlier: Config, config: Config, folder: Path) -> None:
-    """A checkpoint must fit the learner that resumes from it. Raises ConfigError."""
-    before, now = (_knobs_of_learner(each) for each in (earlier, config))
-    for knob in dict.fromkeys(["name", *before, *now]):
-        if before.get(knob) != now.get(knob) and knob not in LEARNER_MAY_CHANGE:
-            raise ConfigError(
-                f"resume: learner.{knob} was {before.get(knob)} in {folder} and is {now.get(knob)} now, which does not "
-                "fit the state in its checkpoints; start a new run to change it (lr, schedule, entropy_bonus and "
-                "others may change)"
-            )
+def _state_of_learner(config: Config) -> dict[str, Any]:
+    """Knobs that its checkpoints depend on."""
+    known = {"name": ""} | with_defaults("learner", configs.select(config, "learner"))  # the name is compared first
+    return {f"learner.{knob}": value for knob, value in known.items() if knob not in LEARNER_MAY_CHANGE}
 
 
-def _knobs_of_learner(config: Config) -> dict[str, Any]:
-    return knobs("learner", config.learner["name"]) | configs.select(config, "learner")
+def _refuse_change(verb: str, before: Mapping[str, Any], now: Mapping[str, Any], folder: Path, hint: str) -> None:
+    """Raises ConfigError."""
+    for key in dict.fromkeys([*before, *now]):
+        if (old := before.get(key)) != (new := now.get(key)):
+            raise ConfigError(f"{verb}: {key} was {old} in {folder} and is {new} now; {hint}", key)
 
 
 def _check_bound(earlier: Config, config: Config, folder: Path) -> None:
@@ -141,20 +117,15 @@ def _check_bound(earlier: Config, config: Config, folder: Path) -> None:
 def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
     """Without a journal it is unknown which prompts were trained, unless none were: a job of Slurm begins with a folder
     that was made when it was submitted. Raises ConfigError."""
-    if earlier.buffer.journal == "off" and not _has_trained(folder):
-        return
-    for key, each in (("had", earlier), ("would have", config)):
-        if each.buffer.journal == "off":
-            raise ConfigError(
-                f"resume: {folder} {key} no journal (buffer.journal=off): prompts would be trained twice. Start a new "
-                "run; model=folder model.path=... begins with weights that were saved"
-            )
-
-
-def _has_trained(folder: Path) -> bool:
     metrics = folder / "metrics.jsonl"
     stepped = metrics.is_file() and metrics.stat().st_size > 0
-    return stepped or (folder / SUMMARY).exists() or checkpoints.latest(folder) is not None
+    trained = stepped or (folder / SUMMARY).exists() or checkpoints.latest(folder) is not None
+    before, now = earlier.buffer.journal, config.buffer.journal
+    if "off" in (before, now) and (before != "off" or trained):
+        raise ConfigError(
+            f"resume: buffer.journal was {before} in {folder} and is {now} now; without a journal prompts would be "
+            "trained twice: start a new run (model=folder model.path=... begins with saved weights)"
+        )
 
 
 def _check_work_left(config: Config, folder: Path) -> None:
@@ -193,10 +164,8 @@ def fit_to_replay(config: Config) -> Config:
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"replay={config.replay}: no run folder (config.yaml is missing)")
     earlier = configs.load_resolved(folder / CONFIG)
-    for key in REPLAYS_WITH:
-        if _value(earlier, key) != _value(config, key):
-            before, now = (configs.select(each, key) for each in (earlier, config))
-            raise ConfigError(f"replay: {key} was {before} in {folder} and is {now} now; it must be the same")
+    before, now = ({key: _value(each, key) for key in REPLAYS_WITH} for each in (earlier, config))
+    _refuse_change("replay", before, now, folder, "it must be the same")
     differs = configs.differences(earlier, config, ["learner", "loss", "advantage"])
     if (found := branches(folder / "journal")) and not differs:
         told = "; ".join(f"after step {step}: {changed}" for step, changed in found)
@@ -212,30 +181,24 @@ def fit_to_replay(config: Config) -> Config:
 def lock(folder: Path) -> TextIO:
     """Lock the folder until this process ends. Then wait for processes of an earlier run whose starter was killed: they
     end by themselves. Raises ConfigError if another run has the folder."""
-    file = (folder / LOCK).open("w")
+    file, deadline = (folder / LOCK).open("w"), time.monotonic() + ORPHAN_SECONDS
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _wait_for_roles(folder)
+        for path in filter(Path.is_file, (folder / CONFIG, folder / NEXT / CONFIG)):
+            with path.open() as of_roles:
+                _wait_for(of_roles, deadline)
     except BlockingIOError:
         file.close()
         raise ConfigError(f"{folder} is in use by another run; wait for it, or end it") from None
     return file
 
 
-def _wait_for_roles(folder: Path) -> None:
+def _wait_for(file: TextIO, deadline: float) -> None:
     """Raises BlockingIOError."""
-    deadline = time.monotonic() + ORPHAN_SECONDS
-    for path in (folder / CONFIG, folder / NEXT / CONFIG):
-        if path.is_file():
-            _wait_for(path, deadline)
-
-
-def _wait_for(path: Path, deadline: float) -> None:
-    with path.open() as file:
-        while True:
-            try:
-                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.05)
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)

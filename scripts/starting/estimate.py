@@ -1,20 +1,18 @@
 """Estimates what a run needs, from its config alone: memory by role, tokens by step, bytes by message.
 
-    python -m scripts.train CONFIG --dry-run
+    areal-like train CONFIG --dry-run
 
 Builds the model without memory (torch's meta device) from its knobs or its folder's config.json; reads no weights and
-no prompts. Weights, optimizer and payloads are exact. Activations, logits and caches assume the longest answers that
-the config allows; the learner computes a group's prompt once (`learners.prefixes`). What training holds is within a
-tenth of the measured size (`scripts.starting.memory`). The runtime's own memory (CUDA, allocator) is not included;
-`scripts.starting.devices` adds it, device by device.
+no prompts. Formulas are of Llama-like models. Weights, optimizer and payloads are exact. Activations count the tensors
+that autograd keeps: within a tenth of what the allocator shows on a CPU (tests); in half precision they were only
+counted. Activations, logits and caches assume the longest answers that the config allows; the learner computes a
+group's prompt once (`learners.prefixes`). `scripts.starting.devices` adds the runtime's own memory, device by device.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-import json
 import math
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,22 +22,15 @@ import torch
 from omegaconf import OmegaConf
 
 from areal_like.config.defaults import SLOTS
-from areal_like.config.registry import build, knobs
+from areal_like.config.registry import build, with_defaults
 from areal_like.models.model_folder import read_config
 from areal_like.weights.state import BITS
 
-from .memory import (
-    FLOAT,
-    HALF,
-    LOGIT_COPIES,
-    Figures,
-    Precision,
-    Sizes,
-    activations,
-    embedded_engine,
-    training_state,
-    whole_layers,
-)
+Figures = dict[str, float]
+FLOAT = 4
+HALF = 2
+LOGIT_COPIES = 4
+"""Logits, logprobs, probabilities and one product of them are alive at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +48,44 @@ class Lengths:
         """Of a group whose samples share their prompt."""
         return self.prompt + size * self.response
 
-    def inputs(self, size: int) -> int:
-        """Of these, what the learner's model reads: the last token of a sample predicts nothing."""
-        return self.prompt + size * (self.response - 1)
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a model: layers, widths, and parameters in all (`count`), of one layer, and outside of layers."""
+
+    layers: int
+    hidden: int
+    inner: int
+    queries: int
+    keys: int
+    vocabulary: int
+    count: int
+    layer: int
+
+    @classmethod
+    def of(cls, model: Any) -> Sizes:
+        shape = model.config
+        heads = shape.num_attention_heads
+        dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+        return cls(
+            shape.num_hidden_layers,
+            shape.hidden_size,
+            shape.intermediate_size,
+            heads * dim,
+            (getattr(shape, "num_key_value_heads", None) or heads) * dim,
+            shape.vocab_size,
+            sum(p.numel() for p in model.parameters()),
+            max(sum(p.numel() for p in layer.parameters()) for layer in model.get_decoder().layers),
+        )
+
+    @property
+    def outside(self) -> int:
+        """Parameters of embedding, head and last norm."""
+        return self.count - self.layers * self.layer
+
+    def kv(self, width: int) -> int:
+        """Bytes of a token's keys and values."""
+        return 2 * self.layers * self.keys * width
 
 
 def estimate(config: Any, model: Any = None) -> dict[str, Figures]:
@@ -85,10 +111,14 @@ def plain_of(config: Any) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(config))
 
 
+def knobs_of(plain: dict[str, Any], kind: str) -> dict[str, Any]:
+    """All knobs of a component, defaults included."""
+    return with_defaults(kind, plain[kind])
+
+
 def lengths_of(plain: dict[str, Any]) -> Lengths:
     """From the task's knobs, or from a prompt if the task states no lengths of prompts (it makes them)."""
-    known = knobs("task", plain["task"]["name"]) | plain["task"]
-    response = plain["sampling"]["max_new_tokens"]
+    known, response = knobs_of(plain, "task"), plain["sampling"]["max_new_tokens"]
     if "max_prompt_tokens" in known:
         return Lengths(known["max_prompt_tokens"], response or known["max_tokens"])
     prompt = build("task", plain["task"], plain["run"]["seed"]).prompt("train", 0)
@@ -111,117 +141,164 @@ def model_of(plain: dict[str, Any]) -> Any:
 
 
 def update_bytes(plain: dict[str, Any], count: int) -> int:
-    known = knobs("learner", plain["learner"]["name"]) | plain["learner"]
-    return count * np.dtype(BITS[known.get("publish_dtype", "bfloat16")]).itemsize
-
-
-def step_of(plain: dict[str, Any], longest: Lengths) -> Figures:
-    samples = plain["groups_per_batch"] * group_size(plain)
-    known = knobs("learner", plain["learner"]["name"]) | plain["learner"]
-    figures: Figures = {
-        "groups (n)": plain["groups_per_batch"],
-        "samples (n)": samples,
-        "longest sequence (tokens)": longest.whole,
-        "tokens at most (tokens)": samples * longest.whole,
-        "of these with each prompt once (tokens)": plain["groups_per_batch"] * longest.group(group_size(plain)),
-        "trained tokens at most (tokens)": samples * longest.response,
-    }
-    if "micro_batch_tokens" in known:
-        fitting = max(1, known["micro_batch_tokens"] // longest.whole)
-        figures["micro-batches at most (n)"] = math.ceil(samples / fitting)
-        figures["optimizer steps (n)"] = known["num_minibatches"] * known["num_minibatch_epochs"]
-    return figures
+    dtype = knobs_of(plain, "learner").get("publish_dtype", "bfloat16")
+    return count * np.dtype(BITS[dtype]).itemsize
 
 
 def group_size(plain: dict[str, Any]) -> int:
-    return (knobs("sizing", plain["sizing"]["name"]) | plain["sizing"]).get("group_size", 1)
+    return knobs_of(plain, "sizing").get("group_size", 1)
+
+
+def step_of(plain: dict[str, Any], longest: Lengths) -> Figures:
+    groups, size, known = plain["groups_per_batch"], group_size(plain), knobs_of(plain, "learner")
+    figures: Figures = {
+        "groups (n)": groups,
+        "samples (n)": groups * size,
+        "longest sequence (tokens)": longest.whole,
+        "tokens at most (tokens)": groups * size * longest.whole,
+        "of these with each prompt once (tokens)": groups * longest.group(size),
+    }
+    if "micro_batch_tokens" in known:
+        figures["optimizer steps (n)"] = known["num_minibatches"] * known["num_minibatch_epochs"]
+    return figures
 
 
 def buffer_of(plain: dict[str, Any], longest: Lengths) -> Figures:
     """A payload has 4 bytes per token, and 5 more per token of the response (`areal_like.wire.groups`)."""
     group = group_size(plain) * (4 * longest.whole + 5 * longest.response)
     batch = plain["groups_per_batch"] * group
-    known = knobs("scheduler", plain["scheduler"]["name"]) | plain["scheduler"]
-    ahead = known.get("max_staleness", 0)
+    admitted = (knobs_of(plain, "scheduler").get("max_staleness", 0) + 1) * plain["weight_sync_interval"]
     return {
         "group at most": group,
         "batch at most": batch,
-        "batches that the bound admits (n)": (ahead + 1) * plain["weight_sync_interval"],
-        "all of them at most": (ahead + 1) * plain["weight_sync_interval"] * batch,
+        "batches that the bound admits (n)": admitted,
+        "all of them at most": admitted * batch,
         "buffer.max_bytes": plain["buffer"]["max_bytes"],
     }
 
 
 def actor_of(plain: dict[str, Any], sizes: Sizes, longest: Lengths) -> Figures:
-    engine = knobs("engine", "torch") | plain["engine"]
-    slots, half = engine["slots"] or SLOTS, engine["compute_dtype"] == "bfloat16"
-    token = sizes.kv(HALF if half else FLOAT)
-    held = min(engine["kv_tokens"] or math.inf, longest.whole * slots)
-    return summed(
-        {
-            "weights": embedded_engine(sizes, half),
-            "KV cache, per token": token,
-            "KV cache, per longest sequence": token * longest.whole,
-            f"KV cache, {slots} such sequences": token * held,
-        },
-        ("weights", f"KV cache, {slots} such sequences"),
-    )
+    """Of the embedded engine: matrices of layers in its compute_dtype, the rest in float32."""
+    engine = knobs_of(plain, "engine")
+    slots, width = engine["slots"] or SLOTS, HALF if engine["compute_dtype"] == "bfloat16" else FLOAT
+    token, weights = sizes.kv(width), width * sizes.layers * sizes.layer + FLOAT * sizes.outside
+    cache = token * min(engine["kv_tokens"] or math.inf, longest.whole * slots)
+    return {
+        "weights": weights,
+        "KV cache, per token": token,
+        "KV cache, per longest sequence": token * longest.whole,
+        f"KV cache, {slots} such sequences": cache,
+        "sum": weights + cache,
+    }
 
 
 def learner_of(plain: dict[str, Any], model: Any, longest: Lengths) -> Figures:
-    known = knobs("learner", "torch") | plain["learner"]
-    sizes, ranks, precision = Sizes.of(model), known["ranks"], Precision.of(known)
-    trained, frozen = trained_of(known, model, sizes)
-    wants_reference = plain["learner"].get("kl_loss") or plain["learner"].get("kl_reward")
-    groups, size = math.ceil(plain["groups_per_batch"] / known["num_minibatches"]), group_size(plain)
-    row = min(max(known["micro_batch_tokens"], longest.whole), math.ceil(groups * longest.inputs(size) / ranks))
+    """Of one rank."""
+    known, sizes, size = knobs_of(plain, "learner"), Sizes.of(model), group_size(plain)
+    ranks, precision = known["ranks"], Precision.of(known)
+    trained, frozen = (sizes.count, 0) if known["lora"] is None else (_adapted(model, known["lora"]), sizes.count)
+    wants_reference = known.get("kl_loss") or known.get("kl_reward")
+    groups = math.ceil(plain["groups_per_batch"] / known["num_minibatches"])
+    read = longest.group(size) - size  # the last token of a sample predicts nothing
+    row = min(max(known["micro_batch_tokens"], longest.whole), math.ceil(groups * read / ranks))
     paths = math.ceil(groups * size * longest.whole / ranks)
     copied = paths if row < paths <= known["micro_batch_tokens"] else 0  # else they are not kept (`learners.attention`)
     logits = round(row * size * longest.response / longest.group(size)) * sizes.vocabulary
     lean = known["checkpoint_activations"]
-    kept, other = f"activations of {row} tokens", "(without checkpointing)" if lean else "(with checkpointing)"
-    figures = {
-        "ranks, of which one needs (n)": ranks,
-        "trained parameters (n)": trained,
-        **training_state(sizes, trained, frozen, ranks, precision),
+    parts = {
+        **training_state(trained, frozen, ranks, precision),
         "reference": precision.weight * sizes.count // ranks if wants_reference and not frozen else 0,
         "weights and gradients of layers": whole_layers(sizes, trained, ranks, precision, lean),
-        kept: activations(sizes, row, copied, precision, lean),
-        other: activations(sizes, row, copied, precision, not lean),
+        f"activations of {row} tokens": activations(sizes, row, copied, precision, lean),
         "logits at once": LOGIT_COPIES * FLOAT * min(logits, max(known["max_logits"], sizes.vocabulary)),
-        "published versions (host)": 2 * update_bytes(plain, sizes.count),
     }
-    beside = ("ranks, of which one needs (n)", "trained parameters (n)", "published versions (host)", other)
-    return summed(figures, tuple(name for name in figures if name not in beside))
+    counts = {"ranks, of which one needs (n)": ranks, "trained parameters (n)": trained}
+    host = {"published versions (host)": 2 * update_bytes(plain, sizes.count)}
+    return counts | parts | host | {"sum": sum(parts.values())}
 
 
-def trained_of(known: dict[str, Any], model: Any, sizes: Sizes) -> tuple[int, int]:
-    """Parameters that are trained, and that are not."""
-    return (sizes.count, 0) if known["lora"] is None else (adapted(model, json.dumps(known["lora"])), sizes.count)
-
-
-@functools.lru_cache(maxsize=8)
-def adapted(model: Any, lora: str) -> int:
-    """Parameters of a model's adapters. Kept: advice asks often, and a model of 32B takes seconds."""
+def _adapted(model: Any, spec: dict[str, Any]) -> int:
+    """Parameters of a model's adapters."""
     from learners.adapters import Adapters
 
-    model, spec = copy.deepcopy(model), json.loads(lora)
-    made = contextlib.nullcontext() if spec.get("path") else torch.device("meta")  # new ones need no memory
-    with made:
+    model = copy.deepcopy(model)
+    with contextlib.nullcontext() if spec.get("path") else torch.device("meta"):  # new ones need no memory
         Adapters(model, 0, torch.float32, **spec)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def summed(figures: Figures, parts: tuple[str, ...]) -> Figures:
-    return figures | {"sum": sum(figures[name] for name in parts)}
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How a learner computes: all in float32; under autocast, with float32 weights; or `held`, with weights and states
+    between layers in bfloat16 (`learners.sharding.hold_in`)."""
+
+    autocast: bool
+    held: bool
+
+    @classmethod
+    def of(cls, known: dict[str, Any]) -> Precision:
+        """From a learner's knobs."""
+        half = known.get("compute_dtype") == "bfloat16"
+        lossless = half and known.get("publish_dtype") == "bfloat16" and known.get("lora") is None
+        wanted = known.get("param_dtype") or ("bfloat16" if known.get("device") == "cuda" else "float32")
+        held = lossless and "param_dtype" in known and wanted == "bfloat16"
+        return cls(half and not held, held)
+
+    @property
+    def weight(self) -> int:
+        """Bytes of a weight while its layer computes."""
+        return HALF if self.held else FLOAT
+
+
+def training_state(trained: int, frozen: int, ranks: int, precision: Precision) -> Figures:
+    """Of one rank, between steps: `trained` and `frozen` parameters (adapters and the rest, with LoRA). FSDP owns its
+    shards of weights and gradients in float32, the optimizer a flat copy of each (`learners.optim`)."""
+    copies = 1 if ranks == 1 else 2
+    weight = precision.weight if ranks == 1 else FLOAT
+    return {
+        "weights": (weight * copies * trained + FLOAT * frozen) // ranks,
+        "master weights": FLOAT * trained // ranks,
+        "Adam's moments": 2 * FLOAT * trained // ranks,
+        "gradient": FLOAT * copies * trained // ranks,
+    }
+
+
+def whole_layers(sizes: Sizes, trained: int, ranks: int, precision: Precision, checkpointing: bool) -> float:
+    """Of one rank, while it computes: weights beyond its shard, and gradients that are not yet summed.
+
+    FSDP gathers what is outside of layers for the whole pass, and two layers at a time; their gradients are summed in
+    float32. Autocast keeps a half copy of each weight for the backward pass.
+    """
+    two = sizes.outside + 2 * sizes.layer
+    gathered = precision.weight * two if ranks > 1 else 0
+    cast = HALF * (two if checkpointing else sizes.count) if precision.autocast else 0
+    largest = sizes.vocabulary * sizes.hidden if trained == sizes.count else 0
+    moved = largest * (FLOAT + HALF) if precision.held else 0  # the head's gradient, before it is added to the buffer
+    unsummed = (FLOAT + precision.weight) * (sizes.outside + sizes.layer) if ranks > 1 and trained == sizes.count else 0
+    return gathered + cast + max(moved, unsummed)
+
+
+def activations(sizes: Sizes, row: int, copied: int, precision: Precision, checkpointing: bool) -> float:
+    """Kept for the backward pass of `row` tokens, and the widest gradients of one layer (of the MLP, as measured).
+
+    Both norms keep input, normalised and scaled value; attention keeps queries, keys, values and its output, and that
+    again in the row's order; the MLP keeps gate, up, the activated gate and their product. Of sequences that share
+    prefixes, the keys and values of all `copied` tokens are kept instead (0: they are not, see `learners.attention`).
+    """
+    narrow = HALF if precision.autocast or precision.held else FLOAT
+    state = FLOAT if not precision.held else HALF
+    norms = 2 * sizes.hidden * ((FLOAT + HALF if precision.held else 2 * FLOAT) + narrow)
+    rest = narrow * (sizes.hidden + 2 * sizes.queries + 4 * sizes.inner)
+    layer = row * (norms + rest) + (copied or row) * 2 * sizes.keys * narrow
+    once = row * (3 * FLOAT * sizes.hidden + round(1.5 * narrow * sizes.inner))
+    return once + (layer + row * state * sizes.layers * sizes.hidden if checkpointing else layer * sizes.layers)
 
 
 def describe(sections: dict[str, Figures]) -> str:
-    """A table for people."""
+    """A table of all figures."""
     lines = []
     for section, figures in sections.items():
-        lines.append(f"\n{section}")
-        lines += [f"  {name:<36}{shown(name, value):>16}" for name, value in figures.items()]
+        lines += [f"\n{section}", *(f"  {name:<40}{shown(name, value):>16}" for name, value in figures.items())]
     buffer = sections["buffer"]
     if buffer["buffer.max_bytes"] < buffer["batch at most"]:
         lines.append("\nA batch of longest answers is larger than buffer.max_bytes: rollouts would wait. Raise it.")
@@ -229,7 +306,7 @@ def describe(sections: dict[str, Figures]) -> str:
 
 
 def shown(name: str, value: float) -> str:
-    if name.endswith(")") and name.rpartition("(")[2] in ("n)", "tokens)"):
+    if name.endswith(("(n)", "(tokens)")):
         return f"{value:,.0f}"
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= size:

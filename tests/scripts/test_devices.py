@@ -12,7 +12,7 @@ import pytest
 from areal_like.config import run_config as configs
 from areal_like.config.layers import CONFIGS
 from areal_like.launch.plan import plan
-from scripts.starting.devices import Devices, describe
+from scripts.starting.devices import describe
 from scripts.starting.estimate import model_of, plain_of
 from scripts.starting.gpus import Gpus, placed
 from scripts.train import main
@@ -32,7 +32,7 @@ def table(*overrides: str, devices: int = 8, memory: int = H100, base: str = "co
     path = config.model.get("path", "")
     if path not in MODELS:
         MODELS[path] = model_of(plain_of(config))
-    return describe(Devices(config, plan(config), MODELS[path], memory))
+    return describe(config, plan(config), MODELS[path], memory)
 
 
 @pytest.fixture(scope="module")

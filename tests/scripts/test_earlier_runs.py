@@ -27,7 +27,7 @@ from scripts.starting.earlier_runs import (
     lock,
     reopen_run_folder,
 )
-from scripts.train import load, parse, prepare, submission_of, submit, told_apart
+from scripts.train import launcher_of, load, parse, prepare, submit, told_apart
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_job_without_a_journal_starts_unless_it_has_trained(tmp_path: Path, mo
     prepared = prepare(parse(argv), argv)
     assert prepared
     folder, config, held = prepared
-    submission = submission_of(config, folder)
+    submission = launcher_of(config, folder).submission(plan(config))
     submit(SimpleNamespace(submit=lambda: "17"), folder, held)
 
     monkeypatch.setenv("SLURM_JOB_ID", "17")

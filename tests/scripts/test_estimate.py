@@ -22,7 +22,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from scripts.starting import estimate
-from scripts.starting.memory import LOGIT_COPIES, Sizes
+from scripts.starting.estimate import LOGIT_COPIES, Sizes
 from scripts.train import main
 from tests.learners.batches import make_sample
 
