@@ -12,9 +12,9 @@ import ast
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.markdown import Markdown
 
@@ -30,17 +30,11 @@ from .console.output import console
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+): *(?P<value>\{.*\}|[^#]*?) *(# *(?P<comment>.*))?$")
 _MORE = re.compile(r" *# (?P<comment>.*)$")
-
-
-@dataclass
-class Key:
-    """One line of the reference. It has no meaning if the part's text explains the key."""
-
-    name: str
-    kind: str
-    default: str
-    range: str = ""
-    meaning: str = ""
+_ANNOTATED = re.compile(r"Annotated\[(.+?), '(.*?)'\]")
+Base = dict[str, tuple[str, str]]
+"""Dotted key → (default, meaning) of `configs/base.yaml`."""
+Row = tuple[str, str, str, str, str]
+"""Name, type, default, range and meaning of a key; no meaning if the part's text explains it."""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -50,13 +44,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-# ---- what base.yaml says --------------------------------------------------------------------------------------------
-
-
-def said(text: str) -> dict[str, tuple[str, str]]:
+def said(text: str) -> Base:
     """Dotted key → (default, meaning) of a yaml text with comments: a comment belongs to its line's key, and so do the
     comment lines directly below."""
-    found: dict[str, tuple[str, str]] = {}
+    found: Base = {}
     section = key = ""
     for line in text.splitlines():
         if match := _LINE.match(line):
@@ -71,88 +62,59 @@ def said(text: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-# ---- parts ----------------------------------------------------------------------------------------------------------
-
-
-def section(name: str, base: dict[str, tuple[str, str]]) -> str:
+def section(name: str, base: Base) -> str:
     """A section of the config, e.g. `buffer`."""
-    keys = []
-    for field in dataclasses.fields(SECTIONS[name]):
-        default, meaning = base.get(f"{name}.{field.name}", ("", ""))
-        keys.append(Key(field.name, str(field.type), default, RANGES.get(f"{name}.{field.name}", ""), meaning))
     about = f"{base[name][1]}\n\n" if base[name][1] else ""
-    return f"## {name}\n\n{about}{table(keys)}"
+    return f"## {name}\n\n{about}{table(_rows(dataclasses.fields(SECTIONS[name]), base, f'{name}.'))}"
 
 
-def top_keys(base: dict[str, tuple[str, str]]) -> str:
+def top_keys(base: Base) -> str:
     """The keys that are in no section and name no component."""
-    keys = [
-        Key(field.name, str(field.type), *_default_and_meaning(field.name, base))
-        for field in dataclasses.fields(Config)
-        if field.name not in SECTIONS and field.name not in COMPONENTS
-    ]
-    return f"## top level\n\n{table(keys)}"
+    alone = [each for each in dataclasses.fields(Config) if each.name not in {*SECTIONS, *COMPONENTS}]
+    return f"## top level\n\n{table(_rows(alone, base, ''))}"
 
 
-def _default_and_meaning(name: str, base: dict[str, tuple[str, str]]) -> tuple[str, str, str]:
-    default, meaning = base.get(name, ("", ""))
-    return default, RANGES.get(name, ""), meaning
+def _rows(fields: Iterable[dataclasses.Field[Any]], base: Base, prefix: str) -> list[Row]:
+    keys = [(each.name, str(each.type), f"{prefix}{each.name}") for each in fields]
+    found = [(name, kind, RANGES.get(key, ""), *base.get(key, ("", ""))) for name, kind, key in keys]
+    return [(name, kind, default, limits, meaning) for name, kind, limits, default, meaning in found]
 
 
 def component(kind: str, name: str) -> str:
     """A component, e.g. `loss`, `dg`. Raises ConfigError."""
     found, text = described(kind, name)
-    knobs = table([_key(knob, each) for knob, each in found.knobs.items()]) if found.knobs else "No knobs.\n"
-    return f"### {kind}: {name}\n\n{knobs}\n{_as_text(text)}\n"
+    knobs = table(_knob_rows(found.knobs)) if found.knobs else "No knobs.\n"
+    text = "\n".join(line.lstrip() if line.startswith("    ") else line for line in text.splitlines())  # no code
+    return f"### {kind}: {name}\n\n{knobs}\n{text}\n"
 
 
-def _key(name: str, knob: Knob) -> Key:
-    kind, limits = _type_and_range(knob.annotation)
-    if knob.default is REQUIRED:
-        return Key(name, kind, "(must be set)", limits)
-    return Key(name, kind, "null" if knob.default is None else str(knob.default), limits)
+def _knob_rows(knobs: Mapping[str, Knob]) -> list[Row]:
+    rows = []
+    for name, knob in knobs.items():
+        default = "(must be set)" if knob.default is REQUIRED else "null" if knob.default is None else str(knob.default)
+        kind, limits = _type_and_range(knob.annotation)
+        rows.append((name, kind, default, limits, ""))
+    return rows
 
 
 def _type_and_range(annotation: ast.expr | None) -> tuple[str, str]:
     """`Annotated[float, "(0, 1]"] | None` → ("float | None", "(0, 1]")."""
-    if annotation is None:
-        return "", ""
-    limits = [node.slice.elts[1] for node in ast.walk(annotation) if _is_annotated(node)]  # type: ignore[attr-defined]
-    plain = ast.unparse(_Plain().visit(ast.parse(ast.unparse(annotation), mode="eval")))
-    return plain, ", ".join(str(ast.literal_eval(each)) for each in limits[:1])
+    text = "" if annotation is None else ast.unparse(annotation)
+    limits = _ANNOTATED.search(text)
+    return _ANNOTATED.sub(r"\1", text), limits[2] if limits else ""
 
 
-def _is_annotated(node: ast.AST) -> bool:
-    return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Annotated"
+def table(rows: Sequence[Row]) -> str:
+    columns = 5 if any(row[4] for row in rows) else 4
+    head = ("key", "type", "default", "range", "meaning")[:columns]
+    lines = [f"| {' | '.join(head)} |", "|---" * columns + "|"]
+    for row in rows:
+        quoted = [f"`{each}`" if each else "" for each in row[:3]]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (*quoted, *row[3:columns])) + " |")
+    return "\n".join(lines) + "\n"
 
 
-class _Plain(ast.NodeTransformer):
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        self.generic_visit(node)
-        return node.slice.elts[0] if _is_annotated(node) and isinstance(node.slice, ast.Tuple) else node
-
-
-def _as_text(docstring: str) -> str:
-    """A docstring as Markdown: its indented lines are no code."""
-    return "\n".join(line.lstrip() if line.startswith("    ") else line for line in docstring.splitlines())
-
-
-def table(keys: list[Key]) -> str:
-    rows = ["| key | type | default | range | meaning |", "|---|---|---|---|---|"]
-    if not any(key.meaning for key in keys):
-        rows = ["| key | type | default | range |", "|---|---|---|---|"]
-    for key in keys:
-        quoted = [f"`{each}`" if each else "" for each in (key.name, key.kind, key.default)]
-        cells = [*quoted, key.range]
-        cells += [key.meaning] if len(rows[0].split("|")) == 7 else []
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows) + "\n"
-
-
-# ---- choosing -------------------------------------------------------------------------------------------------------
-
-
-def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
+def part(name: str, base: Base) -> Iterator[str]:
     """The Markdown of a part; also for `loss=dg`, as on the command line. Raises ConfigError."""
     name = name.replace("=", ".") if name.partition("=")[0] in (*COMPONENTS, *PRESETS) else name
     kind, _, rest = name.partition(".")
@@ -161,11 +123,11 @@ def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
     elif name in COMPONENTS:
         yield f"## {name}\n\n{base.get(name, ('', ''))[1]}\n"
         yield from (component(name, each) for each in COMPONENTS[name])
-        yield from (preset(file) for file in sorted((CONFIGS / name).glob("*.yaml")))
+        yield from map(preset, presets(name))
         yield from (_knob_part(path) for path in PARTS if path.startswith(f"{name}."))
     elif name in PRESETS:
         yield f"## {name}\n\n{base[name][1]}\n"
-        yield from (preset(file) for file in sorted((CONFIGS / name).glob("*.yaml")))
+        yield from map(preset, presets(name))
     elif name in PARTS:
         yield _knob_part(name)
     elif (file := CONFIGS / kind / f"{rest}.yaml").is_file():
@@ -186,6 +148,10 @@ def part(name: str, base: dict[str, tuple[str, str]]) -> Iterator[str]:
         raise ConfigError(f"a config has no part {name!r}.{hint}")
 
 
+def presets(kind: str) -> list[Path]:
+    return sorted((CONFIGS / kind).glob("*.yaml"))
+
+
 def preset(file: Path) -> str:
     """A choice that is a file, e.g. `algorithm=grpo`: what it sets, and its own description."""
     lines = file.read_text().splitlines()
@@ -195,16 +161,13 @@ def preset(file: Path) -> str:
 
 
 def _one_knob(kind: str, name: str, knob: str) -> str:
-    found = described(kind, name)[0].knobs[knob]
-    return (
-        f"### {kind}.{knob} of {kind}={name}\n\n{table([_key(knob, found)])}\nmore: areal-like config {kind}.{name}\n"
-    )
+    rows = _knob_rows({knob: described(kind, name)[0].knobs[knob]})
+    return f"### {kind}.{knob} of {kind}={name}\n\n{table(rows)}\nmore: areal-like config {kind}.{name}\n"
 
 
 def _knob_part(path: str) -> str:
     module, _, attribute = PARTS[path].partition(":")
-    found = signature(module, attribute)
-    return f"### {path}\n\n{table([_key(name, knob) for name, knob in found.knobs.items()])}"
+    return f"### {path}\n\n{table(_knob_rows(signature(module, attribute).knobs))}"
 
 
 def reference() -> str:
@@ -219,14 +182,14 @@ def reference() -> str:
     return "\n".join([head, top_keys(base), *parts]).rstrip() + "\n"
 
 
-def overview(base: dict[str, tuple[str, str]]) -> str:
+def overview(base: Base) -> str:
     """All parts by name."""
     alone = [key for key in base if "." not in key and key not in SECTIONS and key not in COMPONENTS]
     lines = [f"keys: {', '.join(alone)}", f"sections: {', '.join(SECTIONS)}"]
     for kind, names in COMPONENTS.items():
-        files = [file.stem for file in sorted((CONFIGS / kind).glob("*.yaml")) if file.stem not in names]
+        files = [file.stem for file in presets(kind) if file.stem not in names]
         lines.append(f"{kind}: {', '.join(names)}{'; or ' if files else ''}{', '.join(files)}")
-    lines += [f"{name}: {', '.join(file.stem for file in sorted((CONFIGS / name).glob('*.yaml')))}" for name in PRESETS]
+    lines += [f"{name}: {', '.join(file.stem for file in presets(name))}" for name in PRESETS]
     return "\n".join([*lines, "more: areal-like config PART, e.g. loss.dg, learner, buffer, run.steps"])
 
 
