@@ -2,7 +2,7 @@
 
 Finds the run through its folder (rendezvous, keys). Actors join and leave at any time: they get the newest weights,
 then leases. An actor that leaves gently (Ctrl-C, SIGTERM) hands its partial groups back to the buffer; if one is
-killed, its leases go to others. Ends when the run does; with --stay it waits until the run starts or resumes.
+killed, its leases go to others. Ends when the run does; with --wait it waits until the run starts or resumes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from areal_like.launch.restarts import RestartLimits
 from areal_like.run.run_folder import RENDEZVOUS
 from areal_like.wire.link import BusError
 
-from .console.arguments import EXIT_INTERRUPTED, command, refuse
+from .console.arguments import EXIT_INTERRUPTED, command, positive, refuse
 from .following.running import NotRunning, Running, add_arguments
 from .train import Interrupted, Signals
 
@@ -37,15 +37,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many actors (default: 1)")
     parser.add_argument("--devices", metavar="0-3", help="GPUs of this host for them, evenly (default: each sees all)")
     parser.add_argument("--max-restarts", type=int, metavar="N", help="restarts of each (default: actors.max_restarts)")
-    parser.add_argument("--stay", action="store_true", help="stay until the run has finished")
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for the run to start or resume, until it has finished"
+    )
     return parser.parse_args(argv)
-
-
-def positive(text: str) -> int:
-    """An argument that is a count. Raises ValueError."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
 
 
 def guests(count: int, config: Config, devices: Sequence[int] = ()) -> list[RoleSpec]:
@@ -114,9 +109,9 @@ def main(argv: list[str] | None = None) -> int:
                 if not accompany(args, signals):
                     return 1
             except NotRunning:
-                if not args.stay:
+                if not args.wait:
                     raise
-            if not args.stay or (args.run / "summary.json").exists():
+            if not args.wait or (args.run / "summary.json").exists():
                 print("the run has ended")
                 return 0
             until_it_runs(args.run, signals)
