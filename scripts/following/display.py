@@ -152,10 +152,15 @@ class Display:
         value = self.row.get(key)
         return "-" if value is None else form.format(value)
 
-    def _megabytes(self, key: str) -> str:
-        return "-" if self.row.get(key) is None else f"{self.row[key] / 1e6:,.0f}"
+    def _buffer(self, found: dict[str, Any]) -> str:
+        """From a row of metrics, or from the newest status."""
+        if found.get("buffer/waiting") is None:
+            return "-"
+        held = f"{found.get('buffer/bytes', 0) / 1e6:,.0f} of {found.get('buffer/max_bytes', 0) / 1e6:,.0f} MB"
+        return f"{found['buffer/waiting']:.0f} groups wait, {found['buffer/running']:.0f} run, {held}"
 
     def _fields(self) -> dict[str, str]:
+        """Facts of the last train step."""
         number, left_out = self._number, [death.name for death in self.deaths if death.again_in is None]
         held_out = f"{self.evaluation['found']:.3f} (v{self.evaluation['version']})" if self.evaluation else "-"
         if self.alone:
@@ -170,8 +175,7 @@ class Display:
             "held-out": held_out,
             "staleness": f"{number('staleness/mean', '{:.2f}')}, max {number('staleness/max', '{}')}"
             f" of {number('staleness/bound', '{}')}",
-            "buffer": f"{number('buffer/waiting', '{:.0f}')} groups wait, {number('buffer/running', '{:.0f}')} run, "
-            f"{self._megabytes('buffer/bytes')} of {self._megabytes('buffer/max_bytes')} MB",
+            "buffer": self._buffer(self.row),
             "tokens/s": number("rollout/tokens_per_second", "{:,.0f}"),
             **({"left out": ", ".join(left_out)} if left_out else {}),
             **({"faults": found} if (found := faults(self.row | self.status)) else {}),
@@ -224,7 +228,7 @@ class Display:
             stage = f"{self._stage()} | {silence}" if silence else self._stage()
             return f"faults {found} | {stage}" if found else stage
         fields = " | ".join(f"{name} {text}" for name, text in self._fields().items())
-        return f"step {self.row['step']}/{self.run.steps} | {fields} | {self._waits()}"
+        return f"step {self.row['step']}/{self.run.steps} | {fields}"
 
     def _table(self) -> Table:
         step = self.row.get("step", 0)
@@ -236,10 +240,12 @@ class Display:
         table.add_row("step", progress)
         if not self.row:
             table.add_row("", Text(f"{self._stage()} ({time.monotonic() - self._began:.0f} s)"))
-        for name, text in self._fields().items():
+        shown = self._fields()
+        if "buffer/waiting" in self.status:  # beside `waits`: of the same moment
+            shown["buffer"] = self._buffer(self.status)
+        for name, text in (shown | {"waits": self._waits()}).items():
             curve = f"  {sparkline(self.rewards)}" if name == "reward" and len(self.rewards) > 1 else ""
             table.add_row(name, Text(text + curve))
-        table.add_row("waits", Text(self._waits()))
         if sample := self._last_sample.text():
             table.add_row("sample", Text(sample))
         if self.deaths:
