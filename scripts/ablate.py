@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from .ablation import results, slurm, study
 from .ablation.devices import pool_for
 from .ablation.measures import Outcome
-from .ablation.results import Choice, Result, gather
-from .ablation.runs import Folder, Width, run_all
+from .ablation.results import Choice, gather
+from .ablation.runs import Folder, run_all, say
 from .ablation.study import MAIN, TUNE, Run
 from .console.arguments import EXIT_INTERRUPTED, command, positive
 from .train import Interrupted, Signals
@@ -40,27 +39,25 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 class Ablation:
-    """One call of the script: a study and its folder."""
+    """One call of the command: a study and its folder."""
 
     def __init__(self, args: argparse.Namespace, argv: list[str]):
         self.args, self.file = args, study.named(args.study)
         self.study = study.load(self.file)
         self.folder = Folder(args.out or Path("runs") / "ablation" / self.study.name)
-        self.command = shlex.join(["python", "-m", "scripts.ablate", *argv])
+        self.command = shlex.join(["areal-like", "ablate", *argv])
         self.tuning = self.study.tuning_runs()
         self._unknown = set[str]()
-        self.reports = args.only == "report"
 
     def run(self) -> int:
         """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError, ConfigError where the
         runs at a time need more devices than there are."""
         signals, failed, parallel = Signals(), list[Run](), self.args.parallel or 1
-        stages = [[run.config for run in self.tuning], self.study.main_configs()]
-        width = Width(parallel, pool_for(parallel, stages))
+        pool = pool_for(parallel, [[run.config for run in self.tuning], self.study.main_configs()])
         for stage in (TUNE, MAIN):
             if self.args.only in (None, stage):
                 runs = self.tuning if stage == TUNE else self.main_runs()
-                failed += run_all(runs, self.folder, width, signals.check, say, self.note_unknown)
+                failed += run_all(runs, self.folder, parallel, pool, signals.check, self.note_unknown)
         self.report()
         return len(failed)
 
@@ -75,49 +72,43 @@ class Ablation:
 
     def choices(self) -> list[Choice]:
         """The tuned values, from the finished runs. Raises ValueError if they are not complete."""
-        return results.choose(self.study, self._results(self.tuning)) if self.study.tune else []
+        return results.choose(self.study, gather(self.study, self.tuning, self.folder)) if self.study.tune else []
 
-    def main_runs(self, choices: Sequence[Choice] | None = None) -> list[Run]:
-        choices = self.choices() if choices is None else choices
-        return self.study.main_runs({choice.key: choice.picked for choice in choices})
-
-    def _results(self, runs: Sequence[Run]) -> list[Result]:
-        return gather(self.study, runs, self.folder)
+    def main_runs(self) -> list[Run]:
+        """Raises ValueError if tuning is not complete."""
+        return self.study.main_runs({choice.key: choice.picked for choice in self.choices()})
 
     def report(self) -> None:
         """Write the results so far. Before tuning is complete these are its results alone."""
-        tuning, choices, main = self._results(self.tuning), list[Choice](), list[Result]()
         try:
-            choices = self.choices()
+            choices, runs = self.choices(), self.main_runs()
         except ValueError as error:
+            choices, runs = [], []
             say(f"the main runs depend on the tuning: {error}")
-        if choices or not self.study.tune:
-            main = self._results(self.main_runs(choices))
         self.folder.make()
+        tuning, main = (gather(self.study, each, self.folder) for each in (self.tuning, runs))
         print(results.write(self.study, self.folder.path, [*tuning, *main], choices, self.command))
         from .ablation import pictures  # imports matplotlib
 
         pictures.draw_all(self.study, results.by_point(self.study, main), self.folder.path)
         say(f"results.csv, results.md and plots are in {self.folder.path}")
 
-    def stage(self) -> tuple[str, list[Run]]:
+    def unfinished(self) -> tuple[str, list[Run]]:
         """The next stage, and its unfinished runs. Raises ValueError."""
-        if self.args.only != MAIN:
-            unfinished = [run for run in self.tuning if not self.folder.is_finished(run)]
-            if unfinished or self.args.only == TUNE:
-                return TUNE, unfinished
+        tuning = [run for run in self.tuning if not self.folder.is_finished(run)]
+        if self.args.only == TUNE or (tuning and self.args.only != MAIN):
+            return TUNE, tuning
         return MAIN, [run for run in self.main_runs() if not self.folder.is_finished(run)]
 
     def submit(self) -> None:
         """Raises OSError, ValueError."""
-        stage, runs = self.stage()
+        stage, runs = self.unfinished()
         if not runs:
             say(f"all runs of the {stage} stage are finished")
             return None if self.args.dry_run else self.report()
-        after = [str(self.file.resolve()), "--out", str(self.folder.path)]
-        goes_on = stage == TUNE and self.args.only is None
-        after += ["--only", MAIN, "--slurm"] if goes_on else ["--only", "report"]
-        after += ["--parallel", str(self.args.parallel)] if self.args.parallel else []
+        then = ["--only", MAIN, "--slurm"] if stage == TUNE and self.args.only is None else ["--only", "report"]
+        then += ["--parallel", str(self.args.parallel)] if self.args.parallel else []
+        after = [str(self.file.resolve()), "--out", str(self.folder.path), *then]
         jobs = slurm.make(stage, runs, self.folder, self.study.slurm, self.args.parallel, after)
         if self.args.dry_run:
             return print(jobs.describe())
@@ -134,13 +125,8 @@ class Ablation:
             runs += self.main_runs()
         except ValueError:
             say(f"then {len(list(self.study.points())) * len(self.study.seeds)} main runs with the tuned values")
-        left = "missing" if self.reports else "to run"
         for run in runs:
-            print(f"{'finished' if self.folder.is_finished(run) else left:<9} {run.stage:<5} {run.title}")
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
+            print(f"{'finished' if self.folder.is_finished(run) else 'to run':<9} {run.stage:<5} {run.title}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -148,11 +134,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
         ablation = Ablation(args, argv)
-        if args.slurm and not ablation.reports:
+        if args.slurm and args.only != "report":
             ablation.submit()
         elif args.dry_run:
             ablation.describe()
-        elif ablation.reports:
+        elif args.only == "report":
             ablation.report()
         else:
             with ablation.folder.locked():

@@ -65,10 +65,9 @@ def pool_for(parallel: int, stages: Iterable[Iterable[Config]]) -> DevicePool | 
     count = gpus_here().count
     if sum(most) > count:
         fitting = max((n for n in range(1, parallel) if sum(most[:n]) <= count), default=0)
-        what = f"say --parallel {fitting}" if fitting else "the largest does not fit by itself"
+        hint = f"--parallel {fitting}, or " if fitting else ""
         raise ConfigError(
-            f"--parallel {parallel}: runs at the same time need {' + '.join(map(str, most))} devices, and there "
-            f"{'is 1' if count == 1 else f'are {count}'}: {what}, or let the processes of a run share devices, such as "
-            f"{KEY}={{learner: [0], actors: [0], share: true}}"
+            f"--parallel {parallel}: runs at the same time need {' + '.join(map(str, most))} devices of "
+            f"{count}: {hint}let the processes of a run share devices: {KEY}={{learner: [0], actors: [0], share: true}}"
         )
     return DevicePool(count, os.environ.get(VISIBLE))

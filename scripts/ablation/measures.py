@@ -58,16 +58,17 @@ class Curve:
 
 def read_measure(name: str, spec: Any) -> Measure:
     """Raises ConfigError."""
-    sources = [key for key in SOURCES if isinstance(spec, dict) and key in spec]
+    key = f"measure.{name}"
+    sources = [source for source in SOURCES if isinstance(spec, dict) and source in spec]
     if len(sources) != 1:
-        raise ConfigError(f"measure.{name}: got {spec!r}, expected one of {', '.join(SOURCES)}")
+        raise ConfigError(f"{key}: got {spec!r}, expected one of {', '.join(SOURCES)}", key)
     source = sources[0]
     take, better = spec.get("take", "mean"), spec.get("better", "lower" if source.endswith("_to") else "higher")
     unknown = set(spec) - {source, "better", *(["take"] if source == "metric" else [])}
     if unknown or take not in TAKES or better not in ("higher", "lower"):
-        raise ConfigError(f"measure.{name}: got {spec!r}; take is {' | '.join(TAKES)}, better is higher | lower")
+        raise ConfigError(f"{key}: got {spec!r}, expected take: {' | '.join(TAKES)}, better: higher | lower", key)
     if source not in ("summary", "metric") and not isinstance(spec[source], int | float):
-        raise ConfigError(f"measure.{name}.{source}: got {spec[source]!r}, expected a number")
+        raise ConfigError(f"{key}.{source}: got {spec[source]!r}, expected a number", key)
     return Measure(name, source, spec[source], take, better == "higher")
 
 
@@ -99,12 +100,10 @@ class Outcome:
             values = [number for row in self.rows if (number := _finite(row.get(measure.key))) is not None]
             return TAKES[measure.take](values) if values else None
         if measure.source.startswith("at_"):
-            axis = measure.source.removeprefix("at_")
-            _, rewards = self.curve(Curve("eval/reward", axis), until=measure.key)
-            return rewards[-1] if rewards else None
-        reached = (result for result in self.summary["evaluations"] if result.get("reward", -math.inf) >= measure.key)
-        first = next(reached, None)
-        return None if first is None else self._place(measure.source.removesuffix("_to"), self._of_evaluation(first))
+            points = self.curve(Curve("eval/reward", measure.source.removeprefix("at_")))
+            return next((y for x, y in reversed(list(zip(*points, strict=True))) if x <= measure.key), None)
+        points = self.curve(Curve("eval/reward", measure.source.removesuffix("_to")))
+        return next((x for x, y in zip(*points, strict=True) if y >= measure.key), None)
 
     def unknown(self, measures: Iterable[Measure]) -> dict[str, str]:
         """Name of a measure whose key this run has nowhere, which may be misspelt → a note on it."""
@@ -115,21 +114,14 @@ class Outcome:
             if each.source in known and each.key not in known[each.source]
         }
 
-    def curve(self, curve: Curve, until: float = math.inf) -> tuple[list[float], list[float]]:
-        """(x, y) in the order of x, up to there. An evaluation counts at the step that made its weights."""
-        points: Iterable[tuple[dict[str, Any], float | None]]
+    def curve(self, curve: Curve) -> tuple[list[float], list[float]]:
+        """(x, y) in the order of x. An evaluation counts at the step that made its weights."""
+        rows, key = self.rows, curve.y
         if curve.y in HELDOUT:
-            key, evaluations = curve.y.removeprefix("eval/"), self.summary["evaluations"]
-            points = ((self._of_evaluation(result), result.get(key)) for result in evaluations)
-        else:
-            points = ((row, _finite(row.get(curve.y))) for row in self.rows)
-        known = sorted((self._place(curve.x, place), y) for place, y in points if y is not None)
-        known = [(x, y) for x, y in known if x <= until]
+            interval, steps, key = self.config.weight_sync_interval, self.summary["steps"], key.removeprefix("eval/")
+            rows = [{**row, "step": min(row["version"] * interval, steps)} for row in self.summary["evaluations"]]
+        known = sorted((self._place(curve.x, row), y) for row in rows if (y := _finite(row.get(key))) is not None)
         return [x for x, _ in known], [y for _, y in known]
-
-    def _of_evaluation(self, result: dict[str, Any]) -> dict[str, Any]:
-        steps = min(result["version"] * self.config.weight_sync_interval, self.summary["steps"])
-        return {"step": steps, "seconds": result["seconds"]}
 
     def _place(self, axis: str, row: dict[str, Any]) -> float:
         """A row's position on an axis: train steps, samples trained by then, or seconds since the first lease."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..analysis.intervals import FEWEST_FOR_INTERVALS, Estimate, bootstrap, markdown_table
-from .measures import Measure, Outcome
+from .measures import Outcome
 from .runs import Folder
 from .study import MAIN, Labels, Run, Study
 
@@ -64,21 +63,17 @@ def choose(study: Study, results: Sequence[Result]) -> list[Choice]:
         by_key[study.tuned_for(result.run.labels)].append(result)
     choices = []
     for key, members in by_key.items():
-        scores = []
-        for candidate in study.candidates():
-            scores.append((candidate, bootstrap(r.numbers[measure.name] for r in members if r.run.tuned == candidate)))
-        best = max(scores, key=lambda score: _rank(score[1], measure))
+        scores = [
+            (candidate, bootstrap(result.numbers[measure.name] for result in members if result.run.tuned == candidate))
+            for candidate in study.candidates()
+        ]
+        sign = 1 if measure.higher_is_better else -1
+        best = max(scores, key=lambda score: (score[1].count, sign * score[1].mean if score[1].count else 0.0))
         if not best[1].count:
             place = ", ".join(key) or "all"
             raise ValueError(f"tuning of {place}: no run has a number for {measure.name!r}, so nothing can be picked")
         choices.append(Choice(key, scores, best[0]))
     return choices
-
-
-def _rank(score: Estimate, measure: Measure) -> tuple[int, float]:
-    if not score.count:
-        return 0, -math.inf
-    return score.count, score.mean if measure.higher_is_better else -score.mean
 
 
 # Files
@@ -90,7 +85,8 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     main = [result for result in results if result.run.stage == MAIN]
     finished = [result for result in results if result.outcome]
     text = f"# {study.name}\n\n`{command}`: {len(finished)} of {len(results)} runs are finished.\n"
-    text += f"\n## {_heading(len(study.seeds))}\n\n{_table(study, main)}"
+    spread = "95 % bootstrap intervals" if len(study.seeds) >= FEWEST_FOR_INTERVALS else "their range"
+    text += f"\n## Means over seeds ({len(study.seeds)}) with {spread}\n\n{_table(study, main)}"
     if choices:
         text += f"\n## Tuning\n\n{_tuning_table(study, choices)}"
     for name, measure in study.measures.items():
@@ -98,14 +94,6 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
             text += f"\nNo finished run has a number for {name!r} ({measure.source}: {measure.key}).\n"
     (folder / "results.md").write_text(text)
     return text
-
-
-def _heading(seeds: int) -> str:
-    if seeds == 1:
-        return "Numbers of one seed"
-    is_enough = seeds >= FEWEST_FOR_INTERVALS
-    spread = "95 % bootstrap intervals" if is_enough else "their range (95 % intervals need five or more)"
-    return f"Means over {seeds} seeds with {spread}"
 
 
 def _write_csv(study: Study, path: Path, results: Sequence[Result]) -> None:
@@ -132,8 +120,9 @@ def _table(study: Study, main: Sequence[Result]) -> str:
 def _tuning_table(study: Study, choices: Sequence[Choice]) -> str:
     assert study.tune
     header = [*study.tune.per, *study.tune.grid, study.tune.by.name, "picked"]
-    rows = []
-    for choice in choices:
-        for candidate, score in choice.scores:
-            rows.append([*choice.key, *candidate.values(), score, "yes" if candidate == choice.picked else ""])
+    rows = [
+        [*choice.key, *candidate.values(), score, "yes" if candidate == choice.picked else ""]
+        for choice in choices
+        for candidate, score in choice.scores
+    ]
     return markdown_table(header, rows)

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.config import run_config as configs
@@ -32,8 +31,8 @@ from .devices import DevicePool
 from .study import Run
 
 POLL_SECONDS = 0.1
-LINE_SECONDS = (5.0, 60.0)
-"""Seconds between lines of progress, at first and in the long run."""
+LINE_SECONDS = 30.0
+"""Seconds between lines of progress."""
 
 
 class Folder:
@@ -77,11 +76,9 @@ class Folder:
         """Raises ConfigError for a folder that cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            why = "" if os.access(self.path, os.W_OK) else "it is read-only for you"
+            (self.path / "lock").touch()
         except OSError as error:
-            why = error.strerror or str(error)
-        if why:
-            raise ConfigError(f"{self.path} cannot be written ({why}); name another folder with --out")
+            raise ConfigError(f"--out: {self.path} cannot be written ({error.strerror}); name another folder") from None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -100,78 +97,74 @@ class Going:
 
     def __init__(self, run: Run, folder: Folder, devices: Devices, more: dict[str, str]):
         folder.prepare(run)
-        self.run, self.devices, self.began, self.step = run, devices, time.monotonic(), 0
+        self.run, self.devices, self.began, self._step = run, devices, time.monotonic(), 0
         self._rows = MetricsFollower(folder.run(run) / "metrics.jsonl")
-        log = folder.log(run)
-        self.said = log.stat().st_size if log.exists() else 0  # by earlier attempts, in bytes
+        self._log = folder.log(run)
+        self._earlier = self._log.stat().st_size if self._log.exists() else 0  # bytes of earlier attempts
         variables = os.environ | {"PYTHONPATH": python_path()} | more
-        self.process = Forked(f"{COMMANDS}.train", [str(folder.config(run)), "--plain"], variables, log)
+        self.process = Forked(f"{COMMANDS}.train", [str(folder.config(run)), "--plain"], variables, self._log)
 
     def share(self) -> float:
         """The share of finished train steps."""
         for row in self._rows.new_rows():
-            self.step = row["step"]
-        return self.step / max(1, self.run.config.run.steps)
+            self._step = row["step"]
+        return self._step / max(1, self.run.config.run.steps)
 
-
-@dataclass(frozen=True, slots=True)
-class Width:
-    """How many runs go at a time, and the devices that they divide (None: each sees all)."""
-
-    parallel: int
-    devices: DevicePool | None = None
+    def end(self) -> str:
+        """How the ended process did: its seconds, or the last error of its log."""
+        if not self.process.poll():
+            return f"{time.monotonic() - self.began:.0f} s"
+        lines = self._log.read_bytes()[self._earlier :].decode(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("error: ")] or lines[-1:] or ["it printed nothing"]
+        return f"FAILED: {errors[-1].removeprefix('error: ')} (its log: {self._log})"
 
 
 def run_all(
     runs: Sequence[Run],
     folder: Folder,
-    width: Width,
+    parallel: int,
+    pool: DevicePool | None,
     check: Callable[[], None],
-    say: Callable[[str], None],
     finished: Callable[[Run], None] = lambda run: None,
 ) -> list[Run]:
-    """Make all runs that are not finished; returns those that failed. `check` raises to end everything, `finished` is
-    given each run that has ended well.
-
-    When this returns or raises, no process that it started is left.
-    """
+    """Make all runs that are not finished, `parallel` at a time, which divide the devices of the pool (None: each sees
+    all). Returns those that failed. `check` raises to end everything; `finished` is called with each run that has ended
+    well. When this returns or raises, no process that it started is left."""
     waiting = [run for run in runs if not folder.is_finished(run)]
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
-    pool = width.devices or DevicePool(0)
+    shared = pool or DevicePool(0)
     going: list[Going] = []
     failed: list[Run] = []
-    progress = Progress(len(waiting), say)
+    total, done, last_line = len(waiting), 0, time.monotonic()
     try:
         while waiting or going:
             check()
-            while waiting and len(going) < width.parallel:
-                devices = pool.take(waiting[0].config) if width.devices else ()
+            while waiting and len(going) < parallel:
+                devices = pool.take(waiting[0].config) if pool else ()
                 if devices is None:
                     break
-                going.append(Going(waiting.pop(0), folder, devices, pool.environment(devices)))
+                going.append(Going(waiting.pop(0), folder, devices, shared.environment(devices)))
             for one in [one for one in going if one.process.poll() is not None]:
                 going.remove(one)
-                pool.give_back(one.devices)
-                code = one.process.poll()
-                if code:
+                shared.give_back(one.devices)
+                done += 1
+                say(f"[{done}/{total}] {one.run.title}: {one.end()}")
+                if one.process.poll():
                     failed.append(one.run)
-                progress.ended(one, last_words(folder.log(one.run), one.said) if code else "")
-                if not code:
+                else:
                     finished(one.run)
-            progress.tell(going)
+            if going and time.monotonic() - last_line > LINE_SECONDS:
+                last_line = time.monotonic()
+                say(f"{done} of {total} done; now {'; '.join(f'{one.run.title}: {one.share():.0%}' for one in going)}")
             time.sleep(POLL_SECONDS)
     finally:
         _end([one.process for one in going])
     return failed
 
 
-def last_words(log: Path, begin: int) -> str:
-    """The error that a run reported at its end, and the path of its log, which is read from byte `begin` on: before are
-    the words of earlier attempts."""
-    lines = log.read_bytes()[begin:].decode(errors="replace").splitlines() if log.is_file() else []
-    told = [line for line in lines if line.startswith("error: ")] or lines[-1:] or ["it printed nothing"]
-    return f"{told[-1].removeprefix('error: ')} (its log: {log})"
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _end(processes: list[Forked]) -> None:
@@ -185,33 +178,3 @@ def _end(processes: list[Forked]) -> None:
     for process in processes:
         process.end(signal.SIGKILL)
         process.wait()
-
-
-class Progress:
-    """Lines of progress on the console."""
-
-    def __init__(self, total: int, say: Callable[[str], None]):
-        self.total, self.done, self._say = total, 0, say
-        self._began = self._told = time.monotonic()
-
-    def ended(self, one: Going, error: str) -> None:
-        self.done += 1
-        how = f"FAILED: {error}" if error else f"{time.monotonic() - one.began:.0f} s"
-        self._say(f"[{self.done}/{self.total}] {one.run.title}: {how}")
-
-    def tell(self, going: list[Going]) -> None:
-        now = time.monotonic()
-        shortest, longest = LINE_SECONDS
-        if not going or now - self._told < min(longest, max(shortest, (now - self._began) / 30)):
-            return
-        self._told = now
-        parts = [f"{one.run.title}: {one.share():.0%}" for one in going]
-        done = self.done + sum(one.share() for one in going)
-        left = f"; about {_clock((now - self._began) * (self.total - done) / done)} left" if done else ""
-        self._say(f"{self.done} of {self.total} done{left}; now {'; '.join(parts)}")
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"

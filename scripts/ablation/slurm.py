@@ -80,7 +80,7 @@ def make(
     then |= {key: options[key] for key in ("partition", "account", "qos") if key in options}
     command = shlex.join([sys.executable, "-m", f"{COMMANDS}.ablate", *after])
     place, path = shlex.quote(os.getcwd()), shlex.quote(python_path())
-    head = "\n".join(["#!/bin/bash", *_lines(then)])
+    head = _with_lines("#!/bin/bash", then)
     first, second = here / f"{stage}.sbatch", here / f"{stage}-then.sbatch"
     files = {
         listed: lines,
@@ -90,12 +90,8 @@ def make(
     return Jobs(first, second, [str(listed), str(tasks)], files)
 
 
-def _lines(options: Mapping[str, Any]) -> list[str]:
-    return [f"#SBATCH {flag}" for flag in flags(options)]
-
-
 def _with_lines(script: str, options: Mapping[str, Any]) -> str:
     """Added after the script's own #SBATCH lines: the last of a kind counts."""
     lines = script.splitlines()
-    place = 1 + max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
-    return "\n".join([*lines[:place], *_lines(options), *lines[place:], ""])
+    place = 1 + max(number for number, line in enumerate(lines) if line.startswith(("#!", "#SBATCH")))
+    return "\n".join([*lines[:place], *(f"#SBATCH {flag}" for flag in flags(options)), *lines[place:], ""])

@@ -84,16 +84,17 @@ class Run:
     @property
     def title(self) -> str:
         """For people: `loss=dg, mode=sync, seed 3`."""
-        shown = self.labels | self.tuned
-        return ", ".join([*(f"{_last(factor)}={label}" for factor, label in shown.items()), f"seed {self.seed}"])
+        return ", ".join([*self._words(), f"seed {self.seed}"])
 
     @property
     def name(self) -> str:
         """For files: the same in plain letters, and a hash of the config."""
-        shown = self.labels | self.tuned
-        text = "-".join([self.stage, *(f"{_last(factor)}={label}" for factor, label in shown.items())])
+        text = re.sub(r"[^A-Za-z0-9._]+", "_", "-".join([self.stage, *self._words()]))
         digest = hashlib.sha256(configs.to_yaml(self.config).encode()).hexdigest()[:8]
-        return f"{re.sub(r'[^A-Za-z0-9._]+', '_', text)[:100]}-seed{self.seed}-{digest}"
+        return f"{text[:100]}-seed{self.seed}-{digest}"
+
+    def _words(self) -> list[str]:
+        return [f"{factor.rpartition('.')[2]}={label}" for factor, label in (self.labels | self.tuned).items()]
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,10 @@ class Study:
     slurm: Mapping[str, Any] = field(default_factory=dict)
 
     def points(self) -> Iterator[Labels]:
-        for labels in itertools.product(*self.grid.values()):
-            yield dict(zip(self.grid, labels, strict=True))
+        return _points(self.grid)
 
     def candidates(self) -> list[Labels]:
-        grid = self.tune.grid if self.tune else {}
-        return [dict(zip(grid, labels, strict=True)) for labels in itertools.product(*grid.values())]
+        return list(_points(self.tune.grid if self.tune else {}))
 
     def tuned_for(self, labels: Labels) -> tuple[str, ...]:
         """Names the tuning whose values a point uses: its labels of the factors in `per`."""
@@ -128,10 +127,9 @@ class Study:
         if not self.tune:
             return []
         tune, runs = self.tune, []
-        for chosen in itertools.product(*(self.grid[factor] for factor in tune.per)):
-            labels = {factor: next(iter(values)) for factor, values in self.grid.items()} | tune.at
-            labels |= dict(zip(tune.per, chosen, strict=True))
-            labels = {factor: labels[factor] for factor in self.grid}
+        first = {factor: next(iter(values)) for factor, values in self.grid.items()}
+        for chosen in _points({factor: self.grid[factor] for factor in tune.per}):
+            labels = first | tune.at | chosen
             for candidate in self.candidates():
                 runs += self._runs(TUNE, labels, candidate, tune.seeds)
         return runs
@@ -163,19 +161,23 @@ class Study:
         return [Run(stage, labels, tuned, seed, functools.partial(self._config, labels, tuned)) for seed in seeds]
 
     def _config(self, labels: Labels, tuned: Labels) -> Config:
-        sections: dict[str, Overrides] = {"set": dict(self.common), "grid": {}, "tune.grid": {}}
-        for factor, label in labels.items():
-            sections["grid"] |= self.grid[factor][label]
-        for factor, label in tuned.items():
-            sections["tune.grid"] |= self.tune.grid[factor][label] if self.tune else {}
-        overrides = {key: value for section in sections.values() for key, value in section.items()}
-        origins = {key: f"{name} in {self.file}" for name, section in sections.items() for key in section}
-        arguments = (self.base, *(f"{key}={_text(value)}" for key, value in overrides.items()))
+        chosen = [("grid", self.grid[factor][label]) for factor, label in labels.items()]
+        chosen += [("tune.grid", self.tune.grid[factor][label]) for factor, label in tuned.items() if self.tune]
+        values, origins = dict[str, Any](), dict[str, str]()
+        for section, overrides in [("set", self.common), *chosen]:
+            values |= overrides
+            origins |= dict.fromkeys(overrides, f"{section} in {self.file}")
+        arguments = (self.base, *(f"{key}={_text(value)}" for key, value in values.items()))
         try:
             return _loaded(arguments, tuple(origins.items()))
         except (ValueError, OSError) as error:
             place = ", ".join(f"{factor}={label}" for factor, label in (labels | tuned).items())
             raise ConfigError(f"{place}: {error}") from None
+
+
+def _points(grid: Mapping[str, Mapping[str, Overrides]]) -> Iterator[Labels]:
+    for labels in itertools.product(*grid.values()):
+        yield dict(zip(grid, labels, strict=True))
 
 
 @functools.cache
@@ -186,17 +188,10 @@ def _loaded(arguments: tuple[str, ...], origins: tuple[tuple[str, str], ...]) ->
     return config
 
 
-def _last(factor: str) -> str:
-    return factor.rpartition(".")[2]
-
-
 def _text(value: Any) -> str:
     """A value as on the command line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=1 << 20, sort_keys=False)
-        .removesuffix("\n")
-        .removesuffix("\n...")
-    )
+    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 20, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 # Reading
@@ -239,32 +234,29 @@ def load(path: Path) -> Study:
 
 
 def _refuse_lost_values(study: Study) -> None:
-    """If two factors set one key, only one of the values would reach the runs."""
+    """If two factors set one key, only one of the values would reach the runs. Raises ConfigError."""
     owners = dict.fromkeys(OWN_KEYS, "the ablation, for each of its seeds")
     factors = [*study.grid.items(), *(study.tune.grid.items() if study.tune else ())]
     for name, values in [("set", {"": study.common}), *factors]:
-        for key in dict.fromkeys(key for overrides in values.values() for key in overrides):
-            if key in owners:
-                raise ConfigError(f"{name}: {key} is set by {owners[key]} already")
-            if name != "set":
-                owners[key] = repr(name)
+        keys = {key for overrides in values.values() for key in overrides}
+        for key in sorted(keys & owners.keys()):
+            raise ConfigError(f"{name}: {key} is set by {owners[key]} already", key)
+        if name != "set":
+            owners |= dict.fromkeys(keys, repr(name))
 
 
 def _tune(section: dict[str, Any], grid: dict[str, dict[str, Overrides]], measures: dict[str, Measure]) -> Tune:
     _known(section, TUNE_KEYS, "tune.")
     per, at = tuple(section.get("per", [])), {key: str(label) for key, label in _section(section, "at").items()}
-    for factor in (*per, *at):
-        if factor not in grid:
-            raise ConfigError(f"tune: {factor!r} is no factor of the grid; there are {', '.join(grid)}")
-    for factor, label in at.items():
-        if label not in grid[factor]:
-            raise ConfigError(f"tune.at: {factor} has no value {label!r}; there are {', '.join(grid[factor])}")
     by = section.get("by", next(iter(measures)))
-    if by not in measures:
-        raise ConfigError(f"tune.by: {by!r} is not measured; there are {', '.join(measures)}")
+    asked = [*(("per", factor, grid) for factor in (*per, *at)), ("by", by, measures)]
+    asked += [(f"at.{factor}", label, grid[factor]) for factor, label in at.items() if factor in grid]
+    for key, name, known in asked:
+        if name not in known:
+            raise ConfigError(f"tune.{key}: got {name!r}, expected one of {', '.join(known)}", f"tune.{key}")
     found = {str(factor): _values(factor, values) for factor, values in _section(section, "grid").items()}
     if not found:
-        raise ConfigError("tune.grid: name at least one key and the values to try")
+        raise ConfigError("tune.grid: name at least one key and the values to try", "tune.grid")
     return Tune(found, per, at, _seeds(section.get("seeds"), "tune.seeds"), measures[by])
 
 
@@ -296,11 +288,9 @@ def _known(section: dict[str, Any], known: tuple[str, ...], prefix: str) -> None
 
 def _seeds(seeds: Any, key: str) -> tuple[int, ...]:
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-        raise ConfigError(f"{key}: expected a list of whole numbers, got {seeds!r}")
+        raise ConfigError(f"{key}: got {seeds!r}, expected a list of whole numbers", key)
     allowed = range_of(RANGES["run.seed"])
-    for seed in seeds:
-        if allowed and (problem := allowed.misfit(seed)):
-            raise ConfigError(f"{key}: {seed} {problem}")
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"{key}: a seed appears twice")
+    problems = [f"{seed} {problem}" for seed in seeds if allowed and (problem := allowed.misfit(seed))]
+    if problems or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"{key}: {problems[0] if problems else 'a seed appears twice'}", key)
     return tuple(seeds)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ from areal_like.config import run_config as configs
 from areal_like.config.placement import VISIBLE
 from areal_like.config.run_config import Config, ConfigError
 from scripts.ablation import devices as ablation_devices
+from scripts.ablation import runs
 from scripts.ablation.devices import DevicePool, pool_for, wanted
-from scripts.ablation.runs import Folder, Width, run_all
+from scripts.ablation.runs import Folder
 from scripts.ablation.study import MAIN, Run
 from scripts.starting.gpus import Gpus
 
@@ -48,24 +50,40 @@ def test_too_many_runs_at_a_time_are_refused_with_what_fits(monkeypatch: pytest.
     large, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
     assert pool_for(2, [[none], [large, large, one]]) and pool_for(8, [[one] * 9])
     assert pool_for(1, [[large] * 9]) is None and pool_for(9, [[none] * 9]) is None
-    with pytest.raises(
-        ConfigError, match=r"--parallel 3: .* need 3 \+ 3 \+ 3 devices, and there are 8: say --parallel 2"
-    ):
+    with pytest.raises(ConfigError, match=r"--parallel 3: .* need 3 \+ 3 \+ 3 devices of 8: --parallel 2"):
         pool_for(3, [[one, large, large, large], [one] * 9])
     monkeypatch.setattr(ablation_devices, "gpus_here", lambda: Gpus("stated", 1))
-    with pytest.raises(ConfigError, match=r"and there is 1: the largest does not fit by itself, or let .* share: true"):
+    with pytest.raises(ConfigError, match="--parallel 2: "):
         pool_for(2, [[large, large]])
 
 
-class Says(Folder):
-    """Its runs write down which devices they see and when, and end."""
+LOOK = """
+import json, os, sys, time
+begin = time.time()
+time.sleep(0.5)
+json.dump([os.environ.get(sys.argv[2]), begin, time.time()], open(sys.argv[1], "w"))
+"""
 
-    def command(self, run: Run) -> list[str]:
-        code = (
-            "import json, os, sys, time; a = time.time(); time.sleep(0.5); "
-            f"json.dump([os.environ.get('{VISIBLE}'), a, time.time()], open(sys.argv[1], 'w'))"
-        )
-        return [sys.executable, "-c", code, str(self.path / f"{run.seed}.json")]
+
+def looks(module: str, arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """A run that writes down which devices it sees and when, and ends."""
+    return subprocess.Popen([sys.executable, "-c", LOOK, f"{arguments[0]}.json", VISIBLE], env=variables)
+
+
+def fails(module: str, arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("a") as file:
+        file.write("ended\n" if log.stat().st_size else "error: no space left\nended\n")
+    return subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+
+
+def test_a_failed_run_is_reported_with_the_error_of_its_last_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(runs, "Forked", fails)
+    run, folder = Run(MAIN, {}, {}, 0, config_of), Folder(tmp_path)
+    for error in ("no space left", "ended"):
+        assert runs.run_all([run], folder, 1, None, lambda: None) == [run]
+        assert f"FAILED: {error} (its log: {folder.log(run)})" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("inherited", [None, "4,5,6,7"])
@@ -76,11 +94,11 @@ def test_runs_at_a_time_see_devices_of_their_own(
     monkeypatch.delenv(VISIBLE, raising=False)
     wide, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
     configs = [one, one, wide, one, none]
-    runs = [Run(MAIN, {}, {}, seed, partial(configs.__getitem__, seed)) for seed in range(len(configs))]
-    (tmp_path / "logs").mkdir()
-    width = Width(3, DevicePool(4, inherited))
-    assert run_all(runs, Says(tmp_path), width, lambda: None, lambda text: None) == []
-    told = [json.loads((tmp_path / f"{run.seed}.json").read_text()) for run in runs]
+    monkeypatch.setattr(runs, "Forked", looks)
+    made = [Run(MAIN, {}, {}, seed, partial(configs.__getitem__, seed)) for seed in range(len(configs))]
+    folder = Folder(tmp_path)
+    assert runs.run_all(made, folder, 3, DevicePool(4, inherited), lambda: None) == []
+    told = [json.loads(Path(f"{folder.config(run)}.json").read_text()) for run in made]
     assert told[4][0] is None and os.environ.get(VISIBLE) is None
     seen = [set(each[0].split(",")) for each in told[:4]]
     assert [len(each) for each in seen] == [1, 1, 3, 1]

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from scripts import ablate
 from scripts.ablation import pictures, results, slurm, study
 from scripts.ablation.measures import Outcome, read_curve, read_measure
 from scripts.ablation.results import Result, gather
-from scripts.ablation.runs import Folder, Width, run_all
-from scripts.ablation.study import Run, Study
+from scripts.ablation.runs import Folder
+from scripts.ablation.study import Study
 from scripts.starting.earlier_runs import lock
 from tests.folders import write_folder
 
@@ -61,65 +60,33 @@ def test_tuning_goes_over_its_grid_for_each_value_that_it_is_made_for(tmp_path: 
     ]
 
 
-def test_a_name_tells_configs_apart_and_fits_a_command_line(tmp_path: Path) -> None:
-    def first(**changes) -> Run:
-        return load(tmp_path, **changes).tuning_runs()[0]
-
-    assert first().name == first(seeds=[5]).name != first(set={"run.steps": 8}).name
-    assert "=" not in first().name and "/" not in first().name
-
-
-def test_what_a_run_is_started_with_is_its_config(tmp_path: Path) -> None:
-    run = load(tmp_path).tuning_runs()[1]
-    folder = Folder(tmp_path / "out")
+def test_a_run_is_started_with_its_config_under_a_name_with_its_hash(tmp_path: Path) -> None:
+    run, folder = load(tmp_path).tuning_runs()[1], Folder(tmp_path / "out")
     folder.prepare(run)
     made = configs.load([str(folder.config(run))])
     assert made.run.seed == 9 and made.resume == "auto" and made.run.name == run.name
     for key in ("loss", "learner", "scheduler", "mode", "inject_staleness"):
         assert configs.select(made, key) == configs.select(run.config, key)
+    others = [
+        load(tmp_path, **changes).tuning_runs()[1].name for changes in ({"seeds": [5]}, {"set": {"run.steps": 8}})
+    ]
+    assert others[0] == run.name != others[1] and not {"=", "/"} & set(run.name)
 
 
-def test_an_unfinished_folder_stays_if_a_run_can_go_on_from_it(tmp_path: Path) -> None:
-    run, folder = load(tmp_path).tuning_runs()[0], Folder(tmp_path / "out")
+@pytest.mark.parametrize("journal", ["memory", "off"])
+def test_an_unfinished_folder_stays_if_a_run_can_continue_from_it_or_is_alive(tmp_path: Path, journal: str) -> None:
+    run = load(tmp_path, set={"run.steps": 7, "buffer.journal": journal}).tuning_runs()[0]
+    folder = Folder(tmp_path / "out")
     folder.run(run).mkdir(parents=True)
     folder.prepare(run)
     assert not folder.run(run).exists(), "it was killed before it had a config"
     folder.run(run).mkdir(parents=True)
     (folder.run(run) / "config.yaml").touch()
-    folder.prepare(run)
-    assert folder.run(run).exists()
-
-
-def test_the_folder_of_a_run_that_is_going_on_stays(tmp_path: Path) -> None:
-    """Also without a journal, where an unfinished folder is of no use otherwise."""
-    run = load(tmp_path, set={"run.steps": 7, "buffer.journal": "off"}).tuning_runs()[0]
-    folder = Folder(tmp_path / "out")
-    folder.run(run).mkdir(parents=True)
-    (folder.run(run) / "config.yaml").touch()
     with lock(folder.run(run)):
         folder.prepare(run)
-        assert (folder.run(run) / "config.yaml").exists()
+        assert folder.run(run).exists()
     folder.prepare(run)
-    assert not folder.run(run).exists()
-
-
-class Dies(Folder):
-    """Its runs say this and fail."""
-
-    said = ""
-
-    def command(self, run: Run) -> list[str]:
-        return [sys.executable, "-c", f"import sys; print({self.said!r}); sys.exit(1)"]
-
-
-def test_a_failed_run_is_told_by_the_words_of_its_last_attempt(tmp_path: Path) -> None:
-    run, folder, told = load(tmp_path).tuning_runs()[0], Dies(tmp_path / "out"), list[str]()
-    for folder.said, words in (
-        ("error: no space left\nended", "FAILED: no space left (its log: "),
-        ("resuming\nended by SIGTERM", "FAILED: ended by SIGTERM (its log: "),
-    ):
-        assert run_all([run], folder, Width(1), lambda: None, told.append) == [run]
-        assert words in told[-1]
+    assert folder.run(run).exists() == (journal == "memory")
 
 
 # Through Slurm
@@ -131,6 +98,17 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     calls: list[list[str]] = []
     monkeypatch.setattr(slurm, "sbatch", lambda arguments, environment=None: calls.append(arguments) or "1")
     return calls
+
+
+def test_a_file_of_a_study_comes_before_a_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert study.named("staleness") == CONFIGS / "ablation" / "staleness.yaml"
+    Path("staleness").touch()
+    assert study.named("staleness") == Path("staleness")
+    with pytest.raises(ConfigError, match="'staleness'"):
+        study.named("ablation/stalenes.yaml")
+    with pytest.raises(ConfigError, match="--out"):
+        Folder(tmp_path / "staleness").make()
 
 
 def call(folder: Path, *arguments: str) -> int:
@@ -203,26 +181,6 @@ def test_a_wrong_study_is_refused_with_its_key(tmp_path: Path, change: dict, key
         load(tmp_path, **change)
 
 
-def test_a_study_is_a_file_or_the_name_of_a_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert study.named("staleness") == CONFIGS / "ablation" / "staleness.yaml"
-    Path("staleness").touch()
-    assert study.named("staleness") == Path("staleness"), "a file of the user's own comes first"
-    with pytest.raises(ConfigError, match=r"no study 'ablation/stalenes.yaml'. Did you mean 'staleness'\? Give a yaml"):
-        study.named("ablation/stalenes.yaml")
-
-
-def test_a_folder_that_cannot_be_written_is_refused_with_its_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"/file cannot be written \(File exists\); name another folder with --out"):
-        Folder(tmp_path / "file").make()
-    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
-    with pytest.raises(ConfigError, match=r"written \(it is read-only"), Folder(tmp_path).locked():
-        pass
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_study_loads_and_tunes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A study that measures only seconds has nothing to tune: no learning rate changes them."""
@@ -256,12 +214,6 @@ def outcome(tmp_path: Path) -> Outcome:
     rows = [{"step": i + 1, "seconds": 2.0 * i, "x": x} for i, x in enumerate((4.0, None, 1.0, 2.5))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return Outcome(tmp_path, configs.load(["copy4", "weight_sync_interval=2"]))
-
-
-def test_a_misspelt_key_is_found(outcome: Outcome) -> None:
-    specs = {"a": {"summary": "reward_aftr"}, "b": {"metric": "xx"}, "c": {"summary": "seconds_to_target"}}
-    specs |= {"d": {"metric": "x"}, "e": {"samples_to": 0.9}}
-    assert list(outcome.unknown([read_measure(*each) for each in specs.items()])) == ["a", "b"]
 
 
 def test_a_misspelt_key_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,13 +255,8 @@ def test_curves_by_steps_samples_and_seconds(outcome: Outcome) -> None:
     assert outcome.curve(read_curve({"x": "steps"})) == ([0.0, 2.0, 4.0], [0.1, 0.6, 0.5])
     assert outcome.curve(read_curve({}))[0] == [0.0, 256.0, 512.0]
     assert outcome.curve(read_curve({"y": "x", "x": "seconds"})) == ([0.0, 4.0, 6.0], [4.0, 1.0, 2.5])
-
-
-@pytest.mark.parametrize("spec", [{"steps_to": 0.5}, {"at_steps": 2}])
-def test_a_supervised_run_beside_others_has_no_number_of_rewards(outcome: Outcome, spec: dict) -> None:
-    outcome.summary["evaluations"] = [{"version": 0, "seconds": 0.1, "loss": 2.0}]
-    assert outcome.measure(read_measure("m", spec)) is None
-    assert outcome.curve(read_curve({})) == ([], [])
+    outcome.summary["evaluations"] = [{"version": 0, "seconds": 0.1, "loss": 2.0}]  # supervised
+    assert outcome.measure(read_measure("m", {"steps_to": 0.5})) is None and outcome.curve(read_curve({})) == ([], [])
 
 
 # Tuning and what is written
@@ -328,15 +275,12 @@ def test_the_best_candidate_is_picked_for_each_loss(tmp_path: Path) -> None:
     assert {choice.key: choice.picked["learner.lr"] for choice in choices} == {("ppo",): "0.01", ("dg",): "0.001"}
     lower = load(tmp_path, measure={"reward": {"summary": "reward_after", "better": "lower"}})
     assert results.choose(lower, tuned(lower, numbers))[0].picked == {"learner.lr": "0.001"}
-    with pytest.raises(ValueError, match="tuning of dg: no run has a number for 'reward'"):
+    with pytest.raises(ValueError, match="tuning of dg"):
         results.choose(load(tmp_path), tuned(load(tmp_path), numbers | {("dg", "0.001"): None}))
-
-
-def test_a_candidate_that_lacks_a_seed_comes_behind_a_complete_one(tmp_path: Path) -> None:
     found = load(tmp_path, tune=STUDY["tune"] | {"seeds": [8, 9]})
-    numbers = {("0.001", 8): 0.2, ("0.001", 9): 0.2, ("0.01", 8): 0.9, ("0.01", 9): None}
-    given = [Result(r, None, {"reward": numbers[r.tuned["learner.lr"], r.seed]}) for r in found.tuning_runs()]
-    assert results.choose(found, given)[0].picked == {"learner.lr": "0.001"}
+    some = {("0.001", 8): 0.2, ("0.001", 9): 0.2, ("0.01", 8): 0.9, ("0.01", 9): None}
+    given = [Result(r, None, {"reward": some[r.tuned["learner.lr"], r.seed]}) for r in found.tuning_runs()]
+    assert results.choose(found, given)[0].picked == {"learner.lr": "0.001"}, "the other one lacks a seed"
 
 
 def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Path) -> None:
@@ -361,32 +305,3 @@ def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Pa
     assert table[0][1:5] == ["dg", "sync", "0.001", "4.00 [2.00, 6.00]"] and table[1][4] == "3.00 (1 of 2)"
     pictures.draw_all(found, results.by_point(found, gather(found, runs, folder)), folder.path)
     assert {path.name for path in folder.path.glob("*.png")} == {"curves.png", "measure-reward.png"}
-
-
-@pytest.mark.parametrize(
-    ("grid", "lines", "x"),
-    [
-        (
-            {"loss": ["ppo", "dg"], "inject_staleness": [0, 1, 8]},
-            {"ppo": [0, 1, 8], "dg": [0, 1, 8]},
-            "inject_staleness",
-        ),
-        ({"inject_staleness": [0, 8]}, {"": [0, 8]}, "inject_staleness"),
-        ({"loss": ["ppo", "dg"]}, {"ppo": ["ppo"], "dg": ["dg"]}, "loss"),
-    ],
-)
-def test_a_factor_with_numbers_is_the_x_axis(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: dict, lines: dict, x: str
-) -> None:
-    found = load(tmp_path, grid=grid, tune=ABSENT)
-    made = [Result(run, None, {"reward": float(n)}) for n, run in enumerate(found.main_runs({}))]
-    figures = []
-    monkeypatch.setattr(pictures.plt, "close", figures.append)
-    pictures.draw_all(found, results.by_point(found, made), tmp_path)
-    (axes,) = figures[0].axes
-    drawn = {line.get_label(): list(line.get_xdata()) for line in axes.lines if not line.get_label().startswith("_")}
-    assert axes.get_xlabel() == x and axes.get_ylabel() == "reward" and len(figures) == 1, "no run has a curve"
-    if "" in lines:
-        assert [0.0, 8.0] in [list(line.get_xdata()) for line in axes.lines]
-    else:
-        assert drawn == lines
