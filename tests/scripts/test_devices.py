@@ -62,13 +62,6 @@ def test_on_h100_each_size_fits_or_is_told_what_to_change(shapes: Path, gpu: str
     assert said.startswith(f"\n{devices} device{'s' * (devices > 1)} of 74.5 GiB\n")
 
 
-def test_a_larger_model_needs_more_devices_per_server(shapes: Path) -> None:
-    path = f"model.path={shapes / '32b'}"
-    assert "little room for keys and values" in table("gpu=8x", path)
-    halves = ["actors.count=2", "placement={learner: [0-3], actors: [4-7]}"]
-    assert "little room" not in table("gpu=8x", path, "engine.tp_size=2", *halves)
-
-
 def test_what_does_not_fit_is_counted_and_the_cheap_changes_come_first(shapes: Path) -> None:
     path = f"model.path={shapes / '7b'}"
     said = table("gpu=8x", path, "learner.checkpoint_activations=false")

@@ -75,11 +75,6 @@ def test_a_batch_that_does_not_fit_the_buffer_is_pointed_out(tmp_path, capsys):
     assert "larger than buffer.max_bytes" in capsys.readouterr().out
 
 
-def test_a_folder_without_a_config_is_an_error_in_one_line(tmp_path, capsys):
-    assert main(["configs/qwen2.5/math.yaml", "--dry-run", f"model.path={tmp_path}"]) == 2
-    assert "no config.json" in capsys.readouterr().err
-
-
 SMALL = ["configs/quickstart.yaml", "model=small", "learner.num_minibatches=1", "groups_per_batch=4"]
 
 
