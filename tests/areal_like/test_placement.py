@@ -13,7 +13,7 @@ from areal_like.config.placement import Needs, devices_of, place, visible
 from areal_like.config.registry import ConfigError
 from areal_like.launch import group
 from areal_like.launch.local import LocalLauncher
-from areal_like.launch.plan import describe, plan
+from areal_like.launch.plan import plan
 from areal_like.launch.ray import RayLauncher
 from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
@@ -33,12 +33,6 @@ def test_devices_are_numbers_and_ranges(spec: object, devices: tuple[int, ...]) 
     assert devices_of(spec, "placement.learner") == devices
 
 
-@pytest.mark.parametrize("spec", ["3-0", "a", "-1", ["0", "1-"], True, [1.5], {"a": 1}, "0-9999999", [[0]]])
-def test_what_is_no_device_is_refused_with_its_key(spec: object) -> None:
-    with pytest.raises(ConfigError, match=r"placement\.actors: .* is no device: want numbers and ranges"):
-        devices_of(spec, "placement.actors")
-
-
 def test_auto_gives_the_first_devices_to_the_learner_and_says_nothing_without_devices() -> None:
     needs = Needs(4, True, 2, 2)
     found = place("auto", needs, 8)
@@ -55,55 +49,56 @@ def test_auto_gives_the_first_devices_to_the_learner_and_says_nothing_without_de
 
 
 @pytest.mark.parametrize(
-    ("needs", "count", "words"),
+    ("needs", "count", "needed"),
     [
-        (
-            Needs(4, True, 2, 2),
-            4,
-            "learner.ranks=4 and actors.count=2 with engine.replicas * engine.tp_size = 2 each: 8",
-        ),
-        (Needs(2, True, 0, 0), 1, "learner.ranks=2: 2 devices are needed, and there is 1"),
-        (Needs(1, True, 1, 2), 1, "3 devices are needed, and there is 1"),
-        (Needs(1, True, 2, 1), 2, "actors.count=2: 3 devices are needed, and there are 2: ask for fewer"),
+        (Needs(4, True, 2, 2), 4, 8),
+        (Needs(2, True, 0, 0), 1, 2),
+        (Needs(1, True, 1, 2), 1, 3),
+        (Needs(1, True, 2, 1), 2, 3),
     ],
 )
-def test_too_few_devices_are_refused(needs: Needs, count: int, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_too_few_devices_are_refused(needs: Needs, count: int, needed: int) -> None:
+    with pytest.raises(ConfigError, match=rf": {needed} devices are needed, .* {count}: "):
         place("auto", needs, count)
-    assert words in str(caught.value)
+
+
+TWO_EACH = [*SGLANG, "engine.tp_size=2", "actors.count=1"]
+TIMED = ["configs/quickstart.yaml", "learner=timed", "engine=timed", "actors.count=2"]
+SHARED = [*SGLANG, "placement={learner: 0, actors: 0, share: true}"]
+ROOM = "engine.server={mem-fraction-static: 0.4}"
 
 
 @pytest.mark.parametrize(
-    ("placement", "words"),
+    ("key", "argv"),
     [
-        (
-            "{learner: 0, actors: [0-1]}",
-            "device 0 would have several processes: give each its own devices, or say that",
-        ),
-        (
-            "{learner: [0-1], actors: 2}",
-            "placement.learner names 2 devices, and each of learner.ranks=1 has one: name 1",
-        ),
-        ("{actors: 2}", "placement.learner names no devices, and each of learner.ranks=1 has one: name 1"),
-        ("{learner: 0}", "placement.actors names no devices, and each of actors.count=1 has engine.replicas * engine."),
-        ("{learner: 0, actors: [1-3]}", "placement.actors names 3 devices"),
-        ("{learner: 0, actors: [1-2], share: 1}", "placement.share=1: want true or false"),
-        ("{learner: 0, actor: [1-2]}", "want auto, or devices such as {learner: [0-3], actors: [4-7]}"),
-        ("all", "want auto, or devices such as"),
-        ("{learner: x, actors: 1}", "placement.learner: 'x' is no device"),
+        *[
+            ("placement.actors", [*TIMED, f"placement={{actors: {spec}}}"])
+            for spec in ("3-0", "a", "-1", "['0', '1-']", "true", "[1.5]", "{a: 1}", "0-9999999", "[[0]]", "[0-2]")
+        ],
+        ("placement", [*TWO_EACH, "placement={learner: 0, actors: [0-1]}"]),
+        ("placement", [*TWO_EACH, "placement={learner: 0, actor: [1-2]}"]),
+        ("placement", [*TWO_EACH, "placement=all"]),
+        ("placement.learner", [*TWO_EACH, "placement={learner: [0-1], actors: 2}"]),
+        ("placement.learner", [*TWO_EACH, "placement={actors: 2}"]),
+        ("placement.learner", [*TWO_EACH, "placement={learner: x, actors: 1}"]),
+        ("placement.learner", ["configs/quickstart.yaml", "placement={learner: 0, actors: [1-2]}"]),
+        ("placement.actors", [*TWO_EACH, "placement={learner: 0}"]),
+        ("placement.actors", [*TWO_EACH, "placement={learner: 0, actors: [1-3]}"]),
+        ("placement.share", [*TWO_EACH, "placement={learner: 0, actors: [1-2], share: 1}"]),
+        *[("placement.share", [*SHARED, ROOM, f"launcher={name}"]) for name in ("slurm", "ray")],
+        ("engine.server", SHARED),
+        ("engine.server.base-gpu-id", [*SGLANG, "engine.server={base-gpu-id: 4}"]),
     ],
 )
-def test_a_config_whose_devices_do_not_add_up_is_refused(placement: str, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        configs.load([*SGLANG, "engine.tp_size=2", "actors.count=1", f"placement={placement}"])
-    assert words in str(caught.value) and "[from command line]" in str(caught.value)
+def test_devices_that_can_not_be_given_are_refused_with_their_key(key: str, argv: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        configs.load(argv)
+    assert error.value.key == key
 
 
 def test_components_on_the_cpu_get_no_devices() -> None:
-    with pytest.raises(ConfigError, match="the learner computes on the CPU: say learner"):
-        configs.load(["configs/quickstart.yaml", "placement={learner: 0, actors: [1-2]}"])
     config = configs.load(["configs/quickstart.yaml", "engine=sglang", "placement={actors: [1-2]}"])
-    assert [role.devices for role in plan(config)] == [(), (), (1,), (2,)]  # and "" is said to buffer and learner
+    assert [role.devices for role in plan(config)] == [(), (), (1,), (2,)]
 
 
 def test_on_gpus_there_are_as_many_actors_as_the_placement_has_devices_for() -> None:
@@ -114,12 +109,9 @@ def test_on_gpus_there_are_as_many_actors_as_the_placement_has_devices_for() -> 
 
 
 def test_a_component_that_names_no_device_gets_an_even_share() -> None:
-    timed = ["configs/quickstart.yaml", "learner=timed", "engine=timed", "actors.count=2"]
-    assert not any(role.devices for role in plan(configs.load(timed)))
-    roles = plan(configs.load([*timed, "placement={actors: [0-3]}"]))
+    assert not any(role.devices for role in plan(configs.load(TIMED)))
+    roles = plan(configs.load([*TIMED, "placement={actors: [0-3]}"]))
     assert [(role.devices, role.gpus) for role in roles] == [((), 0), (None, 0), ((0, 1), 2), ((2, 3), 2)]
-    with pytest.raises(ConfigError, match="2 actors can't divide 3 devices evenly"):
-        configs.load([*timed, "placement={actors: [0-2]}"])
 
 
 def test_auto_is_settled_with_the_devices_that_there_are() -> None:
@@ -128,14 +120,13 @@ def test_auto_is_settled_with_the_devices_that_there_are() -> None:
     assert settled.placement == {"learner": [0, 1], "actors": [2, 3, 4, 5, 6, 7], "share": False}
     assert configs.select(placed(config, Gpus("12.9", 0)), "placement") == "auto"
     assert placed(settled, Gpus("12.9", 8)) == settled
-    with pytest.raises(ConfigError, match=r"placement\.actors: there is no devices 4, 5, 6, 7: there are 4"):
+    with pytest.raises(ConfigError, match=r"placement\.actors: .* 4, 5, 6, 7"):
         placed(settled, Gpus("12.9", 4))
     roles = plan(settled)
     assert [(role.name, role.devices) for role in roles] == [
         ("buffer", ()), ("learner-1", (1,)), ("learner", (0,)), ("actor-0", (2, 3)), ("actor-1", (4, 5)),
         ("actor-2", (6, 7)),
     ]  # fmt: skip
-    assert "2,3" in describe(roles)
     replayed = configs.load([*SGLANG, "replay=runs/x"])
     assert placed(replayed, Gpus("12.9", 1)).placement == {"learner": [0], "actors": [], "share": False}
 
@@ -143,7 +134,7 @@ def test_auto_is_settled_with_the_devices_that_there_are() -> None:
 def test_devices_are_counted_among_those_that_the_starter_sees() -> None:
     assert visible((0, 2), None) == "0,2" and visible((), None) == ""
     assert visible((1, 0), "4, GPU-8932f937,MIG-x") == "GPU-8932f937,4"
-    with pytest.raises(ConfigError, match="there is no device 3: CUDA_VISIBLE_DEVICES=4,5 has 2"):
+    with pytest.raises(ConfigError, match=r"placement: .* 3.*CUDA_VISIBLE_DEVICES=4,5"):
         visible((0, 3), "4,5")
 
 
@@ -225,32 +216,18 @@ def test_ray_is_asked_for_each_places_devices() -> None:
     assert "actor-0     1 CPU, 4 GPU\n" in own
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "ray"])
-def test_where_others_choose_devices_they_cannot_be_shared(launcher: str) -> None:
-    share = "placement={learner: 0, actors: 0, share: true}"
-    room = "engine.server={mem-fraction-static: 0.4}"
-    assert configs.load([*SGLANG, share, room]).actors.count == 1
-    with pytest.raises(ConfigError, match=f"launcher={launcher} gives each process devices of its own"):
-        configs.load([*SGLANG, share, f"launcher={launcher}"])
-
-
-def test_servers_are_placed_by_the_placement_alone() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.server\.base-gpu-id: placement\.actors says which devices"):
-        configs.load([*SGLANG, "engine.server={base-gpu-id: 4}"])
-
-
 def test_guests_divide_the_devices_of_their_host() -> None:
     config = configs.load(SGLANG)
     assert [role.devices for role in guests(2, config, (4, 5, 6, 7))] == [(4, 5), (6, 7)]
     assert [role.devices for role in guests(2, config)] == [None, None]
-    with pytest.raises(ConfigError, match="2 actors can't divide 3 devices evenly"):
+    with pytest.raises(ConfigError, match="--devices: "):
         guests(2, config, (0, 1, 2))
 
 
-def test_memory_is_said_with_its_unit() -> None:
+def test_memory_is_given_with_its_unit() -> None:
     assert memory_in("80GB") == 80 * 10**9 and memory_in("79.5 GiB") == int(79.5 * 2**30)
     for text in ("80", "GB", "0GB", "-1GB", "80TB"):
-        with pytest.raises(ValueError, match="want one such as 80GB"):
+        with pytest.raises(ValueError, match="80GB"):
             memory_in(text)
 
 
@@ -258,17 +235,12 @@ def test_devices_of_a_machine_are_stated_for_dry_runs_only(capsys: pytest.Captur
     for more in (["--devices", "8"], ["--device-memory", "80GB"], ["--dry-run", "--devices", "-1"]):
         with pytest.raises(SystemExit):
             main([BASE[0], *more])
-    assert "go with --dry-run" in capsys.readouterr().err
+    assert "--dry-run" in capsys.readouterr().err
     assert main([*SGLANG, "--dry-run", "--devices", "1", "learner.ranks=2"]) == 2
-    assert "learner.ranks=2 and actors.count=1: 3 devices are needed" in capsys.readouterr().err
+    assert "learner.ranks=2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "words", [["gpu=1x", "engine=sglang"], ["engine=sglang", "gpu=1x"]], ids=["gpu 1st", "gpu last"]
-)
-def test_a_choice_of_engine_wins_over_that_of_gpu_in_either_order(words: list[str]) -> None:
-    argv = ["configs/base.yaml", *words]
-    with pytest.raises(ConfigError, match=r"engine.server=\{mem-fraction-static: 0.4\}"):
-        configs.load(argv)
-    config = configs.load([*argv, "engine.server={mem-fraction-static: 0.4}"])
+@pytest.mark.parametrize("choices", [["gpu=1x", "engine=sglang"], ["engine=sglang", "gpu=1x"]], ids=["first", "last"])
+def test_a_choice_of_engine_wins_over_that_of_gpu_in_either_order(choices: list[str]) -> None:
+    config = configs.load(["configs/base.yaml", *choices, ROOM])
     assert (config.engine.name, config.learner.device, config.gpu) == ("sglang", "cuda", "1x")

@@ -1,11 +1,10 @@
-"""The registry against Python itself: what it reads by `ast` must be what `inspect` sees and what a call accepts."""
+"""The registry against Python itself: the knobs read from source are those of `inspect`, and of a call."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,17 +23,12 @@ from areal_like.config.registry import (
     resolve,
 )
 from areal_like.errors import UserError
-from areal_like.wire.keys import KeysError
-from areal_like.wire.link import BusError, WrongKeysError
 
-OWN = """
+READ_ONLY = """
 raise_on_import = 1 / 0
 from typing import Literal, Optional
 
 def loss(batch, denominator, *, clip: float = 0.2, cap: "float | None" = None, kind: Literal["mask", "clamp"] = "mask"):
-    pass
-
-def positional(batch, denominator, cap=1):
     pass
 
 class Base:
@@ -45,26 +39,15 @@ class Inherits(Base):
     pass
 
 class Passes(Base):
-    def __init__(self, *args, extra: bool = False, **knobs):
+    def __init__(self, *args, digits: int = 5, **knobs):
         super().__init__(*args, **knobs)
 
 class Holds:
-    def __init__(self, *, extra: bool = False, **knobs):
+    def __init__(self, *, digits: int = 5, **knobs):
         self.part = Inherits(0, **knobs)
-
-class Anything:
-    def __init__(self, **knobs):
-        pass
-
-constant = 3
 """
-ELSEWHERE = """
-from own_parts import Base as Renamed, loss
-
-class Far(Renamed):
-    pass
-"""
-SOUND = """
+ELSEWHERE = "from own_source import Base as Renamed\n\nclass Far(Renamed):\n    pass\n"
+RUNNABLE = """
 import functools
 
 try:
@@ -75,20 +58,16 @@ except ImportError:
         def __init__(self, first, *, second: int = 2):
             self.values = (first, second)
 
-class Child(Fallback):
-    other = True
-
-class Unmarked(Child):
+class Unmarked(Fallback):
     marked = False
+    other = True
 
 class Pair:
     def __init__(self, first, *, second: int, third: str = "c"):
         self.values = (first, second, third)
     async def method(self): ...
 
-async def fetch(url, key, row): ...
-
-def add(a, b, *, c=0):
+def add(a, b=1, *, c=0):
     return a + b + c
 
 def decorated(function):
@@ -96,202 +75,49 @@ def decorated(function):
         return function(a, d)
     return inner
 
+async def fetch(url): ...
+
+def refuse(*_, error):
+    raise error("the component's own words")
+
 more = functools.partial(add, c=5)
 later = functools.partial(Fallback, second=7)
 plus = add
 made = decorated(add)
 """
+BROKEN = "import own_not_installed\ndef loss(): pass\n"
 
 
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (("own_parts", OWN), ("own_elsewhere", ELSEWHERE), ("own_sound", SOUND)):
+    modules = {"own_source": READ_ONLY, "own_elsewhere": ELSEWHERE, "own_module": RUNNABLE, "own_broken": BROKEN}
+    for name, text in modules.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def refusal(kind: str, /, **spec: Any) -> str:
-    with pytest.raises(ConfigError) as error:
-        check(kind, spec)
-    return str(error.value)
-
-
-def test_checking_imports_nothing() -> None:
-    check("loss", {"name": "own_parts:loss", "clip": 0.1})  # importing the module would divide by zero
-    assert "own_parts" not in sys.modules
-
-
-def test_defaults_are_read_from_the_source() -> None:
-    assert knobs("loss", "own_parts:loss") == {"clip": 0.2, "cap": None, "kind": "mask", "correction": "none"}
-    assert knobs("task", "own_parts:Base") == {"digits": 4, "path": REQUIRED, "sizes": [1, 2], "size": "2 * 3"}
-
-
-@pytest.mark.parametrize("name", ["own_parts:Inherits", "own_elsewhere:Far", "own_elsewhere:Renamed"])
-def test_inherited_and_imported_signatures_are_followed(name: str) -> None:
-    assert knobs("task", name) == knobs("task", "own_parts:Base")
-
-
-def test_an_init_that_passes_knobs_on_has_those_of_its_base_or_member() -> None:
-    for name in ("own_parts:Passes", "own_parts:Holds"):
-        assert set(knobs("task", name)) == {"digits", "path", "sizes", "size", "extra"}
-        check("task", {"name": name, "path": "x", "extra": True})
-        assert "dogits" in refusal("task", name=name, path="x", dogits=3)
-    check("task", {"name": "own_parts:Anything", "whatever": 1})
-
-
-def test_an_unknown_knob_is_refused_with_the_nearest_and_all() -> None:
-    message = refusal("loss", name="own_parts:loss", clipp=0.1)
-    assert message == (
-        "loss.clipp: 'own_parts:loss' has no knob 'clipp'. Did you mean 'clip'? Its knobs: clip, cap, kind, correction"
-    )
-
-
-def test_a_component_of_the_users_gets_no_words_of_other_systems() -> None:
-    assert "Here that is" in refusal("loss", name="ppo", beta=0.1)
-    assert "Here that is" not in refusal("loss", name="own_parts:loss", beta=0.1)
-
-
-def test_a_parameter_that_is_not_keyword_only_is_told_from_one_that_is_not_there() -> None:
-    message = "loss.cap: 'cap' of own_parts:positional is not keyword-only: write `*, cap=1`"
-    assert refusal("loss", name="own_parts:positional", cap=2) == message
-    assert "has no knob 'batch'" in refusal("loss", name="own_parts:positional", batch=2)
+OF_BASE = {"digits": 4, "path": REQUIRED, "sizes": [1, 2], "size": "2 * 3"}
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("more", {"c": 5}), ("plus", {"c": 0}), ("Fallback", {"second": 2}), ("later", {"second": 7}), ("made", {"d": 4})],
-)
-def test_partials_other_names_and_definitions_within_try_are_read(name: str, expected: dict[str, int]) -> None:
-    assert knobs("task", f"own_sound:{name}") == expected
-    assert list(keyword_only(resolve("task", f"own_sound:{name}"))) == list(expected)
-    assert "no knob 'f'" in refusal("task", name=f"own_sound:{name}", f=1)
-
-
-def test_a_partial_is_built_and_marked_as_what_it_binds() -> None:
-    assert bind("loss", {"name": "own_sound:more"})(1, 2) == 8
-    assert bind("loss", {"name": "own_sound:more", "c": 0})(1, 2) == 3
-    assert build("task", {"name": "own_sound:later"}, 1).values == (1, 7)
-    assert resolve("task", "own_sound:later").marked and marks("task", "own_sound:later") == {"marked"}
-
-
-def test_marks_are_inherited_unless_a_class_unsets_them() -> None:
-    assert marks("engine", "own_sound:Child") == {"marked", "other"}
-    assert marks("engine", "own_sound:Unmarked") == {"other"}
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
     [
-        ("own_parts:loss", False),
-        ("own_sound:fetch", True),
-        ("own_sound:more", False),
-        ("operator:eq", False),
-        ("math:sqrt", False),
-        ("own_sound:Pair.method", True),
-        ("nomod:f", "module 'nomod' cannot be found"),
-        ("own_sound:fetsch", "defines no function or class 'fetsch'"),
-        ("own_sound", "defines no function or class ''"),
+        ("own_source:Base", OF_BASE),
+        ("own_source:Inherits", OF_BASE),
+        ("own_elsewhere:Far", OF_BASE),
+        ("own_source:Passes", OF_BASE | {"digits": 5}),
+        ("own_source:Holds", OF_BASE | {"digits": 5}),
+        ("own_source:loss", {"clip": 0.2, "cap": None, "kind": "mask"}),
+        ("own_module:Fallback", {"second": 2}),
+        ("own_module:more", {"c": 5}),
+        ("own_module:plus", {"c": 0}),
+        ("own_module:later", {"second": 7}),
+        ("own_module:made", {"d": 4}),
     ],
 )
-def test_a_function_that_a_knob_names_is_found(path: str, expected: bool | str) -> None:
-    if isinstance(expected, bool):
-        assert check_function("batch_policy.key", path) is expected
-    else:
-        with pytest.raises(ConfigError, match=rf"policy\.key={path}: .*{expected}.* name a function as module:name"):
-            check_function("batch_policy.key", path)
-
-
-def test_a_missing_knob_without_default_is_refused() -> None:
-    assert refusal("task", name="own_parts:Base").startswith("task.path: 'own_parts:Base' needs it")
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"clip": 1},
-        {"clip": float("inf")},
-        {"cap": None},
-        {"cap": 2.5},
-        {"kind": "clamp"},
-    ],
-)
-def test_values_that_fit(spec: dict[str, Any]) -> None:
-    check("loss", {"name": "own_parts:loss", **spec})
-
-
-@pytest.mark.parametrize(
-    "spec", [{"clip": "0.2"}, {"clip": None}, {"clip": True}, {"cap": "none"}, {"kind": "clamped"}]
-)
-def test_values_that_do_not_fit(spec: dict[str, Any]) -> None:
-    knob = next(iter(spec))
-    assert refusal("loss", name="own_parts:loss", **spec).startswith(f"loss.{knob}: expected ")
-
-
-@pytest.mark.parametrize("spec", [{"digits": 2.0}, {"digits": True}, {"path": 3}, {"sizes": 3}, {"size": "6"}])
-def test_values_of_a_class_that_do_not_fit(spec: dict[str, Any]) -> None:
-    knob = next(iter(spec))
-    assert refusal("task", name="own_parts:Base", **{"path": "x", **spec}).startswith(f"task.{knob}: expected ")
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "words"),
-    [
-        ("loss", "decopled_ppo", "Did you mean 'decoupled_ppo'?"),
-        ("loss", "own_nowhere:loss", "'own_nowhere' cannot be found"),
-        ("loss", "own_parts:lost", "defines no function or class 'lost'"),
-        ("loss", "own_parts:constant", "defines no function or class 'constant'"),
-        ("loss", None, "is not the name of a component"),
-        ("losses", "ppo", "Did you mean 'loss'?"),
-    ],
-)
-def test_names_that_lead_nowhere(kind: str, name: str | None, words: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        build(kind, {"name": name}) if kind not in COMPONENTS else check(kind, {"name": name})
-    assert words in str(error.value)
-
-
-def test_building_and_binding() -> None:
-    spec = OmegaConf.create({"name": "own_sound:Pair", "second": 2})
-    assert build("task", spec, 1).values == (1, 2, "c")
-    assert "name" in spec, "the caller's spec must stay as it was"
-    assert bind("loss", {"name": "own_sound:add", "c": 3})(1, 2) == 6
-    with pytest.raises(ConfigError, match="no knob 'd'"):
-        bind("loss", {"name": "own_sound:add", "d": 3})
-
-
-def test_a_value_that_the_component_refuses_is_the_users_error_and_no_other_is() -> None:
-    """Processes that end with a UserError are not restarted."""
-
-    def component(*ours: object, error: type[Exception]) -> None:
-        raise error("what it says")
-
-    def of_another_kind(*, error: type[Exception]) -> None: ...
-
-    sys.modules["refusing"] = refusing = ModuleType("refusing")
-    refusing.component, refusing.other = component, of_another_kind  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("areal_like.config.registry.check", lambda kind, spec: None)
-        with pytest.raises(UserError, match=r"^what it says$"):
-            build("engine", {"name": "refusing:component", "error": ValueError})
-        with pytest.raises(TimeoutError):
-            build("engine", {"name": "refusing:component", "error": TimeoutError})
-        with pytest.raises(TypeError, match=r"^what it says$"):
-            build("task", {"name": "refusing:component", "error": TypeError}, 0)
-        with pytest.raises(ConfigError, match=r"task=refusing:other is no task \(.*takes 0 positional arguments"):
-            build("task", {"name": "refusing:other", "error": TypeError}, 0)
-    del sys.modules["refusing"]
-    assert issubclass(ConfigError, UserError) and issubclass(KeysError, UserError)
-    assert issubclass(WrongKeysError, UserError) and not issubclass(BusError, UserError)
-
-
-def test_resolving_tells_a_wrong_name_from_a_broken_module(tmp_path: Path) -> None:
-    (tmp_path / "own_broken.py").write_text("import own_not_installed\ndef loss(): pass\n")
-    with pytest.raises(ModuleNotFoundError, match="own_not_installed"):
-        resolve("loss", "own_broken:loss")
-    with pytest.raises(ConfigError, match="cannot be found"):
-        resolve("loss", "own_nowhere:loss")
-    with pytest.raises(ConfigError, match="has no 'lost'"):
-        resolve("loss", "own_sound:lost")
+def test_knobs_are_read_from_the_source(name: str, expected: dict[str, object]) -> None:
+    assert knobs("task", name) == expected
+    assert "own_source" not in sys.modules, "importing it divides by zero"
 
 
 def keyword_only(component: Any) -> dict[str, inspect.Parameter]:
@@ -306,8 +132,7 @@ def keyword_only(component: Any) -> dict[str, inspect.Parameter]:
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in COMPONENTS.items() for name in names])
-def test_every_registered_component_is_there_and_read_rightly(kind: str, name: str) -> None:
-    """The knobs read from the source are the keyword-only parameters that Python sees, with the same defaults."""
+def test_every_registered_component_has_the_knobs_that_python_sees(kind: str, name: str) -> None:
     seen, read = keyword_only(resolve(kind, name)), knobs(kind, name)
     if kind == "loss":
         assert read.pop("correction") in COMPONENTS["correction"]
@@ -320,15 +145,84 @@ def test_every_registered_component_is_there_and_read_rightly(kind: str, name: s
     check(kind, {"name": name, **required})
 
 
+REFUSED: list[tuple[str, str, dict[str, object]]] = [
+    *[("loss.clip", "own_source:loss", {"clip": value}) for value in ("0.2", None, True, float("nan"))],
+    ("loss.cap", "own_source:loss", {"cap": "none"}),
+    ("loss.kind", "own_source:loss", {"kind": "clamped"}),
+    ("loss.clipp", "own_source:loss", {"clipp": 0.1}),
+    ("loss.b", "own_module:add", {"b": 1}),
+    ("loss.path", "own_source:Base", {}),
+    *[("loss.digits", "own_source:Base", {"path": "x", "digits": value}) for value in (2.0, True)],
+    ("loss.path", "own_source:Base", {"path": 3}),
+    ("loss.sizes", "own_source:Base", {"path": "x", "sizes": 3}),
+    ("loss.size", "own_source:Base", {"path": "x", "size": "6"}),
+    ("loss.dogits", "own_source:Passes", {"path": "x", "dogits": 3}),
+    ("loss.name", "decopled_ppo", {}),
+    ("loss.name", "own_nowhere:loss", {}),
+    ("loss.name", "own_source:lost", {}),
+    ("loss.name", "own_source:raise_on_import", {}),
+]
+
+
+@pytest.mark.parametrize(("key", "name", "values"), REFUSED)
+def test_a_knob_or_name_that_does_not_fit_is_refused_with_its_key(key: str, name: str, values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        check("loss", {"name": name, **values})
+    assert error.value.key == key and str(error.value).startswith(f"{key}: ")
+
+
+def test_values_that_fit_are_taken() -> None:
+    for values in ({"clip": 1}, {"clip": float("inf")}, {"cap": None}, {"cap": 2.5}, {"kind": "clamp"}):
+        check("loss", {"name": "own_source:loss", **values})
+
+
+def test_marks_are_inherited_also_by_partials_unless_a_class_unsets_them() -> None:
+    assert marks("engine", "own_module:Unmarked") == {"other"}
+    assert resolve("task", "own_module:later").marked and marks("task", "own_module:later") == {"marked"}
+
+
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("path", "expected"),
     [
-        ("tools", r"workflow.environment: expected Mapping"),
-        ({"name": "toolz"}, r"workflow.environment.name: there is no environment 'toolz'. Did you mean 'tools'"),
-        ({"name": "tools", "credits": 1}, r"workflow.environment.credits: 'tools' has no knob 'credits'"),
+        ("own_source:loss", False),
+        ("own_module:fetch", True),
+        ("own_module:Pair.method", True),
+        ("math:sqrt", False),
+        ("nomod:f", None),
+        ("own_module:fetsch", None),
+        ("own_module", None),
     ],
 )
-def test_a_component_within_a_component_is_checked_as_well(environment: Any, told: str) -> None:
-    check("workflow", {"name": "multi_turn", "environment": {"name": "tools", "turn_reward": 0.25}})
-    with pytest.raises(ConfigError, match=told):
-        check("workflow", {"name": "multi_turn", "environment": environment})
+def test_a_function_that_a_knob_names_is_found(path: str, expected: bool | None) -> None:
+    if expected is not None:
+        assert check_function("policy.key", path) is expected
+    else:
+        with pytest.raises(ConfigError, match=rf"^policy\.key={path}: "):
+            check_function("policy.key", path)
+
+
+def test_building_and_binding() -> None:
+    spec = OmegaConf.create({"name": "own_module:Pair", "second": 2})
+    assert build("task", spec, 1).values == (1, 2, "c")
+    assert "name" in spec, "the caller's spec must stay as it was"
+    assert build("task", {"name": "own_module:later"}, 1).values == (1, 7)
+    assert bind("loss", {"name": "own_module:more"})(1, 2) == 8
+    assert bind("loss", {"name": "own_module:more", "c": 3})(1, 2) == 6
+
+
+@pytest.mark.parametrize(("error", "raised"), [(ValueError, UserError), (TimeoutError, TimeoutError)])
+def test_a_value_that_the_component_refuses_is_the_users_error(error: type, raised: type) -> None:
+    """Processes that end with a UserError are not restarted. A TypeError of the component's body is its own."""
+    for kind, wanted in ((error, raised), (TypeError, TypeError)):
+        with pytest.raises(wanted, match="own words"):
+            build("engine", {"name": "own_module:refuse", "error": kind})
+    with pytest.raises(ConfigError, match="engine=own_module:fetch"):
+        build("engine", {"name": "own_module:fetch"})
+
+
+def test_resolving_separates_a_wrong_name_from_a_broken_module() -> None:
+    with pytest.raises(ModuleNotFoundError, match="own_not_installed"):
+        resolve("loss", "own_broken:loss")
+    for name in ("own_nowhere:loss", "own_module:lost"):
+        with pytest.raises(ConfigError):
+            resolve("loss", name)
