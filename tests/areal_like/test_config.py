@@ -22,7 +22,7 @@ from areal_like.config.run_config import ConfigError, load
 from areal_like.config.schema import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-DESK = "workflow={name: multi_turn, max_turns: 3, environment: {name: desk, call_credit: 0.5}}"
+TURNS = "workflow={name: multi_turn, max_turns: 3, environment: {name: tools, max_calls: 5}}"
 JUDGE = "group_reward={name: judge, base_url: http://127.0.0.1:1/v1, model_name: m}"
 
 
@@ -54,7 +54,7 @@ def write(folder: Path, name: str, **content: Any) -> None:
         ("advantage.std=yes", "advantage.std", True),
         ("run.seed=${run.steps}", "run.seed", 100),
         ("loss={name: ppo, clip: 0.1}", "loss", {"name": "ppo", "clip": 0.1}),
-        (DESK.replace("3", "'${run.steps}'"), "workflow.max_turns", 100),
+        (TURNS.replace("3", "'${run.steps}'"), "workflow.max_turns", 100),
     ],
 )
 def test_an_override_becomes_a_value(override: str, key: str, value: Any) -> None:
@@ -80,12 +80,12 @@ def test_files_are_merged_in_order(folder: Path) -> None:
 
 
 def test_a_component_of_another_name_replaces_the_inherited_one_at_any_depth(folder: Path) -> None:
-    desk = {"name": "multi_turn", "max_turns": 3, "environment": {"name": "desk", "call_credit": 0.5}}
-    write(folder, "one.yaml", extends="base", workflow=desk, loss={"name": "ppo", "clip": 0.1})
-    write(folder, "same.yaml", extends="one", workflow={"environment": {"credit": "exact"}})
-    write(folder, "other.yaml", extends="one", workflow={"environment": {"name": "tools"}}, loss="dg")
-    assert load(["same"]).workflow["environment"] == desk["environment"] | {"credit": "exact"}
-    assert load(["other"]).workflow == desk | {"environment": {"name": "tools"}}
+    turns = {"name": "multi_turn", "max_turns": 3, "environment": {"name": "tools", "max_calls": 5}}
+    write(folder, "one.yaml", extends="base", workflow=turns, loss={"name": "ppo", "clip": 0.1})
+    write(folder, "same.yaml", extends="one", workflow={"environment": {"turn_reward": 1}})
+    write(folder, "other.yaml", extends="one", workflow={"environment": {"name": "tests.actors.desk:Desk"}}, loss="dg")
+    assert load(["same"]).workflow["environment"] == turns["environment"] | {"turn_reward": 1}
+    assert load(["other"]).workflow == turns | {"environment": {"name": "tests.actors.desk:Desk"}}
     assert load(["other"]).loss == {"name": "dg"} and load(["one", "loss=ppo"]).loss["clip"] == 0.1
     assert load(["one", "workflow=single_turn"]).workflow == {"name": "single_turn"}
 
@@ -147,10 +147,10 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("learner.lora.rank", ["learner.lora={rank: many}"]),
     ("loss.clip", ["loss=ppo", "loss.clip=2"]),
     ("loss.dual_clip", ["loss=ppo", "loss.dual_clip=1"]),
-    ("workflow.environment", [DESK, "workflow.environment=desk2"]),
-    ("workflow.environment.credits", [DESK, "workflow.environment.credits=1"]),
-    ("eval.workflow.max_turn", [DESK, "eval.workflow.max_turn=3"]),
-    ("eval.workflow.environment.credits", [DESK, "eval.workflow.environment.credits=exact"]),
+    ("workflow.environment", [TURNS, "workflow.environment=tols"]),
+    ("workflow.environment.credits", [TURNS, "workflow.environment.credits=1"]),
+    ("eval.workflow.max_turn", [TURNS, "eval.workflow.max_turn=3"]),
+    ("eval.workflow.environment.credits", [TURNS, "eval.workflow.environment.credits=exact"]),
     ("actors.count", ["actors.count=0"]),
     ("run.seed", [f"run.seed={1 << 64}"]),
     ("run.max_seconds", ["run.max_seconds=-1"]),
@@ -169,7 +169,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("scheduler.name", ["mode=sync", "scheduler.name=async"]),
     ("inject_staleness", ["inject_staleness=4", "scheduler.max_staleness=2"]),
     ("inject_staleness", ["inject_staleness=4", "mode=sync"]),
-    ("inject_staleness", ["inject_staleness=4", "policy=fifo"]),
+    ("inject_staleness", ["inject_staleness=4", "batch_policy=fifo"]),
     ("inject_staleness", ["inject_staleness={0: 0.5}"]),
     # model, loss, advantage, learner
     ("model.hidden_size", ["model.hidden_size=33", "model.num_attention_heads=4"]),
@@ -177,7 +177,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("sizing.group_size", ["sizing.group_size=1"]),
     ("learner.critic_lr", ["advantage={name: gae}"]),
     ("learner.num_minibatch_epochs", ["loss=dg", "learner.num_minibatch_epochs=2"]),
-    ("learner.ranks", ["learner.ranks=2", "learner.stream=true", "learner.num_minibatches=1"]),
     ("learner.kl_reward", [MAXRL, "learner.kl_reward=0.1"]),
     ("learner.overlong_penalty", [MAXRL, "learner={overlong_penalty: 1, overlong_limit: 8}"]),
     ("learner.critic_clip", ["learner.critic_clip=0.2"]),
@@ -229,7 +228,7 @@ def test_a_refusal_says_where_the_value_came_from(folder: Path) -> None:
         [*GAE, "advantage.bootstrap=true", "learner.critic_clip=0.2"],
         ["advantage={name: gae}", "learner=timed"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],
-        ["mode=sync", "learner.stream=true", "learner.num_minibatches=1", "partial_rollout=restart"],
+        ["mode=sync", "partial_rollout=restart"],
         [JUDGE, "group_reward.template=$answer"],
         *[[f"loss.name={name}"] for name in (*USUAL, "vespo", "gspo")],
         *[["loss.name=reinforce", f"loss.correction={name}"] for name in COMPONENTS["correction"] if name != "ratio"],
@@ -312,19 +311,22 @@ def test_injected_ages_are_the_bound_where_none_was_set(ages: str, oldest: int) 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([], {"max_turns": 3, "environment": {"name": "desk", "call_credit": 0.5}}),
+        ([], {"max_turns": 3, "environment": {"name": "tools", "max_calls": 5}}),
         (
-            ["eval.workflow={max_turns: 1, environment: {credit: exact}}", "eval.workflow.environment.call_credit=0"],
-            {"max_turns": 1, "environment": {"name": "desk", "call_credit": 0, "credit": "exact"}},
+            ["eval.workflow={max_turns: 1, environment: {turn_reward: 1}}", "eval.workflow.environment.max_calls=2"],
+            {"max_turns": 1, "environment": {"name": "tools", "max_calls": 2, "turn_reward": 1}},
         ),
-        (["eval.workflow.environment={name: tools}"], {"max_turns": 3, "environment": {"name": "tools"}}),
+        (
+            ["eval.workflow.environment={name: tests.actors.desk:Desk}"],
+            {"max_turns": 3, "environment": {"name": "tests.actors.desk:Desk"}},
+        ),
         (["eval.workflow={name: best_of_n, n: 2}", "eval.workflow={name: single_turn}"], {"name": "single_turn"}),
     ],
 )
 def test_held_out_prompts_take_the_workflow_with_knobs_of_their_own(overrides: list[str], expected: dict) -> None:
-    loaded = load(["base", DESK, *overrides])
+    loaded = load(["base", TURNS, *overrides])
     assert config.heldout_workflow(loaded) == {"name": "multi_turn"} | expected
-    assert loaded.workflow["max_turns"] == 3 and loaded.workflow["environment"]["call_credit"] == 0.5
+    assert loaded.workflow["max_turns"] == 3 and loaded.workflow["environment"]["max_calls"] == 5
 
 
 def test_the_mode_follows_a_scheduler_that_was_chosen_alone(monkeypatch: pytest.MonkeyPatch) -> None:
