@@ -261,15 +261,6 @@ Event = (
     | Filter | Open | Settle | Serve | Unserve | Finish | Replan | ServeAgain | Begin | Branch | Advance | Snapshot
 )  # fmt: skip
 
-
-# ---- bytes ----------------------------------------------------------------------------------------------------------
-
-
-class CopiedPayload(_Record, tag="copy"):
-    """Not an event: holds the payload of an older segment."""
-
-
-Written = Event | CopiedPayload
-encode: Callable[[Written], bytes] = msgspec.msgpack.Encoder().encode
-decode: Callable[[bytes], Written] = msgspec.msgpack.Decoder(Written).decode
+encode: Callable[[Event], bytes] = msgspec.msgpack.Encoder().encode
+decode: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
 """Raises msgspec.DecodeError if the bytes are not a record of this format."""

@@ -5,9 +5,7 @@ together, with one write and one fsync; `advance` does the same without waiting 
 
 `rotate` begins a segment with a snapshot of the state; a resume reads no earlier segment. Payloads stay where they were
 written; the snapshot has their places. A rotation deletes a segment that holds no payload still in use, after it has
-read back the new segment. A few stragglers must not keep large files. So if less than half of a segment is in use, its
-payloads are copied to the end of the newest segment: the oldest segments first, at most `COPY_BYTES` at each rotation
-(a larger payload stays where it is). `keep`: delete and copy nothing, for replays.
+read back the new segment. `keep`: delete nothing, for replays.
 
 A crash can tear the last write: `scan` cuts it off and continues. Damage before a later segment is an error, and so is
 a segment without its snapshot. A full disk leaves the file as it was before the commit, and the records wait.
@@ -17,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -27,10 +24,9 @@ from typing import NamedTuple
 import msgspec
 
 from areal_like.run.run_folder import sync
-from buffer.events import CopiedPayload, Event, Snapshot, Written, decode, encode
+from buffer.events import Event, Snapshot, decode, encode
 from buffer.segment_file import (
     MAGIC,
-    Extent,
     Item,
     JournalError,
     Payload,
@@ -46,7 +42,6 @@ from buffer.segment_file import (
 )
 
 log = logging.getLogger(__name__)
-COPY_BYTES = 64 << 20
 __all__ = ["MAGIC", "Journal", "JournalError", "Record"]
 
 
@@ -57,7 +52,7 @@ class Record(NamedTuple):
     payload: Payload = b""
 
 
-def pack(event: Written, payload: Payload = b"") -> Item:
+def pack(event: Event, payload: Payload = b"") -> Item:
     """The item of an event. Raises JournalError if it is too large for a reader."""
     return check_size((encode(event), payload))
 
@@ -147,11 +142,9 @@ class Journal:
 
     def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored] = ()) -> None:
         """Begin a segment with a snapshot. `snapshot` is called once all of `held`, the payloads of the state, have
-        their places in files. The time grows with the number of groups and `COPY_BYTES`, not with all payloads. Raises
-        OSError, JournalError (snapshot too large); then the segments are unchanged."""
+        their places in files.The time grows with the number of groups, not with their payloads.
+        Raises OSError, JournalError (snapshot too large); then the segments are unchanged."""
         self.commit()
-        if not self.keep:
-            self._copy_stragglers(held)
         number = self._number + 1
         beside, named = self.folder / "next.tmp", path_of(self.folder, number)
         try:
@@ -172,32 +165,6 @@ class Journal:
         if not self.keep:
             self._delete_needless({each.extent.segment for each in held if each.extent})
 
-    def _copy_stragglers(self, held: Sequence[Stored]) -> None:
-        """Copy payloads out of segments that are mostly unused (see the top). If the disk has no room, copy nothing:
-        the rotation itself makes room."""
-        left, copies = COPY_BYTES, list[tuple[Stored, Stored]]()
-        needed = Counter[int]()
-        for each in held:
-            needed[_extent(each).segment] += each.size
-        size = {number: path_of(self.folder, number).stat().st_size for number in needed}
-        for each in sorted(held, key=_extent):
-            number = _extent(each).segment
-            if number != self._number and 2 * needed[number] < size[number] and each.size <= left:
-                try:
-                    copies.append((each, Stored(self._read, data=each.load())))
-                except JournalError as error:
-                    log.error("%s", error)
-                    continue
-                left -= each.size
-        try:
-            if copies:
-                self._file.append([pack(CopiedPayload(), copy) for _, copy in copies])
-        except OSError as error:
-            log.warning("can't copy payloads of older segments (%s): these segments stay", error)
-            return
-        for each, copy in copies:
-            each.extent = copy.extent
-
     def _delete_needless(self, needed: set[int]) -> None:
         for path in segments(self.folder):
             if number_of(path) < self._number and number_of(path) not in needed:
@@ -209,11 +176,6 @@ class Journal:
     def close(self) -> None:
         self._writer.shutdown()
         self._file.close()
-
-
-def _extent(payload: Stored) -> Extent:
-    assert payload.extent, "it was committed"
-    return payload.extent
 
 
 def scan(folder: Path, *, repair: bool = False, check: bool = True) -> Iterator[Record]:
@@ -267,9 +229,7 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
         except StopIteration as end:
             good, size = end.value
             break
-        event = _event(path, fields)
-        if not isinstance(event, CopiedPayload):
-            yield Record(event, Stored(read_back, extent=extent) if extent.size else b"")
+        yield Record(_event(path, fields), Stored(read_back, extent=extent) if extent.size else b"")
     if good == size > 0:
         return
     where = f"{path} is damaged at byte {good} of {size}"
@@ -287,7 +247,7 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
             path.write_bytes(MAGIC)
 
 
-def _event(path: Path, fields: bytes) -> Written:
+def _event(path: Path, fields: bytes) -> Event:
     """Decode an intact record. Raises JournalError if it is none of our events."""
     try:
         return decode(fields)

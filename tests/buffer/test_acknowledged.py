@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.wire.groups import pack_heads
-from areal_like.wire.messages import Batch, Pushed, SetAside, Stop
-from buffer.events import Defer, Push, Serve, Snapshot
+from buffer.events import Push, Serve, Snapshot
 from buffer.journal import Journal, scan
-from buffer.outbox import MOST_ACKNOWLEDGEMENTS, Outbox
-from tests.buffer.house import B, FakeRouter, House, asynchronous
+from tests.buffer.house import B, House, asynchronous
 
 
 class Disk:
@@ -128,22 +125,6 @@ def test_pushes_that_come_again_while_the_disk_is_full_wait_once(tmp_path: Path,
     assert said(buffer, "pushed") == 4
 
 
-def test_acknowledgements_of_anything_are_bounded(tmp_path: Path, disk: Disk) -> None:
-    """Also for a peer that invents ids; it repeats what gets no answer."""
-    journal, router = Journal(tmp_path, sync=False, keep=False), FakeRouter()
-    outbox = Outbox(router, journal)
-    disk.stop("full")
-    journal.append(Defer(0))
-    for each in range(MOST_ACKNOWLEDGEMENTS + 1000):
-        outbox.put(b"peer", Pushed([each]))
-    outbox.put(b"learner", Batch(0, 0, 0, [], pack_heads([]), {}))
-    outbox.flush()
-    assert len(outbox) == MOST_ACKNOWLEDGEMENTS + 1 and not router.sent
-    disk.go_on()
-    outbox.flush()
-    assert len(router.sent) == MOST_ACKNOWLEDGEMENTS + 1 and router.sent[-1][1] == "batch"
-
-
 def test_a_checkpoint_makes_a_segment_that_says_where_the_payloads_lie(tmp_path: Path) -> None:
     buffer = house(tmp_path, sync=False)
     push_all(buffer, 2)
@@ -158,18 +139,3 @@ def test_a_checkpoint_makes_a_segment_that_says_where_the_payloads_lie(tmp_path:
     read = {entry.id: entry.payload.load() for entry in buffer.server.store.entries.values() if entry.head}
     assert read == before
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) > written
-
-
-def test_messages_that_differ_wait_side_by_side_and_a_repeated_one_once() -> None:
-    router = FakeRouter()
-    waiting = Outbox(router, None)
-    repeated = [SetAside(0, 1), SetAside(1, 1), SetAside(0, 1), Pushed([1, 2]), Pushed([1]), Pushed([1, 2]), Stop(True)]
-    for message in repeated:
-        waiting.put(b"a", message)
-    waiting.put(b"b", SetAside(0, 1))
-    waiting.flush()
-    kinds = [(peer, kind, body.get("index", body.get("ids"))) for peer, kind, body in router.sent]
-    assert kinds == [
-        ("a", "set_aside", 1), ("a", "set_aside", 0), ("a", "pushed", [1]), ("a", "pushed", [1, 2]),
-        ("a", "stop", None), ("b", "set_aside", 0),
-    ]  # fmt: skip

@@ -1,18 +1,11 @@
 """Reported counts: means, idle shares, lost groups, and the reason for a round's size."""
 
-from types import SimpleNamespace
-
 import numpy as np
-import pytest
 
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
-from buffer.gauges import idle_shares
 from buffer.journal import since_snapshot
-from buffer.schedulers import SyncScheduler
 from buffer.segment_file import MAGIC, path_of
-from buffer.sizing import Sagc
-from buffer.store import Entry
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -24,28 +17,6 @@ def head(group_id: int, *lengths: int) -> Head:
     return encode_group(Group(group_id, samples, {0: "d0"}))[0]
 
 
-def test_idle_shares_are_what_a_barrier_leaves_unused():
-    found = idle_shares([head(0, 2, 4), head(1, 1, 10, 10)])
-    assert found["barrier/group_idle_share"] == pytest.approx(((1 - 6 / 8) + (1 - 21 / 30)) / 2)
-    assert found["barrier/round_idle_share"] == pytest.approx(1 - 27 / 50)
-
-
-def test_the_metrics_of_a_batch_say_how_its_round_was_sized():
-    house = House(SyncScheduler(Sagc(candidates=(4, 8))))
-    house.start()
-    decision = house.server.gauges.decision(0)
-    assert decision["rounds/deferred"] == 0 and any(name.startswith("sizing/") for name in decision)
-
-
-def test_groups_that_are_lost_are_counted_by_reason():
-    house = House(asynchronous(max_staleness=0))
-    house.start()
-    for group_id in (0, 1):
-        house.finish(group_id, 0)
-        house.server.groups.drop(group_id, "malformed", "a detail")
-    assert house.server.gauges.dropped.counts == {"malformed": 2}
-
-
 def test_no_actor_has_leases_after_the_end():
     house = House(asynchronous(max_staleness=0))
     house.start()
@@ -53,11 +24,6 @@ def test_no_actor_has_leases_after_the_end():
     house.say("learner", "end_run", {"reason": "", "steps": 0})
     assert not house.router.refused
     assert not any(house.store.held_by(actor.name) for actor in house.server.fleet)
-
-
-def test_the_metrics_have_the_bound_if_there_is_one():
-    assert House(asynchronous(max_staleness=3)).server.status()["staleness/bound"] == 3
-    assert "staleness/bound" not in House(asynchronous(max_staleness=np.inf)).server.status()
 
 
 def test_it_says_who_waits_for_whom():
@@ -80,14 +46,6 @@ def test_it_says_who_waits_for_whom():
     assert "actor-0 waits for weights" in house.server.waits()
     house.say("learner", "end_run", {"reason": "", "steps": 0})
     assert house.server.waits() == ["the end waits for the last evaluation"]
-
-
-def test_a_group_that_goes_on_needs_room_for_what_has_not_ended():
-    entry = Entry(0, 0, 8, 8, "actor-0", 0)
-    assert entry.to_run == 8
-    for ended, left in ((3, 5), (7, 1), (8, 1)):
-        entry.partial = SimpleNamespace(ended=ended)
-        assert entry.to_run == left
 
 
 def test_a_segment_whose_first_bytes_are_torn_begins_again(tmp_path):

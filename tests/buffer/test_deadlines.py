@@ -6,7 +6,6 @@ import pytest
 
 from buffer.checks import RolloutsFail
 from buffer.deadlines import MOST_IN_A_ROW, MOST_PER_GROUP
-from buffer.store import Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 
 TIMEOUT = 100.0
@@ -97,27 +96,6 @@ def test_a_buffer_that_stood_still_forgives(clock: Clock) -> None:
     assert house.server.gauges.lease_timeouts == 0 and len(house.server.fleet) == 2
 
 
-def test_without_a_deadline_nothing_is_revoked(clock: Clock) -> None:
-    house = House(asynchronous(max_staleness=0))
-    house.start()
-    clock.passes(house, TIMEOUT * 10)
-    assert house.server.gauges.lease_timeouts == 0
-
-
-def test_an_actor_whose_leases_time_out_gets_no_others_until_it_has_finished_something(clock: Clock) -> None:
-    house = stuck_house()
-    hung = running(house, "actor-0")
-    clock.passes(house, TIMEOUT * 1.1, "actor-1")
-    before = len(house.leases("actor-0"))
-    for _ in range(2):
-        house.say("actor-1", "failed", {"id": running(house, "actor-1")[-1], "reason": "rejected", "detail": ""})
-    assert len(house.leases("actor-0")) == before, "new groups go to the other"
-    house.push("actor-0", hung[0], 0)  # it is slow, and not dead
-    house.say("actor-1", "failed", {"id": running(house, "actor-1")[-1], "reason": "rejected", "detail": ""})
-    assert len(house.leases("actor-0")) > before
-    assert told(house, "actor-0", "quit") == []
-
-
 def test_a_benched_actor_is_tried_again_after_a_while_and_told_to_quit_if_it_hangs_on(clock: Clock) -> None:
     house = stuck_house()
     clock.passes(house, TIMEOUT * 1.1, "actor-1")
@@ -161,17 +139,6 @@ def test_when_everything_hangs_the_run_ends_and_says_so(clock: Clock) -> None:
     with pytest.raises(RolloutsFail, match="timed out"):
         for _ in range(100):
             clock.passes(house, TIMEOUT)
-
-
-def test_a_redundant_group_that_hangs_waits_in_the_queue(clock: Clock) -> None:
-    house = stuck_house(actors=1)
-    replay = house.server.groups
-    entry = replay.admit(100, 100, 8, 8, "actor-0", 0, 0.0, redundant=True)
-    entry.moved_at = time.monotonic()
-    clock.ahead += TIMEOUT * 1.1
-    moved = dict.fromkeys(range(B), 1)
-    house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"progress": moved})
-    assert entry.stage is Stage.DEFERRED and house.server.gauges.lease_timeouts == 1
 
 
 def test_held_out_prompts_go_to_another_actor_too_and_at_last_count_as_failed(clock: Clock) -> None:

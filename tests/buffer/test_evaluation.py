@@ -33,14 +33,6 @@ def test_a_round_is_due_before_training_and_every_so_many_steps_once_each(every:
     assert [result["version"] for result in evaluation.results] == due
 
 
-def test_without_held_out_prompts_nothing_is_due_and_nothing_is_waited_for() -> None:
-    evaluation = heldout(1, 0, 0.0)
-    evaluation.start_if_due(0, 0)
-    evaluation.finish_with(3)
-    evaluation.tick()
-    assert evaluation.finished and not evaluation.has_rows and evaluation.row_of("actor-0", 0) is None
-
-
 @pytest.mark.parametrize(("measured", "rounds"), [(None, [5]), (4, [4, 5]), (5, [5])])
 def test_the_final_weights_are_measured_once(measured: int | None, rounds: list[int]) -> None:
     evaluation = heldout(0, 1, 0.0)
@@ -57,31 +49,6 @@ def test_the_final_weights_are_measured_once(measured: int | None, rounds: list[
         answer(evaluation, 5)
     evaluation.tick()
     assert evaluation.finished and [result["version"] for result in evaluation.results] == rounds
-
-
-def test_a_result_says_which_versions_have_sampled_it() -> None:
-    evaluation = heldout(0, 3, 0.0)
-    evaluation.start(2)
-    result = answer(evaluation, 2, 3, 5, 4)
-    assert (result["version"], result["oldest_version"], result["newest_version"]) == (2, 2, 5)
-    evaluation.start(7)
-    assert answer(evaluation, 7)["oldest_version"] == 7, "each round counts anew"
-
-
-def test_rows_are_shared_evenly_among_actors_with_the_weights() -> None:
-    evaluation = heldout(0, 5, 0.5)
-    evaluation.start(1)
-    assert evaluation.leases("behind", 0, actors_to_come=1) == []
-    first = evaluation.leases("a", 1, actors_to_come=2)
-    assert len(first) == 3 and evaluation.leases("a", 1, actors_to_come=1) == [], "one share each"
-    assert evaluation.without_share(["a", "b", "c"]) == 2
-    second = evaluation.leases("b", 2, actors_to_come=1)
-    assert sorted(lease.row for lease in first + second) == [0, 1, 2, 3, 4] and not evaluation.has_rows
-    assert {(lease.split, lease.launch, lease.need, lease.temperature) for lease in first} == {("heldout", 1, 1, 0.5)}
-    evaluation.lost("b")
-    assert evaluation.row_of("b", second[0].group_id) is None, "an answer that comes now does not count"
-    again = evaluation.leases("c", 1, actors_to_come=1)
-    assert sorted(lease.row for lease in again) == sorted(lease.row for lease in second)
 
 
 def test_what_comes_late_from_another_round_or_another_actor_does_not_count() -> None:

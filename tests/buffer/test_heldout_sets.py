@@ -96,23 +96,3 @@ def test_a_mixture_has_a_set_for_each_task_and_others_come_beside_them(tmp_path:
     with pytest.raises(ConfigError, match="can't be mixed: vocab_size"):
         config = loaded("eval.sets={sums: {task: arithmetic}}")
         sets_of(config, build("task", config.task, 0))
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("eval.sets={a: {samples: 4, temprature: 1.0}}", "Did you mean 'temperature'"),
-        ("eval.sets={a: {every: 25}}", "must be a multiple of eval.every=10"),
-        ("eval.sets={a: {task: nowhere.jsonl}}", "no file 'nowhere.jsonl'"),
-        ("eval.sets={a: {task: {name: copy, digts: 3}}}", "Did you mean 'digits'"),
-        ("eval.sets={train: {}}", "can't be the name of a set"),
-        ("eval.sets={a: {k: [3]}}", "pass@3 needs at least as many samples"),
-        ("eval.sets={a: {prompts: 0}}", "at least 1"),
-        ("eval.sets={a: {samples: 4, temperature: 0}}", "greedy answers are all the same"),
-        ("eval.sets={a: 3}", "want {task:"),
-    ],
-    ids=["knob", "every", "file", "task", "name", "k", "prompts", "greedy", "number"],
-)
-def test_a_wrong_set_is_refused_when_the_config_is_read(override: str, words: str):
-    with pytest.raises(ConfigError, match=words):
-        loaded(override)

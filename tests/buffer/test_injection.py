@@ -1,6 +1,5 @@
 """Groups of a set age: random histories of actors, filters, failures and crashes, through the controller."""
 
-import math
 import random
 from collections import Counter
 
@@ -126,12 +125,6 @@ def test_training_is_one_version_ahead_of_the_actors_at_most() -> None:
     assert not slots.free and [run.replay.may_train(batch) for batch in range(3)] == [True, True, False]
 
 
-def test_only_actors_with_the_open_version_may_start_groups() -> None:
-    slots = AgedSlots(Ages(1), Bound(1, B))
-    slots.begin(0)
-    assert slots.open_to(0, math.inf) > 0 == slots.open_to(1, math.inf) == slots.open_to(-1, math.inf)
-
-
 def test_the_buffer_announces_no_version_before_the_slots_of_the_one_before_are_rolled_out() -> None:
     """Of age 1: batches 0 and 1 need version 0, every later one the version before its own."""
     house = House(asynchronous(max_staleness=1), slots=AgedSlots(Ages(1), Bound(1, B)))
@@ -151,25 +144,6 @@ def test_the_buffer_announces_no_version_before_the_slots_of_the_one_before_are_
     assert len(house.leases()) == 3 * B
     house.say("learner", "want", {"index": 1, "version": 1})
     assert house.batches() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_at_the_end_of_the_run_weights_that_were_held_back_are_announced() -> None:
-    """The last evaluation is of the newest weights."""
-    house = House(asynchronous(max_staleness=1), evaluate=1, slots=AgedSlots(Ages(1), Bound(1, B)))
-    Paper().restore(house.server.groups, 0)
-    house.start()
-    house.evaluate(0.5, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    for group_id in range(B):
-        house.finish(group_id, 0)
-    house.say("learner", "trained", {"index": 0})
-    house.publish(1)
-    assert house.server.weights.version == 0
-    house.say("learner", "end_run", {"reason": "", "steps": 1})
-    assert house.server.weights.version == 1
-    told = [who for who, kind, body in house.router.sent if kind == "announce" and body["manifest"]["version"] == 1]
-    assert sorted(told) == ["actor-0", "actor-1"]
-    assert house.server.evaluation.round and house.server.evaluation.round.version == 1
 
 
 def test_a_group_of_another_age_is_never_served() -> None:

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import wait
 from pathlib import Path
 
 import msgpack
@@ -14,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_like.wire.groups import make_head
-from buffer.events import Begin, Branch, Drop, Finish, HandBack, Open, Push, Requeue, Serve, Settle
+from buffer.events import Begin, Drop, Finish, HandBack, Open, Push, Requeue, Serve, Settle
 from buffer.journal import Journal, JournalError, Record, Recorded, scan, segments, since_snapshot
-from buffer.outbox import Outbox
 from buffer.prompts import PromptCursor
-from buffer.replay_server import ReplayServer, branches, count_batches, recorded_batches
+from buffer.replay_server import ReplayServer, count_batches, recorded_batches
 from buffer.segment_file import load
 from buffer.staleness import Bound
 from scripts.ledger import Audit, Books
@@ -101,18 +99,6 @@ def test_damage_before_the_newest_segment_is_an_error(tmp_path: Path) -> None:
         loaded(scan(tmp_path))
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_snapshot_makes_earlier_segments_needless(tmp_path: Path, keep: bool) -> None:
-    journal = Journal(tmp_path, sync=True, keep=keep)
-    journal.append(Requeue(1))
-    journal.rotate(lambda: note("state"))
-    journal.append(Requeue(2))
-    journal.commit()
-    journal.close()
-    assert loaded(since_snapshot(tmp_path)) == [Record(note("state")), Record(Requeue(2))]
-    assert len(segments(tmp_path)) == (2 if keep else 1)
-
-
 def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,14 +123,6 @@ def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(
     assert loaded(scan(tmp_path)) == [Record(Requeue(1))]
     journal.commit()
     assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2)), Record(HandBack(3, LEFT), b"payload")]
-
-
-def test_a_write_that_the_kernel_cuts_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.writev
-    monkeypatch.setattr(os, "writev", lambda file, views: real(file, [b"".join(views)[:7]]))
-    records = [Record(HandBack(n, LEFT), bytes([n]) * n) for n in range(5)]
-    write(tmp_path, records)
-    assert loaded(scan(tmp_path)) == records
 
 
 def test_what_is_written_in_the_background_counts_once_the_disk_has_it(
@@ -208,15 +186,6 @@ def test_recorded_batches_come_once_each_and_in_order(tmp_path: Path) -> None:
     assert count_batches(tmp_path) == 3
 
 
-def test_resumes_with_other_settings_are_found(tmp_path: Path) -> None:
-    def start(batch: int, why: str, *trained: int) -> list[Record]:
-        return [Record(Begin(batch)), Record(Branch(batch, why)), *(Record(Finish(index)) for index in trained)]
-
-    trained = [*start(0, "x=1 (was 0)", 0, 1, 2, 3), *start(4, "lr=1", 4, 5)]
-    write(tmp_path, [*trained, *start(6, "lr=2"), Record(Begin(6))])
-    assert branches(tmp_path) == [(4, "lr=1")], "before the first and after the last, nothing was trained"
-
-
 def test_a_replay_serves_a_batch_again_that_was_lost_on_its_way(tmp_path: Path) -> None:
     records = []
     for group_id in range(3):
@@ -271,55 +240,3 @@ def test_a_journal_without_its_beginning_is_not_replayed(tmp_path: Path) -> None
     journal.close()
     with pytest.raises(JournalError, match="keep_journal"):
         count_batches(tmp_path)
-
-
-def direct(folder: Path) -> bool:
-    """Does the journal in this folder bypass the page cache?"""
-    journal = Journal(folder, sync=True, keep=False)
-    journal.close()
-    return journal._file._direct >= 0
-
-
-def test_a_segment_that_finds_no_room_leaves_none_of_it_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full disk the half-written snapshot would take space that the current segment can still use."""
-    journal = Journal(tmp_path, sync=False, keep=False)
-
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError):
-        journal.rotate(lambda: note(["state", bytes(1000)]))
-    assert [path.name for path in tmp_path.iterdir()] == ["000001.wal"]
-    journal.close()
-
-
-def test_while_the_disk_is_full_nothing_is_started_between_two_attempts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A write in the background ends after the call that started it, so that call proves nothing."""
-    journal = Journal(tmp_path, sync=True, keep=False)
-    outbox, real, full = Outbox(FakeRouter(), journal), os.fdatasync, True
-
-    def fdatasync(file: int) -> None:
-        if full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(file)
-
-    def turn() -> None:
-        outbox.flush()
-        if journal._writing:
-            wait([journal._writing], timeout=10)
-
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
-    journal.append(Requeue(0))
-    turn()
-    for _ in range(6):
-        turn()
-        assert outbox.blocked
-    assert len(caplog.records) == 1, "told once"
-    full = False
-    for _ in range(3):
-        turn()
-    assert not outbox.blocked and journal.committed == journal.appended
-    journal.close()

@@ -3,11 +3,9 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from areal_like.wire.groups import make_head
 from areal_like.wire.messages import PartialHead
 from buffer import journal as module
 from buffer import segment_file
@@ -55,12 +53,6 @@ def test_a_new_segment_that_fails_hides_nothing(tmp_path: Path, monkeypatch: pyt
     journal.commit()
     journal.close()
     assert [record.event for record in since_snapshot(tmp_path)] == [note(2), HandBack(2, LEFT)]
-
-
-def made_up(kind: type) -> Any:
-    """An event of this type with any content."""
-    said = {"head": make_head(1, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"}), "actor": "a", "reason": "why"}
-    return kind(**{name: said.get(name, 1) for name in kind.__struct_fields__})
 
 
 @pytest.mark.parametrize("at", [3, 20, 60])

@@ -8,7 +8,7 @@ from areal_like.config.registry import ConfigError, check
 from areal_like.wire.groups import make_head
 from buffer.groups import GroupManager
 from buffer.policies import Waiting, fifo, in_order, priority, windowed
-from buffer.staleness import Bound, Holder, place, rescue
+from buffer.staleness import Bound, Holder, rescue
 from buffer.store import LEASED, Stage
 
 B = 2
@@ -140,21 +140,10 @@ def test_a_choice_that_is_no_batch_is_refused() -> None:
 # Slots
 
 
-def test_places_follow_deadlines_and_the_unfit_come_last() -> None:
-    holders = [Holder(0, 0, 4), Holder(1, 1, 5), Holder(2, 2, float("inf")), Holder(3, 3, 5)]
-    assert place(holders, 4) == {1: 4, 2: 5, 0: 6, 3: 7}
-
-
 def test_a_rescued_group_takes_the_place_of_the_least_urgent() -> None:
     holders = [Holder(0, 0, 4, here=True), Holder(1, 1, 4, here=True), Holder(2, 2, 8, True), Holder(3, 3, 12, True)]
     assert rescue([3, 2], holders, 4) == (0, 1)
     assert rescue([3, 0], holders[:1] + holders[2:], 4) == (3, 0)
-
-
-def test_a_batch_waits_for_a_running_group_that_would_not_fit_even_if_another_is_queued() -> None:
-    chosen, running, queued = Holder(0, 0, 12, here=True), Holder(1, 1, 5, running=True), Holder(2, 2, 5)
-    assert rescue([0], [chosen, running, queued], 4) == ()
-    assert rescue([0], [chosen, Holder(1, 1, 5), queued], 4) == (0,), "nobody works on it"
 
 
 def test_what_can_not_be_mended_holds_nobody_up() -> None:

@@ -1,7 +1,5 @@
 """Crashes with events in a fixed order; random ones are in `test_replay_properties`."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from areal_like.wire.partials import encode_partial
 from buffer.events import Begin, Drop, Finish
 from buffer.groups import BatchPolicy, GroupManager
 from buffer.journal import JournalError
-from buffer.policies import Waiting, fifo, priority
+from buffer.policies import Waiting, fifo
 from buffer.staleness import Bound
 from buffer.store import EventError, PartialGroup, Stage
 from tests.buffer.paper import Paper
@@ -93,68 +91,8 @@ def test_an_event_that_does_not_fit_ends_the_buffer_and_is_not_taken_for_a_fault
     assert not issubclass(EventError, ValueError | KeyError)
 
 
-def test_a_plan_whose_groups_have_left_is_forgotten() -> None:
-    """A run that ended drops its active groups, and is then resumed for more steps."""
-    journal = Paper()
-    replay = reborn(journal, 0)
-    admit_and_push(replay, 0, 1)
-    assert len(replay.serve(0)) == B
-    for group_id in (0, 1):
-        replay.drop(group_id, "end of run")
-    replay = reborn(journal, 0)
-    assert replay.serve(0) == [] and not replay.store.planned
-    admit_and_push(replay, 2, 3)
-    assert train(replay, 0) == [3, 2]
-
-
-def test_what_ran_is_leased_anew_and_finishing_order_survives() -> None:
-    journal = Paper()
-    replay = reborn(journal, 0)
-    replay.admit(9, 0, 1, 1, "actor", 0, 0.0)
-    admit_and_push(replay, 0, 1, 2)
-    replay = reborn(journal, 0)
-    assert replay.queued_for(0) is replay.store.entries[9] and replay.store.entries[9].stage is Stage.QUEUED
-    assert train(replay, 0) == [2, 1]
-
-
-def test_a_batch_served_before_a_snapshot_and_again_after_a_crash_is_served_a_third_time_as_it_was() -> None:
-    journal = Paper()
-    replay = reborn(journal, 0)
-    admit_and_push(replay, 0, 1, 2, 3)
-    train(replay, 0)
-    assert [entry.id for entry in replay.serve(1)] == [1, 0]
-    journal.rotate(replay)
-    for _ in range(2):
-        replay = reborn(journal, 1)
-        assert [entry.id for entry in replay.serve(1)] == [1, 0]
-
-
 def last_done(group: Waiting) -> int:
     return group.pushed
-
-
-def test_a_batch_that_a_snapshot_has_as_served_is_served_again_as_it_was_though_others_would_be_chosen_now() -> None:
-    journal, newest = Paper(), partial(priority, key=f"{__name__}:last_done")
-    replay = reborn(journal, 0, newest)
-    admit_and_push(replay, 0, 1)
-    assert [entry.id for entry in replay.serve(0)] == [0, 1]
-    admit_and_push(replay, 2, 3)
-    journal.rotate(replay)
-    replay = reborn(journal, 0, newest)
-    assert train(replay, 0) == [0, 1] and train(replay, 1) == [2, 3]
-
-
-def test_a_batch_that_a_snapshot_has_as_served_is_trained_before_and_after_a_crash() -> None:
-    journal = Paper()
-    replay = reborn(journal, 0)
-    admit_and_push(replay, 0, 1)
-    replay.serve(0)
-    journal.rotate(replay)
-    replay.finish(0)
-    replay = reborn(journal, 0)
-    assert train(replay, 0) == [1, 0]
-    replay = reborn(journal, 1)
-    assert replay.store.ledger()["trained"] == 2 and not replay.store.entries
 
 
 def test_a_batch_that_was_trained_before_word_of_it_was_recorded_is_recorded_at_the_restart() -> None:
@@ -165,17 +103,6 @@ def test_a_batch_that_was_trained_before_word_of_it_was_recorded_is_recorded_at_
     replay.serve(0)
     reborn(journal, 1)
     assert [record.event for record in journal.records[-2:]] == [Finish(0), Begin(1)]
-
-
-def test_a_plan_that_a_smaller_bound_forbids_is_forgotten() -> None:
-    journal = Paper()
-    replay = reborn(journal, 0)
-    admit_and_push(replay, 0, 1, 2, 3)
-    assert len(replay.serve(0)) == len(replay.serve(1)) == B
-    strict = GroupManager(Bound(0, B), fifo)
-    journal.restore(strict, 0)
-    assert len(strict.serve(0)) == B
-    assert strict.serve(1) == [] and strict.store.dropped == {"stale": B}
 
 
 def test_on_policy_what_the_same_weights_have_made_is_kept_where_the_way_there_changes() -> None:

@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_like.types import Completion, Group, PartialSample, Sample
+from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
-from areal_like.wire.partials import encode_partial
 from buffer.checks import RolloutsFail
-from buffer.store import LEASED, Stage
+from buffer.store import Stage
 from tests.buffer.house import B, House, asynchronous, group, table
 
 
@@ -105,20 +104,6 @@ def test_a_bad_group_takes_nothing_from_those_that_are_pushed_with_it() -> None:
     assert sorted(acknowledged) == ids
 
 
-def test_one_prompt_of_which_nothing_can_be_made_does_not_end_a_run_of_one_actor() -> None:
-    house = House(asynchronous(max_staleness=0), actors=1)
-    house.start()
-    house.say("learner", "model", {"vocab_size": 13})
-    bad, *others = house.leases()
-    for group_id in others:
-        house.push("actor-0", group_id, 0)
-    for _ in range(3):
-        head, payload = bad_group(bad, tokens=np.array([1, 13, 1], np.int32))
-        house.say("actor-0", "push", table(head), bytes(payload))
-    assert house.server.store.ledger()["dropped"] == {"malformed": 1}
-    assert len(set(house.leases())) == B + 1, "its slot goes to the next prompt"
-
-
 def test_a_group_that_several_actors_fail_at_is_dropped() -> None:
     house = House(asynchronous(max_staleness=0), actors=3)
     house.start()
@@ -130,27 +115,3 @@ def test_a_group_that_several_actors_fail_at_is_dropped() -> None:
         house.say(owner, "push", table(head), bytes(payload))
     assert house.server.store.ledger()["dropped"] == {"malformed": 1}
     assert len(set(house.leases())) == B + 1, "its slot goes to the next prompt"
-
-
-def test_a_partial_group_that_nobody_could_go_on_from_is_not_kept() -> None:
-    house = House(asynchronous(max_staleness=0))
-    house.start()
-    house.say("learner", "model", {"vocab_size": 13})
-    lease = house.leases("actor-0")[0]
-    call = Completion(np.array([1, 13], np.int32), np.zeros(2, np.float32), [(0, 2)], "abort")
-    meta, payload = encode_partial(lease, {0: PartialSample({(1, 0): call})}, {0: "d0"})
-    house.say("actor-0", "hand_back", {"ids": [lease], "partials": [meta], "leaving": False}, payload)
-    assert house.router.refused == 1 and house.server.store.entries[lease].partial is None
-
-
-def test_a_group_that_waits_for_another_actor_counts_as_in_flight() -> None:
-    """The actor that failed skips it, and asks first: it is the one with the fewest groups."""
-    house = House(asynchronous(max_staleness=8, max_inflight_groups=3))
-    house.start()
-    house.say("learner", "model", {"vocab_size": 13})
-    (bad, _), (other,) = house.leases("actor-0"), house.leases("actor-1")
-    head, payload = bad_group(bad, tokens=np.array([1, 13, 1], np.int32))
-    house.say("actor-0", "push", table(head), bytes(payload))
-    assert house.server.store.entries[bad].actor == "actor-1" and house.server.store.count(*LEASED) == 3
-    house.push("actor-1", other, 0)
-    assert house.server.store.count(*LEASED) == 3, "a finished group makes room"

@@ -67,18 +67,6 @@ def test_a_checkpoint_without_its_journal_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "journal").exists()
 
 
-def test_the_steps_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:
-    _, replay, end = started(tmp_path)
-    for group_id in range(2):
-        push(replay, group_id)
-    replay.serve(0)
-    end()
-    checkpoints.write(tmp_path, 1, lambda folder: None, {}, keep=2)
-    steps, replay, end = started(tmp_path)
-    assert steps == 1 and replay.store.ledger()["trained"] == 2, "the checkpoint has the batch"
-    end()
-
-
 def test_a_payload_whose_file_is_gone_is_noticed_at_the_start(tmp_path: Path) -> None:
     """Not in the middle of training: the snapshot names a place in the segment before it."""
     _, replay, end = started(tmp_path)
@@ -94,24 +82,7 @@ def test_a_payload_whose_file_is_gone_is_noticed_at_the_start(tmp_path: Path) ->
         started(tmp_path)
 
 
-def test_what_a_kill_has_torn_is_cut_off_before_anything_is_written(tmp_path: Path) -> None:
-    _, replay, end = started(tmp_path)
-    push(replay, 0)
-    end()
-    (segment,) = segments(tmp_path / "journal")
-    whole = segment.read_bytes()
-    segment.write_bytes(whole + b"torn")
-    _, replay, end = started(tmp_path)
-    assert [entry.id for entry in replay.store.of(Stage.WAITING)] == [0]
-    push(replay, 1)
-    end()
-    assert b"torn" not in segment.read_bytes()
-    assert [entry.id for entry in started(tmp_path)[1].store.of(Stage.WAITING)] == [0, 1]
-
-
 def test_group_sizes_and_what_explains_them_are_those_of_before(tmp_path: Path) -> None:
-    """Of batches that are trained only the newest sizes are left."""
-
     def restored(replay: GroupManager) -> tuple[object, list[dict[str, float]]]:
         scheduler, gauges = sized(), Gauges()
         main.restore_scheduler(scheduler, replay, gauges)
@@ -129,10 +100,3 @@ def test_group_sizes_and_what_explains_them_are_those_of_before(tmp_path: Path) 
     end()
     _, replay, end = started(tmp_path)
     assert restored(replay) == (scheduler.state_dict(), told) and told[0] != told[1]
-    for batch in range(2):
-        replay.finish(batch)
-    end()
-    checkpoints.write(tmp_path, 2, lambda folder: None, {}, keep=2)
-    _, replay, end = started(tmp_path)
-    assert restored(replay) == (scheduler.state_dict(), [{}, {}])
-    end()

@@ -11,14 +11,9 @@ import numpy as np
 import pytest
 
 from areal_like.wire.groups import Head, make_head
-from buffer import journal as module
-from buffer.events import Drop, HandBack, LeaveOut, Requeue, Snapshot
-from buffer.groups import GroupManager
-from buffer.journal import Journal, Recorded, check_payloads, reader, scan, segments, since_snapshot
-from buffer.policies import fifo
-from buffer.recovery import restore
+from buffer.events import Drop, HandBack, Requeue, Snapshot
+from buffer.journal import Journal, check_payloads, reader, segments, since_snapshot
 from buffer.segment_file import Extent, Stored, load
-from buffer.staleness import Bound
 from tests.buffer.paper import LEFT, note
 
 MIB = 1 << 20
@@ -58,26 +53,6 @@ def test_a_rotation_refers_to_payloads_and_copies_none(tmp_path: Path, sync: boo
     journal.close()
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_stragglers_move_on_and_their_segments_go(tmp_path: Path, monkeypatch, keep: bool) -> None:
-    """At most COPY_BYTES at a time; with `keep` nothing needs to be moved."""
-    monkeypatch.setattr(module, "COPY_BYTES", 2500)
-    journal, held = Journal(tmp_path, sync=False, keep=keep), []
-    for number in range(3):
-        held += [journal.append(HandBack(number, LEFT), bytes([10 * number + place]) * 1000) for place in range(10)]
-        journal.rotate(refer(held), held)
-    held = [held[0], held[1], held[13], *held[20:]]
-    expected = [bytes(load(each)) for each in held]
-    journal.rotate(refer(held), held)
-    assert names(tmp_path) == ([1, 2, 3, 4, 5] if keep else [2, 3, 4, 5])
-    journal.rotate(refer(held), held)
-    assert names(tmp_path) == ([1, 2, 3, 4, 5, 6] if keep else [3, 4, 5, 6]), "4 has the copies of 1, 5 that of 2"
-    journal.rotate(refer(held), held)
-    assert reread(tmp_path) == expected
-    assert {type(record.event) for record in scan(tmp_path)} <= {HandBack, Snapshot}, "copies are no events"
-    journal.close()
-
-
 def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, monkeypatch) -> None:
     """A disk that accepts everything and stores something else."""
     journal = Journal(tmp_path, sync=False, keep=False)
@@ -105,9 +80,8 @@ def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, 
 
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_is_held_is_there_after_any_history(tmp_path: Path, monkeypatch, seed: int, sync: bool) -> None:
+def test_whatever_is_held_is_there_after_any_history(tmp_path: Path, seed: int, sync: bool) -> None:
     """Payloads come and go, segments are rotated, and sometimes the process dies and leaves a torn tail."""
-    monkeypatch.setattr(module, "COPY_BYTES", 3000)
     dice = random.Random(seed)
     journal, folder = Journal(tmp_path, sync=sync, keep=False), tmp_path
     held: dict[int, tuple[Stored, bytes]] = {}
@@ -176,30 +150,3 @@ def peak_of(work: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rotated", [False, True])
-def test_a_resume_reads_no_payload_and_keeps_no_record(tmp_path: Path, rotated: bool) -> None:
-    groups, replay, journal = 20, GroupManager(Bound(100, 2), fifo), Journal(tmp_path, sync=False, keep=False)
-    replay.record = journal.append
-    for group_id in range(groups):
-        replay.admit(group_id, group_id, 1, 1, "actor", 0, 0.0)
-        assert replay.push(*big(group_id), 0, 0.0)
-        journal.commit()
-    if rotated:
-        journal.rotate(replay.store.snapshot, replay.store.payloads())
-    for _ in range(4000):
-        journal.append(LeaveOut(0, (), ["x" * 2000]))
-    journal.commit()
-    journal.close()
-    again = GroupManager(Bound(100, 2), fifo)
-
-    def resume() -> None:
-        assert sum(1 for _ in since_snapshot(tmp_path, repair=True)) > 4000
-        restore(again, Recorded(tmp_path), 0, 0.0, read=reader(tmp_path))
-
-    assert peak_of(resume) < 4 * MIB < size(tmp_path) // 10, "less than the records alone, without their payloads"
-    assert again.store.ledger() == replay.store.ledger() and again.store.bytes == replay.store.bytes
-    served = again.serve(0)
-    assert [load(entry.payload) for entry in served] == [big(entry.id)[1] for entry in served] and len(served) == 2

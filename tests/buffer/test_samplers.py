@@ -4,7 +4,6 @@ import random
 from collections import Counter
 from functools import partial
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -12,15 +11,11 @@ from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
 from buffer import policies
 from buffer.groups import GroupManager
-from buffer.policies import zero_variance
 from buffer.prompts import PromptCursor, Share
-from buffer.results import WINDOW, Known, Results, ResultsState, classes, pass_rates
+from buffer.results import WINDOW, Known, Results
 from buffer.samplers import NEW, Sampler, in_order, needs_results, pass_rate_pools
-from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
-from buffer.sizing import Fixed
 from buffer.staleness import Bound
 from buffer.store import UNFINISHED
-from tests.buffer.house import B, House, table
 from tests.buffer.paper import Paper
 
 SAMPLERS: dict[str, partial] = {
@@ -104,35 +99,6 @@ def test_results_become_visible_when_a_batch_is_opened_whatever_the_order_of_fin
     assert results.known("", 9).free.all()
 
 
-def test_only_the_newest_results_are_kept_and_a_snapshot_has_all_of_it() -> None:
-    results, dice = Results(), random.Random(0)
-    for group_id in range(200):
-        task, row = dice.choice("ab"), dice.randrange(50)
-        results.admit(group_id, task, row)
-        if dice.random() < 0.8:
-            results.push(group_id, task, row, [dice.random() for _ in range(3)])
-        if dice.random() < 0.1:
-            results.open()
-    results.push(0, "a", 1, [0.5])
-    again = Results()
-    again.load(msgspec.msgpack.decode(msgspec.msgpack.encode(results.state()), type=ResultsState))
-    assert again.state() == results.state()
-    for task in "ab":
-        for ours, theirs in zip(results.known(task, 60), again.known(task, 60), strict=True):
-            assert np.array_equal(ours, theirs, equal_nan=True)
-    again.open(), results.open()
-    assert again.state() == results.state()
-
-
-def test_a_pass_rate_forgets_by_its_memory() -> None:
-    prompts = known([0.0, 1.0, 0.5])
-    prompts.rates[0, 0] = 1.0
-    assert pass_rates(prompts, 0.0).tolist() == [1.0, 1.0, 0.5]
-    assert pass_rates(prompts, 1.0).tolist() == [0.25, 1.0, 0.5]
-    assert pass_rates(prompts, 0.5)[0] == pytest.approx(8 / 15)
-    assert classes(np.array([0.0, 0.2, 0.21, 0.79, 0.8, 1.0, np.nan])).tolist() == [0, 0, 1, 1, 2, 2, 3]
-
-
 @every_sampler
 def test_ratios_of_a_mixture_hold_and_the_choice_stays_within_the_task(sampler: partial) -> None:
     shares = [Share("a", 0, 5, 3), Share("b", 5, 40, 1)]
@@ -165,37 +131,6 @@ def rolled_out(group_id: int, row: int, version: int) -> tuple[Head, bytes]:
     tokens = np.zeros(3, np.int32), np.zeros(2, np.float32), np.ones(2, bool)
     samples = [Sample(tokens[0], 1, *tokens[1:], [(version, 2)], reward, "stop") for reward in rewards]
     return encode_group(Group(group_id, samples, {version: f"d{version}"}))
-
-
-def batches_of(scheduler: Scheduler, sampler: partial, dice: random.Random) -> list[list[tuple[int, int]]]:
-    """Groups and rows of six batches; two actors finish in any order."""
-    results = Results()
-    house = House(scheduler, rows=12, results=results, group_filter=partial(zero_variance))
-    house.server.dispatcher.prompts = PromptCursor(12, 0, 0, sampler, results)
-    house.start()
-    for batch in range(6):
-        house.say("learner", "want", {"index": batch, "version": batch})
-        while len(house.batches()) <= batch:
-            running = [e for e in house.server.store.entries.values() if e.actor]
-            entry = dice.choice([e for e in running if e.stage == "running"])
-            head, payload = rolled_out(entry.id, entry.row, batch)
-            house.say(entry.actor, "push", table(head), payload)
-        house.say("learner", "trained", {"index": batch})
-        house.publish(batch + 1)
-        house.apply(batch + 1, *dice.sample(house.names, 2))
-    rows = house.rows()
-    return [sorted((group_id, rows[group_id]) for group_id in ids) for ids in house.batches()]
-
-
-@every_sampler
-def test_sync_is_async_at_zero_and_the_order_of_finishing_decides_nothing(sampler: partial) -> None:
-    def scheduler(sync: bool) -> Scheduler:
-        return SyncScheduler(Fixed(group_size=8)) if sync else AsyncScheduler(Fixed(group_size=8), max_staleness=0)
-
-    found = [batches_of(scheduler(n % 2 == 0), sampler, random.Random(n)) for n in range(4)]
-    assert found[0] == found[1] == found[2] == found[3]
-    assert all(len(batch) == B for batch in found[0]) and len(found[0]) == 6
-    assert len({row for batch in found[0] for _, row in batch}) > 3
 
 
 @every_sampler
@@ -235,19 +170,3 @@ def test_snapshots_and_crashes_change_no_choice(sampler: partial) -> None:
         return found
 
     assert drawn(True) == drawn(False)
-
-
-def test_the_store_folds_admissions_pushes_drops_and_openings() -> None:
-    results = Results()
-    replay = GroupManager(Bound(99, 1), partial(policies.in_order), results=results)
-    for group_id, row in enumerate((1, 6, 7)):
-        replay.admit(group_id, row, 8, 8, "a", 0, 0.0)
-    head, payload = rolled_out(0, 1, 0)
-    replay.push(head, payload, 0, 0.0)
-    replay.drop(1, "failed")
-    assert replay.serve(0) and replay.finish(0) == 1
-    assert results.metrics()["prompts/known"] == 0 and not results.known("", 9).free.any()
-    replay.open_batch(1, None)
-    known = results.known("", 9)
-    assert known.rates[0, 0] == np.mean(head.rewards) and known.answers.tolist() == [[8, 0, 0, 0], [0] * 4, [0] * 4]
-    assert known.free.tolist() == [True, True, False], "the last one still runs"

@@ -1,11 +1,9 @@
 """The controller's decisions with events in a fixed order: who gets leases, and what is served."""
 
-import io
 import math
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import encode_group
@@ -15,7 +13,6 @@ from buffer.policies import fifo, zero_variance
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed, Sagc
 from buffer.store import LEASED, Stage
-from scripts.status import render
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, table
 from tests.buffer.rounds import SIZE, SIZINGS, head_of
 
@@ -78,16 +75,6 @@ def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_on
     assert house.server.groups.duplicates == 1
     acknowledged = [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"]
     assert acknowledged == [[lost[0]], [lost[0]]], "a duplicate is acknowledged too, or it would come for ever"
-
-
-def test_an_actor_that_starts_again_takes_its_name_over() -> None:
-    house = House(asynchronous(max_staleness=0))
-    house.start()
-    lost = house.leases("actor-1")
-    house.say("actor-1:new", "hello", {"role": "actor", "name": "actor-1", "pid": 2, "slots": 64})
-    house.say("actor-1:new", "applied", {"version": 0, "digest": "d0"})
-    assert house.leases("actor-1:new") == lost
-    assert len(house.server.fleet) == 2
 
 
 def test_a_failed_group_gives_its_slot_to_the_next_prompt() -> None:
@@ -154,20 +141,6 @@ def test_the_learner_is_told_which_tokens_to_mask_and_staleness_leaves_them_out(
     assert house.server.store.staleness_max == 0
 
 
-def test_staleness_is_split_into_flight_and_queue() -> None:
-    house = House(asynchronous(max_staleness=2))
-    house.start()
-    for batch, ready in enumerate((range(B), range(B, 3 * B), ())):
-        for group_id in ready:
-            house.finish(group_id, 0)
-        house.say("learner", "want", {"index": batch, "version": batch})
-        house.say("learner", "trained", {"index": batch})
-        house.publish(batch + 1)
-    info = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
-    split = [(each["staleness/in_flight_mean"], each["staleness/in_queue_mean"]) for each in info]
-    assert split == [(0, 0), (1, 0), (1, 1)]
-
-
 def test_samples_that_were_cut_are_seen_by_who_sizes_groups_and_written_down() -> None:
     house = House(AsyncScheduler(Sagc(candidates=(4, 8)), max_staleness=1, oversample_responses=1.25))
     records = []
@@ -202,35 +175,6 @@ def test_groups_change_their_size_between_batches_in_async_mode_too(sizing: str)
 FROZEN = "its SGLang server was frozen (no token for 120 s), restarting"
 
 
-def test_an_engine_that_is_down_is_told_of_and_is_not_busy() -> None:
-    """Otherwise a person sees only 'busy 100 %' for an engine that starts or restarts."""
-    house = House(asynchronous(max_staleness=0))
-    house.start()
-    for name, engine, note in (("actor-0", "restarting", FROZEN), ("actor-1", "serving", "")):
-        stats = {"whole:rollout/idle_share": 10.0, "part:rollout/idle_share": 0.0}
-        stats |= {"engine": engine, "engine_note": note}
-        house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats})
-    found = house.server.status()
-    assert f"actor-0: {FROZEN}" in found["waits"]
-    assert [found["actors"][name]["engine"] for name in house.names] == ["restarting", "serving"]
-    console = Console(record=True, width=120, file=io.StringIO())
-    console.print(render({"report": found, "step": {}}, 10))
-    rows = {line.split()[0]: line for line in console.export_text().splitlines() if line.startswith("actor-")}
-    assert "restarting" in rows["actor-0"] and "100%" not in rows["actor-0"]
-    assert "100%" in rows["actor-1"]
-
-
-@pytest.mark.parametrize("words", [{"engine": 3}, {"engine_note": "x" * 257}, {"engine": "serving\n"}])
-def test_only_short_words_of_an_engine_are_believed(words: dict) -> None:
-    house = House(asynchronous(max_staleness=0))
-    house.start()
-    house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": words})
-    assert house.router.refused == 1
-    assert house.server.fleet.by_name["actor-0"].engine == "serving"
-    house.say("actor-0", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine_note": "x" * 256}})
-    assert house.router.refused == 1 and house.server.fleet.by_name["actor-0"].engine_note == "x" * 256
-
-
 def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
     """Engines have time limits of their own: a large model may start more slowly than the processes connect."""
     house = House(asynchronous(max_staleness=0))
@@ -244,29 +188,6 @@ def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
     assert house.server.status()["waits"][-1] == "actor-1: its SGLang server is starting"
     with pytest.raises(BusError, match=r"launcher\.ready_timeout"):
         house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine": "serving", "engine_note": ""}})
-
-
-def test_totals_never_fall_when_actors_restart_leave_and_come_back() -> None:
-    house = House(asynchronous(max_staleness=1), timeout=1e9)
-    house.start()
-    fleet = house.server.fleet
-
-    def updates(peer: str, count: float) -> float:
-        stats = {"sum:room/updates": count, "sum:room/calls": 1.0, "now:room/waiting": 2.0}
-        house.say(peer, "heartbeat", SIGN_OF_LIFE | {"stats": stats})
-        return fleet.metrics()["room/updates"]
-
-    assert (updates("actor-0", 3), updates("actor-1", 5)) == (3, 8)
-    house.say("new process", "hello", {"role": "actor", "name": "actor-0", "pid": 2, "slots": 256})
-    assert fleet.metrics()["room/updates"] == 8, "before it has said anything"
-    assert (updates("new process", 1), updates("new process", 2)) == (9, 10)
-    house.has_been_silent("actor-1")
-    house.say("learner", "heartbeat", SIGN_OF_LIFE)
-    told = house.server.dispatcher.levels(0.0)
-    assert (told["rollout/actors"], told["room/updates"]) == (1, 10), "one was silent for too long"
-    assert (told["room/calls"], told["room/waiting"]) == (3, 2), "what has left waits no more"
-    house.hello("actor-1")
-    assert updates("actor-1", 6) == 11, "the process that was silent goes on counting"
 
 
 def test_numbers_of_actors_are_combined_as_their_keys_say_and_replace_none_of_the_buffers() -> None:

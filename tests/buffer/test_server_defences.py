@@ -1,13 +1,11 @@
 """The controller against what should not happen: wrong digests, unknown peers, endless failure, silence."""
 
-import time
-
 import pytest
 
 from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail
 from buffer.store import LEASED, Stage
-from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, said, table
+from tests.buffer.house import SIGN_OF_LIFE, House, asynchronous, group
 
 
 def test_weights_with_a_wrong_digest_are_refused() -> None:
@@ -17,18 +15,6 @@ def test_weights_with_a_wrong_digest_are_refused() -> None:
     house.say("actor-0", "applied", {"version": 0, "digest": "other"})
     assert house.server.fleet.by_name["actor-0"].version == -1
     assert any(kind == "refused" and "digest" in body["reason"] for _, kind, body in house.router.sent)
-
-
-def test_two_batches_may_share_a_version() -> None:
-    house = House(asynchronous(max_staleness=0), interval=2)
-    house.start()
-    assert len(house.leases()) == 2 * B
-    for group_id in range(2 * B):
-        house.finish(group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    house.say("learner", "trained", {"index": 0})
-    house.say("learner", "want", {"index": 1, "version": 0})
-    assert len(house.batches()) == 2
 
 
 def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one() -> None:
@@ -136,15 +122,6 @@ def test_leases_follow_free_slots_not_whole_groups() -> None:
     assert house.leases() == [0, 1, 2]
 
 
-def test_an_engine_smaller_than_a_group_still_gets_one() -> None:
-    house = House(asynchronous(max_staleness=8), actors=1)
-    house.hello("learner")
-    house.hello("actor-0", slots=4)
-    house.publish(0)
-    house.apply(0)
-    assert house.leases() == [0]
-
-
 def test_endless_failure_ends_the_run_with_its_reason() -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
@@ -184,37 +161,6 @@ def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) 
     assert len(house.batches()) == 1, "the run goes on"
 
 
-def test_an_evaluation_is_made_once_and_of_the_weights_of_its_step() -> None:
-    house = House(asynchronous(max_staleness=0), evaluate=2)
-    house.start()
-    for step in range(4):
-        house.evaluate(0.5, version=0)
-        for name in house.names:
-            for group_id in house.leases(name):
-                if group_id in house.server.store.entries:
-                    house.push(name, group_id, step)
-        house.say("learner", "want", {"index": step, "version": step})
-        house.say("learner", "trained", {"index": step})
-        house.publish(step + 1)
-        house.apply(step + 1)
-    house.evaluate(0.5, version=0)
-    assert [result["version"] for result in house.server.gauges.evaluations] == [0, 2, 4]
-
-
-def test_a_buffer_that_stood_still_does_not_blame_its_actors() -> None:
-    house = House(asynchronous(), timeout=10)
-    house.start()
-    for name in house.names:
-        house.has_been_silent(name, 60)
-    house.server._last_turn -= 60
-    house.server.step(0)
-    assert len(house.server.fleet) == 2
-    for name in house.names:
-        house.has_been_silent(name, 60)
-    house.server.step(0)
-    assert len(house.server.fleet) == 0
-
-
 def test_a_start_that_does_not_come_ends_with_the_name_of_who_is_missing() -> None:
     house = House(asynchronous())
     house.server.ready_timeout = 5.0
@@ -234,18 +180,6 @@ def test_an_actor_that_is_left_out_is_not_waited_for_at_the_start() -> None:
     assert house.server.phase.started_at is None
     house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "died", "for_good": True})
     assert house.server.phase.started_at is not None and house.leases("actor-0")
-
-
-def test_a_flood_does_not_keep_the_buffer_from_deciding() -> None:
-    house = House(asynchronous(), actors=1)
-    house.hello("learner", "actor-0")
-    house.publish(0)
-    house.router.incoming.append((b"actor-0", said("applied", {"version": 0, "digest": "d0"})))
-    house.router.receive = lambda timeout: (  # type: ignore[method-assign]
-        house.router.incoming.popleft() if house.router.incoming else (b"x", said("status", {}))
-    )
-    house.server.step(0)
-    assert house.leases("actor-0"), "it came to its decisions although messages never end"
 
 
 def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
@@ -293,34 +227,3 @@ def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
     house.start()
     with pytest.raises(ZeroDivisionError):
         house.finish(0, 0)
-
-
-def test_a_run_that_stands_still_says_so_now_and_then_and_only_between_start_and_end(caplog) -> None:
-    def told(house: House, seconds: float) -> int:
-        caplog.clear()
-        house.server.phase.progress_at = time.monotonic() - seconds
-        house.server.step(0)
-        house.server.step(0)
-        return caplog.text.count("no progress for 20 s")
-
-    house = House(asynchronous(max_staleness=0))
-    assert told(house, 25.0) == 0, "it has not begun"
-    house.start()
-    assert told(house, 15.0) == 0 and told(house, 25.0) == 1, "once, and not in each turn"
-    house.say("learner", "end_run", {"reason": "", "steps": 0})
-    assert told(house, 25.0) == 0
-
-
-def test_a_push_with_something_new_in_it_is_progress_and_a_repeated_one_is_not() -> None:
-    house = House(asynchronous(max_staleness=8), actors=1)
-    house.start()
-    first, second, *_ = house.leases()
-    for ids, progress in (([first], True), ([first], False), ([first, second], True)):
-        house.server.phase.progress_at = before = time.monotonic() - 5.0
-        house.server.failures.count = house.server.fleet.by_name["actor-0"].refused = 2
-        made = [group(each, 0) for each in ids]
-        house.say("actor-0", "push", table(*(head for head, _ in made)), *(payload for _, payload in made))
-        assert (house.server.phase.progress_at > before) == progress
-        assert (house.server.failures.count, house.server.fleet.by_name["actor-0"].refused) == (
-            (0, 0) if progress else (2, 2)
-        )

@@ -6,7 +6,6 @@ import pytest
 
 from buffer.events import Drop
 from buffer.groups import GroupManager
-from buffer.journal import JournalError
 from buffer.kept_samples import read_untrainable as read
 from buffer.policies import fifo, in_order
 from buffer.staleness import Bound
@@ -67,32 +66,6 @@ def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: P
         assert sorted(first) == [12, 13, 14, 15] and second == [8, 9, 10, 11]
     ledger = replay.store.ledger()
     assert ledger["admitted"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["active"]
-
-
-def test_a_payload_that_can_not_be_kept_for_inspection_holds_up_nobody(tmp_path: Path, monkeypatch) -> None:
-    def lost(payload: object) -> bytes:
-        raise JournalError("the disk has lost it")
-
-    monkeypatch.setattr("buffer.kept_samples.load", lost)
-    house = House(asynchronous(max_staleness=2))
-    house.server.samples.folder = tmp_path
-    play(house, Paper())
-    assert house.server.store.ledger()["dropped"] == {"untrainable": 4}
-    assert ("learner", "set_aside", {"index": 1, "redo": 1}) in house.router.sent
-
-
-def test_evaluations_that_were_told_with_it_are_told_again() -> None:
-    house = House(asynchronous(max_staleness=2), evaluate=1)
-    house.start()
-    for lease in house.leases(split="heldout"):
-        house.say("actor-0", "evaluated", {"id": lease, "reward": 0.5, "oldest": 0, "newest": 0, "length": 4})
-    for _ in range(2):
-        house.say("learner", "want", {"index": 0, "version": 0})
-        for entry in house.server.store.of(*LEASED):
-            house.push(entry.actor, entry.id, 0)
-        house.say("learner", "untrainable", {"index": 0, "reason": ""})
-    told = [len(body["info"]["evaluations"]) for _, kind, body in house.router.sent if kind == "batch"]
-    assert told == [1, 1]
 
 
 def test_only_the_next_batch_can_be_set_aside_and_only_by_the_learner() -> None:

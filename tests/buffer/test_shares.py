@@ -3,15 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.wire.groups import make_head
-from buffer.events import Finish, Serve
-from buffer.journal import Record
-from buffer.replay_server import ReplayServer
 from buffer.shares import split
 from buffer.store import Stage
-from tests.buffer.house import B, FakeRouter, House, said
-from tests.buffer.paper import rolled_out
-from tests.buffer.test_journal import write
+from tests.buffer.house import B, FakeRouter, House
 from tests.buffer.test_lost_messages import begun, refusals, want
 
 
@@ -68,25 +62,3 @@ def test_a_share_is_sent_again_until_its_batch_is_trained() -> None:
     house.say("learner", "trained", {"index": 0})
     want_share(house, 0)
     assert len(served(house.router)) == 3 and "trained already" in refusals(house)[-1]
-
-
-def test_only_ranks_that_there_are_have_shares() -> None:
-    house = of_two_ranks()
-    for rank in (0, 2):
-        want_share(house, 0, rank)
-        assert f"rank {rank} of 2" in refusals(house)[-1]
-    want(house, 0)
-    assert [who for who, _, _ in served(house.router)] == ["learner"]
-
-
-def test_a_replay_serves_shares(tmp_path) -> None:
-    heads = [make_head(group_id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"}) for group_id in range(3)]
-    records = [each for head in heads for each in rolled_out(head, b"p")]
-    write(tmp_path, [*records, Record(Serve(0, [0, 1, 2], 0)), Record(Finish(0))])
-    router = FakeRouter()
-    router.incoming.append((b"learner-1", said("want_share", {"index": 0, "rank": 1})))
-    router.incoming.append((b"learner", said("want", {"index": 0, "version": 0})))
-    playback = ReplayServer(router, tmp_path, 1, ranks=2)
-    while received := router.receive(0):
-        playback.handle(*received)
-    assert [groups for _, groups, _ in served(router)] == [[0, 2], [1]]
