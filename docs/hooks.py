@@ -20,5 +20,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """`../learners/x.py` and, from the README, `learners/x.py` are named, not linked: a site has no such pages."""
-    markdown = markdown.replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md")
+    markdown = markdown.replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md").replace(
+        "[examples/](examples/README.md)", "`examples/`"
+    )
     return re.sub(r"\[([^\]]+)\]\((?:\.\./|(?=[\w]+/))[\w./-]+\.(?:py|yaml|sh)[^)]*\)", r"\1", markdown)
