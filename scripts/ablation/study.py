@@ -249,7 +249,8 @@ def _tune(section: dict[str, Any], grid: dict[str, dict[str, Overrides]], measur
     _known(section, TUNE_KEYS, "tune.")
     per, at = tuple(section.get("per", [])), {key: str(label) for key, label in _section(section, "at").items()}
     by = section.get("by", next(iter(measures)))
-    asked = [*(("per", factor, grid) for factor in (*per, *at)), ("by", by, measures)]
+    asked: list[tuple[str, str, Mapping[str, object]]] = [("per", factor, grid) for factor in (*per, *at)]
+    asked += [("by", by, measures)]
     asked += [(f"at.{factor}", label, grid[factor]) for factor, label in at.items() if factor in grid]
     for key, name, known in asked:
         if name not in known:
