@@ -7,8 +7,8 @@ together, with one write and one fsync; `advance` does the same without waiting 
 written; the snapshot has their places. A rotation deletes a segment that holds no payload still in use, after it has
 read back the new segment. `keep`: delete nothing, for replays.
 
-A crash can tear the last write: `scan` cuts it off and continues. Damage before a later segment is an error, and so is
-a segment without its snapshot. A full disk leaves the file as it was before the commit, and the records wait.
+A crash can tear the last write: `scan` cuts it off and continues. Damage before an intact later record is an error, and
+so is a segment without its snapshot. A full disk leaves the file as it was before the commit, and the records wait.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from buffer.segment_file import (
     read,
     read_payload,
     write_first,
+    written_later,
 )
 
 log = logging.getLogger(__name__)
@@ -239,6 +240,11 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
         raise JournalError(
             f"{where}, in its snapshot. The snapshot was on disk before the segment began, so no crash has torn it. "
             "Put the file back, or start a new run from a checkpoint"
+        )
+    if written_later(path, good, size):
+        raise JournalError(
+            f"{where}, and intact later records follow, so a crash is not the cause. Put the file back, or start a new "
+            "run from a checkpoint"
         )
     log.warning("%s: its writer died; cutting off the last %d bytes, which are torn", path, size - good)
     if repair:

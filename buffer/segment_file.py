@@ -2,10 +2,13 @@
 
 A file is `MAGIC` and then records, little-endian:
 
-    [bytes of the fields u32][bytes of the payload u64][xxh3-64 of the payload]
-    [xxh3-64 of the head so far and the fields][fields: msgpack][payload]
+    [mark 4][bytes of the fields u32][bytes of the payload u64][xxh3-64 of the payload][durable u64]
+    [xxh3-64 of the head so far and the fields, seeded with the file's number and the place][fields: msgpack][payload]
 
-One append writes all of its records or, after an error, none.
+Mark and checksum fit only this place of this file, so the bytes of a record alone show that it begins here. `durable`:
+everything before that byte was in the file before this record was written. So an intact record whose `durable` lies
+beyond a damaged one proves that no crash has torn the damaged one. One append writes all of its records or, after an
+error, none.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ FORMAT = 10
 """Version of the records (`buffer.events`) and of their layout in a file. A run of another format is refused."""
 MAGIC = b"areal-journal-%d\n" % FORMAT
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
-_HEAD = struct.Struct("<IQQ")
+_MARK = b"\xd7JR\x04"
+_HEAD = struct.Struct("<4sIQQQ")
 _CHECK = struct.Struct("<Q")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 _FORGET_BYTES = 4 << 20
@@ -101,13 +105,17 @@ def check_size(item: Item) -> Item:
     return item
 
 
-def _pieces(number: int, at: int, item: Item) -> tuple[list[Bytes], Extent]:
+def _pieces(number: int, at: int, durable: int, item: Item) -> tuple[list[Bytes], Extent]:
     """The bytes of a record at byte `at` of file `number`, and the place of its payload. Copies nothing."""
     fields, payload = item[0], load(item[1])
     checksum = xxhash.xxh3_64_intdigest(payload)
-    head = _HEAD.pack(len(fields), len(payload), checksum)
-    check = _CHECK.pack(xxhash.xxh3_64_intdigest(head + fields))
+    head = _HEAD.pack(_MARK, len(fields), len(payload), checksum, durable)
+    check = _CHECK.pack(_checksum(number, at, head + fields))
     return [head + check + fields, payload], Extent(number, at + _HEAD_BYTES + len(fields), len(payload), checksum)
+
+
+def _checksum(number: int, at: int, data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data, seed=(number << 40 ^ at) & (1 << 64) - 1)
 
 
 class SegmentFile:
@@ -129,7 +137,8 @@ class SegmentFile:
         extents: list[Extent] = []
         end = self._end
         for item in items:
-            made, extent = _pieces(self._number, end, item)
+            durable = self._end if self._sync else end  # the page cache takes bytes in order
+            made, extent = _pieces(self._number, end, durable, item)
             pieces += made
             extents.append(extent)
             end = extent.offset + extent.size
@@ -170,7 +179,7 @@ class SegmentFile:
 
 def write_first(path: Path, number: int, item: Item) -> None:
     """Create the file of that number with one record, and check that the disk has all of it. Raises OSError."""
-    pieces, extent = _pieces(number, len(MAGIC), item)
+    pieces, extent = _pieces(number, len(MAGIC), len(MAGIC), item)
     with path.open("wb") as file:
         file.writelines([MAGIC, *pieces])
         file.flush()
@@ -178,7 +187,7 @@ def write_first(path: Path, number: int, item: Item) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the read below comes from the disk
     with path.open("rb") as file:
         found = _record_at(file, number, len(MAGIC))
-        if not found or found[1] != extent or not _is_whole(file, extent):
+        if not found or found.extent != extent or not _is_whole(file, extent):
             raise OSError(errno.EIO, "the file reads back with other bytes than were written", str(path))
 
 
@@ -198,26 +207,47 @@ def read(path: Path, *, check: bool = True) -> Generator[tuple[bytes, Extent], N
             return 0, size
         good, number = len(MAGIC), number_of(path)
         while found := _record_at(file, number, good):
-            end = found[1].offset + found[1].size
-            if end > size or (check and not _is_whole(file, found[1])):
+            end = found.extent.offset + found.extent.size
+            if end > size or (check and not _is_whole(file, found.extent)):
                 break
             good = end
-            yield found
+            yield found.fields, found.extent
         return good, size
 
 
-def _record_at(file: BinaryIO, number: int, at: int) -> tuple[bytes, Extent] | None:
+def written_later(path: Path, start: int, size: int) -> bool:
+    """Was an intact record in the first `size` bytes of a file written after the bytes at `start` were complete?"""
+    number = number_of(path)
+    with path.open("rb") as file:
+        data = file.read(size)
+        at = start
+        while (at := data.find(_MARK, at + 1)) >= 0:
+            found = _record_at(file, number, at)
+            if found and start < found.durable and found.extent.offset <= size:
+                return True
+    return False
+
+
+class _Found(NamedTuple):
+    """A record whose head and fields are intact; `durable`: see the top."""
+
+    fields: bytes
+    extent: Extent
+    durable: int
+
+
+def _record_at(file: BinaryIO, number: int, at: int) -> _Found | None:
     """The record at byte `at` of file `number`, its payload unread; None if there is none."""
     file.seek(at)
     head = file.read(_HEAD_BYTES)
-    if len(head) < _HEAD_BYTES:
+    if len(head) < _HEAD_BYTES or not head.startswith(_MARK):
         return None
-    length, size, checksum = _HEAD.unpack_from(head)
+    _, length, size, checksum, durable = _HEAD.unpack_from(head)
     fields = file.read(length) if length <= MAX_FIELDS_BYTES else b""
     (check,) = _CHECK.unpack_from(head, _HEAD.size)
-    if xxhash.xxh3_64_intdigest(head[: _HEAD.size] + fields) != check:
+    if _checksum(number, at, head[: _HEAD.size] + fields) != check:
         return None
-    return fields, Extent(number, at + _HEAD_BYTES + length, size, checksum)
+    return _Found(fields, Extent(number, at + _HEAD_BYTES + length, size, checksum), durable)
 
 
 def _is_whole(file: BinaryIO, extent: Extent) -> bool:

@@ -25,6 +25,48 @@ def write(folder: Path, sync: bool, records: int = 10, size: int = 20_000) -> Pa
 
 
 @pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("place", range(0, 60, 7))
+def test_a_damaged_record_before_intact_ones_is_an_error(tmp_path: Path, sync: bool, place: int) -> None:
+    """Head, fields or payload of a record in the middle: nothing durable is cut off."""
+    path = write(tmp_path, sync, records=3)
+    data = bytearray(path.read_bytes())
+    data[data.index(segment_file._MARK, 100) + place] ^= 0x80
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match=r"damaged at byte \d+"):
+        list(since_snapshot(tmp_path, repair=True))
+    assert path.read_bytes() == bytes(data)
+
+
+def test_the_end_of_the_last_append_may_be_on_disk_without_its_beginning(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, sync=True, keep=False)
+    journal.append(HandBack(0, LEFT))
+    journal.commit()
+    path = module.segments(tmp_path)[0]
+    durable = path.stat().st_size
+    for number in range(1, 9):
+        journal.append(HandBack(number, LEFT), b"x" * 10_000)
+    journal.commit()  # one append, torn by a power cut
+    journal.close()
+    data = bytearray(path.read_bytes())
+    data[durable : durable + 8192] = bytes(8192)
+    path.write_bytes(data)
+    assert [record.event.id for record in since_snapshot(tmp_path, repair=True)] == [0]
+
+
+def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> None:
+    """A record fits only its own place, so a payload may be part of a journal."""
+    earlier = write(tmp_path / "earlier", sync=False).read_bytes()
+    journal = Journal(tmp_path / "now", sync=False, keep=False)
+    for _ in range(2):
+        journal.append(HandBack(0, LEFT), earlier)
+    journal.commit()
+    journal.close()
+    (path,) = module.segments(tmp_path / "now")
+    path.write_bytes(path.read_bytes()[:-100])
+    assert len(list(since_snapshot(tmp_path / "now", repair=True))) == 1
+
+
+@pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("lost", [1, 700, 15_000])
 def test_what_was_written_last_may_be_torn(tmp_path: Path, sync: bool, lost: int) -> None:
     path = write(tmp_path, sync)

@@ -182,6 +182,14 @@ def test_an_actor_that_is_left_out_is_not_waited_for_at_the_start() -> None:
     assert house.server.phase.started_at is not None and house.leases("actor-0")
 
 
+def test_an_actor_is_left_out_once_however_often_its_death_is_reported() -> None:
+    house = House(asynchronous())
+    expected = house.server.peers.expected_actors = 3
+    for _ in range(3):
+        house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "died", "for_good": True})
+    assert house.server.peers.expected_actors == expected - 1
+
+
 def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
     house = House(asynchronous(max_staleness=0))
     house.start()
