@@ -14,7 +14,7 @@ import aiohttp
 
 
 async def copies(base_url: str, key: str, row: dict[str, Any]) -> float:
-    """Asks for the digits of the prompt, and says what share of them came back."""
+    """Asks for the digits of the prompt; the reward is the share of them that came back."""
     question = {"model": "gpt-4o-mini", "messages": row["messages"]}
     client, _ = kept_client(base_url)
     headers = {"Authorization": f"Bearer {key}"}

@@ -1,8 +1,8 @@
-"""An agent as a program of its own: it knows OpenAI's protocol, and nothing of this project.
+"""An agent as a program of its own: it uses OpenAI's protocol, and nothing of this project.
 
     areal-like train configs/copy4.yaml "workflow={name: agent, agent: [python3, examples/agent_program.py]}"
 
-The environment tells it where the model is, as it tells OpenAI's own clients; its question comes by standard input. Its
+The environment has the model's address, as for OpenAI's own clients; the question comes by standard input. Its
 last line is the reward; a program that prints none leaves that to the task.
 """
 

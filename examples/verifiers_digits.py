@@ -1,4 +1,4 @@
-"""An environment for the package verifiers, as others write them: it knows nothing of this project.
+"""An environment for the package verifiers, as others write them: it uses nothing of this project.
 
     areal-like train configs/quickstart.yaml task=verifiers task.env=examples.verifiers_digits \\
         task.tokenizer=bytes task.max_tokens=16
@@ -25,7 +25,7 @@ def load_environment(kind: str = "single", digits: int = 2) -> vf.Environment:
 
 
 def share(completion: list[dict[str, Any]], answer: str) -> float:
-    """Of the digits that the model has said, one behind the other."""
+    """Share of right digits in the model's answers, in order."""
     said = "".join(each["content"] or "" for each in completion if each["role"] == "assistant")
     return sum(a == b for a, b in zip(said, answer, strict=False)) / max(len(said), len(answer))
 

@@ -44,7 +44,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def guests(count: int, config: Config, devices: Sequence[int] = ()) -> list[RoleSpec]:
-    """Actors with unique names, whatever the host. Raises ConfigError for devices that they can't divide evenly."""
+    """Actors with names that are unique over hosts. Raises ConfigError for devices that they can't divide evenly."""
     stem = f"guest-{socket.gethostname()}-{os.getpid()}"
     threads, model = config.actors.threads or 1, has_model("engine", config.engine)
     return [

@@ -1,6 +1,6 @@
 """Make encryption keys: `areal-like keys FOLDER`, then train with `security.key_folder=FOLDER`.
 
-With keys every connection is encrypted and authenticated (CURVE), and each key says what its holder may do. A run on
+With keys every connection is encrypted and authenticated (CURVE), and each key is for one role. A run on
 TCP without named keys makes its own (`keys/` in the run folder). Make a folder for keys that outlive runs, or for
 machines that do not see the run folder. Keep it outside of the run folders. `wire/keys.py` describes its files.
 """

@@ -79,7 +79,7 @@ class Account:
 
 
 class Difficulty:
-    """Groups by difficulty. By what was known of the prompt when it was drawn: `drawn`, `trained`, and `uniform`: draws
+    """Groups by difficulty. By the class of the prompt when it was drawn: `drawn`, `trained`, and `uniform`: draws
     of prompts with a result, if each had been equally likely. By the group's own rewards: `rolled_out`, `kept`."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Books:
         self._results = Results()
         self._store = Store(Bound(math.inf, 1), results=self._results)
         self._redrawn: dict[int, list[str]] = {}
-        self._drawn: dict[int, str] = {}  # group → what was known of its prompt
+        self._drawn: dict[int, str] = {}  # group → class of its prompt when drawn
         self._known: dict[str, tuple[dict[int, str], dict[str, float]]] = {}
 
     def read(self, records: Iterable[Record], steps: float = math.inf) -> dict[str, Account]:

@@ -6,7 +6,7 @@ Tokens are coloured by the age of the weights that made them, in versions (green
 `--dropped` or `--held-out` it shows trained samples, the newest first. A dropped sample has a reason, which `--search`
 finds, too: `--dropped --search stale`.
 
-The samples are in RUN/samples as lines of JSON (`areal_like.run.samples`); `run.samples_bytes` says how many are kept.
+The samples are in RUN/samples as lines of JSON (`areal_like.run.samples`); `run.samples_bytes` bounds them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Texts:
             return ""
 
     def wanted(self, record: Kept) -> str:
-        """What the task's verifier looks for; "" if the journal no longer says which prompt it was."""
+        """What the task's verifier looks for; "" if the journal no longer has its prompt."""
         try:
             return str(self._prompt(record).answer)
         except LookupError:
@@ -158,12 +158,12 @@ class Numbers:
 
 
 def texts_of(run: Path) -> tuple[Texts | Numbers, str]:
-    """The texts of a run and, if its task cannot be built, a note that says why there are numbers instead. Raises
+    """The texts of a run and, if its task cannot be built, the reason for numbers instead. Raises
     ConfigError for a damaged config."""
     read_resolved(run / CONFIG)
     try:
         return Texts(run), ""
-    except Exception as error:  # the task is the user's code: whatever it raises
+    except Exception as error:  # the task is the user's code: it may raise anything
         why = f"tokens are shown as numbers, because the task cannot be built: {' '.join(str(error).split())}"
         return Numbers(), f"{why}; did you start this command in the folder where you started the run?"
 

@@ -1,6 +1,6 @@
 """Show the status of a run, from anywhere: `areal-like status RUN`, live; `--once`: once; `--json FILE`: as JSON.
 
-Shows who waits for whom, staleness, the ledger, each actor's version and work, and the metrics of the last train step.
+Shows waiting processes, staleness, the ledger, each actor's version and work, and the metrics of the last train step.
 With `--prometheus PORT` it serves the same numbers to Prometheus (default: on loopback; see `--address`), and asks the
 buffer at each scrape. Any number of these may run at once; nothing in the run waits for them. For a finished run it
 shows the summary.

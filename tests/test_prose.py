@@ -1,12 +1,16 @@
-"""Words that the docs avoid: verbs of people for software, free relative clauses, numbers without their zero.
+"""Words that docs, docstrings and comments avoid: verbs of people for software, relative clauses for nouns, ".95".
 
 Software receives, reports, exits, requires; a noun replaces a clause that stands for one; 0.95, not .95.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import subprocess
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,24 +24,43 @@ BANNED = (
 )
 PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in BANNED), re.IGNORECASE)
 EXEMPT = {"CHANGELOG.md", "docs/config.md"}
-FILES = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+PATHS = ("*.md", "scripts/*.py", "examples/*.py")
+FILES = subprocess.run(["git", "ls-files", *PATHS], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 
-def findings(text: str) -> list[tuple[int, str]]:
-    """Lines with their numbers and the avoided word, outside of code."""
-    found, code = [], False
+def prose_of_page(text: str) -> Iterator[tuple[int, str]]:
+    """Lines of markdown outside of code, with their numbers."""
+    code = False
     for number, line in enumerate(text.splitlines(), 1):
         code ^= line.lstrip().startswith("```")
-        if not code and (match := PATTERN.search(re.sub(r"`[^`]*`", "``", line))):
-            found.append((number, match[0]))
-    return found
+        if not code:
+            yield number, line
+
+
+def prose_of_module(text: str) -> Iterator[tuple[int, str]]:
+    """Lines of docstrings and comments, with their numbers."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from enumerate(node.value.value.splitlines(), node.lineno)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def findings(prose: Iterator[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Numbers of lines with an avoided word outside of backticks, and the word."""
+    matches = ((number, PATTERN.search(re.sub(r"`[^`]*`", "``", line))) for number, line in prose)
+    return [(number, match[0]) for number, match in matches if match]
 
 
 @pytest.mark.parametrize("path", sorted({*FILES} - EXEMPT))
-def test_pages_avoid_these_words(path: str) -> None:
-    assert not findings((ROOT / path).read_text(encoding="utf-8"))
+def test_no_file_has_these_words(path: str) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert not findings(prose_of_module(text) if path.endswith(".py") else prose_of_page(text))
 
 
 def test_the_checker_finds_each_kind() -> None:
-    text = "It dies here.\n`it dies`\n```\nsays\n```\nwhatever\nfor ever\n.95 is low, v0.5 is not\n"
-    assert findings(text) == [(1, "dies"), (6, "whatever"), (7, "for ever"), (8, ".9")]
+    page = "It dies here.\n`it dies`\n```\nsays\n```\nwhatever\nfor ever\n.95 is low, v0.5 is not\n"
+    assert findings(prose_of_page(page)) == [(1, "dies"), (6, "whatever"), (7, "for ever"), (8, ".9")]
+    module = '"""Says so."""\nvalue = "says"  # said twice\n'
+    assert findings(prose_of_module(module)) == [(1, "Says"), (2, "said")]

@@ -39,7 +39,7 @@ SOURCES = ("summary", "metric", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}"
 
 @dataclass(frozen=True)
 class Measure:
-    """`source` says where `key` (of `*_to` the target, of `at_*` the place) is looked up; `take` reduces a metric."""
+    """`source`: the place of `key` (of `*_to` the target, of `at_*` the place); `take` reduces a metric."""
 
     name: str
     source: str

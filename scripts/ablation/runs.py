@@ -58,7 +58,7 @@ class Folder:
 
     def prepare(self, run: Run) -> None:
         """Write the run's config, and remove a folder that cannot be resumed. The folder of a run that is going on
-        stays: a second start of it is refused, and says why."""
+        stays: a second start of it is refused with the reason."""
         folder = self.run(run)
         unusable = not (folder / "config.yaml").is_file() or run.config.buffer.journal == "off"
         if folder.is_dir() and unusable and not self.is_finished(run):

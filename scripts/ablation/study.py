@@ -14,7 +14,7 @@
       by: reward                       # by the mean of this measure
     measure:                           # see scripts.ablation.measures
       reward: {summary: reward_after}
-      steps to .9: {steps_to: 0.9}
+      steps to 0.9: {steps_to: 0.9}
     curve: {y: eval/reward, x: samples}
     slurm: {partition: cpu, time: "01:00:00"}     # #SBATCH lines for --slurm
 

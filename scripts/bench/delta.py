@@ -2,7 +2,7 @@
 
     python -m scripts.bench.delta [--json FILE] [--millions 100 500] [--repeats N]
 
-The weights are random bfloat16, in matrices of 8 million; 1 % and .1 % of them change, 90 % of those by one step, the
+The weights are random bfloat16, in matrices of 8 million; 1 % and 0.1 % of them change, 90 % of those by one step, the
 others by 2 to 8, either way. Shows processor time of the fastest repeat, single thread, over that of a memcpy of the
 weights into allocated memory; contenders take turns. "digest": the same with the digest kept up to date. Peers: torch's
 nonzero and gather with int32 indices; XOR and zstd level 1.

@@ -158,7 +158,7 @@ def attempt(name: str, run: Callable[[Any], Any], args: argparse.Namespace, seco
         process.join(seconds)
         late = process.is_alive()
         with suppress(ProcessLookupError):
-            os.killpg(process.pid or 0, signal.SIGKILL)  # with whatever it has started
+            os.killpg(process.pid or 0, signal.SIGKILL)  # with its children
         process.join()
         found = json.loads((folder / "found.json").read_text()) if (folder / "found.json").exists() else {}
         row: Row = {"status": "ok", "seconds": time.monotonic() - begin, "found": found}

@@ -1,6 +1,6 @@
 """Figures of one GPU; each is an item of `scripts.bench.gpu`, which this is part of.
 
-An item yields its figures as it gets them: what was measured before it is cut counts.
+An item yields its figures as it gets them: figures from before a cut count.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _generated(place: Place, model: Any, count: int, response: int, compiled: bo
 
 
 def update(place: Place, size: str) -> Figures:
-    """Seconds of a weight update at 1 % and .1 % changed elements, while sequences run: the learner's cast from the
+    """Seconds of a weight update at 1 % and 0.1 % changed elements, while sequences run: the learner's cast from the
     device, encoding, sending over loopback, applying to the host's copy and to the engine's weights on the device; and
     the pause as sequences see it."""
     pcie = to_device(place)

@@ -1,7 +1,7 @@
 """Synchronous against asynchronous training, and techniques for rounds: `python -m scripts.bench.modes [--json FILE]`.
 
 Real processes, sockets, buffer and weight updates; the accelerators are simulated (`engine=timed`, `learner=timed`), so
-two cores suffice and a run measures who waits for whom. Trained samples per second, plain sync = 1.0.
+two cores suffice and a run measures waiting. Trained samples per second, plain sync = 1.0.
 
 balanced   all answers equally long; generating a batch takes as long as training on it
 longtail   log-normal answer lengths (sigma 1 over prompts, 0.3 within), the same mean cost on both sides
@@ -11,7 +11,7 @@ rounds     answers of up to 16 times the median, p99/p50 = 9, as RollPacker's (a
 
 "waiting": not interruptible, an update waits for running sequences. Metrics: `MODE_SCENARIO` (samples per second),
 `MODE_over_sync_SCENARIO`, `tail_over_sync` and `all_over_sync` of "rounds"; `sagc_straggler_share` and `sagc_budget` of
-SAGC's controller alone under drifting lengths, as a run of seconds says little about shares in the long run.
+SAGC's controller alone under drifting lengths, as a run of seconds measures no long-run shares.
 """
 
 from __future__ import annotations

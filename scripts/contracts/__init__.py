@@ -2,6 +2,6 @@
 
 
 def demand(holds: object, otherwise: str) -> None:
-    """Raise AssertionError for a claim that does not hold: what was found, and what to do."""
+    """Raise AssertionError for a claim that does not hold, with the finding and the remedy."""
     if not holds:
         raise AssertionError(otherwise)

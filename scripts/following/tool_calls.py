@@ -1,7 +1,7 @@
-"""Tool calls of a sample: read from what the model said and what it was shown in return, turn by turn.
+"""Tool calls of a sample: read from the model's text and the replies, turn by turn.
 
 A call is JSON between two marks, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; its result is between two
-others (`actors.tools`, `actors.agents.chat`; the run's workflow says which). Pure.
+others (`actors.tools`, `actors.agents.chat`; the run's workflow decides). Pure.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _pair(found: Any, default: tuple[str, str]) -> tuple[str, str]:
 
 
 def calls_of(turns: Iterable[tuple[str, str]], marks: Marks) -> list[Call]:
-    """The calls of some turns: (what the model said, what it was shown then)."""
+    """The calls of some turns: (the model's text, the reply)."""
     return [call for number, (said, shown) in enumerate(turns, 1) for call in _of_turn(number, said, shown, marks)]
 
 

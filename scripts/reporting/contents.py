@@ -163,7 +163,7 @@ def counted(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ledger_data(accounts: Mapping[str, Account]) -> dict[str, Any]:
-    """Fates with counts, and lengths and rewards as shares of samples per bin. `bias`: mean length of what was trained
+    """Fates with counts, and lengths and rewards as shares of samples per bin. `bias`: mean length of trained samples
     over that of all, minus 1."""
     known = [account for account in accounts.values() if account.lengths]
     edges: dict[str, np.ndarray] = {
