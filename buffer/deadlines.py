@@ -8,7 +8,7 @@ first push wins.
        │                                   until it has finished something, or for another timeout
        └──the third time for a group────► dropped as "timed out"; its slot goes to another prompt
 
-The buffer tells an actor to quit if the whole actor seems to hang, and its launcher starts it again. There are two
+The buffer makes an actor quit if the whole actor seems to hang, and its launcher starts it again. There are two
 signs. It loses MOST_IN_A_ROW leases, finishes nothing between, and none of its other leases moves. Or its bench is
 over, and it has not taken new weights for another timeout.
 
@@ -78,7 +78,7 @@ class Deadlines:
         self._penalize(actor, len(late), now)
 
     def _penalize(self, actor: Actor, leases: int, now: float) -> None:
-        """Bench an actor that lost leases to the deadline. If it hangs, tell it to quit."""
+        """Bench an actor that lost leases to the deadline. If it hangs, make it quit."""
         self.gauges.lease_timeouts += leases
         actor.timed_out += leases
         if actor.benched_until == math.inf:
@@ -95,7 +95,7 @@ class Deadlines:
         self.peers.router.send(actor.peer, messages.Quit(f"{reason} (buffer.lease_timeout)"))
 
     def _check_benched(self, actor: Actor, now: float) -> None:
-        """Tell a benched actor to quit if it takes no new weights: without them it gets no lease to time out on."""
+        """Make a benched actor quit if it takes no new weights: without them it gets no lease to time out on."""
         is_behind = actor.timed_out > 0 and actor.version == actor.benched_at < self.peers.weights.version
         actor.behind_since = min(actor.behind_since, now) if is_behind else math.inf
         is_back, is_idle = actor.benched_until <= now, not self.groups.store.held_by(actor.name)

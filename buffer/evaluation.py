@@ -2,7 +2,7 @@
 
 A round asks all sets that are due (`tasks.heldout`). Each answer to a prompt has its own lease. One actor gets all
 answers of a prompt, so that a group reward sees them together. An actor gets its share of a round for version v once it
-holds v. Weights may change while a round is decoded; the result says which versions sampled it. Only one round runs at
+holds v. Weights may change while a round is decoded; the result has the versions it is from. Only one round runs at
 a time. A round that falls due meanwhile is skipped, except the final one.
 """
 

@@ -47,7 +47,7 @@ class Gauges:
         self.evaluations: list[RoundResult] = []
         self.trained_seconds: float | None = None
         self.tokens_pushed = self.samples_pushed = 0
-        self.refused: Counter[str] = Counter()  # refused groups, by what was wrong with them
+        self.refused: Counter[str] = Counter()  # refused groups, by reason
         self.dropped = DroppedGroups()
         self.lease_timeouts = 0  # leases revoked because they made no progress
         self._reported = 0

@@ -254,7 +254,7 @@ class GroupManager:
 
         The policy chooses. This method checks the bound again, against the tokens that actors really pushed: a group
         that breaks it is never served. If the choice changes the order, all other groups get new slots. A group may
-        become too old for this batch and all later ones. `staleness_policy` says what happens then:
+        become too old for this batch and all later ones. `staleness_policy` decides about them:
 
             drop         it leaves as "stale", running or not
             requeue      it is rolled out again; with `resume` it keeps samples that are young enough
@@ -303,7 +303,7 @@ class GroupManager:
 
     def branch_off(self, batch: int, why: str) -> int:
         """For a restart: from `batch` on the learner has other settings (`why`). Requeue samples of versions after that
-        batch's, whatever the bound: those weights will not exist again. Returns the number of groups."""
+        batch's, with any bound: those weights will not exist again. Returns the number of groups."""
         self.commit(events.Branch(batch, why))
         version = self.bound.batch_version(batch)
         for entry in list(self.store.entries.values()):

@@ -1,4 +1,4 @@
-"""Injects staleness: exactly the right version samples each group, so that it is as old as `inject_staleness` says.
+"""Injects staleness: exactly the right version samples each group, so that its staleness is `inject_staleness`.
 
 A slot of train version V with age d *needs* version V − d. The buffer announces new weights only when all slots that
 need the present version have been rolled out. So no group sees an update, and a group that is lost, fails or is

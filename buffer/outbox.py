@@ -25,7 +25,7 @@ MOST_ACKNOWLEDGEMENTS = 10_000
 class Outbox:
     """Collects messages. `flush` makes the journal (if any) write, and sends the messages whose records are durable.
 
-    `blocked` says, in words, why the journal can't be written ("": it can). Until then the outbox sends nothing, and no
+    `blocked` is the reason why the journal can't be written ("": it can). Until then the outbox sends nothing, and no
     new group should start. So on a full disk all peers wait, and nothing is lost. Peers repeat requests meanwhile; the
     outbox keeps each message only once.
     """
@@ -80,7 +80,7 @@ class Outbox:
 
 
 def _told_apart_by(message: Message) -> Hashable:
-    """The fields that tell two messages of one kind apart; equal fields mean a repeated message."""
+    """The fields that separate two messages of one kind; equal fields mean a repeated message."""
     match message:
         case messages.Pushed():
             return tuple(message.ids)

@@ -1,6 +1,6 @@
 """Who takes part in a run, and how far it is: actors, the learner with its weights, and the phase of the run.
 
-A restarted actor process says hello under its old name and replaces the old process. Which groups an actor has a lease
+A restarted actor process sends hello under its old name and replaces the old process. Which groups an actor has a lease
 of is known to `buffer.store` alone. Times are in seconds of `Peers.clock`.
 """
 

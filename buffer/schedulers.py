@@ -1,6 +1,6 @@
 """When to start which groups. Schedulers do no I/O and read no clock; the buffer asks, they answer.
 
-All modes use the same buffer. A scheduler says how stale a group may become (`max_staleness`: admission enforces this
+All modes use the same buffer. A scheduler sets how stale a group may become (`max_staleness`: admission enforces this
 bound), how large the groups of a batch are, and, given a `View`, what to start now. To write your own, inherit from
 `Scheduler` and name the class in the config as `module:Name`.
 

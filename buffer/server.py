@@ -1,7 +1,7 @@
 """The buffer's loop: messages in, decisions, messages out. One thread, no locks (only the journal has a thread of its
 own, which waits for the disk).
 
-Who waits for what:
+Waiting roles:
   an actor    waits for leases        → unblocked by `Dispatcher.admit`: a trained batch, a new version, a free slot
   the learner waits for a batch       → unblocked by `Dispatcher.serve`: a push
   all         wait for the start      → unblocked by `_start`: enough actors hold version 0
@@ -95,7 +95,7 @@ class Server:
         self._start(now)
         self.dispatcher.announce()  # before leases: with `injection` it opens the slots of the new version
         self.groups.recall_losers()  # after pushes, which take places; before the scheduler counts the queue
-        self.dispatcher.revoke()  # before leases: an actor must hear that a lease ended before it gets the group again
+        self.dispatcher.revoke()  # before leases: an actor must see a lease end before it gets the group again
         self.dispatcher.evaluate(now)  # before training leases, which would take all the room
         self.dispatcher.admit(now)  # before serving: the batch that the learner waits for may exceed the memory limit
         self.dispatcher.serve(now)  # revokes groups that are too old at once: the next turn may come late
@@ -352,7 +352,7 @@ class Server:
         refusals. Raises RolloutsFail if every actor had MOST_REFUSED groups in a row refused."""
         for group_id in sorted(faults.keys() & self.store.held_by(actor.name).keys()):
             entry = self.store.entries[group_id]
-            # The same group again says nothing new about the actor.
+            # The same group again is no new evidence against the actor.
             actor.refused += not entry.refused or entry.failed_on != actor.name
             entry.refused, entry.failed_on = entry.refused + 1, actor.name
             self.gauges.refused[getattr(faults[group_id], "column", "form")] += 1
@@ -479,7 +479,7 @@ class Server:
         """No more batches: drop all active groups, run the last evaluation, then send the report."""
         self._trained_before(steps)
         self.phase.finishing, self.learner.wanted, self.phase.reported = True, None, False
-        self.dispatcher.announce()  # what was held back, too: the last evaluation is of it
+        self.dispatcher.announce()  # a version held back, too: the last evaluation is of it
         self.gauges.trained_seconds = self.peers.age(self.peers.clock())
         for actor in self.fleet:
             held = sorted(self.store.held_by(actor.name))
@@ -529,7 +529,7 @@ class Server:
         return shown | {"running": len(self.store.held_by(actor.name)), "silent_seconds": now - actor.seen}
 
     def waits(self) -> list[str]:
-        """Who waits for whom, in words."""
+        """The waiting roles, in words."""
         notes = [f"{actor.name}: {actor.engine_note}" for actor in self.fleet if actor.engine_note]
         if self.phase.finishing:
             return [] if self.evaluation.finished else ["the end waits for the last evaluation"]

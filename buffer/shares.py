@@ -1,6 +1,6 @@
 """Batches for a learner of several ranks: the groups of each rank, and the ranks that still wait for their share.
 
-Rank 0 is the learner: it alone asks for batches and says which are trained. A batch is served once, to all ranks
+Rank 0 is the learner: it alone asks for batches and reports trained ones. A batch is served once, to all ranks
 together; the other ranks fetch their shares over their own connections. A share is a view of the served batch, so
 nothing counts twice. It can be sent again until the batch is trained. Groups stay whole.
 """

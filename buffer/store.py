@@ -285,7 +285,7 @@ class Store:
         }
 
     def apply(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
-        """Change the store as `event` says. Raises EventError if the event does not fit the store."""
+        """Change the store by `event`. Raises EventError if the event does not fit the store."""
         try:
             self._appliers[type(event)](event, payload, now)
         except KeyError as error:

@@ -151,7 +151,7 @@ class Episodes:
 
     `rewards` float64 [n]; `groups` int [n]; `sample` int64 [N] the sample of each token; `penalties` float64 [N] are
     subtracted from the reward at each token; `values` float64 [N] the critic's value of the state in which the token
-    was chosen (None without a critic). `turns` says where rewards of single turns were earned (None: all rewards come
+    was chosen (None without a critic). `turns` has the places where single turns earned rewards (None: all rewards come
     at the end). `behind` float64 [n] is the value of the state after a cut sample, 0 for others (None unless
     `bootstraps`). `teacher`, `student` float64 [N] are their logprobs of each token (None without a teacher).
     """

@@ -3,7 +3,7 @@ but no buffer.
 
 Batch k depends on `run.seed` and k alone. Line up the rows of all epochs, each epoch shuffled anew: the batch takes the
 places from k · groups_per_batch on. So a resume continues with the same batches. Every rank makes the batch and takes
-its share. The first rank also measures the loss on held-out rows, as often as `eval.every` says. This uses no random
+its share. The first rank also measures the loss on held-out rows, every `eval.every` steps. This uses no random
 number and no gradient, so no bit of the training depends on it.
 """
 
@@ -48,7 +48,7 @@ class Demonstrated:
         self._index = index
 
     def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
-        """The requested batch (or this rank's share), and what was measured before it. Raises Stopped."""
+        """The requested batch (or this rank's share), and the measures before it. Raises Stopped."""
         turns.sleep(TURN_SECONDS)
         if self.pausing and may_pause:
             raise Stopped(by_signal=True)

@@ -62,7 +62,7 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, narrow: torch.d
 class _Chosen(torch.autograd.Function):
     """Logprobs and entropies of tokens under a linear head, `rows` of them at a time, without logits in the graph.
 
-    With `fp32`, logits are made in float32, whatever autocast or the dtype of the weights is: losses clip ratios within
+    With `fp32`, logits are made in float32, under any autocast and dtype of weights: losses clip ratios within
     a few thousandths, which needs more digits than half precision has. The backward pass multiplies in half precision.
     Up to `rows` tokens, all probabilities are kept for it in that dtype; otherwise it makes them again.
     """

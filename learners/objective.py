@@ -28,7 +28,7 @@ class Objective:
     `normalise`: "token_mean" divides by the trained tokens of the minibatch (DAPO, arXiv 2503.14476); "sequence_mean"
     takes the mean over each sequence, then over sequences (GRPO, arXiv 2402.03300: tokens of long answers weigh less);
     a number L divides by L times the sequences, so that an answer's length does not change its weight (Dr. GRPO, arXiv
-    2503.20783, where L is the longest response; a config says "response_limit" for that, see `learners.build`).
+    2503.20783, where L is the longest response; "response_limit" in a config, see `learners.build`).
     Sequences without a trained token do not count.
 
     `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is subtracted

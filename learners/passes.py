@@ -21,7 +21,7 @@ from learners.packing import Columns, MicroBatch, empty_microbatch
 
 class Passes:
     """`micro_batch_tokens` bounds the tokens of a micro-batch; a rank makes at least `min_microbatches`, if it can.
-    `temperature` is the run's. With `half_matrices` matrices are multiplied in bfloat16, whatever dtype weights have;
+    `temperature` is the run's. With `half_matrices` matrices are multiplied in bfloat16, for weights of any dtype;
     with `experts` tokens go to those that the engine's routers chose."""
 
     def __init__(

@@ -62,7 +62,7 @@ class Others(Protocol):
     """The ranks that publish the other parts."""
 
     def begin(self, version: int) -> None:
-        """Tell the other ranks to publish their parts of this version."""
+        """Make the other ranks publish their parts of this version."""
         ...
 
     def gathered(self, report: PartReport) -> list[PartReport]:
@@ -83,7 +83,7 @@ class Alone:
 @dataclass(frozen=True, slots=True)
 class PartReport:
     """A part that can be fetched at `endpoint`: the lanes of its bits, the bytes that its server has sent so far, and,
-    if it is a delta, numbers that add up over parts. `error` says why it cannot be fetched."""
+    if it is a delta, numbers that add up over parts. `error` is the reason why it cannot be fetched."""
 
     endpoint: str = ""
     lanes: Sequence[int] = (0, 0)

@@ -47,8 +47,8 @@ def or_untrainable(
     batch: Batch, fault_of: Callable[[Batch], str], ranks: Any, forget: Callable[[], None], moved: Callable[[], bool]
 ) -> Iterator[None]:
     """Turn a fault of the batch's data into Untrainable, on all `ranks` alike. `fault_of` describes one that can be
-    seen before the step (empty: none); each rank looks at its own share. `forget` discards the begun step; `moved` says
-    whether the weights have changed. An error on one rank in the middle of a step passes unchanged, since others may
+    seen before the step (empty: none); each rank looks at its own share. `forget` discards the begun step; `moved`:
+    have the weights changed? An error on one rank in the middle of a step passes unchanged, since others may
     wait for that rank."""
     try:
         if fault := next(filter(None, ranks.gathered(fault_of(batch))), ""):

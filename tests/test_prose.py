@@ -24,7 +24,7 @@ BANNED = (
 )
 PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in BANNED), re.IGNORECASE)
 EXEMPT = {"CHANGELOG.md", "docs/config.md"}
-PATHS = ("*.md", "scripts/*.py", "examples/*.py")
+PATHS = ("*.md", *(f"{folder}/*.py" for folder in ("scripts", "examples", "buffer", "learners")))
 FILES = subprocess.run(["git", "ls-files", *PATHS], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 

@@ -167,7 +167,7 @@ def planned_for(loss: Callable[..., Any], minibatch: LossBatch) -> tuple[LossBat
 
 
 def merged(first: Observed, second: Observed) -> Observed:
-    """Two observations of the same tokens. Weights multiply; a token is cut or left out if either says so."""
+    """Two observations of the same tokens. Weights multiply; a token is cut or left out if it is in either."""
     common = first.keys() & second.keys()
     both = {n: first[n] * second[n] if n == "behaviour_weight" else first[n] | second[n] for n in common}
     return first | second | both

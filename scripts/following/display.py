@@ -1,6 +1,6 @@
 """The display of `train`: live, or plain lines without a terminal; it also feeds the run's trackers.
 
-`Display` reads train steps from the learner's file, and asks the buffer twice a second for waiting processes. It reports
+`Display` reads train steps from the learner's file, and asks the buffer twice a second for waiting roles. It reports
 dead processes to the buffer and to the user. Nothing in the run waits for it, and it waits for nothing.
 """
 
