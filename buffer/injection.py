@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.config.ages import KEY, shares_of
+from areal_like.config.conflicts import AGES, shares_of
 from areal_like.config.registry import ConfigError
 from areal_like.run.checkpoints import is_due
 from areal_like.sampling import stream_key, uniforms
@@ -31,7 +31,7 @@ _STREAM = 3
 class Ages:
     """The age, in versions, of each place in a batch. It depends on the seed alone, so runs repeat. Systematic sampling
     divides a batch: each age gets its share to within one group, and on average exactly its share. `spec`: see
-    `areal_like.config.ages`."""
+    `areal_like.config.conflicts.shares_of`."""
 
     def __init__(self, spec: object, seed: int = 0):
         shares = shares_of(spec)
@@ -143,7 +143,7 @@ class AgedSlots(Slots):
     def check_memory(self, limit: int) -> None:
         groups = self.ages.oldest * self.bound.interval * self.bound.groups_per_batch
         raise ConfigError(
-            f"buffer.max_bytes={limit}: inject_staleness keeps {groups} groups waiting, and they take more", KEY
+            f"buffer.max_bytes={limit}: inject_staleness keeps {groups} groups waiting, and they take more", AGES
         )
 
     def state(self) -> SlotsState:

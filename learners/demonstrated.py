@@ -1,4 +1,4 @@
-"""Batches of demonstrations for a learner that trains alone (`config.supervision`). Has `LearnerClient`'s methods,
+"""Batches of demonstrations for a learner that trains alone (`loss=sft`). Has `LearnerClient`'s methods,
 but no buffer.
 
 Batch k depends on `run.seed` and k alone. Line up the rows of all epochs, each epoch shuffled anew: the batch takes the

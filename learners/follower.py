@@ -25,9 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.registry import build, knobs, resolve
+from areal_like.config.registry import build, is_supervised, knobs, resolve
 from areal_like.config.run_config import ranks_of
-from areal_like.config.supervision import is_supervised
 from areal_like.run.process import Role, run_role
 from areal_like.run.run_folder import RENDEZVOUS
 from areal_like.types import Batch

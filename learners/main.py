@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.eval_sets import OWN
-from areal_like.config.registry import build
+from areal_like.config.registry import build, is_supervised
 from areal_like.config.run_config import ranks_of
-from areal_like.config.supervision import is_supervised
+from areal_like.config.schema import OWN
 from areal_like.interfaces import Task, Trainer
 from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsLog

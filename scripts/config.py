@@ -8,7 +8,6 @@ from the code and from `configs/base.yaml`; nothing is imported. `--markdown FIL
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import re
 import sys
@@ -18,10 +17,10 @@ from typing import Any
 
 from rich.markdown import Markdown
 
+from areal_like.config.annotations import type_and_range
 from areal_like.config.layers import PRESETS
-from areal_like.config.ranges import RANGES
 from areal_like.config.registry import COMPONENTS, PARTS, ConfigError, described, key_hint
-from areal_like.config.schema import SECTIONS, Config
+from areal_like.config.schema import RANGES, SECTIONS, Config
 from areal_like.config.signatures import REQUIRED, Knob, signature
 from areal_like.places import CONFIGS
 
@@ -30,7 +29,6 @@ from .console.output import console
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+): *(?P<value>\{.*\}|[^#]*?) *(# *(?P<comment>.*))?$")
 _MORE = re.compile(r" *# (?P<comment>.*)$")
-_ANNOTATED = re.compile(r"Annotated\[(.+?), '(.*?)'\]")
 Base = dict[str, tuple[str, str]]
 """Dotted key → (default, meaning) of `configs/base.yaml`."""
 Row = tuple[str, str, str, str, str]
@@ -92,16 +90,9 @@ def _knob_rows(knobs: Mapping[str, Knob]) -> list[Row]:
     rows = []
     for name, knob in knobs.items():
         default = "(must be set)" if knob.default is REQUIRED else "null" if knob.default is None else str(knob.default)
-        kind, limits = _type_and_range(knob.annotation)
+        kind, limits = type_and_range(knob.annotation) if knob.annotation else ("", "")
         rows.append((name, kind, default, limits, ""))
     return rows
-
-
-def _type_and_range(annotation: ast.expr | None) -> tuple[str, str]:
-    """`Annotated[float, "(0, 1]"] | None` → ("float | None", "(0, 1]")."""
-    text = "" if annotation is None else ast.unparse(annotation)
-    limits = _ANNOTATED.search(text)
-    return _ANNOTATED.sub(r"\1", text), limits[2] if limits else ""
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_like.config import run_config as configs
-from areal_like.config.eval_sets import OWN
 from areal_like.config.layers import parse_override
 from areal_like.config.run_config import ConfigError
+from areal_like.config.schema import OWN
 from areal_like.errors import UserError
 from areal_like.estimates import by_prompt, interval, powers
 from areal_like.run import checkpoints

@@ -24,9 +24,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from areal_like.config.eval_sets import OWN
 from areal_like.config.registry import ConfigError, bind, build, nearest
 from areal_like.config.run_config import from_tree, read_resolved
+from areal_like.config.schema import OWN
 from areal_like.run.run_folder import CONFIG
 from areal_like.run.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
 from areal_like.tasks.heldout import HeldoutSet, sets_of

@@ -1,14 +1,17 @@
 """Checks values against annotations read from source; nothing is imported.
 
 It understands int, float, bool, str, None, Literal, unions, list, tuple, Sequence, dict and Mapping, and
-`Annotated[float, "(0, 1]"]` for a number with a range (`config.ranges`). Other annotations accept every value."""
+`Annotated[float, "(0, 1]"]` for a number with a range: "[0, 1)" is at least 0 and below 1, "(0, inf)" above 0 and
+finite. No range contains nan; one that ends with "inf]" contains infinity. Other annotations accept every value."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-
-from areal_like.config.ranges import range_of
+from typing import NamedTuple
 
 _SCALARS: dict[str, Callable[[object], bool]] = {
     "bool": lambda value: isinstance(value, bool),
@@ -22,6 +25,8 @@ _SCALARS: dict[str, Callable[[object], bool]] = {
     "dict": lambda value: isinstance(value, Mapping),
 }
 _MUST = "must be "
+_INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
+_ANNOTATED = re.compile(r"Annotated\[(.+?), '(.*?)'\]")
 
 
 def misfit(value: object, annotation: ast.expr | None) -> str:
@@ -87,15 +92,54 @@ def _choices(inner: ast.expr) -> tuple[object, ...]:
     return choices if isinstance(choices, tuple) else (choices,)
 
 
-class _Plain(ast.NodeTransformer):
-    """Types without their ranges."""
-
-    def visit_Subscript(self, node: ast.Subscript) -> object:
-        match node:
-            case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, *_])):
-                return self.visit(inner)
-        return self.generic_visit(node)
+def type_and_range(annotation: ast.expr) -> tuple[str, str]:
+    """`Annotated[float, "(0, 1]"] | None` → ("float | None", "(0, 1]")."""
+    text = ast.unparse(annotation)
+    limits = _ANNOTATED.search(text)
+    return _ANNOTATED.sub(r"\1", text), limits[2] if limits else ""
 
 
 def _shown(annotation: ast.expr) -> str:
-    return ast.unparse(_Plain().visit(ast.parse(ast.unparse(annotation), mode="eval").body))
+    return type_and_range(annotation)[0]
+
+
+class Range(NamedTuple):
+    low: float
+    high: float
+    with_low: bool
+    with_high: bool
+
+    def contains(self, value: float) -> bool:
+        above = value >= self.low if self.with_low else value > self.low
+        return above and (value <= self.high if self.with_high else value < self.high)
+
+    def misfit(self, value: float) -> str:
+        """Why the value is outside, such as "must be at least 0 and below 1"; empty where it is inside."""
+        if self.contains(value):
+            return ""
+        if value != value:
+            return "must be a number"
+        ends = [f"{'at least' if self.with_low else 'above'} {self.low}"] if self.low > -math.inf else []
+        if self.high < math.inf:
+            ends.append(f"{'at most' if self.with_high else 'below'} {self.high}")
+        elif value == math.inf:
+            ends.append("finite")
+        return f"must be {' and '.join(ends)}"
+
+
+@functools.cache
+def range_of(text: str) -> Range | None:
+    """The range that an interval writes; None for a text that is no interval."""
+    found = _INTERVAL.fullmatch(text)
+    if not found:
+        return None
+    opening, low, high, closing = found.groups()
+    return Range(_number(low), _number(high), opening == "[", closing == "]")
+
+
+def _number(text: str) -> float:
+    """Whole numbers stay whole: 64 bits are more than a float holds."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

@@ -5,17 +5,39 @@ The component itself would refuse them, too, but seconds later, when it is built
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from string import Template
+from typing import TypeGuard
 
-from areal_like.config import corrections
 from areal_like.config.defaults import optimizer_steps
 from areal_like.config.placement import AUTO, needs_of, place
 from areal_like.config.placement import KEY as PLACEMENT
-from areal_like.config.registry import ConfigError, as_spec, check_part, correction_of, knobs, marks, with_defaults
-from areal_like.config.schema import Config
+from areal_like.config.registry import (
+    ConfigError,
+    as_spec,
+    check,
+    check_knobs,
+    check_part,
+    correction_of,
+    is_supervised,
+    knobs,
+    marks,
+    with_defaults,
+)
+from areal_like.config.schema import OWN, Config
 from areal_like.models.model_folder import ROUTED, read_config
 
+_NEVER_NEGATIVE = ("k2", "k3", "k3_reverse", "binary_kl")
+Spec = Mapping[str, object]
+Problem = tuple[str, str]
+"""A knob and what is wrong with it."""
+_OF_ROLLOUTS = ("critic_lr", "kl_reward", "router_replay", "teacher")
+"""Knobs of the learner."""
+AGES = "inject_staleness"
+_SET_NAME = re.compile(r"[A-Za-z][\w-]*")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -175,13 +197,13 @@ def _validate_correction(config: Config) -> None:
     elif "ratio_to_behaviour" in found:
         own = "behaviour_current"
     path, spec = "loss.correction", correction_of(config.loss)
-    if "supervised" in found and spec["name"] != corrections.NONE:
+    if "supervised" in found and spec["name"] != "none":
         raise ConfigError(f"{path}: demonstrations were sampled by no policy: leave it out", path)
-    while spec["name"] != corrections.NONE:
+    while spec["name"] != "none":
         chosen = with_defaults("correction", spec)
         if "weight" not in chosen:  # one of the user's own
             return
-        problem = corrections.problem_of(chosen) or corrections.problem_with_loss(chosen, own)
+        problem = problem_of_correction(chosen) or problem_with_loss(chosen, own)
         if problem:
             raise ConfigError(f"{path}.{problem[0]}: {problem[1]}", f"{path}.{problem[0]}")
         path, spec = f"{path}.correction", as_spec(chosen["correction"])
@@ -258,3 +280,168 @@ def _refuse_warmup(learner: Mapping[str, int]) -> None:
             "raise run.steps (learner.schedule_steps)",
             key,
         )
+
+
+def problem_of_correction(knobs: Mapping[str, object]) -> Problem | None:
+    """What makes no sense in the knobs of a correction, all of them given."""
+    for found in (_problem_of_weight(knobs), _problem_of_rejection(knobs)):
+        if found:
+            return found
+    if knobs["weight"] == "none" == knobs["reject"] == "none":
+        return "weight", "it neither weighs nor rejects: set weight or reject, or leave the correction out"
+    return None
+
+
+def _problem_of_weight(knobs: Mapping[str, object]) -> Problem | None:
+    if knobs["weight"] != "none":
+        return None
+    for knob, off in (("weight_low", 0.0), ("weight_high", math.inf), ("self_normalise", False)):
+        if knobs[knob] != off:
+            return knob, "there is no weight that it could bound: set weight to token, sequence or geometric"
+    return None
+
+
+def _problem_of_rejection(knobs: Mapping[str, object]) -> Problem | None:
+    low, high, what = knobs["low"], knobs["high"], knobs["reject"]
+    if what == "none":
+        for knob, off in (("low", None), ("high", None), ("over", "token"), ("rejected", "mask")):
+            if knobs[knob] != off:
+                return knob, "nothing is rejected: set reject to ratio, k1, k2, k3, k3_reverse or binary_kl"
+        return None
+    if low is None and high is None:
+        return "high", f"reject={what} needs a bound: set high, low, or both"
+    if what in _NEVER_NEGATIVE and low is not None:
+        return "low", f"{what} is never negative, and small where the policies agree: it has no lower bound"
+    on_policy = 1.0 if what == "ratio" else 0.0
+    if not _number(low, -math.inf) <= on_policy <= _number(high, math.inf):
+        return (
+            "low" if _number(low, -math.inf) > on_policy else "high",
+            f"the bounds must enclose {on_policy:g}, which is {what} where the policies agree, got {low} and {high}",
+        )
+    return None
+
+
+def _number(bound: object, otherwise: float) -> float:
+    return float(bound) if isinstance(bound, int | float) else otherwise
+
+
+def problem_with_loss(knobs: Mapping[str, object], own_ratio: str | None) -> Problem | None:
+    """A weight that a loss has in its own ratio already (`own_ratio`: behaviour_current, proximal_current, None)."""
+    if knobs["weight"] == "none" or own_ratio is None:
+        return None
+    left = "behaviour_proximal"
+    if own_ratio == "behaviour_current":
+        return "weight", "the loss has the whole ratio to the behaviour policy itself: only reject, with weight=none"
+    if (knobs["pair"] or left) != left:
+        return "pair", f"the loss has current/proximal itself, which would count twice: weigh by {left}"
+    return None
+
+
+def validate_supervision(config: Config) -> None:
+    """Settings that need rollouts. Raises ConfigError."""
+    if not is_supervised(config):
+        return
+    learner, loss = with_defaults("learner", config.learner), config.loss["name"]
+    asked = {
+        "run.target_reward": config.run.target_reward is not None,
+        "replay": bool(config.replay),
+        "inject_staleness": config.inject_staleness is not None,
+        "sampling.temperature": config.sampling.temperature != 1.0,
+        "group_reward": config.group_reward["name"] != "none",
+        "eval.sets": bool(config.eval.sets),
+        **{f"learner.{knob}": bool(learner.get(knob)) for knob in _OF_ROLLOUTS},
+    }
+    for key, is_set in asked.items():
+        if is_set:
+            raise ConfigError(f"{key}: loss={loss} has neither rollouts nor rewards: leave it out", key)
+    if "needs_model" not in marks("learner", config.learner["name"]):
+        raise ConfigError(f"learner: loss={loss} needs a learner with a model", "learner")
+
+
+def shares_of(spec: object) -> list[tuple[int, float]]:
+    """(age, share) in the order of ages; shares are above 0, of any sum. Raises ConfigError for no distribution."""
+    if _is_age(spec):
+        return [(spec, 1.0)]
+    if isinstance(spec, dict) and list(spec) == ["uniform"]:
+        limits = spec["uniform"]
+        if not isinstance(limits, list) or len(limits) != 2 or not all(map(_is_age, limits)) or limits[0] > limits[1]:
+            raise ConfigError(f"{AGES}: uniform takes [youngest, oldest], not {limits!r}", AGES)
+        return [(age, 1.0) for age in range(limits[0], limits[1] + 1)]
+    if not isinstance(spec, dict) or not spec:
+        raise ConfigError(f"{AGES}: an age in versions, {{age: share, ...}} or {{uniform: [0, 8]}}, not {spec!r}", AGES)
+    try:
+        shares = sorted((int(age), float(share)) for age, share in spec.items())
+    except (TypeError, ValueError):
+        raise ConfigError(f"{AGES}: ages are whole numbers and shares numbers, not {spec!r}", AGES) from None
+    if shares[0][0] < 0 or min(share for _, share in shares) <= 0 or abs(sum(s for _, s in shares) - 1.0) > 1e-6:
+        raise ConfigError(f"{AGES}: ages are at least 0, shares above 0 and 1 in sum, not {spec!r}", AGES)
+    return shares
+
+
+def _is_age(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
+
+
+def task_spec(
+    run_task: Mapping[str, object], model_path: object, given: str | Mapping[str, object]
+) -> dict[str, object]:
+    """The spec of a set's task. FILE.jsonl is read as the run's own task reads its file, if that is `jsonl`; else with
+    the tokenizer of the run's task or model."""
+    if not isinstance(given, str) or not given.endswith(".jsonl"):
+        return as_spec(given)
+    if run_task["name"] == "jsonl":
+        return {**run_task, "path": given, "heldout_path": None}
+    return {"name": "jsonl", "path": given, "tokenizer": run_task.get("tokenizer") or model_path}
+
+
+def validate_eval_sets(own: Spec, run_task: Spec, model_path: object, workflow_of: Callable[[object], Spec]) -> None:
+    """Check the section `eval` with its sets, as far as its text allows. `run_task`: the run's task; `workflow_of`: a
+    set's workflow, from the set's knobs for it. Raises ConfigError."""
+    _validate_ks("eval", own)
+    sets, tasks = own["sets"], run_task.get("tasks") or {}
+    assert isinstance(sets, Mapping) and isinstance(tasks, Mapping)
+    for name, spec in sets.items():
+        key = f"eval.sets.{name}"
+        if not _SET_NAME.fullmatch(str(name)) or name in ("train", OWN):
+            raise ConfigError(f"{key}: can't be the name of a set; use letters, digits, _ and -", "eval.sets")
+        if name in tasks:
+            raise ConfigError(f"{key}: a task of the run has this name; choose another one", "eval.sets")
+        if not isinstance(spec, Mapping):
+            raise ConfigError(f"{key}: want {{task: ..., samples: ..., ...}}, got {spec!r}", "eval.sets")
+        known = {knob: value for knob, value in spec.items() if knob not in ("task", "workflow")}  # checked below
+        check_knobs("areal_like.config.schema:eval_set", key, known)
+        _validate_ks(key, {**own, **spec})
+        every, usual = spec.get("every", own["every"]), own["every"]
+        assert isinstance(every, int) and isinstance(usual, int)
+        if every and (not usual or every % usual):
+            raise ConfigError(
+                f"{key}.every={every}: must be a multiple of eval.every={usual}: a round asks the run's own set, too",
+                "eval.sets",
+            )
+        try:
+            _validate_task(spec.get("task"), run_task, model_path, list(tasks))
+            check("workflow", workflow_of(spec.get("workflow")))
+        except ConfigError as error:
+            raise ConfigError(f"{key}.{error}", key) from None
+
+
+def _validate_ks(key: str, said: Mapping[str, object]) -> None:
+    samples, ks = said["samples"], said["k"]
+    assert ks is None or isinstance(ks, list)
+    most = samples if isinstance(samples, int) else 1
+    if wrong := [k for k in ks or () if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= most]:
+        raise ConfigError(f"{key}.k: pass@{wrong[0]} needs at least as many samples; {key}.samples={samples}", key)
+    if said["temperature"] == 0 and samples != 1:
+        raise ConfigError(
+            f"{key}: {samples} greedy answers are all the same: set temperature above 0, or samples to 1", key
+        )
+
+
+def _validate_task(given: object, run_task: Mapping[str, object], model_path: object, members: list[str]) -> None:
+    if given is None or (isinstance(given, str) and given in members):
+        return
+    if not isinstance(given, str | Mapping):
+        raise ConfigError(f"task: want FILE.jsonl, a task's name or {{name: ..., knobs}}, got {given!r}")
+    if isinstance(given, str) and given.endswith(".jsonl") and not Path(given).is_file():
+        raise ConfigError(f"task: there is no file {given!r}")
+    check("task", task_spec(run_task, model_path, given))

@@ -37,9 +37,8 @@ import math
 from collections.abc import Mapping
 
 from areal_like.config.placement import actors_on
-from areal_like.config.registry import marks, with_defaults
+from areal_like.config.registry import is_supervised, marks, with_defaults
 from areal_like.config.schema import Config
-from areal_like.config.supervision import is_supervised
 from areal_like.models.model_folder import weight_bytes
 
 RANDOM_LR = 2e-3

@@ -19,9 +19,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from areal_like.config.registry import ConfigError, with_defaults
+from areal_like.config.registry import ConfigError, is_supervised, with_defaults
 from areal_like.config.schema import Config
-from areal_like.config.supervision import is_supervised
 
 KEY = "placement"
 AUTO = "auto"

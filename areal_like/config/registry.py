@@ -22,9 +22,9 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from areal_like.config import corrections
 from areal_like.config.annotations import misfit
 from areal_like.config.other_names import OTHER_NAMES
+from areal_like.config.schema import Config
 from areal_like.config.signatures import REQUIRED, Knob, Signature, UnreadableError, docstring, is_async, signature
 from areal_like.errors import UserError
 from areal_like.places import CONFIGS
@@ -164,7 +164,18 @@ PARTS = {"learner.lora": "learners.adapters:Adapters", "learner.teacher": "learn
 """Knobs whose value is itself a set of knobs: dotted path → the class that defines them."""
 
 
-NO_CORRECTION: dict[str, object] = {"name": corrections.NONE}
+USUAL_CORRECTIONS = {
+    "decoupled_ppo": "capped",
+    "icepop": "icepop",
+    "tis": "tis",
+    "cispo": "cispo",
+    "is_pg": "exact",
+    "mis_po": "mis_po",
+    "topr": "topr",
+}
+"""A loss's name → its correction where the config says none."""
+
+NO_CORRECTION: dict[str, object] = {"name": "none"}
 
 
 class ConfigError(UserError):
@@ -231,12 +242,14 @@ def bind(kind: str, spec: Mapping[str, object]) -> functools.partial[Any]:
 
 
 def correction_of(spec: Mapping[str, object]) -> dict[str, object]:
-    """The spec of a loss's correction: what the loss's spec says, or what losses of its name usually have. Raises
-    ConfigError."""
-    try:
-        return corrections.resolve_correction(str(spec["name"]), _plain(spec).get("correction"))
-    except TypeError as error:
-        raise ConfigError(f"loss.correction: {error}", "loss.correction") from None
+    """The spec of a loss's correction: that of the loss's spec (a name, knobs, or both), or the usual one of losses of
+    its name. Knobs without a name are the usual one's, or those of `ratio`, which has all knobs. Raises ConfigError."""
+    usual, given = USUAL_CORRECTIONS.get(str(spec["name"]), "none"), _plain(spec).get("correction")
+    if given is not None and not isinstance(given, str | Mapping):
+        key = "loss.correction"
+        raise ConfigError(f"{key}: got {given!r}, expected a name or {{name: ..., knobs}}", key)
+    knobs = as_spec(given) if given else {}
+    return {"name": "ratio" if knobs and usual == "none" else usual} | knobs
 
 
 def _plain(spec: Mapping[str, object]) -> dict[str, Any]:
@@ -264,13 +277,23 @@ def check(kind: str, spec: Mapping[str, object]) -> None:
 
 def check_part(path: str, values: Mapping[str, object]) -> None:
     """Check the knobs at a path of `PARTS` against those of their class. Raises ConfigError."""
-    module, _, attribute = PARTS[path].partition(":")
+    check_knobs(PARTS[path], path, values)
+
+
+def check_knobs(target: str, path: str, values: Mapping[str, object]) -> None:
+    """Check the values at a path against the keyword-only parameters of "module:name". Raises ConfigError."""
+    module, _, attribute = target.partition(":")
     _validate_knobs(signature(module, attribute), path, path.rpartition(".")[2], values)
 
 
 def marks(kind: str, name: str) -> frozenset[str]:
     """The marks of a component: a function's decorators, the attributes that a class or a base of it sets to True."""
     return _signature_of(kind, name).marks
+
+
+def is_supervised(config: Config) -> bool:
+    """Whether the learner trains alone on a task's demonstrations (`loss=sft`), without a buffer or actors."""
+    return "supervised" in marks("loss", config.loss["name"])
 
 
 def check_function(key: str, path: str) -> bool:
@@ -386,7 +409,7 @@ def _signature_of(kind: str, name: str) -> Signature:
         found = signature(module, attribute)
         if kind != "loss":
             return found
-        correction = Knob(corrections.USUAL.get(name, corrections.NONE), None)
+        correction = Knob(USUAL_CORRECTIONS.get(name, "none"), None)
         return dataclasses.replace(found, knobs={**found.knobs, "correction": correction})
     except UnreadableError as error:
         raise ConfigError(f"{kind}.name: {name!r} cannot be read: {error}", f"{kind}.name") from None

@@ -22,25 +22,25 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from areal_like.config.ages import KEY as AGES
-from areal_like.config.ages import shares_of
+from areal_like.config.annotations import range_of
 from areal_like.config.conflicts import (
+    AGES,
+    shares_of,
+    validate_eval_sets,
     validate_launcher,
     validate_mismatch,
     validate_model,
     validate_placement,
     validate_replay,
+    validate_supervision,
     validate_training,
     validate_transport,
     validate_words,
 )
 from areal_like.config.defaults import LEARNING, learning_defaults, machine_defaults
-from areal_like.config.eval_sets import check_sets
 from areal_like.config.layers import Layers, Tree, Value, read, shown
-from areal_like.config.ranges import RANGES, range_of
 from areal_like.config.registry import COMPONENTS, ConfigError, check, key_hint, knobs, marks, with_defaults
-from areal_like.config.schema import SECTIONS, Config
-from areal_like.config.supervision import validate_supervision
+from areal_like.config.schema import RANGES, SECTIONS, Config
 from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.places import CONFIGS
 
@@ -248,7 +248,7 @@ def _check_heldout(config: Config) -> None:
     except ConfigError as error:
         raise ConfigError(f"eval.{error}", f"eval.{error.key}") from None
     workflow_of = functools.partial(heldout_workflow, config)
-    check_sets(select(config, "eval"), select(config, "task"), config.model.get("path"), workflow_of)
+    validate_eval_sets(select(config, "eval"), select(config, "task"), config.model.get("path"), workflow_of)
 
 
 def _check_mixture(config: Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 if TYPE_CHECKING:
     import omegaconf
@@ -147,6 +147,9 @@ class Config:
     launcher: Spec
 
 
+OWN = "heldout"
+"""The split of a task that is not trained on, and the name of a single task's own set (`eval.*`)."""
+
 SECTIONS: dict[str, type] = {
     "run": Run,
     "sampling": Sampling,
@@ -158,3 +161,69 @@ SECTIONS: dict[str, type] = {
     "security": Security,
     "checkpoint": Checkpoint,
 }
+
+_SECONDS = 10_000_000
+"""More than that, clocks and sockets do not take: 115 days."""
+
+RANGES = {
+    "run.seed": f"[0, {2**64 - 1}]",
+    "run.steps": "[0, inf)",
+    "run.max_seconds": "[0, inf]",
+    "run.target_reward": "[-inf, inf]",
+    "groups_per_batch": "[1, inf)",
+    "weight_sync_interval": "[1, inf)",
+    "sampling.temperature": "[0, inf)",
+    "sampling.max_new_tokens": "[1, inf)",
+    "eval.every": "[0, inf)",
+    "eval.prompts": "[0, inf)",
+    "eval.samples": "[1, inf)",
+    "eval.temperature": "[0, inf)",
+    "eval.right": "[-inf, inf]",
+    "actors.count": "[1, inf)",
+    "run.max_untrainable": "[1, inf)",
+    "run.max_nonfinite": "[1, inf)",
+    "run.samples_bytes": "[0, inf)",
+    "actors.max_restarts": "[0, inf)",
+    "actors.restart_window": "[0, inf]",
+    "actors.min_alive": "[1, inf)",
+    "actors.threads": "[1, inf)",
+    "learner.threads": "[1, inf)",
+    "learner.ranks": "[1, inf)",
+    "rewards.workers": "[0, inf)",
+    "rewards.timeout": f"[0.01, {_SECONDS}]",
+    "rewards.min_timeout": f"[0.01, {_SECONDS}]",
+    "rewards.slack": "[1, inf)",
+    "rewards.max_timeouts": "(0, 1]",
+    "rewards.memory_limit": f"[{1 << 26}, inf)",
+    "buffer.port": "[0, 65535]",
+    "buffer.max_bytes": "[1, inf)",
+    "buffer.heartbeat_timeout": f"[2, {_SECONDS}]",
+    "buffer.lease_timeout": f"[0, {_SECONDS}]",
+    "weights.dense_above": "[0, 1]",
+    "weights.block_bytes": "[4096, inf)",
+    "weights.keep": "[1, inf)",
+    "weights.snapshot_every": "[1, inf)",
+    "weights.sweep_every": "[1, inf)",
+    "weights.probe_every": "[0, inf)",
+    "weights.probe_error": "(0, inf]",
+    "weights.fanout": "[0, inf)",
+    "checkpoint.every": "[0, inf)",
+    "checkpoint.keep": "[1, inf)",
+}
+"""Key → the interval that its number lies in. Components state the ranges of their knobs themselves (`Annotated`);
+these are those of sections and of the top level. See `areal_like.config.annotations`."""
+
+
+def eval_set(
+    *,
+    task: object = None,
+    prompts: Annotated[int, "[1, inf)"] = 1,
+    samples: Annotated[int, "[1, inf)"] = 1,
+    temperature: Annotated[float, "[0, inf)"] = 0.0,
+    every: Annotated[int, "[0, inf)"] = 0,
+    k: list[Annotated[int, "[1, inf)"]] | None = None,
+    right: float = 1.0,
+    workflow: object = None,
+) -> None:
+    """The knobs of one of `eval.sets`, read by `conflicts.validate_eval_sets`. A set has the values of the section
+    `eval` for those that it leaves out."""

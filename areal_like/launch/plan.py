@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from areal_like.config.placement import KEY, Devices, needs_of, place
-from areal_like.config.registry import marks
+from areal_like.config.registry import is_supervised, marks
 from areal_like.config.run_config import Config, actors_of, learner_threads, ranks_of, select
 from areal_like.config.schema import Spec
-from areal_like.config.supervision import is_supervised
 from areal_like.launch.restarts import RestartLimits
 
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from areal_like.config import run_config as configs
-from areal_like.config.eval_sets import KNOBS, OWN, task_spec
+from areal_like.config.conflicts import task_spec
 from areal_like.config.registry import build
 from areal_like.config.run_config import Config
+from areal_like.config.schema import OWN
 from areal_like.estimates import powers
 from areal_like.interfaces import Task
 from areal_like.tasks.mixture import refuse_other_tokens
@@ -88,7 +89,7 @@ def _made(
     spec: Mapping[str, object],
     own: bool = False,
 ) -> HeldoutSet:
-    said = {knob: getattr(config.eval, knob) for knob in KNOBS if hasattr(config.eval, knob)} | dict(spec)
+    said = configs.select(config, "eval") | dict(spec)
     samples = int(said["samples"])
     return HeldoutSet(
         name,

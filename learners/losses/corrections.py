@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from areal_like.config.corrections import NONE, problem_of, problem_with_loss
+from areal_like.config.conflicts import problem_of_correction, problem_with_loss
 from areal_like.config.registry import as_spec, build
 from learners.losses.clipped import interpolated
 from learners.losses.contract import (
@@ -67,7 +67,7 @@ class ChainLink:
         moved = self._log_ratio(batch)
         seen: Observed = {}
         raw = cut = torch.ones_like(moved)
-        if self.weight != NONE:
+        if self.weight != "none":
             raw = _log_weight(moved, self.weight, batch).exp()
             cut = raw.clamp(self.weight_low, self.weight_high)
             if self.where == "negative":
@@ -76,7 +76,7 @@ class ChainLink:
             if self.weight_low > 0 or self.weight_high < math.inf:
                 seen["capped_share"] = batch.mask & (raw != cut)
         stays = batch.mask
-        if self.reject != NONE:
+        if self.reject != "none":
             outside = self._outside(moved, batch) & batch.mask
             if self.where == "negative":
                 outside &= batch.advantages < 0
@@ -260,7 +260,7 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
     corrected = build("correction", as_spec(correction), knobs.pop("loss"))
     plain, links = (corrected.loss, corrected.links) if isinstance(corrected, Corrected) else (corrected, [])
     own = marks_of(plain).own_ratio
-    if problem := problem_of(knobs) or problem_with_loss(knobs, own):
+    if problem := problem_of_correction(knobs) or problem_with_loss(knobs, own):
         raise ValueError(f"{problem[0]}: {problem[1]}")
     known = pair or ("behaviour_proximal" if own == "proximal_current" else "behaviour_current")
     link = ChainLink(known, weight, weight_low, weight_high, self_normalise, reject, over, low, high, where, rejected)

@@ -2,7 +2,7 @@
 
 REINFORCE has none; with a correction (`learners.losses.corrections`) it is exact importance sampling, TIS or CISPO. The
 reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function. `sft` is
-the same with A = 1 on tokens that a task demonstrates (`areal_like.config.supervision`).
+the same with A = 1 on tokens that a task demonstrates .
 """
 
 from __future__ import annotations

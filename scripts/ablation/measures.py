@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.registry import nearest
+from areal_like.config.registry import is_supervised, nearest
 from areal_like.config.run_config import Config, ConfigError
-from areal_like.config.supervision import is_supervised
 from areal_like.run.metrics import MetricsFollower
 
 TAKES: dict[str, Callable[[list[float]], float]] = {

@@ -36,10 +36,11 @@ from typing import Any
 import yaml
 
 from areal_like.config import run_config as configs
+from areal_like.config.annotations import range_of
 from areal_like.config.layers import find, read, shown
-from areal_like.config.ranges import RANGES, range_of
 from areal_like.config.registry import nearest
 from areal_like.config.run_config import Config, ConfigError
+from areal_like.config.schema import RANGES
 from areal_like.places import CONFIGS
 
 from ..starting.preflight import preflight

@@ -20,8 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config
-from areal_like.config.supervision import is_supervised
 from areal_like.launch.outcome import Death
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import RENDEZVOUS, SUMMARY

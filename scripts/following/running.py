@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.config import run_config as configs
+from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, ConfigError
-from areal_like.config.supervision import is_supervised
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import RENDEZVOUS, SUMMARY, config_file, is_going_on
 from areal_like.wire.bus import is_loopback

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from areal_like.config import run_config as configs
-from areal_like.config.eval_sets import OWN
 from areal_like.config.registry import COMPONENTS, ConfigError, knobs
+from areal_like.config.schema import OWN
 from areal_like.config.signatures import REQUIRED
 from areal_like.places import CONFIGS
 from areal_like.run.metrics import MetricsFollower

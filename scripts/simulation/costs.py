@@ -13,9 +13,8 @@ import numpy as np
 
 from actors.engines.decode_clock import DecodeCost
 from actors.engines.lengths import AnswerLengths
-from areal_like.config.registry import with_defaults
+from areal_like.config.registry import is_supervised, with_defaults
 from areal_like.config.run_config import Config, ConfigError, ranks_of
-from areal_like.config.supervision import is_supervised
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -15,9 +15,8 @@ from omegaconf.errors import ReadonlyConfigError
 
 from areal_like.config import layers, registry
 from areal_like.config import run_config as config
-from areal_like.config.corrections import USUAL
 from areal_like.config.other_names import OTHER_NAMES
-from areal_like.config.registry import COMPONENTS, knobs
+from areal_like.config.registry import COMPONENTS, USUAL_CORRECTIONS, knobs
 from areal_like.config.run_config import ConfigError, load
 from areal_like.config.schema import SECTIONS
 
@@ -230,7 +229,7 @@ def test_a_refusal_says_where_the_value_came_from(folder: Path) -> None:
         ["learner.lora={rank: 4, targets: [q_proj]}"],
         ["mode=sync", "partial_rollout=restart"],
         [JUDGE, "group_reward.template=$answer"],
-        *[[f"loss.name={name}"] for name in (*USUAL, "vespo", "gspo")],
+        *[[f"loss.name={name}"] for name in (*USUAL_CORRECTIONS, "vespo", "gspo")],
         *[["loss.name=reinforce", f"loss.correction={name}"] for name in COMPONENTS["correction"] if name != "ratio"],
     ],
 )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.config.ranges import RANGES
+from areal_like.config.annotations import type_and_range
 from areal_like.config.registry import COMPONENTS, described, knobs
-from areal_like.config.schema import SECTIONS, Config
+from areal_like.config.schema import RANGES, SECTIONS, Config
 from scripts import config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def test_every_key_and_knob_has_a_meaning_and_every_number_a_range() -> None:
     for kind, name in ((kind, name) for kind, names in COMPONENTS.items() for name in names):
         assert f"### {kind}: {name}\n" in page and all(f"| `{knob}` |" in page for knob in knobs(kind, name))
         for knob, known in described(kind, name)[0].knobs.items():
-            types, limits = config._type_and_range(known.annotation)
+            types, limits = type_and_range(known.annotation) if known.annotation else ("", "")
             is_number = {"int", "float"} & set(re.findall(r"\w+", re.sub(r"\w+\[.*\]", "", types)))
             unbounded += [f"{kind}.{name}.{knob}"] if is_number and not limits else []
     assert set(bare) <= {"buffer.host"} and unbounded == []

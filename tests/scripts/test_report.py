@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from areal_like.config.eval_sets import OWN
+from areal_like.config.schema import OWN
 from areal_like.run.samples import HELDOUT, TRAINED, Kept
 from learners.main import heldout_metrics
 from scripts import report
