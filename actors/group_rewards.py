@@ -41,7 +41,7 @@ class GroupRewards:
         self._object: Any = build(KIND, spec, folder, name) if held else None
 
     async def __call__(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
-        """The samples with their final rewards. Raises RewardError, and nothing else, whatever goes wrong."""
+        """The samples with their final rewards. Raises RewardError for any error."""
         if self.name == "none":
             return samples
         try:
@@ -73,7 +73,7 @@ class GroupRewards:
 def described(prompt: Prompt, samples: Sequence[Sample]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A group as JSON values: the prompt as `{text, messages, answer}`, and each answer as `{text, tokens, length,
     reward, finish}`. `text` is None if the task has none, else `tokens` is; `answer` is None if JSON can't hold it. An
-    answer ends with its last trained token; what tools said before that is a part of it."""
+    answer ends with its last trained token; the tools' text before that is a part of it."""
     text = None if prompt.codec is None else prompt.codec.decode(prompt.tokens)
     about_prompt = {"text": text, "messages": list(prompt.messages), "answer": _as_json(prompt.answer)}
     return about_prompt, [_described(prompt, sample) for sample in samples]

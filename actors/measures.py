@@ -20,7 +20,7 @@ ENGINE = {
     "running": "now:rollout/running",
     "waiting": "now:rollout/waiting",
 }
-"""What `Engine.stats` says, and its metric; an engine's own `METRICS` are more of these."""
+"""Keys of `Engine.stats`, and their metrics; an engine's own `METRICS` are more of these."""
 FETCHING = ("fetch_seconds", "replica_seconds")
 AGENTS: Counter[str] = Counter()
 """Totals of this process's agents. `turns`: answers given; `turns_left_out`: of these, not in the trained conversation;
@@ -61,7 +61,7 @@ def of_engine(engine: Any, wall: float) -> dict[str, float]:
 
 
 def of_weights(stats: Mapping[str, float], updates: float) -> dict[str, float]:
-    """What `Subscriber.stats` says, over the engine's `updates` updates."""
+    """`Subscriber.stats` over the engine's `updates` updates."""
     found = {f"sum:rollout/{name}": value for name, value in stats.items() if name not in FETCHING}
     for name in FETCHING:
         found |= quotient(f"rollout/update_{name}", stats[name], updates)

@@ -5,7 +5,7 @@ legitimately silent:
 
     it waits for a place in the engine     as long as the engine makes tokens for others
     its verifier or its agent is at work   these have time limits of their own (`rewards.timeout`, `workflow.timeout`)
-    the engine can't tell                  as long as the call is open: such an engine has to watch itself
+    the engine has no `progress`           as long as the call is open: such an engine has to watch itself
 
 Everything else counts as no progress: an engine that stops making tokens, a workflow that never stops waiting.
 """
@@ -25,7 +25,7 @@ Named = tuple[str, Recorder]
 
 
 class Progress:
-    """Compares leases from time to time, and says which have moved since the last look."""
+    """Compares leases from time to time, and returns those that have moved since the last look."""
 
     def __init__(self, engine: Any):
         self._engine = engine

@@ -174,7 +174,7 @@ class RewardPool:
             self._free.put_nowait(worker)
 
     def stats(self) -> dict[str, float]:
-        """As in `actors.measures`: `answered` (whoever verifies), `calls` (of the pool), `timeouts` (of single
+        """As in `actors.measures`: `answered` (by any verifier), `calls` (of the pool), `timeouts` (of single
         answers), `errors` (all other failures), of these `crashes` (the worker died), and `kills` (workers killed while
         they were at a call); `waiting` now; `seconds_p50`, `seconds_p99` of the latest calls that were answered.
         Without calls of the pool only what is not 0."""
@@ -245,7 +245,7 @@ class _Worker:
         return json.loads(line)
 
     async def _begin(self, request: bytes) -> bytes:
-        """Send a request, starting a process if needed; returns the line that says that the verifier is imported."""
+        """Send a request, starting a process if needed; returns the line that reports the import of the verifier."""
         if self._process is None:
             paths = os.pathsep.join(path for path in sys.path if path)
             command = [sys.executable, "-m", __name__, *([str(self._memory_limit)] if self._memory_limit else [])]

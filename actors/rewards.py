@@ -20,7 +20,7 @@ from areal_like.wire.groups import LARGEST_REWARD
 
 
 def reward_function(task: Task, pool: RewardPool, *, timeout: float = math.inf) -> RewardFunction:
-    """`async (prompt, tokens) -> float` for this task. Raises RewardError, and nothing else, whatever goes wrong in the
+    """`async (prompt, tokens) -> float` for this task. Raises RewardError, and nothing else, for any error in the
     task's code: that costs the sample, not its group.
 
     timeout: seconds that a verifier in this process may wait. The pool has limits of its own.

@@ -29,8 +29,8 @@ def most_characters(room: int) -> int:
 
 
 class Scene:
-    """One episode of the environment that `spec` names. Each of its calls may take `timeout` seconds, unless it says
-    that it has limits of its own (`Environment.limited`). `room`: the longest response, in tokens."""
+    """One episode of the environment that `spec` names. Each of its calls may take `timeout` seconds, unless it has
+    limits of its own (`Environment.limited`). `room`: the longest response, in tokens."""
 
     def __init__(self, engine: RolloutEngine, spec: Mapping[str, Any], timeout: float, room: int):
         self._engine, self._spec, self._seconds = engine, spec, timeout

@@ -46,7 +46,7 @@ class Superseded(Exception):
 
 
 class Unreachable(Exception):
-    """A relay does not deliver; the text says why."""
+    """A relay does not deliver; the text is the reason."""
 
 
 class Sources:

@@ -110,7 +110,7 @@ class Subscriber:
                 continue
             if self.engine.version < manifest.version:
                 self._news.set()  # a relay has brought it half-way
-            await asyncio.sleep(0)  # generation continues first, then the buffer hears of it
+            await asyncio.sleep(0)  # generation continues first, then the buffer is notified
             self.applied(self.engine.version, self.engine.digest)
             if self.probe and self.engine.version == manifest.version:
                 self.probe.begin(manifest)

@@ -19,7 +19,7 @@ from areal_like.types import Outcome, Prompt
 
 Tool = Callable[..., str | Awaitable[str]]
 """A function of keyword arguments, all of them text, numbers, or what else JSON has; its result is shown to the model.
-Raises ValueError where the model is to hear what was wrong. The same arguments must give the same result."""
+Raises ValueError where the model should see the error. The same arguments must give the same result."""
 
 TOOLS = {
     "calculator": "actors.tools:calculator",

@@ -5,7 +5,7 @@ tokens are not sampled: they are loss-masked, have logprob 0, and carry the vers
 no age. The experts of shown tokens come with the answer to them.
 
 Where a chat template rewrites earlier turns, the transcript *forks*: the model is given a context that begins anew, and
-what it says there is trained in that context, as earlier turns are in theirs (`areal_like.types.Sample.forks`).
+its tokens there are trained in that context, as earlier turns are in theirs (`areal_like.types.Sample.forks`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Transcript:
         self._add(_Part(completion.tokens, completion.logprobs, completion.runs, True, completion.experts))
 
     def shown(self, tokens: np.ndarray) -> None:
-        """`tokens` int32 [n] that the model did not say. Raises ValueError where it has said nothing yet: they would
+        """`tokens` int32 [n] that are not the model's. Raises ValueError before the model's first token: they would
         belong to the prompt."""
         if not self._parts:
             raise ValueError("what is shown before the first turn belongs to the prompt")

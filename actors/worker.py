@@ -41,7 +41,7 @@ CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeEr
 """Errors that cost a sample, and not yet its group → the reason in the ledger."""
 REASON_CHARACTERS, DETAIL_CHARACTERS = 200, 1000
 CRASHES_IN_A_ROW = 3
-"""After this many samples in a row crash, the run's console says why: their groups may take long."""
+"""After this many samples in a row crash, the run's console has the reason: their groups may take long."""
 
 
 class Heldout(NamedTuple):
@@ -80,7 +80,7 @@ class _Running:
 
 class Worker:
     """Runs leases on an engine and reports to the buffer through `client`. `digests` maps versions to the digest of
-    their weights; the subscriber fills it before the engine samples with them. `spans`: where it says when it works."""
+    their weights; the subscriber fills it before the engine samples with them. `spans`: the record of its work."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Worker:
         task.add_done_callback(self._errands.discard)
 
     def cancel(self, group_ids: list[int], hand_back: bool = False) -> None:
-        """End leases: their sequences leave the engine before its next decode step. What was sampled is lost or, with
+        """End leases: their sequences leave the engine before its next decode step. Their tokens are lost or, with
         `hand_back`, handed back to the buffer."""
         if hand_back:
             self._run_errand(self.hand_back(group_ids))
@@ -148,7 +148,7 @@ class Worker:
                 group.task.cancel()
 
     async def hand_back(self, group_ids: Iterable[int] | None = None, *, leaving: bool = False) -> None:
-        """Interrupt groups (None: all) within a decode step, and hand the buffer what was sampled. `leaving`: this
+        """Interrupt groups (None: all) within a decode step, and hand the buffer their tokens. `leaving`: this
         actor takes no more leases."""
         self._leaving |= leaving
         wanted = self._groups if group_ids is None else group_ids
@@ -172,11 +172,11 @@ class Worker:
         ids = [group.lease.group_id for group in groups]
         self.client.hand_back(ids, [each for each in encoded if each], leaving)
         for errand in self._errands if leaving else ():
-            errand.cancel()  # the buffer hears no more of them
+            errand.cancel()  # the buffer gets no more of them
 
     @staticmethod
     def _partial_samples(group: _Running) -> dict[int, PartialSample]:
-        """What was sampled of each started sample, here or under an earlier lease."""
+        """The tokens of each started sample, here or under an earlier lease."""
         begun = {int(request.partition("/")[2]): each.record for request, each in group.recorders.items()}
         return group.carried.samples | begun
 
@@ -196,7 +196,7 @@ class Worker:
         return self._ended
 
     def _sample_ended(self, sample: asyncio.Task) -> None:
-        """Note that a slot of the engine is free. Tell the buffer once for all that ended in this turn of the loop, if
+        """Note that a slot of the engine is free. Notify the buffer once for all ended in this turn of the loop, if
         there is room for another lease of the smallest size, or nothing runs."""
         self._generating.leave()
         self._active -= 1
@@ -227,7 +227,7 @@ class Worker:
         return self._progress.moved(groups), self._heldout_progress.moved(self._heldout)
 
     def note_spans(self) -> None:
-        """Record what was worked on so far (`areal_like.run.spans`)."""
+        """Record the work so far (`areal_like.run.spans`)."""
         self._generating.so_far()
         self._evaluating.so_far()
 

@@ -90,7 +90,7 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     turn_tokens: Annotated[int, "[1, inf)"] | None = None,
     timeout: Annotated[float, "(0, 1e7]"] = 120.0,
 ) -> Sample | None:
-    """One trajectory of many turns: the model acts, the environment answers, until it says that the episode has ended.
+    """One trajectory of many turns: the model acts, the environment answers, until it ends the episode.
 
     `environment` names an `Environment`, e.g. `{name: tools, tools: [calculator]}`. What it shows becomes loss-masked
     tokens of the response; the prompt's codec turns text into tokens, and the model's own tokens are never encoded

@@ -70,7 +70,7 @@ class MicroBatch:
     """One row of packed sequences: `S` input tokens of `n` sequences, shared ones once, `N` trained tokens.
 
     `input_ids`, `position_ids` int64 [1, S], positions counted within each sequence; `layout` has the places of
-    the sequences for attention; `outputs` int64 [N]: places in the row whose logits predict the trained tokens `targets`
+    the sequences for attention; `outputs` int64 [N]: places in the row whose logits predict the tokens `targets`
     int64 [N]; `trained` int64 [N] are the places of those tokens in the batch's columns; `sequence` int64 [N]. `tokens`
     counts the sequences' input tokens, shared tokens once per sequence. `experts` int16 [S, layers, k] are the engine's
     (`learners.router_replay`); None: none is known.

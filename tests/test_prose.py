@@ -24,7 +24,7 @@ BANNED = (
 )
 PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in BANNED), re.IGNORECASE)
 EXEMPT = {"CHANGELOG.md", "docs/config.md"}
-PATHS = ("*.md", *(f"{folder}/*.py" for folder in ("scripts", "examples", "buffer", "learners")))
+PATHS = ("*.md", *(f"{folder}/*.py" for folder in ("scripts", "examples", "actors", "buffer", "learners")))
 FILES = subprocess.run(["git", "ls-files", *PATHS], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 

@@ -95,7 +95,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """What the model said to a request, as it is served."""
+    """The model's answer to a request, as it is served."""
 
     number: int
     message: dict[str, Any]
@@ -220,7 +220,7 @@ def _call(place: str, call: Any) -> dict[str, Any]:
 
 
 def assistant_message(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str]) -> dict[str, Any]:
-    """What the model said as a plain message: where there are tools, calls in it become `tool_calls`, unless one of
+    """The model's answer as a plain message: where there are tools, calls in it become `tool_calls`, unless one of
     them can't be read."""
     before, *rest = text.split(marks[0]) if tools else [text]
     try:
@@ -269,7 +269,7 @@ class Events:
         return self._chunk({"content": new})
 
     def end(self, reply: ChatReply) -> str:
-        """The rest. Raises RefusedRequest where the answer does not begin with what was sent: the engine had to restart
+        """The rest. Raises RefusedRequest where the answer does not begin with the sent part: the engine had to restart
         it."""
         message = _served(reply.message)
         if not (message["content"] or "").startswith(self.sent):
@@ -299,7 +299,7 @@ def _event(body: dict[str, Any]) -> str:
 
 
 def stable_prefix(text: str, chat: Chat, marks: tuple[str, str]) -> str:
-    """The beginning of an answer's text that stays as it is, whatever comes: without what may become a stop text, a
+    """The beginning of an answer's text that stays in any continuation: without what may become a stop text, a
     tool call, or another character."""
     text = text.rstrip("\ufffd")
     for end in (*chat.stop, *marks[: bool(chat.tools)]):

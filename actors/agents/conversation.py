@@ -5,7 +5,7 @@ its own messages. The model's tokens stay as they were sampled; only new message
 request that continues no turn opens a new conversation: all of its messages are then prompt, also those that claim to
 be the model's.
 
-    messages of a request    [system, user]    [system, user, said 1, tool]    [system, user, said 1, user 2]
+    messages of a request    [system, user]    [system, user, answer, tool]    [system, user, answer, user 2]
     what becomes of it       turn 1            turn 2, goes on from 1          turn 3, goes on from 1: a branch
 
 The path to the last turn, by the order of requests, is trained; other turns are only counted. Each branch has its own

@@ -65,7 +65,7 @@ class Endpoint:
             conversation.close()
 
     async def run(self, started: asyncio.Future[None]) -> None:
-        """Serve until cancelled; `started` hears of the start, or of its failure."""
+        """Serve until cancelled; `started` receives the start, or its failure."""
         handlers = {("POST", "/v1/chat/completions"): self._complete, ("GET", "/v1/models"): self._models}
         try:
             async with listening(handlers | {("*", "/{other:.*}"): self._other}) as self.base_url:

@@ -7,7 +7,7 @@ Both get the model's URL, a key (it identifies the sample), and the prompt's row
   Returns the reward (a number, or a list of one number per turn), or None: the verifier then scores the last turn.
 - `[program, argument, ...]`: OPENAI_BASE_URL and OPENAI_API_KEY in its environment, the row at its standard input. Its
   reward is the last line of its standard output, if that is `{"reward": ...}`. It is in a process group of its own:
-  all that it starts is killed when it ends, when its result is no longer needed, and when the actor dies.
+  all that it starts is killed when it ends, when its result is no longer needed, and when the actor exits.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ async def agent(  # noqa: PLR0913 (some are knobs)
 
 
 async def _earned(conversation: Conversation, agent: str | Sequence[str], prompt: Prompt, timeout: float) -> Reward:
-    """What the agent says, once it has ended. Raises AgentError, and what the engine raised."""
+    """The agent's result, once it has ended. Raises AgentError, and what the engine raised."""
     server = await endpoint()
     with server.serves(conversation) as key:
         try:

@@ -1,7 +1,7 @@
 """Plans a prefill so that each prompt goes through the model once, however many sequences share it.
 
 The unit of sharing is a request's prompt without its last token. Samples of a group share it when they join, in
-whatever step each gets its slot, and again when a weight update recomputes all running sequences. Pure.
+any later step, and again when a weight update recomputes all running sequences. Pure.
 """
 
 from __future__ import annotations

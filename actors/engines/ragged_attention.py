@@ -21,9 +21,9 @@ import torch
 
 log = logging.getLogger(__name__)
 COMPILED_FROM = 1 << 18
-"""Numbers of keys in a layer's rectangle. Below, torch's attention takes .2 ms or less."""
+"""Numbers of keys in a layer's rectangle. Below, torch's attention takes 0.2 ms or less."""
 SHARED_FROM = 1 << 20
-"""Products of queries and keys in a layer from which on several threads share them: some .2 ms of one."""
+"""Products of queries and keys in a layer from which on several threads share them: some 0.2 ms of one."""
 
 
 class Ragged:

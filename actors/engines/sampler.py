@@ -42,7 +42,7 @@ def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | N
 def sample_static(
     logits: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`sample` on the logits' device, whatever is in the tensors: every row both takes its likeliest token and draws.
+    """`sample` on the logits' device, for any values: every row both takes its likeliest token and draws.
     The caller looks for logprobs that are not a number."""
     greedy = temperatures == 0
     logits = logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None]

@@ -1,9 +1,9 @@
 """Where each published tensor lies in the parameters of an SGLang model: in boxes, found by the model's own loader.
 
-SGLang fuses our tensors (qkv, gate_up, experts), pads them (vocabulary) and cuts them up (tensor parallelism). No table
-here says where their parts lie. Instead the model's own `load_weights` runs once with tensors without data (torch's
-meta device), and each copy that it would make is only recorded. So the positions of each of our elements are certain.
-"""
+SGLang fuses our tensors (qkv, gate_up, experts), pads them (vocabulary) and cuts them up (tensor parallelism). The
+places of their parts are not tabulated here. Instead the model's own `load_weights` runs once with tensors without
+data (torch's meta device), and each copy that it would make is only recorded. So the positions of each of our
+elements are certain."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Box:
             run *= size[lead]
             if size[lead] != shape[lead]:
                 break
-        self._lead, self._run = lead, run  # dimensions that tell its runs apart; elements of a run, without a gap
+        self._lead, self._run = lead, run  # dimensions that separate its runs; elements of a run, without a gap
 
     @classmethod
     def of_copy(cls, shape: tuple[int, ...], source: Tensor, target: Tensor) -> Box:

@@ -4,7 +4,7 @@
 
 A box that several places hold (a tied weight, what tensor parallelism replicates) counts once, by its *owner*. The
 other copies enter a second sum, where each copy has a factor and the factors of a box add up to zero: it is zero if all
-copies are equal (and otherwise only with a chance of 2^-64). So processes exchange 40 bytes per update, whatever the
+copies are equal (and otherwise only with a chance of 2^-64). So processes exchange 40 bytes per update, for any
 size of the model. Weights are read `STRIDE` elements at a time. A word is eight bytes of a tensor, and can't be hashed
 in parts.
 """

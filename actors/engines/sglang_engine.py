@@ -9,7 +9,7 @@ exact however updates and requests overlap. Labels are this engine's own: an unk
 request shares cached prompts under the label that its server has confirmed, not the newest: until the server pauses for
 an update it computes them with the weights before.
 
-Only the digest tells which weights a server holds; without a right one it gets all weights before any request.
+Only the digest identifies the weights of a server; without a right one it gets all weights before any request.
 
 A request that ended without `abort` (its server died, was replaced, or paused with `abort`) continues, here or on
 another server, from the returned tokens. Waits for a server that is ready (unblocked by `watch`).
@@ -179,7 +179,7 @@ class SglangEngine:
             self._calls.discard(call)
 
     async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
-        """What each server that is ready says of some sequences of tokens under its present weights. Servers that die,
+        """Logprobs of sequences of tokens by each server that is ready, under its present weights. Servers that die,
         or get other weights meanwhile, are left out. Raises RuntimeError for answers that don't add up."""
         ready = [server for server in self._servers if server.ready.is_set()]
         found = await asyncio.gather(*(self._scored(server, sequences) for server in ready))
@@ -232,7 +232,7 @@ class SglangEngine:
         tokens, returned = np.concatenate([prompt, done.tokens]), self._returned if limits.trained else None
         experts_from = limits.experts_from + (0 if done.experts is None else len(done.experts))
         pieces = _pieces(server.label, call.on_tokens, done.tokens)
-        call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts whatever begins with the id
+        call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts by prefix of the id
         label, server.load = server.label, server.load + 1
         self._note_busy()
         try:
@@ -275,7 +275,7 @@ class SglangEngine:
         self._busy_since = now if any(server.load for server in self._servers) else None
 
     def abort(self, requests: Iterable[str]) -> None:
-        """End the named requests now; their callers get what was sampled so far, with finish "abort"."""
+        """End the named requests now; their callers get the tokens so far, with finish "abort"."""
         names = set(requests)
         for call in self._calls:
             if call.name in names:

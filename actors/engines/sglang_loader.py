@@ -145,7 +145,7 @@ def _group() -> Any:
 
 
 def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
-    """In place of the updater's own method: (success, message), whatever happens. That a server does not hold the
+    """In place of the updater's own method: (success, message), also after any error. That a server does not hold the
     weights which it is asked for is no failure, and the answer does not confirm them."""
     asked = False
     try:

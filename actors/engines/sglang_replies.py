@@ -145,7 +145,7 @@ class Pieces:
     """An answer that comes in pieces, each with the new tokens. `answer` is what it would have been in one piece; None:
     it has not ended.
 
-    `on_tokens` is told the tokens so far, int32 [n], behind each piece but the last, unless the answer may be worth
+    `on_tokens` gets the tokens so far, int32 [n], behind each piece but the last, unless the answer may be worth
     nothing in the end since kept prompt tokens were used under other weights than those of `label` (`Reply.is_stale`).
     """
 

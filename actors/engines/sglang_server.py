@@ -22,7 +22,7 @@ from typing import Any
 
 try:
     import aiohttp
-except ModuleNotFoundError:  # the base install: `SglangServer` says what to do
+except ModuleNotFoundError:  # the base install: `SglangServer` names the remedy
     aiohttp = None  # type: ignore[assignment]
 
 from actors.child import Child, free_port
@@ -41,7 +41,7 @@ class ServerGone(RuntimeError):
 
 
 class ServerRefused(RuntimeError):
-    """The server refused, or failed; the text says why."""
+    """The server refused, or failed; the text is the reason."""
 
 
 class SglangServer:

@@ -193,7 +193,7 @@ async def holds(server: SglangServer, held: SharedCopy) -> bool:
 
 
 # Names of tensors. transformers keeps the experts of a layer in one tensor, and turns checkpoints into that while it
-# loads them. Its reverse conversion runs here on tensors without data (torch's meta device), whose parts tell where
+# loads them. Its reverse conversion runs here on tensors without data (torch's meta device), whose parts show where
 # they come from.
 
 

@@ -6,7 +6,7 @@ cache among the forward's keyword arguments. So each architecture that transform
 here unchanged.
 
 Driven by `torch_engine`: `reserve`, then one of `begin_prefill`, `begin_prefill_behind`, `begin_decode` and
-`begin_static_decode` says which slots the next forward is for, then that forward (see `decoders`) calls `attend` once
+`begin_static_decode` sets the slots of the next forward, then that forward (see `decoders`) calls `attend` once
 per layer. Invariants: no value in the tensors is NaN (a masked position has weight 0, and 0 · NaN is NaN), hence zeros
 and not empty memory; everything here runs under inference mode.
 
@@ -215,7 +215,7 @@ class PooledCache(SlotCache):
         )
 
     def _relayout(self, pool: torch.Tensor, held: torch.Tensor, rows: int, time: int) -> torch.Tensor:
-        """[layer, rows, head, time, dim] in the pool's memory, with what was held; one layer at a time."""
+        """[layer, rows, head, time, dim] in the pool's memory, with its content; one layer at a time."""
         new = pool[:, : rows * self.heads * time * self.dim].view(-1, rows, self.heads, time, self.dim)
         kept, until = min(rows, held.shape[1]), min(time, held.shape[3])
         for old, now in zip(held, new, strict=True):

@@ -75,7 +75,7 @@ def _agrees(keys: torch.Tensor) -> bool:
     truth = F.scaled_dot_product_attention(query.float(), wide_k, wide_v, attn_mask=~hidden, scale=dim**-0.5)
     try:
         found = attend(query, k, v, lengths, dim**-0.5)
-    except Exception as error:  # whatever it does not support here
+    except Exception as error:  # anything that it does not support here
         log.warning("torch's flash attention does not run over slots here (%s): attending with masks", error)
         return False
     agrees = torch.allclose(found.float(), truth, rtol=TOLERANCE, atol=TOLERANCE)

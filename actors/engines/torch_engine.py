@@ -171,7 +171,7 @@ class TorchEngine:
         completion so far after each step but the last.
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (NaN
-        logits, closed engine), and what `on_tokens` raises; whatever else goes wrong in a decode step is raised in
+        logits, closed engine), and what `on_tokens` raises; any other error of a decode step is raised in
         every caller.
         """
         if self._closed:
@@ -236,7 +236,7 @@ class TorchEngine:
         await applied
 
     def abort(self, requests: Iterable[str]) -> None:
-        """End the named requests now; their callers get what was sampled so far, with finish "abort"."""
+        """End the named requests now; their callers get the tokens so far, with finish "abort"."""
         names = set(requests)
         for request in [*self._table.requests, *self._waiting]:
             if request.name in names:
@@ -294,7 +294,7 @@ class TorchEngine:
             self._stepping = True
             try:
                 await self._step()
-            except Exception as error:  # whatever it is, the callers must hear of it
+            except Exception as error:  # the callers must get any error
                 self._fail(error)
             finally:
                 self._stepping = False

@@ -39,7 +39,7 @@ class Invalid(Exception):
 class OpenEnv:
     """server: "module:app" of an OpenEnv server, which each actor starts with uvicorn and ends; or a command that
         starts one, as a list with `{port}` for its port; or the URL of one that runs.
-    action: the field of an action that gets what the model says. observation: the field of an observation that the
+    action: the field of an action that gets the model's text. observation: the field of an observation that the
         model is shown; null: all of it, as JSON. state: a field of the server's state (`step_count`) that the model
         is shown below each observation; null: none. options: more arguments of `reset`.
     sessions: episodes that a server plays at once (its max_concurrent_envs); others wait.
