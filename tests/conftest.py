@@ -67,7 +67,7 @@ LONG = (
     "tests/faults/test_kills.py",
     "tests/integration/test_process_life.py",
     "tests/integration/test_live_runs.py",
-    "tests/scripts/test_benches_run.py",
+    "tests/scripts/test_bench.py",
     "tests/faults/",
     "tests/buffer/test_replay_properties.py",
     "tests/integration/",

@@ -1,0 +1,59 @@
+"""Every bench at its smallest size: it ends, and writes the metrics that others read; their values are not checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from scripts.bench import gpu
+from tests.forked import Command
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 300
+BENCHES = {
+    "delta --millions 1 --repeats 1 --updates 3": "ratio_1pct ratio_01pct encode_over_memcpy apply_over_memcpy",
+    "buffer --rounds 1 --seconds 0.5 --without-ray": "tcp_over_raw_zmq tcp_over_mp_queue fsync_over_off ack_p99_ms",
+    "engine --quick --repeats 1": "engine_over_generate engine_over_generate_longtail",
+    "modes --scenario rounds --quick": "tail_over_sync all_over_sync sagc_straggler_share sagc_budget",
+}
+GPU = {
+    "correct": "gradient_error logprob_error",
+    "train_0.5b": "train_tokens_per_second_0.5b",
+    "decode_0.5b": "engine_over_generate engine_over_bandwidth",
+    "update": "update_seconds pause_p50_ms pause_p99_ms",
+}
+"""Item → metrics. `one_card` starts two training runs."""
+
+
+def run(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """`python -m scripts.bench.WORDS`, forked from a process that has imported torch."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")  # no idle workers
+    module, *arguments = f"scripts.bench.{words}".split()
+    return Command([module, *arguments], folder / "output").wait(SECONDS)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("words", BENCHES)
+def test_a_bench_has_its_metrics(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = run(f"{words} --json {tmp_path}/found", tmp_path, monkeypatch)
+    assert code == 0, (tmp_path / "output").read_text()[-4000:]
+    found = json.loads((tmp_path / "found").read_text())
+    assert all(math.isfinite(found[metric]) for metric in BENCHES[words].split())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("item", GPU)
+def test_an_item_of_the_gpu_bench_runs_on_a_cpu(item: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = run(f"gpu --item {item} --folder {tmp_path} --device cpu --tiny", tmp_path, monkeypatch)
+    assert code == 0, (tmp_path / "output").read_text()[-4000:]
+    found = {name: value for line in (tmp_path / "found").open() for name, value in json.loads(line).items()}
+    assert all(math.isfinite(found[metric]) for metric in GPU[item].split())
+
+
+def test_an_item_that_fails_is_an_error_and_nothing_more() -> None:
+    found, error = gpu.attempt("train_0.5b", "nowhere", True)
+    assert not found and error.startswith("exit code 1") and "nowhere" in error
