@@ -53,8 +53,6 @@ async def best_of_n(
     a policy gradient; in evaluation it is best-of-n. It takes `n` of the engine's slots. None where a completion was
     aborted: the best of fewer is something else.
     """
-    if n < 1:
-        raise ValueError(f"workflow.n must be at least 1, got {n}")
     # Each candidate has a stretch of the sample's stream of random numbers for itself.
     stretches = [replace(limits, offset=limits.offset + i * limits.max_tokens) for i in range(n)]
     asked = [asyncio.ensure_future(_scored(engine, reward, prompt, each, request)) for each in stretches]
@@ -104,8 +102,6 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     """
     if prompt.codec is None:
         raise ValueError("multi_turn needs a task with text (Prompt.codec): jsonl, copy, or your own")
-    if max_turns < 1 or (turn_tokens is not None and turn_tokens < 1):
-        raise ValueError("workflow.max_turns and workflow.turn_tokens must be at least 1")
     scene = Scene(engine, environment, timeout, limits.max_tokens)
     await scene.build()
     try:

@@ -127,8 +127,6 @@ class AsyncScheduler(Scheduler):
         super().__init__(sizing)
         if max_staleness < 0 or (math.isfinite(max_staleness) and max_staleness != int(max_staleness)):
             raise ValueError(f"scheduler.max_staleness is a whole number of versions >= 0, or inf; not {max_staleness}")
-        if max_inflight_groups is not None and max_inflight_groups < 1:
-            raise ValueError("scheduler.max_inflight_groups must be at least 1")
         self.max_staleness = max_staleness
         self.max_inflight_groups = max_inflight_groups
         self.oversample_responses = _factor("oversample_responses", oversample_responses)

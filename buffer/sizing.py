@@ -41,8 +41,6 @@ class Sizing:
     single one the buffer measures no lengths. A batch has groups_per_batch · group_size samples."""
 
     def __init__(self, *, group_size: Annotated[int, "[1, inf)"] = 8):
-        if group_size < 1:
-            raise ValueError(f"sizing.group_size must be at least 1, not {group_size}")
         self.group_size = group_size
 
     @property

@@ -103,10 +103,6 @@ def batch(
     `std: sample`, `deviation_of: rewards`. The rewards' deviation includes the differences between prompts, so its
     advantages are smaller.
     """
-    if baseline not in ("batch", "group"):
-        raise ValueError(f"baseline must be 'batch' or 'group', got {baseline!r}")
-    if deviation_of not in ("centred", "rewards"):
-        raise ValueError(f"deviation_of must be 'centred' or 'rewards', got {deviation_of!r}")
     whole = np.zeros(len(rewards), np.int64)
     centred = group(rewards, groups if baseline == "group" else whole)
     if not std or not len(centred):
@@ -304,8 +300,6 @@ def distill(
     as there). For stale tokens only the former gives the gradient of the current KL, once the loss weighs them. `cut`
     bounds the difference at ±. `sampled: 0` leaves the KL to `learner.teacher.top`.
     """
-    if of not in ("current", "behaviour"):
-        raise ValueError(f"of must be 'current' or 'behaviour', got {of!r}")
     earned = reward * group(episodes.rewards, episodes.groups)[episodes.sample] if reward else 0.0
     if not sampled:
         return np.zeros(len(episodes.sample)) + earned

@@ -56,8 +56,6 @@ async def agent(  # noqa: PLR0913 (some are knobs)
     """
     if prompt.codec is None or not hasattr(prompt.codec, "opening"):
         raise ValueError("workflow=agent needs a task whose codec opens conversations (Prompt.codec), e.g. jsonl")
-    if len(call_marks) != 2 or not all(call_marks):
-        raise ValueError("workflow.call_marks are two texts, neither of them empty")
     terms = Terms(limits.temperature, sampling == "ignore" or not limits.trained, (call_marks[0], call_marks[1]))
     conversation = Conversation(engine, prompt.codec, limits, request, terms)
     try:

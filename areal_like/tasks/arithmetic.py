@@ -34,19 +34,15 @@ class Arithmetic(GeneratedTask):
         self,
         seed: int,
         *,
-        digits: Annotated[int, "[1, inf)"] = 2,
+        digits: Annotated[int, "[1, 9]"] = 2,  # results are 64-bit integers
         operators: str = "+",
         credit: Literal["digits", "exact"] = "digits",
         train_size: Annotated[int, "[1, inf)"] = 1_000_000,
         heldout_size: Annotated[int, "[1, inf)"] = 1024,
         length_trace: Mapping[str, float] | None = None,
     ):
-        if not 1 <= digits <= 9:
-            raise ValueError(f"digits must be 1 to 9 (results are 64-bit integers), got {digits}")
         if not operators or set(operators) - set(OPERATORS):
             raise ValueError(f"operators must be some of {OPERATORS!r}, got {operators!r}")
-        if credit not in ("digits", "exact"):
-            raise ValueError(f'credit must be "digits" or "exact", got {credit!r}')
         self._digits = digits
         self._operators = operators
         self._exact = credit == "exact"

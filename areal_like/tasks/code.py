@@ -47,10 +47,6 @@ class Code(GeneratedTask):
         heldout_size: Annotated[int, "[1, inf)"] = 64,
         length_trace: Mapping[str, float] | None = None,
     ):
-        if isolation not in ("full", "weak"):
-            raise ValueError(f'isolation must be "full" or "weak", got {isolation!r}')
-        if not seconds > 0:
-            raise ValueError(f"seconds must be above 0, got {seconds}")
         self._extra = {"credit": "share", "isolation": isolation, "seconds": seconds}
         super().__init__(seed, train_size, heldout_size, length_trace)
 

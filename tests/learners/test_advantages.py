@@ -87,8 +87,6 @@ def test_batch_normalisation(baseline):
     centred = rewards - (rewards.mean() if baseline == "batch" else rewards.reshape(4, 6).mean(1)[groups])
     np.testing.assert_allclose(batch(rewards, groups, baseline=baseline, std=False), centred)
     np.testing.assert_allclose(batch(rewards, groups, baseline=baseline), centred / (centred.std() + 1e-6))
-    with pytest.raises(ValueError, match="baseline"):
-        batch(rewards, groups, baseline="none")
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5, width=16), st.integers(0, 3)), min_size=1, max_size=30))
@@ -121,8 +119,6 @@ def test_a_batch_divides_by_the_deviation_of_its_rewards_if_asked(std):
     for of, values in (("centred", centred), ("rewards", rewards)):
         found = batch(rewards, groups, baseline="group", std=std, deviation_of=of)
         np.testing.assert_allclose(found, centred / (spread(values.tolist()) + 1e-6))
-    with pytest.raises(ValueError, match="deviation_of"):
-        batch(rewards, groups, deviation_of="groups")
 
 
 # Per token
