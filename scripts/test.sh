@@ -24,7 +24,7 @@ if [ -n "$fast" ]; then
     "$venv/bin/ruff" check .
     "$venv/bin/ruff" format --check .
     "$venv/bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile -m "not slow and not integration" \
-        tests/test_floors.py tests/test_tour.py tests/actors tests/areal_like tests/buffer tests/learners tests/tasks "$@"
+        tests/test_floors.py tests/actors tests/areal_like tests/buffer tests/learners tests/tasks "$@"
     echo "== $((SECONDS - begin)) s: style and unit tests pass. Left out: types, commands, real processes, slow files"
     exit
 fi

@@ -40,3 +40,11 @@ def test_pictures_are_there() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
             assert (page.parent / target).is_file(), f"{page.name}: {target}"
+
+
+def test_pages_name_files_that_exist() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        named = re.findall(
+            r"`((?:areal_like|actors|buffer|learners|scripts|tests|examples|configs)/[\w/.-]+\.\w+)`", page.read_text()
+        )
+        assert not [path for path in named if "NAME" not in path and not (ROOT / path).exists()], page.name
