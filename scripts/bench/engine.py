@@ -1,7 +1,6 @@
 """Tokens per second of the embedded engine against transformers' batched `generate`, on the same model in one run.
 
     python -m scripts.bench.engine [--json FILE] [--repeats N] [--seed N]
-    python -m scripts.bench.engine --model FOLDER [--threads N] [--answers MIN MAX]
 
 Both sample at temperature 1 (the engine records logprobs as well), 64 sequences at once, one thread, Qwen2 of hidden
 size 128 and 4 layers. "equal": all responses have the same length. "longtail": log-normal lengths (σ = 1), 256
@@ -11,26 +10,19 @@ best of the repeats counts, so other load on the machine affects both. Only requ
 Metrics: `engine_over_generate`, `engine_over_generate_longtail` (ratios of tokens/s), `*_tokens_per_second`,
 `engine_over_generate_greedy` (equal lengths, both greedy), `invariant_over_engine` (with `batch_invariant`), and
 `tiny_step_seconds`: one decode step of 64 sequences of a model with hidden size 32 and 2 layers, bookkeeping included.
-
-`--model FOLDER` compares on that model instead, in float32 and bfloat16, 8 prompts of 45 tokens × 8 samples: this
-engine, and `generate` with a static cache. On one thread in processor time, on more in wall-clock time. Metrics:
-`NAME_tokens_per_second`, `NAME_first_token_seconds` (64 different prompts).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from areal_like.types import Limits
 
-from ..console.arguments import positive
 from .figures import bench_parser, best_seconds, tell
 
 if TYPE_CHECKING:
@@ -39,7 +31,6 @@ if TYPE_CHECKING:
     from actors.engines.torch_engine import TorchEngine
 
 SLOTS, VOCAB, PROMPT, EQUAL, REQUESTS, MEDIAN, LONGEST = 64, 1000, 32, 128, 256, 48, 512
-FOLDER_PROMPT = 45
 
 
 def model() -> PreTrainedModel:
@@ -49,7 +40,7 @@ def model() -> PreTrainedModel:
     return qwen2(0, VOCAB, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512).eval()
 
 
-def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool, **more: Any) -> None:
+def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> None:
     """prompts [n, P]; each batch of SLOTS decodes as many tokens as its longest response."""
     import torch
 
@@ -58,7 +49,7 @@ def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greed
         ids = torch.from_numpy(prompts[start : start + SLOTS])
         longest = int(lengths[start : start + SLOTS].max())
         count = {"max_new_tokens": longest, "min_new_tokens": longest}
-        reference.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **count, **mode, **more)
+        reference.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **count, **mode)
 
 
 def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> None:
@@ -100,53 +91,17 @@ def tiny_step(repeats: int, rng: np.random.Generator) -> float:
     return seconds["engine"] / 8
 
 
-def on_folder(
-    path: Path, answers: tuple[int, int], threads: int, repeats: int, rng: np.random.Generator
-) -> dict[str, float]:
-    """Tokens per second of each contender, and seconds until 64 different prompts have their first token."""
-    import torch
-
-    from actors.engines.torch_engine import TorchEngine
-    from areal_like.models.causal_lm import folder
-
-    calls: dict[str, Callable[..., None]] = {}
-    for dtype in ("float32", "bfloat16"):
-        engine = TorchEngine(folder(0, 0, path=str(path)), slots=SLOTS, compute_dtype=dtype)  # type: ignore[arg-type]
-        reference: Any = folder(0, 0, path=str(path)).to(getattr(torch, dtype)).eval()
-        calls[f"engine_{dtype}"] = partial(run_engine, engine, greedy=False)
-        calls[f"generate_{dtype}"] = partial(run_generate, reference, greedy=False, cache_implementation="static")
-    different = rng.integers(0, reference.config.vocab_size, (SLOTS, FOLDER_PROMPT))
-    groups, lengths = np.repeat(different[:8], 8, axis=0), rng.integers(answers[0], answers[1] + 1, SLOTS)
-    clock, ones = process_time if threads == 1 else perf_counter, np.ones(SLOTS, int)
-
-    def seconds(prompts: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
-        bound = {name: partial(call, prompts, lengths) for name, call in calls.items()}
-        return best_seconds(bound, repeats, clock)
-
-    found = {f"{name}_first_token_seconds": spent for name, spent in seconds(different, ones).items()}
-    whole = seconds(groups, lengths)
-    return found | {f"{name}_tokens_per_second": float(lengths.sum()) / spent for name, spent in whole.items()}
-
-
 def main() -> None:
     parser = bench_parser("engine", "embedded engine against transformers' generate")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", type=Path, help="compare on this Hugging Face folder (examples/make_smollm2.py)")
-    parser.add_argument("--threads", type=int, default=1, help="with --model")
-    parser.add_argument(
-        "--answers", type=positive, nargs=2, default=(16, 64), metavar=("MIN", "MAX"), help="with --model: their tokens"
-    )
     parser.add_argument("--quick", action="store_true", help="short answers; the numbers mean little")
     args = parser.parse_args()
     import torch
 
-    torch.set_num_threads(args.threads if args.model else 1)
+    torch.set_num_threads(1)
     asyncio.set_event_loop(asyncio.new_event_loop())
     rng = np.random.default_rng(args.seed)
-    if args.model:
-        tell(on_folder(args.model, tuple(args.answers), args.threads, args.repeats, rng), args.json)
-        return
     equal = np.full(SLOTS, 4 if args.quick else EQUAL)
     tail = np.clip(np.rint(np.exp(rng.normal(np.log(MEDIAN), 1.0, REQUESTS))), 1, LONGEST).astype(int)
     tail = np.minimum(tail[:SLOTS], 8) if args.quick else tail

@@ -18,11 +18,6 @@ The first steps (warm-up, a pipeline that fills) are left out. Metrics: `async_o
 over ours), `*_seconds`, `*_peak_bytes` (all processes, shared memory counted once), and `computed_over_unique`: tokens
 that all of the learner's forward passes computed for the last batch of "async", over its unique tokens (equal
 tokens in equal contexts count once).
-
-`--learn SECONDS --keep FOLDER` trains the recipe's model by TRL, with its own end token and the recipe's schedule, for
-SECONDS after the first batch: `curve`, pairs of seconds and mean reward of a batch, goes to `--json`, and the
-model to FOLDER/trl-final, for `areal-like eval RUN --against FOLDER/trl-final`. The second chapter is
-`--chapter two-digit --model RUN/checkpoints/final`, from where the first one ended.
 """
 
 from __future__ import annotations
@@ -42,15 +37,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..console.output import write_json
 from .figures import bench_parser, tell
 
 GROUPS, SIZE, ANSWER, LR = 8, 8, 16, 4e-5
 SILENT = "<jupyter_start>"
 """A token of SmolLM2's tokenizer that the model never samples."""
 WARMUP = {"async": 3, "sync": 1, "trl": 1}
-CHAPTERS = {"one-digit": 60, "two-digit": 150}
-"""Chapter → its steps, in configs/smollm2."""
 TRL_VARIANTS = ("bf16-16", "bf16-8", "fp32-16", "whole-16")
 MEMORY_SECONDS = 3.0
 """Seconds between measurements of the memory; each stops the process for a moment."""
@@ -71,11 +63,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--trl", default=sys.executable, metavar="PYTHON", help="an interpreter that has TRL")
     parser.add_argument("--only", action="append", metavar="NAME", help="async, sync, trl, or e.g. trl-bf16-16")
     parser.add_argument("--keep", type=Path, help="keep models, prompts and runs in this folder")
-    parser.add_argument("--learn", type=float, metavar="SECONDS", help="train by TRL alone, for SECONDS; see above")
-    parser.add_argument("--seed", type=int, default=0, help="seed of TRL with --learn")
-    parser.add_argument(
-        "--chapter", choices=CHAPTERS, default="one-digit", help="chapter whose prompts --learn trains on"
-    )
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -106,7 +93,6 @@ def prepare(args: argparse.Namespace, place: Path) -> None:
     make_smollm2.make(model)
     if not (place / "model").exists():
         silent_folder(model, place / "model")
-        (place / "plain").symlink_to(model.resolve())
     make_sums.write(place / "sums")
 
 
@@ -163,15 +149,14 @@ def computed_over_unique(learner: Any, batch: Any) -> float:
 
 def run_trl(variant: str, args: argparse.Namespace, place: Path, name: str) -> dict[str, Any]:
     command = [args.trl, "-m", "scripts.bench.pretrained", "--contender", variant, "--keep", str(place)]
-    command += ["--steps", str(args.steps), "--cores", str(args.cores), "--seed", str(args.seed)]
-    command += ["--learn", str(args.learn), "--chapter", args.chapter] if args.learn else []
+    command += ["--steps", str(args.steps), "--cores", str(args.cores)]
     peak = started(command, args.cores, place / f"{name}.log", KEPT_BY_MALLOC)
     found = json.loads((place / f"{name}.log").read_text().splitlines()[-1])
     return found | {"peak_bytes": peak}
 
 
 def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
-    """TRL's trainer in this process: mean seconds per optimizer step; with `--learn` the reward's curve."""
+    """TRL's trainer in this process: mean seconds per optimizer step."""
     import torch
     from datasets import load_dataset
     from transformers import AutoTokenizer
@@ -181,39 +166,30 @@ def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
 
     torch.set_num_threads(args.cores)
     precision, size = variant.split("-")
-    folder = str(args.keep / ("plain" if args.learn else "model"))
-    rows = load_dataset("json", data_files=str(args.keep / "sums" / f"{args.chapter}-train.jsonl"), split="train")
-    lengths, rewards, ends = list[int](), list[float](), list[float]()
+    folder = str(args.keep / "model")
+    rows = load_dataset("json", data_files=str(args.keep / "sums/one-digit-train.jsonl"), split="train")
+    lengths, ends = list[int](), list[float]()
 
     def reward(completions: list[Any], answer: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         lengths.extend(map(len, completion_ids))
-        found = [last_number(a, c[0]["content"]) for a, c in zip(answer, completions, strict=True)]
-        rewards.append(sum(found) / len(found))
-        return found
+        return [last_number(a, c[0]["content"]) for a, c in zip(answer, completions, strict=True)]
 
-    length = {"max_steps": args.steps + WARMUP["trl"], "lr_scheduler_type": "constant"}
-    if args.learn:
-        length = {"max_steps": CHAPTERS[args.chapter], "lr_scheduler_type": "linear"}
     trainer = GRPOTrainer(
         model=folder,
         reward_funcs=reward,
-        args=trl_config(args.keep / f"trl-{variant}", precision, int(size), seed=args.seed, **length),
+        args=trl_config(args.keep / f"trl-{variant}", precision, int(size), args.steps + WARMUP["trl"]),
         train_dataset=rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]}),
         processing_class=AutoTokenizer.from_pretrained(folder),
-        callbacks=[stopwatch(ends, args.learn)],
+        callbacks=[stopwatch(ends)],
     )
-    begin = time.monotonic()
     trainer.train()
-    if args.learn:
-        trainer.save_model(str(args.keep / "trl-final"))
-        return {"curve": [[end - begin, found] for end, found in zip(ends, rewards, strict=False)]}
     if set(lengths) != {ANSWER}:
         raise RuntimeError(f"TRL's answers are not all {ANSWER} tokens long: {sorted(set(lengths))}")
     counted = ends[WARMUP["trl"] - 1 :]
     return {"seconds": (counted[-1] - counted[0]) / (len(counted) - 1)}
 
 
-def trl_config(folder: Path, precision: str, size: int, **length: Any) -> Any:
+def trl_config(folder: Path, precision: str, size: int, steps: int) -> Any:
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -236,21 +212,18 @@ def trl_config(folder: Path, precision: str, size: int, **length: Any) -> Any:
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
-        **length,
+        max_steps=steps,
+        lr_scheduler_type="constant",
     )
 
 
-def stopwatch(ends: list[float], limit: float | None) -> Any:
-    """A callback that appends the time of the end of each step, and stops after `limit` seconds."""
+def stopwatch(ends: list[float]) -> Any:
+    """A callback that appends the time of the end of each step."""
     from transformers import TrainerCallback
 
     class Stopwatch(TrainerCallback):
-        def on_train_begin(self, *args: Any, **more: Any) -> None:
-            self.begin = time.monotonic()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        def on_step_end(self, *args: Any, **more: Any) -> None:
             ends.append(time.monotonic())
-            control.should_training_stop |= limit is not None and ends[-1] - self.begin >= limit
 
     return Stopwatch()
 
@@ -343,12 +316,6 @@ def main(argv: list[str] | None = None) -> None:
         place = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="areal-like-bench-")))
         place.mkdir(parents=True, exist_ok=True)
         prepare(args, place)
-        if args.learn:
-            variant = TRL_VARIANTS[0]
-            found = run_trl(variant, args, place, f"learn-{variant}")
-            write_json(args.json, found)
-            print(f"{len(found['curve'])} steps, then a reward of {found['curve'][-1][1]:.3f}")
-            return
         tell(compare(args, place), args.json)
 
 
