@@ -29,7 +29,7 @@ ELSEWHERE = {
     "bash scripts/test.sh": ".ci/run",
     "bash scripts/test_sglang.sh": ".ci/run",
     "bash scripts/setup.sh": "scripts/test.sh",
-    "python -m scripts.bench.pretrained": "tests/scripts/test_bench_pretrained.py",
+    "python -m scripts.bench.pretrained": "tests/scripts/test_bench.py",
     "areal-like train configs/quickstart.yaml launcher=ray": "tests/integration/test_ray.py",
     "areal-like train configs/quickstart.yaml launcher=slurm": "tests/slurm/test_slurm.py",
     "areal-like ablate configs/ablation/staleness.yaml --slurm": "tests/slurm/test_slurm.py",

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from scripts.bench import gpu
+import learners.learner
+import learners.packing
+from learners.advantages import group
+from learners.learner import TorchLearner
+from learners.losses.clipped import decoupled_ppo, ppo
+from scripts.bench import gpu, learner, pretrained
 from tests.forked import Command
+from tests.learners.batches import make_batch, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300
@@ -57,3 +68,44 @@ def test_an_item_of_the_gpu_bench_runs_on_a_cpu(item: str, tmp_path: Path, monke
 def test_an_item_that_fails_is_an_error_and_nothing_more() -> None:
     found, error = gpu.attempt("train_0.5b", "nowhere", True)
     assert not found and error.startswith("exit code 1") and "nowhere" in error
+
+
+def test_metrics_of_the_learner_and_of_a_pretrained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names only: the training steps themselves take minutes."""
+
+    def measured(*_: Any) -> dict[str, float]:
+        return {"seconds": 2.0, "peak_bytes": 1.0, "step_bytes": 1.0}
+
+    monkeypatch.setattr(learner, "in_own_process", measured)
+    found = learner.compare(Namespace(rounds=1, seed=0, without_trl=False))
+    assert found["packed_over_padded"] == found["step_over_trl"] == 1.0
+    for name in ("run_ours", "run_trl"):
+        monkeypatch.setattr(pretrained, name, measured)
+    monkeypatch.setattr(pretrained, "last_batch_over_unique", lambda _: 1.0)
+    found = pretrained.compare(Namespace(rounds=1, only=None), tmp_path)
+    assert [found[name] for name in ("async_over_trl", "sync_over_trl", "computed_over_unique")] == [1.0] * 3
+
+
+def test_padding_changes_the_time_and_not_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, knobs = make_batch(np.random.default_rng(0), masked=0.0), {"num_minibatches": 1, "micro_batch_tokens": 40}
+    packed = TorchLearner(tiny_model(), ppo, partial(group), **knobs)
+    packed.train(batch)
+    for module, name in ((learners.learner, "forward_logprobs"), (learners.learner, "Passes")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # to be put back
+    monkeypatch.setattr(learners.packing, "is_worth", learners.packing.is_worth)
+    learner.pad()
+    padded = learner.PaddedLearner(tiny_model(), ppo, partial(group), **knobs)
+    padded.train(batch)
+    torch.testing.assert_close(padded.optimizer.gradient, packed.optimizer.gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_an_extra_pass_counts_as_computed() -> None:
+    batch = make_batch(np.random.default_rng(0))
+    counts = [
+        pretrained.computed_over_unique(
+            TorchLearner(tiny_model(), decoupled_ppo, partial(group), num_minibatches=1, num_minibatch_epochs=epochs),
+            batch,
+        )
+        for epochs in (1, 2)
+    ]
+    assert counts[1] > 1.5 * counts[0]
