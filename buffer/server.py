@@ -47,6 +47,8 @@ MESSAGES_PER_TURN = 1000
 MOST_DEATHS = 3
 """A group is dropped if this many actors died by themselves while they held it."""
 STALL_SECONDS = 20.0
+_AFTER_LEAVING = (messages.Credit, messages.Applied, messages.LeftOut, messages.Failed, messages.HandBack)
+"""An actor that has left may still send these; they change nothing, and no hello is due."""
 
 
 class Server:
@@ -166,7 +168,8 @@ class Server:
             elif type(message).by is messages.LEARNER:
                 self._from_learner(peer, message)
             elif actor is None:
-                raise WireError(f"unknown actor: {SAY_HELLO}")
+                if not isinstance(message, _AFTER_LEAVING):
+                    raise WireError(f"unknown actor: {SAY_HELLO}")
             else:
                 self._from_actor(actor, message, payloads)
         except WireError as error:

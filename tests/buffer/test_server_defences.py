@@ -161,6 +161,16 @@ def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) 
     assert len(house.batches()) == 1, "the run goes on"
 
 
+@pytest.mark.parametrize(("kind", "body", "refused"), [("credit", {"ended": 1}, 0), ("heartbeat", SIGN_OF_LIFE, 1)])
+def test_an_actor_that_has_left_is_asked_for_hello_by_signs_of_life_only(kind: str, body: dict, refused: int) -> None:
+    house = House(asynchronous())
+    house.start()
+    house.server.remove_actor(house.server.fleet.by_name["actor-0"])
+    before = house.server.router.refused
+    house.say("actor-0", kind, body)
+    assert house.server.router.refused - before == refused
+
+
 def test_a_start_that_does_not_come_ends_with_the_name_of_who_is_missing() -> None:
     house = House(asynchronous())
     house.server.ready_timeout = 5.0
