@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class UserError(ValueError):
-    """Says what is wrong, where, and what to do about it."""
+    """An error of the user: its text names the fault, its place and the remedy."""
 
 
 class EpisodeError(RuntimeError):

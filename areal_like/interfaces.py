@@ -87,7 +87,7 @@ class Codec(Protocol):
         ...
 
     def rewrites(self, said: str, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> bool:
-        """Is a turn in which the model said this text written differently when these messages follow? Then `reply` and
+        """Is a turn with this text of the model written differently when these messages follow? Then `reply` and
         `continuation` don't fit, and the conversation forks (`Sample.forks`). A codec without this method never
         does."""
         ...
@@ -132,8 +132,8 @@ class RolloutEngine(Protocol):
     by name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
     actor. An engine without this method must detect its own hangs. With a class attribute `streams = True`, `generate`
     takes `on_tokens: OnTokens | None = None` as well (the agents' endpoint streams by it). `async
-    logprobs_of(sequences) -> list[Scored]`: what each of its servers says of token sequences; with it the engine is
-    probed (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices."""
+    logprobs_of(sequences) -> list[Scored]`: the logprobs of token sequences by each of its servers; with it the engine
+    is probed (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices."""
 
     version: int
     digest: str
@@ -185,8 +185,8 @@ class Trainer(Protocol):
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         """The weights to publish, or this rank's part of them: the very bits that the next step differentiates. Written
-        into `into`, a state of the same tensors and part, if there is one; `done` is told how many bytes of its buffer
-        are written, as they are."""
+        into `into`, a state of the same tensors and part, if there is one; `done` receives the number of bytes of its
+        buffer written so far."""
         ...
 
     def save_state(self, folder: Path) -> None:

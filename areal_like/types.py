@@ -81,7 +81,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a server ("": the embedded engine) says of some sequences: per sequence the logprobs, float32 [n - 1], at
+    """A server's scores ("": the embedded engine's) of some sequences: per sequence the logprobs, float32 [n - 1], at
     temperature 1, of each token behind the first (NaN: not known); under the weights of `version`."""
 
     server: str
@@ -119,8 +119,8 @@ class Sample:
 
     `tokens` int32 [T] (prompt, then response); `logprobs` float32 [R] behaviour logprobs; `loss_mask` bool [R],
     False for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order.
-    `turn_rewards` says, where the reward was earned turn by turn, how much of `reward` belongs to which place: pairs
-    (place of the turn's last token in the response, what it earned), ascending; the rest belongs to the end. `experts`
+    `turn_rewards`, where the reward was earned turn by turn, assigns parts of `reward` to places: pairs (place of the
+    turn's last token in the response, its reward), ascending; the rest belongs to the end. `experts`
     [T - 1, layers, k]: those that the engine's model chose (`models.experts`); None: not known. `forks`, ascending:
     places in the response at which the model's context began anew, since its chat template rewrites earlier turns. A
     sample with n forks is n + 1 sequences, one behind the other: each begins with what the model was shown there, which

@@ -1,6 +1,6 @@
 """For all tests: hypothesis has no deadline (a busy machine fails nothing); runs share one process that imported torch.
 
-It also says which files are slow. `scripts/test.sh --fast` leaves those out.
+It also lists the slow files. `scripts/test.sh --fast` leaves those out.
 """
 
 import gc
@@ -81,7 +81,7 @@ gc.disable()  # what test modules import and define stays: nothing to look throu
 
 
 def pytest_collection_finish() -> None:
-    """From here on collect garbage, but not among what was imported."""
+    """From here on collect garbage, but not among imported objects."""
     gc.freeze()
     gc.enable()
 

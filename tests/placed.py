@@ -36,13 +36,13 @@ def prepared(folder: Path, *overrides: str) -> Config:
 
 
 def seen(folder: Path) -> dict[str, tuple[str, list[str]]]:
-    """Process → where it runs, and CUDA_VISIBLE_DEVICES as a list; of those that have said so."""
+    """Process → where it runs, and CUDA_VISIBLE_DEVICES as a list; of those that have reported."""
     found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.seen")}
     return {name: (host, devices) for name, (host, devices) in found.items()}
 
 
 def agree(told: dict[str, tuple[str, list[str]]]) -> bool:
-    """Has each process as many devices as the plan says, and each device of a node one process at most?"""
+    """Has each process as many devices as planned, and each device of a node one process at most?"""
     places = [(host, device) for host, devices in told.values() for device in devices]
     return {name: len(devices) for name, (_, devices) in told.items()} == COUNTS and len(places) == len(set(places))
 

@@ -23,8 +23,8 @@ BANNED = (
     r"(?<![\w.\])/*-])\.\d",
 )
 PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in BANNED), re.IGNORECASE)
-EXEMPT = {"CHANGELOG.md", "docs/config.md"}
-PATHS = ("*.md", *(f"{folder}/*.py" for folder in ("scripts", "examples", "actors", "buffer", "learners")))
+EXEMPT = {"CHANGELOG.md", "docs/config.md", "tests/test_prose.py"}
+PATHS = ("*.md", *(f"{folder}/*.py" for folder in ("scripts", "examples", "actors", "buffer", "learners", "tests")))
 FILES = subprocess.run(["git", "ls-files", *PATHS], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 

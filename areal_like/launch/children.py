@@ -1,6 +1,6 @@
 """Watches the processes of a run, restarts actors, and ends all of them reliably: the same for every launcher.
 
-A launcher says where and how roles start. `start(roles, check)` calls `check` while it waits; `check` may raise.
+A launcher decides where and how roles start. `start(roles, check)` calls `check` while it waits; `check` may raise.
 `stop()` ends all roles, even after `start` raised. `submission(roles)`: what to submit to start them elsewhere, if
 anything. `placement(roles)` describes where they will run. `ACROSS_HOSTS`: sockets go beyond this host and need keys.
 `ONE_PROCESS`: all roles are in the starter's process. The starter watches the launcher's `running`: a `Children`, or
@@ -56,10 +56,10 @@ class RoleProcess(Protocol):
 
 
 class Children:
-    """The roles' processes. `spawn(role, name)` starts one; `limits` says how often actors are restarted.
+    """The roles' processes. `spawn(role, name)` starts one; `limits` bounds how often actors are restarted.
 
     `on_nodes`: the processes are on other nodes. Their ids then mean nothing here, and a restarted actor gets a new
-    name: the old process may still run on a node that was given up. `end_signal` tells a process to end.
+    name: the old process may still run on a node that was given up. `end_signal` asks a process to end.
     `meaning(role, code)` translates an exit code to the role's own; it may raise RunStopped. `guests`: the death of a
     process does not end the run, and `poll` never raises. `left_out`: actors that died too often, with their last
     error."""

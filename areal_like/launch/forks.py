@@ -49,7 +49,7 @@ _context.set_forkserver_preload(LIBRARIES)
 class Forked:
     """A process like `python -m module arguments` that leads a session; its output is appended to `log`. It gets
     SIGTERM when its starter ends. Signals in `block` stay blocked in it. The first one waits for the server's imports,
-    and calls `check`, which may raise. Raises ChildProcessError if the server dies."""
+    and calls `check`, which may raise. Raises ChildProcessError if the server ends."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Forked:
 
     def poll(self) -> int | None:
         code = self._process.exitcode
-        return -signal.SIGKILL if code == _SERVER_DIED else code  # whoever watches a role then kills its whole group
+        return -signal.SIGKILL if code == _SERVER_DIED else code  # the role's watcher then kills its whole group
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""

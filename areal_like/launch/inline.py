@@ -66,7 +66,7 @@ class InlineOrders(Orders):
 
 
 class RoleThread:
-    """A role's thread. After its end, `error` says how it ended (None: without error)."""
+    """A role's thread. After its end, `error` holds its exception (None: no error)."""
 
     def __init__(self, spec: RoleSpec, role: Role, member: turns.Member):
         self.spec, self.role, self.member = spec, role, member

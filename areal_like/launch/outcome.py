@@ -19,8 +19,8 @@ from areal_like.run.run_folder import has_stepped, room_wanted
 TAIL_BYTES, TAIL_LINES = 1 << 14, 5
 """Bytes at the end of a role's log to search for its error, and lines of it to show."""
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM}
-"""Signals that come from outside: a death by them says nothing about the actor. SIGALRM ends one that was told to end
-and was too busy for it (`areal_like.run.process.end_within`)."""
+"""Signals that come from outside: a death by them is no evidence against the actor. SIGALRM ends one that was asked to
+end and was too busy for it (`areal_like.run.process.end_within`)."""
 
 
 def nothing() -> None:
@@ -28,8 +28,8 @@ def nothing() -> None:
 
 
 class RunFailed(RuntimeError):
-    """The run cannot continue. The text says which process ended, how, and its last words. `resumable`: could a resume
-    help, or would the same happen again?"""
+    """The run cannot continue. The text names the process, how it ended, and its last output. `resumable`: could a
+    resume help, or would the same happen again?"""
 
     def __init__(self, text: str, resumable: bool = True):
         super().__init__(text)
@@ -37,8 +37,8 @@ class RunFailed(RuntimeError):
 
 
 class RunStopped(RuntimeError):
-    """The run ended early and can be resumed; the text says how. `paused`: it resumes by itself (a signal stopped the
-    learner, or its node is gone); otherwise a person stopped it."""
+    """The run ended early and can be resumed; the text names the end. `paused`: it resumes without a person (a signal
+    stopped the learner, or its node is gone); otherwise a person stopped it."""
 
     def __init__(self, text: str, paused: bool):
         super().__init__(text)

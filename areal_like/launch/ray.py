@@ -1,9 +1,9 @@
 """Runs placed by Ray: one placement group for the learner and the buffer, one for the actors, one host in each place.
 
 A host is a Ray actor. It starts one role as a separate process, as every launcher does, and reports how it ended. So
-Ray decides where a role runs. When a node dies, Ray restarts the host on another one; the launcher counts the death and
-starts the role there again. No data of the run goes through Ray's object store. A node needs this project at the same
-path with its Python, and the run folder.
+Ray decides where a role runs. When a node fails, Ray restarts the host on another one; the launcher counts the death
+and starts the role there again. No data of the run goes through Ray's object store. A node needs this project at the
+same path with its Python, and the run folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When a dead actor is restarted: at once the first time, then after delays that double, up to a limit.
 
 Deaths are counted per actor in a sliding window, as systemd does (StartLimitIntervalSec, StartLimitBurst): an actor
-that dies once a day is restarted for years; one that dies at every start is soon left out. Nothing here waits.
+that fails once a day is restarted for years; one that fails at every start is soon left out. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """An actor that has been restarted `max_restarts` times within `window` seconds and dies again is left out. The run
-    ends when fewer than `min_alive` of its own actors are left."""
+    """An actor that has been restarted `max_restarts` times within `window` seconds and fails again is left out. The
+    run ends when fewer than `min_alive` of its own actors are left."""
 
     max_restarts: int
     window: float = 3600.0
@@ -45,7 +45,7 @@ class Restarts:
 
 
 class CommonFault:
-    """Tells a fault of all actors from a fault of one: then a restart cannot help."""
+    """Distinguishes a fault of all actors, which no restart can help, from a fault of one."""
 
     def __init__(self) -> None:
         self._deaths = 0

@@ -3,7 +3,7 @@
 Outside of an allocation, the launcher submits a batch script (`scripts/slurm/train.sbatch`, or yours) that calls
 `scripts.train`. The plan's options stand on sbatch's command line, where they override the script's `#SBATCH` lines.
 Inside, srun starts each role. A step ends when its srun ends, and a killed srun kills its step. srun passes on the
-process's exit code, and signals to the process. It keeps SIGTERM for itself, so SIGUSR2 tells processes to end.
+process's exit code, and signals to the process. It keeps SIGTERM for itself, so SIGUSR2 asks processes to end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class JobPart:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """`command` submits `script`; `environment` tells the script which Python to use."""
+    """`command` submits `script`; `environment` names the Python for the script."""
 
     command: list[str]
     environment: dict[str, str]
@@ -70,8 +70,8 @@ class Submission:
 class SlurmLauncher:
     """`options`: of the job, as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. `learner_part` (for
     the learner and the buffer) or `actors_part` make the job heterogeneous: options of each part; so do processes that
-    compute on GPUs. Each of them gets as many as it needs (`config.placement`), or `gpus-per-task` of its part, in
-    whatever words the job asks for them; other processes get none. `script`: the batch script to submit. `container`:
+    compute on GPUs. Each of them gets as many as it needs (`config.placement`), or `gpus-per-task` of its part,
+    however the job requests them; other processes get none. `script`: the batch script to submit. `container`:
     a command in front of `python` (null: the Python that submits), such as "apptainer exec --nv image.sif"."""
 
     ACROSS_HOSTS = True
@@ -171,7 +171,7 @@ class SlurmLauncher:
 
     def _gpus(self, role: RoleSpec) -> list[str]:
         if gpus := self._gpus_of(role):
-            return flags({GPUS: gpus})  # Slurm chooses which, and says so in the process's CUDA_VISIBLE_DEVICES
+            return flags({GPUS: gpus})  # Slurm chooses which, and sets the process's CUDA_VISIBLE_DEVICES
         return ["--gres=none"] if self._has_gpus else []  # a step that asks for none takes all of its node
 
     def _gpus_of(self, role: RoleSpec) -> int:

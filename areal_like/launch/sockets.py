@@ -1,7 +1,7 @@
 """Folders for local sockets: short enough for Unix. The next start removes folders whose owner was killed.
 
 The owner locks a file in its folder until it ends, however it ends. So the folder of a live process never looks
-abandoned, whatever process ids say (containers, reused ids).
+abandoned, even if process ids mislead (containers, reused ids).
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ _DEFERRED: contextvars.ContextVar[bool | None] = contextvars.ContextVar("deferre
 @contextlib.contextmanager
 def deferred_weights(maker: bool = True) -> Iterator[None]:
     """Models made in this context may come without memory for their weights, on the device `meta`: `weight_files` then
-    says where their weights are. If no file has them in this form (random weights, files with other names), one
+    names the files of their weights. If no file has them in this form (random weights, files with other names), one
     process, the `maker`, makes them, and `HandedOn` gives them to the others."""
     token = _DEFERRED.set(maker)
     try:
@@ -201,7 +201,7 @@ def _nothing(_: int) -> None:
 @torch.no_grad()
 def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
     """Round tensors to the state's dtypes (nearest even) and write their bits into it; of a state that is a part, the
-    elements that it has. `done` is told after each tensor how many bytes of the buffer are written."""
+    elements that it has. `done` receives after each tensor the number of bytes of the buffer written so far."""
     offset, outbound = 0, None
     for spec, bits in state.tensors():
         tensor = tensors[spec.name].detach()
@@ -249,7 +249,7 @@ def in_batches(tensor: torch.Tensor) -> bool:
 def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None:
     """Write published bits as a Hugging Face folder that `from_pretrained` loads with these very values.
 
-    Config and generation config are the model's own; the weights are in the published dtype, and the config says so.
+    Config and generation config are the model's own; the weights are in the published dtype, which the config names.
     The tokenizer is the task's to write.
     """
     tensors = dict(tensors_of(state))

@@ -87,7 +87,7 @@ def train(config: str | Path, overrides: Mapping[str, object] | None = None, *, 
 
 
 def as_yaml(value: object) -> str:
-    """A value as an override on the command line says it; also paths and NumPy's numbers."""
+    """A value as text of an override on the command line; also of paths and NumPy's numbers."""
     return str(value) if isinstance(value, str | os.PathLike) else json.dumps(value, default=_plain)
 
 

@@ -46,7 +46,7 @@ class MetricsLog:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # After a failed write, closing tries it again and fails again: the first error is the one to tell.
+        # After a failed write, closing tries it again and fails again: the first error is the one to report.
         with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
             self._file.close()
 

@@ -2,7 +2,7 @@
 
 `python -m ROOM.main --run DIR --name NAME --sockets DIR` starts a role. It reads `DIR/config.yaml` and logs to its
 standard error, which the launcher sends to `DIR/logs/NAME.log`. It ends on SIGTERM, and when the process that started
-it dies. Roles find one another through small files in `DIR/rendezvous`, so no ports need to be chosen.
+it ends. Roles find one another through small files in `DIR/rendezvous`, so no ports need to be chosen.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EXIT_USER_ERROR = 2
 EXIT_NO_SPACE = 74
 """Exit code for a full disk (EX_IOERR): the log may not be able to say so."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a process that was told to end; 0 means that the work is done."""
+"""Exit code of a process that was asked to end; 0 means that the work is done."""
 EXIT_PAUSED = 75
 """Exit code of the learner, and then of the starter, after a signal stopped the run at a checkpoint: start it again
 later (EX_TEMPFAIL)."""
@@ -54,7 +54,7 @@ EXIT_NODE_FAILED = 254
 TERM_SECONDS = 2
 """Seconds that a role has to end after SIGTERM."""
 DELIVERY_SECONDS = 0.5
-"""Seconds that a process that was told to end waits for its last messages to be sent."""
+"""Seconds that a process that was asked to end waits for its last messages to be sent."""
 _PR_SET_PDEATHSIG = 1
 _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 _MALLOC_KNOBS = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}
@@ -92,7 +92,7 @@ class Role:
     """Identity of this process (or thread).
 
     `sockets`: the folder for local sockets (None: tcp only). `grace`: seconds for an orderly end after SIGTERM (0: end
-    at once). `orders`: how it hears that it should end or pause.
+    at once). `orders`: the requests to end or to pause that it receives.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Role:
 
 
 def end_with_starter(starter: int) -> None:
-    """Ask Linux for SIGTERM when the starter dies. On other systems only the launcher's clean-up ends this process. A
+    """Ask Linux for SIGTERM when the starter ends. On other systems only the launcher's clean-up ends this process. A
     forked process is a child of the fork server (`areal_like.launch.forks`), and watches the starter itself."""
     if sys.platform == "linux" and not multiprocessing.parent_process():
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

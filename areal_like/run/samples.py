@@ -1,7 +1,7 @@
 """`RUN/samples/`: some of what the model wrote, kept for people. One JSON object per line is one sample.
 
-    trained.jsonl   groups of each train step, with what the learner computed per token
-    dropped.jsonl   what was not trained, and why
+    trained.jsonl   groups of each train step, with the learner's numbers per token
+    dropped.jsonl   groups that were not trained, with the reason
     heldout.jsonl   every held-out answer
 
 The learner writes the first file, the buffer the others. `areal-like samples RUN` shows them. The first two
@@ -42,7 +42,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
     the prompt (`prompt_length` is 0) and without tool results. `reward` is None unless the sample was scored (0 for a
     held-out answer that failed). `numbers`: name → one number per token of the response (None: not computed, or not
     trained). They include `logprob` (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the
-    loss observed (`loss/ratio`), and what was subtracted from the reward (`penalty/kl`, `penalty/length`). `masked`:
+    loss observed (`loss/ratio`), and the parts subtracted from the reward (`penalty/kl`, `penalty/length`). `masked`:
     places in the response that are not trained. `forks`: places in the response at which the context began anew
     (`areal_like.types.Sample`). `bare`: numbers and logprobs were left out to save room."""
 

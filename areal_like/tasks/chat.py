@@ -1,6 +1,6 @@
 """Text for models with a tokenizer, as it stands or in its chat template (`areal_like.interfaces.Codec`).
 
-What the model has said is never encoded again: a reply is only the tokens that come after it, found by rendering a
+The model's own tokens are never encoded again: a reply is only the tokens that come after it, found by rendering a
 conversation with and without the new message.
 """
 

@@ -3,7 +3,7 @@
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
     {"prompt": "..." or messages, "completion": "..." or messages}
 
-What the assistant says is trained, and the end of each of its turns; all else is only read. The tokens are those of a
+The assistant's text and the end of each of its turns are trained; all else is only read. The tokens are those of a
 rollout: the prompt as `jsonl` encodes it, each turn's text and the stop token behind it, and what a multi-turn workflow
 shows between turns. So reinforcement learning can go on where imitation ends.
 """

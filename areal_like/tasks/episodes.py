@@ -1,4 +1,4 @@
-"""Prompts for worlds that need none: a row is the seed of an episode, and the environment says the rest.
+"""Prompts for environments that need none: a row is the seed of an episode; the environment adds its text.
 
 The same row gives the same episode in every process. `environment=openenv` takes the seed from `prompt.answer` by
 `seed_of`; with another task's prompts it takes it from prompt and answer.
@@ -22,7 +22,7 @@ SEEDS = 1 << 31
 class Episodes(TextTask, GeneratedPrompts):
     """Seeds of episodes, for an environment that shows and rewards. Knobs of the text: see `areal_like.tasks.text`.
 
-    instructions: what every prompt says; what the environment shows first stands behind it.
+    instructions: text of every prompt, followed by the environment's first observation.
     train_size, heldout_size: rows of the splits, which share no seed.
     """
 

@@ -1,8 +1,8 @@
 """Prompts made from (seed, split, row), for tasks whose prompts are drawn at random instead of read from a file.
 
-A row's prompt depends on nothing else, so every process sees the same prompts without talking to another. A hash of
-the prompt's *content* says which split it may appear in, and rows are drawn again until theirs allows them: the two
-splits share no prompt, by construction. Within a split a prompt may recur (with few possible prompts it must).
+A row's prompt depends on nothing else, so every process sees the same prompts without communication. A hash of
+the prompt's *content* chooses the split that it may appear in, and rows are drawn again until theirs allows them: the
+two splits share no prompt, by construction. Within a split a prompt may recur (with few possible prompts it must).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_DRAWS = 2000
 
 
 class GeneratedPrompts(ABC):
-    """The base of tasks with generated prompts; a subclass says how to draw one (`_draft`).
+    """The base of tasks with generated prompts; a subclass draws one (`_draft`).
 
     Raises ValueError for an unknown split, and where the task has so few different prompts that none falls into a
     split; IndexError for a row outside its split.
@@ -69,7 +69,7 @@ class GeneratedPrompts(ABC):
 
 
 class GeneratedTask(GeneratedPrompts):
-    """The base of those whose tokens are made, not encoded; a subclass says how to draw and how to score a prompt."""
+    """The base of those whose tokens are made, not encoded; a subclass draws and scores a prompt."""
 
     codec: Codec | None = None
     """Where the tokens are text."""

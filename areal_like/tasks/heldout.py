@@ -52,8 +52,8 @@ def sets_of(config: Config, task: Task) -> list[HeldoutSet]:
 
 
 def own_rows(config: Config, task: Task, prompts: int | None = None) -> dict[str, list[tuple[str, int]]]:
-    """Name → rows of the run's own sets: the first of the task, or of each task of a mixture; `prompts` of each, or as
-    many as the config says."""
+    """Name → rows of the run's own sets: the first of the task, or of each task of a mixture; `prompts` of each, or the
+    config's number."""
     members, most = getattr(task, "members", None), config.eval.prompts if prompts is None else prompts
     if members is None:
         return {OWN: [(OWN, row) for row in range(min(most, task.size(OWN)))]}

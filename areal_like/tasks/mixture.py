@@ -1,6 +1,6 @@
 """Several tasks in one run, with ratios: `task={name: mixture, tasks: {sums: {name: ...}, copy: {name: ...}}}`.
 
-Each task keeps its prompts, its verifier and its held-out rows; a prompt says whose it is (`Prompt.task`). The rows of
+Each task keeps its prompts, its verifier and its held-out rows; a prompt names its task (`Prompt.task`). The rows of
 a split are those of the first task, then those of the second, and so on. `buffer.prompts` draws from them by ratio.
 """
 
@@ -23,7 +23,7 @@ from areal_like.types import Prompt
 LONGEST_BLOCK = 1000
 """Most prompts until the ratios hold exactly."""
 ROWS = 256
-"""Rows of a task that can't tell which of its rows are long, for a check of lengths."""
+"""Rows of a task that can't report its long rows, for a check of lengths."""
 RESERVED = ("mean", "std", "p50", "p95", "max", "histogram", "train", "heldout")
 """Names that would be mistaken: of metrics (`reward/NAME`) and of splits."""
 _NAME = re.compile(r"[A-Za-z][\w-]*")
@@ -90,7 +90,7 @@ class Mixture:
         return f"{name}: {task.place(split, inner) if hasattr(task, 'place') else f'row {inner} of {split}'}"
 
     def rows_beyond(self, split: str, tokens: int) -> Iterator[int]:
-        """The rows whose prompt may have more than `tokens` tokens: the first `ROWS` of a task that can't tell."""
+        """The rows whose prompt may have more than `tokens` tokens: the first `ROWS` of a task without this report."""
         for place, task in enumerate(self.members.values()):
             few = range(min(task.size(split), ROWS))
             rows = task.rows_beyond(split, tokens) if hasattr(task, "rows_beyond") else few
@@ -117,7 +117,7 @@ def _built(name: str, spec: str | Mapping[str, object], seed: int) -> Task:
 
 
 def check_members(knobs: Mapping[str, object]) -> None:
-    """Check a mixture's knobs, as far as their text tells. Raises ConfigError."""
+    """Check a mixture's knobs, as far as their text allows. Raises ConfigError."""
     tasks = knobs.get("tasks")
     if not isinstance(tasks, Mapping) or not tasks:
         raise ConfigError("task.tasks: want name → task, e.g. {sums: {name: arithmetic}}", "task.tasks")

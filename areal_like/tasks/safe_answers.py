@@ -1,6 +1,6 @@
 """Answers that may be handed to `eval`, or to sympy's parser, which is one: no code, only values and formulas.
 
-Some scorers of packages evaluate what the model said. `__import__("os").system(...)` is such an answer, too.
+Some scorers of packages evaluate the model's text. `__import__("os").system(...)` is such an answer, too.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ isolation="full" the kernel enforces (Linux, user namespaces permitted):
 The sandbox shares the kernel, so a hole in the kernel is a hole here, too. It filters only system calls that make
 sockets. If the machine forbids user namespaces (some containers), `run` raises SandboxError. isolation="weak" works
 everywhere. It is for faulty programs, not for attacks: limits, and an audit hook that refuses files, sockets, processes
-and ctypes. Python's documentation says that programs can bypass such hooks; the program runs as the user of the run.
+and ctypes. According to Python's documentation programs can bypass such hooks; the program runs as the user of the run.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _execute(folder: str, given: IO[bytes], results: IO[bytes], seconds: float) 
 
 
 def _results(data: bytes, count: int) -> list[list[object] | None]:
-    """From the lines that came back, which are whatever the program made of them."""
+    """Parse the lines that the program wrote, which may be anything."""
     found = [_value(line) for line in data.split(b"\n")[:count]]
     return found + [None] * (count - len(found))
 

@@ -116,7 +116,7 @@ def drop_capabilities() -> None:
 def limit(seconds: float, memory: int, output: int) -> None:
     check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
     for what, most in (
-        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # after the wall time, of which the caller tells
+        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # after the wall time, which the caller reports
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, output),
         (resource.RLIMIT_NPROC, 1),  # itself

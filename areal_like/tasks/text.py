@@ -26,7 +26,7 @@ def load_tokenizer(folder: str, knob: str) -> Tokenizer:
 
     try:
         found: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # whatever a parser of damaged files raises
+    except Exception as error:  # a parser of damaged files may raise anything
         raise ValueError(f"{knob}: the tokenizer in {folder!r} can't be loaded: {error}") from error
     return found
 
@@ -36,7 +36,7 @@ class TextTask:
 
     tokenizer: a local folder in Hugging Face's format; or `bytes`, a token per byte of UTF-8 with a minimal chat
         template, for models from random weights.
-    chat_template: wrap the prompt as the tokenizer's template says; otherwise it is encoded as it is. system: the
+    chat_template: wrap the prompt in the tokenizer's template; otherwise it is encoded as it is. system: the
         system message of every prompt that brings none of its own; it needs chat_template. suffix: text after each
         prompt, e.g. how to write the answer down.
     max_prompt_tokens: a longer prompt raises ValueError (row, length and knob named) when it is asked for.
@@ -112,7 +112,7 @@ class TextTask:
         return TokenizerCodec(self._tokenizer, self._chat)
 
     def _text(self, tokens: np.ndarray) -> str:
-        """What a response says."""
+        """The text of a response."""
         return self._codec.decode(tokens)
 
     def _messages(self, prompt: str | list[dict[str, str]]) -> Turns:

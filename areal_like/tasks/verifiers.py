@@ -3,8 +3,8 @@
 The environment itself is the agent (`actors.agents.of_verifiers`): its `rollout` talks to the actor's endpoint, and its
 rubric gives the reward. So `task=verifiers` sets `workflow=agent`, too. Needs `pip install 'areal_like[verifiers]'`.
 
-Replayable if the environment is: what it says must follow from the example and the model's words. If it does not, an
-interrupted sample is repeated as long as the environment says the same, and sampled anew from the first difference on.
+Replayable if the environment is: its messages must follow from the example and the model's text. If they do not, an
+interrupted sample is repeated while the environment's messages agree, and sampled anew from the first difference on.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def environment(name: str, args: str) -> Environment:
     with _signals_kept():
         try:
             env = verifiers.load_environment(name, **json.loads(args))
-        except Exception as error:  # the environment's code: whatever it raises
+        except Exception as error:  # the environment's code may raise anything
             raise ValueError(f"task.env: {name!r} with {args} can't be loaded: {error}") from error
     for each in [env, *getattr(env, "envs", [])]:
         if problem := _problem(each):

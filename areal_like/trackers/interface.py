@@ -34,7 +34,7 @@ class Shown:
 
 
 class Tracker(Protocol):
-    """Built with a `Tracked`. May raise whatever it likes: the run goes on without it.
+    """Built with a `Tracked`. May raise any error: the run goes on without it.
 
     `where`: for the user, how to look at the run there.
     """
@@ -51,7 +51,7 @@ class Tracker(Protocol):
         """Some samples after a train step, all of one source."""
 
     def end(self, summary: Mapping[str, object] | None) -> None:
-        """The run has ended, or (None) was interrupted. Whatever was sent must be safe when this returns."""
+        """The run has ended, or (None) was interrupted. All that was sent must be safe when this returns."""
 
 
 def numbers(row: Mapping[str, object]) -> dict[str, float]:

@@ -44,7 +44,7 @@ class Hop:
 
 
 MOST_HOPS = 32
-"""Most deltas in a plan: more are merged, whatever their size."""
+"""Most deltas in a plan: more are merged, of any size."""
 
 BESIDE_FROM = 4 << 20
 """Above this size, merge in a background thread if the caller passed wait=False."""

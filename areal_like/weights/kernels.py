@@ -282,7 +282,7 @@ def apply_gaps(
 
 @compiled
 def apply_mask(bits: Array, mask: Array, codes: Array, big: Array) -> None:
-    """Step what the mask tells of."""
+    """Step the elements of the mask."""
     width, k, b = bits.itemsize * 8, 0, 0
     for at in range(mask.size):
         left = mask[at]

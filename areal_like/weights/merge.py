@@ -40,7 +40,7 @@ def merge(messages: Sequence[Message], layout: Layout) -> bytes:
 
 
 class _Total:
-    """Sum of the changes of a segment: `bits` of all of it; or, where `touched` (bool [count]) says so, `steps`
+    """Sum of the changes of a segment: `bits` of all of it; or, where `touched` (bool [count]) is true, `steps`
     (int32 [count], which wrap as they should)."""
 
     def __init__(self, segment: Segment):

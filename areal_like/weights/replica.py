@@ -141,7 +141,7 @@ class Replica:
             part.version = head.version
 
     def changes(self) -> Changes | None:
-        """Changes since the last call, relative to what was held then; None: anything may have."""
+        """Changes since the last call, relative to the bits held then; None: anything may have changed."""
         changes, self._changes = self._changes, Changes(self.digest)
         return changes
 

@@ -210,7 +210,7 @@ class Router:
             return peer, error
 
     def refuse(self, peer: bytes, reason: str) -> None:
-        """Tell a peer that its message was refused, and log it, up to a limit."""
+        """Notify a peer that its message was refused, and log it, up to a limit."""
         self.refused += 1
         self.send(peer, Refused(reason[:1000]))
         now = time.monotonic()

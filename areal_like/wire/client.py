@@ -72,7 +72,7 @@ class ActorClient:
         self.relay: messages.Relay | None = None
 
     def send(self, message: Message) -> None:
-        """Send a message that needs nothing else. The buffer forgets it when the actor says hello again."""
+        """Send a message that needs nothing else. The buffer discards it at the actor's next `Hello`."""
         self.dealer.send(message)
 
     def hello(self) -> None:
@@ -128,7 +128,7 @@ class ActorClient:
         self.dealer.send(messages.Failed(group_id, reason, detail))
 
     def hand_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, Frame]], leaving: bool) -> None:
-        """Return leases unfinished; `partials` hold what was sampled for some of them (`encode_partial`)."""
+        """Return leases unfinished; `partials` hold the tokens sampled for some of them (`encode_partial`)."""
         left, found = list(ids), {head.id: (head, payload) for head, payload in partials}
         while True:
             some, left = left[:MAX_GROUPS_PER_PUSH], left[MAX_GROUPS_PER_PUSH:]
@@ -297,7 +297,7 @@ class LearnerClient:
 
 
 class SupervisorClient:
-    """The starter's side: reads reports and tells of deaths, without waiting. Raises BusError if the buffer does not
+    """The starter's side: reads reports and reports deaths, without waiting. Raises BusError if the buffer does not
     let it in."""
 
     def __init__(self, endpoint: str, keys: str | None = None):
@@ -340,8 +340,8 @@ class SupervisorClient:
         self.dealer.send(messages.Stop(drain))
 
     def lost(self, name: str, pid: int, how: str, *, for_good: bool = False, by_itself: bool = False) -> None:
-        """Report a dead process, so that the buffer need not wait for its silence. A `pid` of 0 means: whoever has that
-        name. `for_good`: an actor of the run that will not be restarted. `by_itself`: nothing outside has killed it."""
+        """Report a dead process, so that the buffer need not wait for its silence. A `pid` of 0 means: any of that
+        name. `for_good`: an actor of the run that will not be restarted. `by_itself`: nothing outside killed it."""
         self.dealer.send(messages.Lost(name, pid, how[: messages.MAX_TEXT], for_good, by_itself))
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 The header is `[SCHEMA, kind, message]`; `wire.messages` has the kinds, and a message that does not fit is refused
 with a `WireError` that names its field. Two processes whose messages differ have different schemas, by themselves. A
 payload is a frame of its own, so the buffer keeps and forwards the frame as it came: it neither decodes nor copies
-payloads. How groups look is told in `areal_like.wire.groups`.
+payloads. `areal_like.wire.groups` defines the form of groups.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class WireError(ValueError):
-    """A message that was refused; the text says why."""
+    """A message was refused; the text has the reason."""
 
 
 class Received(NamedTuple):
@@ -78,7 +78,7 @@ def encode(message: Message, payloads: Payloads = ()) -> list[Frame]:
 def decode(frames: Payloads) -> Received:
     """Frames → a checked message. Raises WireError.
 
-    Its memory is limited to a few MB and a multiple of the header's length, whatever the bytes are: it checks the
+    Its memory is limited to a few MB and a multiple of the header's length, for any bytes: it checks the
     length of a list before it makes room for it, and types limit the depth of nesting.
     """
     if not 1 <= len(frames) <= MAX_FRAMES:

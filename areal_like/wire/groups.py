@@ -7,7 +7,7 @@ of many groups takes a few NumPy calls, and a group's part of the table is forwa
 
 A payload is flat, one column after the other: tokens int32 of prompts and responses | of response tokens logprobs
 float32 and loss masks uint8 | places of turns int32 | rewards of turns float64 | experts (`models.experts`).
-`ColumnSizes` says how many entries each column has, some maybe none; partial groups (`wire.partials`) use the same
+`ColumnSizes` counts the entries of each column, some maybe none; partial groups (`wire.partials`) use the same
 columns. The buffer looks only at the least and the greatest number of each column (`check_payload`).
 """
 
@@ -345,8 +345,8 @@ def _sizes(head: Head, n_prompts: int, n_turns: int) -> ColumnSizes:
 
 
 def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: Routing | None = None) -> None:
-    """Raises PayloadError unless a learner can train on the group: its columns are as `check_columns` says, rewards of
-    turns numbers that float32 can hold, at places in the response."""
+    """Raises PayloadError unless a learner can train on the group: its columns pass `check_columns`, rewards of turns
+    are numbers that float32 can hold, at places in the response."""
     rows = np.frombuffer(head.rows, ROW)  # a few numbers: Python adds them up sooner than NumPy
     sizes = _sizes(head, sum(rows["prompt"].tolist()), sum(rows["turns"].tolist()))
     found = columns(payload, sizes)

@@ -5,7 +5,7 @@
     FOLDER/clients/NAME.key                 the allow-list: public keys of permitted clients, each with its role
 
 Files are ZeroMQ certificates (`zmq.auth`). A secret file that others can read is refused, as ssh does.
-`areal_like.wire.messages` says which messages a role may send.
+`areal_like.wire.messages` lists the messages that a role may send.
 A machine that only connects needs `server.key` and its own `client.key_secret`: `add_client` makes such a folder.
 Remove a file from `clients/` to shut that client out from its next connection on; no restart is needed.
 
@@ -43,7 +43,7 @@ TELL_SECONDS = 10.0
 
 
 class KeysError(UserError):
-    """Keys are missing, unsafe, or in the way; the text says what to do."""
+    """Keys are missing, unsafe, or in the way; the text has the remedy."""
 
 
 # ---- making ---------------------------------------------------------------------------------------------------------

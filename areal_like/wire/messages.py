@@ -169,7 +169,7 @@ class Push(Message):
 
 class HandBack(Message):
     """Leases that end unfinished: the actor leaves, or the buffer recalled them. `partials`, each with its payload:
-    what was sampled for some of them."""
+    the tokens sampled for some of them."""
 
     by, large = ACTOR, True
     ids: Ids
@@ -329,7 +329,7 @@ class Announce(Message):
 
 
 class Cancel(Message):
-    """These leases end. `hand_back`: hand back what was sampled."""
+    """These leases end. `hand_back`: hand back the sampled tokens."""
 
     large = True
     ids: Ids

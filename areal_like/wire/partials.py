@@ -122,8 +122,8 @@ def versions_of(head: PartialHead) -> dict[int, set[int]]:
 def check_partial(
     head: PartialHead, payload: Frame, vocab_size: int | None = None, routing: Routing | None = None
 ) -> None:
-    """Raises WireError unless the head's numbers agree with one another and with the payload, and its columns are as
-    `check_columns` says."""
+    """Raises WireError unless the head's numbers agree with one another and with the payload, and its columns
+    pass `check_columns`."""
     name = f"partial group {head.id}"
     calls, runs = table(head.calls, f"{name}: calls", CALL), table(head.runs, f"{name}: runs", RUN)
     scores = table(head.scores, f"{name}: scores", SCORE) if head.scores else np.empty(0, SCORE)

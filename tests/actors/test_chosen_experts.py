@@ -1,4 +1,4 @@
-"""The embedded engine tells which experts the routers chose: those of the very forward passes that made the tokens."""
+"""The embedded engine reports the experts that the routers chose in the forward passes that made the tokens."""
 
 import asyncio
 import copy

@@ -94,7 +94,7 @@ def test_an_answer_is_described_up_to_its_last_trained_token():
 
 
 class Slow:
-    """A group reward of a class: it ends when the test says so."""
+    """A group reward of a class: it ends at the test's signal."""
 
     def __init__(self):
         self.called, self.result = asyncio.Event(), asyncio.get_running_loop().create_future()

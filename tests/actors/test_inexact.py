@@ -48,7 +48,7 @@ def test_noise_has_the_size_that_was_asked_for_and_its_key():
 
 
 def served(prompt, update, **knobs):
-    """What an engine says behind two updates, and the digest that it names."""
+    """An engine's completion after two updates, and the digest that it names."""
 
     async def main():
         engine = TorchEngine(new_model(), **knobs)

@@ -85,7 +85,7 @@ def test_an_aborted_turn_rejects_the_sample():
 
 
 def test_what_is_shown_first_is_the_users_and_not_the_models() -> None:
-    """Behind the template's opening of the answer it would read as if the model had said it."""
+    """Behind the template's opening of the answer it would read as the model's text."""
     codec: Any = TokenizerCodec(byte_tokenizer(), chat=True)
     messages = ({"role": "system", "content": "Play."}, {"role": "user", "content": "Go: "})
     _, opened = _opening(Prompt(codec.opening(messages), 1, 40, (), codec, messages), "SFG")
@@ -176,7 +176,7 @@ def test_what_is_no_answer_of_an_environment_is_said(does: str, first: bool, sai
 
 
 class Moody:
-    """Answers something else each time: what it says does not follow from the actions."""
+    """Answers something else each time: its answers do not follow from the actions."""
 
     count = 0
 
@@ -189,7 +189,7 @@ class Moody:
 
 
 def test_a_resume_with_other_answers_samples_anew_from_the_first_one_on() -> None:
-    """The first turn was sampled from the same tokens and stays; the second answered what was never shown here."""
+    """The first turn was sampled from the same tokens and stays; the second answered a text not shown here."""
     limits, environment = Limits(40, 1.0, STOP), {"name": f"{__name__}:Moody"}
     record = PartialSample()
 

@@ -14,7 +14,7 @@ from tests.actors.test_worker import Client
 
 
 class Engine:
-    """Requests get tokens, and end, when the test says so; those named in `running` have a slot."""
+    """Requests get tokens, and end, at the test's signal; those named in `running` have a slot."""
 
     version = 3
 

@@ -15,7 +15,7 @@ from actors.rewards import reward_function
 from areal_like.tasks.copying import Copy
 
 STUCK = ("re:match", "(a+)+$", "a" * 60 + "b")
-"""Backtracks for ever inside C, holding the interpreter lock: only a kill ends it."""
+"""Backtracks endlessly inside C, holding the interpreter lock: only a kill ends it."""
 
 
 def alive(pid: int) -> bool:
@@ -62,7 +62,7 @@ def test_a_call_that_overruns_is_killed_and_the_next_one_gets_a_new_worker(hang)
 
 @pytest.mark.parametrize(("seconds", "is_right"), [(0.2, True), (1.0, False)])
 def test_an_answer_counts_by_the_verifiers_own_time_though_the_actor_was_busy(seconds: float, is_right: bool):
-    """Busy until after the limit of .6 s, and until after the answer."""
+    """Busy until after the limit of 0.6 s, and until after the answer."""
 
     async def test(pool):
         await pool.score(f"{__name__}:after", 0.0)  # imports it

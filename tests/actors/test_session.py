@@ -1,4 +1,4 @@
-"""Sessions with messages in a fixed order: a new hello voids what was agreed before."""
+"""Sessions with messages in a fixed order: a new hello voids earlier agreements."""
 
 import pytest
 

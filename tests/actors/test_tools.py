@@ -1,4 +1,4 @@
-"""The tools environment finds calls, answers them in order, and tells the model about its mistakes."""
+"""The tools environment finds calls, answers them in order, and reports the model's mistakes to it."""
 
 import asyncio
 import json

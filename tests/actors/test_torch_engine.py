@@ -1,4 +1,4 @@
-"""The embedded engine against transformers: `generate` and forward are the truth, whatever sequences join or leave."""
+"""The embedded engine against transformers: `generate` and forward are the reference, as sequences join and leave."""
 
 import asyncio
 import copy

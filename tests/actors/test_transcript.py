@@ -27,7 +27,7 @@ def test_a_conversation_becomes_one_sample():
     assert sample.tokens.tolist() == [7, 8, 100, 101, 102, 50, 51, 200, 201, 202] and sample.tokens.dtype == np.int32
     assert sample.logprobs.tolist() == [-100, -101, -102, 0, 0, -200, -201, -202]
     assert sample.loss_mask.tolist() == [True, True, True, False, False, True, True, True]
-    assert sample.runs == [(1, 2), (2, 4), (5, 2)]  # what was shown goes with the version that spoke before it
+    assert sample.runs == [(1, 2), (2, 4), (5, 2)]  # shown tokens have the version of the model's turn before them
     assert (sample.prompt_length, sample.reward, sample.turn_rewards) == (2, 0.75, [(2, 0.25), (7, 0.5)])
 
 

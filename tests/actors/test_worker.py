@@ -77,7 +77,7 @@ def sample(reward: float, version: int = 3) -> Sample:
 
 
 class Play:
-    """A workflow whose samples end when the test says so."""
+    """A workflow whose samples end at the test's signal."""
 
     def __init__(self) -> None:
         self.futures: dict[str, asyncio.Future] = {}

@@ -53,7 +53,7 @@ def logits_of(model, tokens):
 
 
 def logprobs_of(model, prompt, response, temperature=1.0):
-    """float32 [R]: what the model's own forward says."""
+    """float32 [R]: from the model's own forward."""
     logits = logits_of(model, [*prompt, *response])[len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(-1, torch.as_tensor(response).long()[:, None])[:, 0].numpy()
 

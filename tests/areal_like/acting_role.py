@@ -1,4 +1,4 @@
-"""A role for tests of the launcher: it does what the file `RUN/parts/NAME` says."""
+"""A role for tests of the launcher: it acts as the file `RUN/parts/NAME` orders."""
 
 import errno
 import os

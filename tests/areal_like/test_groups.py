@@ -215,7 +215,7 @@ def test_experts_travel_only_if_all_samples_have_them_and_must_be_the_models() -
 
 
 def test_groups_that_disagree_on_a_version_are_all_heard() -> None:
-    """Whatever their order: no digest hides another."""
+    """In any order: no digest hides another."""
     head = read(table())[0]
     version = head.versions[0]
     other = replace(head, id=head.id + 1, digests=head.digests | {version: "another"})

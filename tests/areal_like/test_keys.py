@@ -1,4 +1,4 @@
-"""Keys: peers on the allow-list are admitted, all others refused, and both sides are told what is wrong."""
+"""Keys: peers on the allow-list are admitted, all others refused, and both sides receive the reason."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def assert_served(router: Router, folder: Path, name: str = "friend") -> None:
 
 
 def assert_refused(dealer: Dealer, reason: str) -> None:
-    """The client hears of the refusal while it sends or while it waits, whichever comes first."""
+    """The client receives the refusal while it sends or while it waits, whichever comes first."""
     with pytest.raises(BusError, match=reason):
         dealer.send(Trained(1))
         dealer.receive(SECONDS)

@@ -93,7 +93,7 @@ def launcher(run_folder: Path) -> Iterator[Launcher]:
 
 
 def start(launcher: Launcher, **parts: str) -> None:
-    """Start roles that act as `parts` says; those named actor_… may die."""
+    """Start roles that act by `parts`; those named actor_… may die."""
     for name, part in parts.items():
         (launcher.running.run / "parts" / name).write_text(part)
     launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor"), launcher.forked) for name in parts])

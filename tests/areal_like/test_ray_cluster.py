@@ -101,7 +101,7 @@ time.sleep(600)
 
 
 def test_a_host_ends_when_its_starter_does_though_nobody_tells_it(tmp_path: Path) -> None:
-    """As when Ray's head dies with the starter. Nobody accepts the connection: the kernel keeps it open."""
+    """As when Ray's head ends with the starter. Nobody accepts the connection: the kernel keeps it open."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         command = [sys.executable, "-c", HOST, str(tmp_path / "actor-0"), str(held.getsockname()[1])]
         host = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)

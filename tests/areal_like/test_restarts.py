@@ -19,7 +19,7 @@ def test_delays_double_and_then_the_actor_is_left_out() -> None:
 
 
 def test_deaths_that_are_long_ago_do_not_count() -> None:
-    """An actor that dies once an hour, for two weeks."""
+    """An actor that fails once an hour, for two weeks."""
     clock = Clock()
     restarts = Restarts(RestartLimits(max_restarts=1, window=3000.0), clock)
     for _ in range(24 * 14):

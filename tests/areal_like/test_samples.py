@@ -1,4 +1,4 @@
-"""Samples kept for people stay within their byte limit, through a resume, whatever the disk does."""
+"""Samples kept for people stay within their byte limit, through a resume and through faults of the disk."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The wire: a message is decoded as it was sent, and what does not fit is refused with a reason, whatever the bytes."""
+"""The wire: a message is decoded as it was sent, and any bytes that are no message are refused with a reason."""
 
 import contextlib
 from collections.abc import Iterator

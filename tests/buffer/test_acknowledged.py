@@ -1,5 +1,5 @@
-"""The buffer says only what the journal has: acknowledgements and batches wait for a full or slow disk, and go out once
-when the journal has the records."""
+"""The buffer confirms only records in the journal: acknowledgements and batches wait for a full or slow disk, and go
+out once when the journal has the records."""
 
 import errno
 import os

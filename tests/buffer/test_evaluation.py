@@ -1,4 +1,4 @@
-"""Rounds of held-out prompts: when one is due, who gets which rows, and what its result says."""
+"""Rounds of held-out prompts: when one is due, which actor gets which rows, and its result."""
 
 import pytest
 

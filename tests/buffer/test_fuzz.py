@@ -1,5 +1,5 @@
 """Frames with anything wrong in them are read as a message whose numbers agree, or refused with a `WireError`; reading
-takes memory in proportion to what was received."""
+takes memory in proportion to the received bytes."""
 
 from __future__ import annotations
 

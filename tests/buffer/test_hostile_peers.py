@@ -1,7 +1,7 @@
 """Real sockets, the real controller, and a peer that means harm or has lost its mind: the others notice nothing.
 
 Two actors and a learner make five batches, once undisturbed and once for each attack in their midst. The batches (which
-groups, in which order, with which bytes), what the learner is told of weights, and the ledger are equal.
+groups, in which order, with which bytes), the learner's messages about weights, and the ledger are equal.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_what_was_committed_comes_back_in_order(tmp_path_factory, first, second,
 @settings(max_examples=80, deadline=None)
 @given(RECORDS.filter(bool), st.data())
 def test_a_torn_tail_is_cut_and_writing_goes_on(tmp_path_factory, records, data) -> None:
-    """Whatever byte the crash stopped at: a prefix of the records survives, and new ones follow it."""
+    """For any byte that the crash stopped at: a prefix of the records survives, and new ones follow it."""
     folder = tmp_path_factory.mktemp("journal")
     write(folder, records)
     (path,) = segments(folder)

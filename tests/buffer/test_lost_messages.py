@@ -103,8 +103,8 @@ def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:
 
 
 def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -> None:
-    """Its first actor was only disconnected and pushes what it had finished; then the actor that runs the group now
-    dies."""
+    """Its first actor was only disconnected and pushes its finished group; then the actor that runs the group now
+    ends."""
     house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=3, last_batch=2)
     house.start()
     replay = house.server.groups

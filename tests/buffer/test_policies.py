@@ -57,7 +57,7 @@ def test_a_priority_without_a_function_is_refused() -> None:
 
 
 def history(staleness_policy: str, policy=fifo) -> tuple[GroupManager, list[list[int]]]:
-    """What was served, with two batches' worth of quick groups per batch. Stops when a batch has to wait."""
+    """Served groups, with two batches' worth of quick groups per batch. Stops when a batch has to wait."""
     replay, served, next_id = GroupManager(Bound(1, B), policy, staleness_policy), [], 0
     for batch in range(4):
         while replay.room(batch) > 0:

@@ -155,7 +155,7 @@ def test_on_policy_what_newer_weights_made_before_a_crash_is_rolled_out_again_wh
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_no_choice_breaks_the_bound(bound: int) -> None:
-    """The last check looks at what was pushed, whatever went wrong before. At the bound groups are served; one version
+    """The last check looks at the pushed groups, after any earlier fault. At the bound groups are served; one version
     later they are refused and stay where they are, even a single one among young groups."""
 
     def serving(batch: int, *versions: int) -> GroupManager:

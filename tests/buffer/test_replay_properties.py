@@ -208,7 +208,7 @@ class BufferHistory(RuleBasedStateMachine):
 
     @rule(pick=PICK)
     def push_from_a_liar(self, pick: int) -> None:
-        """A rollout from weights older than its lease says: only the check at serving can find it."""
+        """A rollout from weights older than its lease states: only the check at serving can find it."""
         entries = self.store.of(*UNFINISHED)
         if entries:
             self.honest = False

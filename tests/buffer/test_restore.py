@@ -1,4 +1,4 @@
-"""A buffer that starts again: what it needs from the earlier one's folder, and what it says if that is missing."""
+"""A buffer that starts again: the files that it requires from the earlier one, and the error if they are missing."""
 
 from collections.abc import Callable
 from pathlib import Path

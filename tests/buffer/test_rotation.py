@@ -81,7 +81,7 @@ def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, 
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_is_held_is_there_after_any_history(tmp_path: Path, seed: int, sync: bool) -> None:
-    """Payloads come and go, segments are rotated, and sometimes the process dies and leaves a torn tail."""
+    """Payloads come and go, segments are rotated, and sometimes the process crashes and leaves a torn tail."""
     dice = random.Random(seed)
     journal, folder = Journal(tmp_path, sync=sync, keep=False), tmp_path
     held: dict[int, tuple[Stored, bytes]] = {}

@@ -208,7 +208,7 @@ def test_numbers_of_actors_are_combined_as_their_keys_say_and_replace_none_of_th
 
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_a_group_on_which_actors_die_again_and_again_is_dropped(by_itself: bool) -> None:
-    """Its episode may end the process that plays it. What kills actors from outside says nothing about groups."""
+    """Its episode may end the process that plays it. A kill from outside is no evidence against groups."""
     house = House(asynchronous(), actors=1)
     house.start()
     held = house.leases()

@@ -79,7 +79,7 @@ def closed(lengths: np.ndarray, need: int) -> GroupLengths:
 
 
 def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() -> None:
-    """Lengths e^(.6 z): three of ten are cut at 1.4 medians. Each is a straggler with P(L > 3) / P(L > 1.4)."""
+    """Lengths e^(0.6 z): three of ten are cut at 1.4 medians. Each is a straggler with P(L > 3) / P(L > 1.4)."""
     group = GroupLengths((407, 549, 698, 835, 990, 1010, 1270, *(1400,) * 3), (False,) * 7 + (True,) * 3, True)
     sagc = Sagc(candidates=[8], forget=1.0)
     sagc.below, sagc.below_sum = 1e9, 1e9 * 0.6 * math.sqrt(2 / math.pi)  # the spread is known

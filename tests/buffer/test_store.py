@@ -1,4 +1,4 @@
-"""What the store says of itself after each event: memory, slots, order."""
+"""The store's own numbers after each event: memory, slots, order."""
 
 from functools import partial
 

@@ -1,6 +1,6 @@
 """Rounds with more groups than places, through the real controller: random histories with deaths, filters and crashes.
 
-Every prompt is trained exactly once (or counted under the reason why not), strictly on-policy, whatever happens.
+Every prompt is trained exactly once (or counted under the reason why not), strictly on-policy, after any event.
 """
 
 import os
@@ -249,7 +249,7 @@ def test_batches_are_in_the_order_of_the_prompts_and_come_whole() -> None:
 
 @pytest.mark.parametrize("versions", [(0, 0), (1, 2), (2, 2)])
 def test_strict_rounds_serve_nothing_but_the_current_version(versions: tuple[int, int]) -> None:
-    """The last check, after admission: whatever was admitted, neither older nor newer tokens are trained."""
+    """The last check, after admission: among admitted groups, neither older nor newer tokens are trained."""
     replay = GroupManager(Bound(0, 1), partial(in_order))
     for group_id, made in enumerate([(0, 0), versions]):
         replay.admit(group_id, group_id, 2, 2, "a", 0, 0.0)

@@ -4,7 +4,7 @@ It runs in a thread of the test. A link knows whose it is from the routing id th
 where that is encrypted, from the process that has the other end. Kinds of cuts (`Proxy.cut`); `heal` ends them:
 
   stall    nothing passes in either direction, no connection breaks; afterwards all goes on where it was (a lost route)
-  close    connections are reset, new ones too; what was on its way is gone
+  close    connections are reset, new ones too; messages on their way are lost
   swallow  one side is reset, the other's connection looks alive and leads nowhere, also after the cut (a firewall that
            has forgotten it)
 """

@@ -1,4 +1,4 @@
-"""Networks that fail between real processes: every prompt is trained exactly once, and nobody waits for ever.
+"""Networks that fail between real processes: every prompt is trained exactly once, and no process waits endlessly.
 
 The engine and the learner are timed ones (no torch), evaluations go on all the time, so that there is always a message
 of each kind to lose.
@@ -94,7 +94,7 @@ def test_cuts_shorter_and_longer_than_the_time_out(net: Net, kind: str) -> None:
 
 
 def test_a_storm_of_broken_connections(net: Net) -> None:
-    """Whatever message is lost, and whenever: the run continues."""
+    """Any message may be lost, at any time: the run continues."""
     dice = random.Random(0)
     net.until_steps(5)
     for _ in range(25):

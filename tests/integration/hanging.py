@@ -8,8 +8,8 @@ from actors.engines.timed_engine import TimedEngine
 
 
 class Hanging(TimedEngine):
-    """Decodes like the timed engine, until the first actor makes its `after`-th request. The file `marker` tells the
-    others, and the restarted actor, that this has happened. From then on no request gets a token, and none can be
+    """Decodes like the timed engine, until the first actor makes its `after`-th request. The file `marker` notifies
+    the others, and the restarted actor, of this request. From then on no request gets a token, and none can be
     ended."""
 
     def __init__(self, *, marker: str = "", after: int = 100, median: float = 8.0):

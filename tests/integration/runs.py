@@ -26,7 +26,7 @@ def train_in_processes(folder: Path, name: str, *overrides: str, config: str = "
 
 
 def unused(folder: Path, name: str) -> Path:
-    """A new file for what a command says."""
+    """A new file for a command's output."""
     paths = (folder / f"{name}-{number}.said" for number in itertools.count())
     return next(path for path in paths if not path.exists())
 

@@ -1,4 +1,4 @@
-"""Data of a set age, through the real buffer: every trained sample is exactly as old as the config says."""
+"""Data of a set age, through the real buffer: every trained sample is exactly as old as in the config."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""An actor that is told to end hands its groups back unfinished; other actors continue them, and the result is the
+"""An actor that is asked to end hands its groups back unfinished; other actors continue them, and the result is the
 same."""
 
 import os
@@ -23,7 +23,7 @@ LONG = ["task.length_trace={median: 250, sigma: 0.3, max: 400}", "groups_per_bat
 
 
 def broken_off(folder: Path, *overrides: str) -> Path:
-    """A run in which one actor is told to end in the middle of a round."""
+    """A run in which one actor is asked to end in the middle of a round."""
     process = start(folder, "broken", *overrides)
     run = folder / "broken"
     wait_for_step(run, 1, process)

@@ -1,4 +1,4 @@
-"""How runs start, end and fail, with real processes: nothing stays behind, and every end has a reason that is told.
+"""How runs start, end and fail, with real processes: nothing stays behind, and every end has a reported reason.
 
 The engine and the learner are the timed ones (no model, no torch), so that a run takes a second or two.
 """

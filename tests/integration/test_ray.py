@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 TIMED = ["engine=timed", "learner=timed", "learner.base=0.2", "run.target_reward=null", "eval.prompts=4"]
 TIMED += ["eval.every=0", "actors.count=1", "run.trackers=[]"]
 NODES, CPUS, GPUS = 2, 3, 4
-"""Of the cluster, and of each node, whatever the machine has. Each node costs seconds of processor time."""
+"""Of the cluster, and of each node, independent of the machine. Each node costs seconds of processor time."""
 CORE = [RoleSpec("buffer", "buffer.main", 1, True), RoleSpec("learner", "learners.main", 1, True)]
 
 PATIENCE = 240.0
@@ -57,7 +57,7 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     services.get_node = patient(services.get_node)
-    # Workers' niceness: Ray says 15, and a step took 5 s beside other tests instead of .2.
+    # Workers' niceness: Ray's default is 15, and a step took 5 s beside other tests instead of 0.2 s.
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
     os.environ |= quiet
     head = {"num_cpus": CPUS, "num_gpus": GPUS, "include_dashboard": False}
@@ -108,7 +108,7 @@ class Run:
         return summary(self.folder)
 
     def roles(self) -> dict[str, psutil.Process]:
-        """The live roles by process name: the role's own, with ".2" and so on after a restart."""
+        """The live roles by process name: the role's own, with `.2` and so on after a restart."""
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -166,9 +166,9 @@ def test_a_learner_of_two_ranks_trains_over_two_nodes(start: Callable[..., Run])
 def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_resume_has_lost_nothing(
     cluster: Any, start: Callable[..., Run]
 ) -> None:
-    """An actor's process dies, a node of three, and the learner. Each process has GPUs of its own, as many as planned,
-    also in a later life; those that Ray was told of. (Resumed by the inline launcher: only the end of such a run is
-    Ray's.)"""
+    """An actor's process is killed, then a node of three, then the learner. Each process has GPUs of its own, as
+    many as planned, also after a restart; those declared to Ray. (Resumed by the inline launcher: only the end of such
+    a run is Ray's.)"""
     cluster.add_node(num_cpus=CPUS, num_gpus=GPUS)
     knobs = [*TIMED, "actors.count=3", "actors.max_restarts=5", "buffer.keep_journal=true", "checkpoint.every=2"]
     run = start(*knobs, "run.steps=100000", "placement={learner: 0, actors: [1-6]}")

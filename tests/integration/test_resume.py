@@ -93,7 +93,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.integration
 def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
-    """Its learner is killed, and the run is told to pause (SIGUSR1). Synchronous, and no sum depends on which sequences
+    """Its learner is killed, and the run is paused (SIGUSR1). Synchronous, and no sum depends on which sequences
     share a decode step. So every loss is that of a run without these and with another number of actors, to the last
     bit."""
     overrides = ["mode=sync", "engine.batch_invariant=true", "groups_per_batch=4", "run.steps=9"]

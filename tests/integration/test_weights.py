@@ -172,7 +172,7 @@ def test_the_same_bits_under_a_new_version_are_not_sent_again(source: Source) ->
 
 
 def test_a_version_that_is_gone_is_skipped_for_the_newest(source: Source) -> None:
-    """The loop hears of an overtaken version, then of the newest: it must end at the newest, with its bits."""
+    """The loop receives an overtaken version, then the newest: it must end at the newest, with its bits."""
     engine, told = RecordingEngine(), []
     manifests = [source.publish(version, state(version, 5000)) for version in range(4)]
 

@@ -243,7 +243,7 @@ def test_rewards_per_token_sum_to_the_samples_rewards():
 def test_credit_by_turns_against_a_loop():
     rewards, groups = np.array([0.75, 1.0, 0.5, 0.375]), np.array([7, 7, 7, 8])
     episodes = Episodes(rewards, groups, SAMPLE, np.zeros(10), turns=turns_of(PAIRS, SAMPLE, PLACE))
-    # What is earned from each turn on: sample 0: .75, .5; sample 1: 1; sample 2: .5; sample 3 (alone): nothing above.
+    # Return from each turn on: sample 0: 0.75, 0.5; sample 1: 1; sample 2: 0.5; sample 3 (alone): nothing above.
     first = (0.75 + 1.0 + 0.5) / 3
     expected = [0.75 - first] * 2 + [0.0] * 3 + [1 - first] * 2 + [0.5 - first] + [0.0] * 2
     np.testing.assert_allclose(turn(episodes), expected, atol=1e-12)

@@ -105,7 +105,7 @@ def test_a_samples_contexts_share_its_advantage_and_it_counts_once_in_its_group(
 
 
 def test_a_loss_of_whole_samples_sees_one():
-    """The weight of GSPO is one for a sample, whatever its contexts: in one micro-batch, even if that is large."""
+    """The weight of GSPO is one for a sample, for any number of contexts: in one micro-batch, even if that is large."""
     joint, _ = batches()
     columns = Columns(joint)
     trained = np.arange(len(joint.samples))

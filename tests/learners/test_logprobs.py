@@ -125,7 +125,7 @@ def test_an_entropy_that_nobody_differentiates_changes_nothing_else():
 
 @pytest.mark.parametrize("rows", [3, 100])
 def test_half_precision_gradients_of_the_head_are_near_and_exact_where_a_token_is_all_but_certain(rows):
-    """With a bfloat16 probability of .999, nothing would be left of 1 − p."""
+    """With a bfloat16 probability of 0.999, nothing would be left of 1 − p."""
     torch.manual_seed(0)
     head, states = torch.nn.Linear(64, 500, bias=False), torch.randn(20, 64, requires_grad=True)
     states.data[0] = 40 * head.weight.data[7]  # 1 − p is 2e-3 here

@@ -21,7 +21,7 @@ from tests.seeds import seeded
 
 
 class Client:
-    """Serves synthetic batches, and records what it is told."""
+    """Serves synthetic batches, and records its calls."""
 
     def __init__(self) -> None:
         self.said: list[tuple] = []

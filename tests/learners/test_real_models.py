@@ -45,7 +45,7 @@ def logprobs(model, tokens, response: int) -> np.ndarray:
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_train_publish_serve_save_load(kind, lora, tmp_path):
-    """The saved folder holds what was published, and the engine samples from exactly that."""
+    """The saved folder holds the published weights, and the engine samples from exactly that."""
     path = write_folder(tmp_path / "base", kind)
     learner = learner_of(path, lora=lora)
     served = folder(0, 258, path=path)

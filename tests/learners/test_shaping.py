@@ -47,7 +47,7 @@ def seen_by_advantage(**knobs) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("knobs", [{}, {"micro_batch_tokens": 9}], ids=["whole", "pieces"])
 def test_cut_answers_have_no_gradient_and_count_for_their_groups_mean(knobs):
-    """Masked by hand, with the advantages of all samples: the same step, whatever the cut into micro-batches."""
+    """Masked by hand, with the advantages of all samples: the same step, for any cut into micro-batches."""
     batch, by_hand = with_cut_answers()[0], with_cut_answers()[0]
     for sample in by_hand.samples[::3]:
         sample.loss_mask = np.zeros_like(sample.loss_mask)
@@ -134,7 +134,7 @@ def test_a_value_that_moved_too_far_towards_its_target_has_no_gradient():
 
 
 def test_value_clipping_holds_the_critic_and_does_not_depend_on_the_cut():
-    """The head moves far in the first minibatch; so later ones are clipped, in whatever pieces."""
+    """The head moves far in the first minibatch; so later ones are clipped, in any pieces."""
     knobs = {"critic_lr": 0.3, "num_minibatches": 4, "num_minibatch_epochs": 2}
     free = learner_of(advantage=gae, **knobs)
     whole, pieces = (learner_of(advantage=gae, critic_clip=0.05, **knobs, **c) for c in ({}, {"micro_batch_tokens": 9}))

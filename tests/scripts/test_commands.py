@@ -145,7 +145,7 @@ def test_a_full_disk_at_the_start_is_one_sentence_with_the_remedy(
     tmp_path: Path, where: str, code: int, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")  # as a write says it, without the name of the file
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write raises it, without the name of the file
 
     monkeypatch.setattr(train, where, full)
     with own_signals():

@@ -58,7 +58,7 @@ def test_shipped_configs_are_sized_without_weights(task, size, tmp_path, capsys)
     argv = [f"configs/qwen2.5/{task}.yaml", "--dry-run", f"model.path={path}", "gpu=none"]
     assert main(argv) == 2
     printed, missing = capsys.readouterr()
-    assert "tokenizer_config.json is missing" in missing  # what a real start would lack is said last
+    assert "tokenizer_config.json is missing" in missing  # missing files of a real start come last
     count = SIZES[size][0]
     assert f"{count:,}" in printed and "larger than buffer.max_bytes" not in printed
     found = estimate.estimate(configs.load([argv[0], *argv[2:]]))
@@ -162,7 +162,7 @@ def test_the_engines_weights_are_exact(dtype):
     config = configs.load([*SMALL, f"engine.compute_dtype={dtype}"])
     model = qwen2(0, 13, **{k: v for k, v in config.model.items() if k != "name"})
     TorchEngine(model, slots=1, compute_dtype=dtype)
-    # Norms are too small to be told apart.
+    # Norms are too small to be distinguished.
     assert estimate.estimate(config)["actor"]["weights"] == pytest.approx(nbytes(model.parameters()), rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""`scripts/install.sh`: torch is pip's, uv is told what pip's configuration says, and pip installs what uv can't."""
+"""`scripts/install.sh`: torch is pip's, uv receives pip's configuration, and pip installs what uv can't."""
 
 import os
 import subprocess

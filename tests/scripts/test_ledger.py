@@ -75,7 +75,7 @@ def test_every_group_has_one_fate() -> None:
 
 
 def test_the_bias_of_a_sampler_and_of_a_filter_is_shown() -> None:
-    """Three prompts of pass rates 0, .5 and 1. Then the sampler draws the second one five times, the first one once;
+    """Three prompts of pass rates 0, 0.5 and 1. Then the sampler draws the second one five times, the first one once;
     the filter leaves out the first one's groups."""
     replay, journal = GroupManager(Bound(9, 3), partial(in_order), group_filter=partial(zero_variance)), Paper()
     replay.record, rewards = journal.append, {0: (0.0, 0.0), 1: (0.0, 1.0), 2: (1.0, 1.0)}

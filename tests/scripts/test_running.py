@@ -1,4 +1,4 @@
-"""Whoever asks a buffer of a run that was killed, and is resumed meanwhile."""
+"""Requests to the buffer of a run that was killed, and is resumed meanwhile."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Samples in the terminal: whatever the model wrote, whatever the user asks, wherever the task is."""
+"""Samples in the terminal: any text of the model, any filter of the user, any place of the task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts.serve` as a process: it says where it serves, answers, and ends with Ctrl-C."""
+"""`scripts.serve` as a process: it reports its address, answers, and ends with Ctrl-C."""
 
 import json
 import re

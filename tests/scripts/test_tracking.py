@@ -20,7 +20,7 @@ HERE = "tests.scripts.test_tracking"
 
 
 class Recorder:
-    """Records what it is told."""
+    """Records its calls."""
 
     made: ClassVar[list[Recorder]] = []
 

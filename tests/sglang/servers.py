@@ -1,4 +1,4 @@
-"""Tiny random models in real SGLang servers on the CPU, and what transformers says of the same weights.
+"""Tiny random models in real SGLang servers on the CPU, and transformers' logprobs of the same weights.
 
 Who imports this is skipped where SGLang is not installed.
 """
@@ -65,7 +65,7 @@ def new_model(kind, seed=0):
 
 
 def logprobs_of(model, prompt, response, temperature=1.0):
-    """float32 [R]: what the model's own forward says."""
+    """float32 [R]: from the model's own forward."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(-1, torch.as_tensor(response).long()[:, None])[:, 0].numpy()

@@ -37,7 +37,7 @@ class Nothing:
         return self
 
     def __contains__(self, key):
-        return False  # "cpu" in triton.backends.backends: were it True, dynamo would look for one for ever
+        return False  # "cpu" in triton.backends.backends: were it True, dynamo would look for one endlessly
 
     def __iter__(self):
         return iter(())

@@ -157,7 +157,7 @@ def test_fifty_updates_under_sixteen_requests(bench):
 @pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
 def test_tokens_are_filed_under_the_weights_that_made_them(bench, mode):
     """The first token after an update comes from the new weights in every mode: without any old KV where the sequence
-    is computed again; in any case its version says so."""
+    is computed again; in any case its version marks it."""
     engine, published = bench.engine, bench.published
 
     async def check():

@@ -149,7 +149,7 @@ class Cluster:
         self._start("slurmd", "-D", "-N", node, name=node)
 
     def kill_node(self, node: str) -> None:
-        """Kill a node's slurmd; what it has started lives on, as when a node is cut off from the controller."""
+        """Kill a node's slurmd; its child processes go on, as when a node is cut off from the controller."""
         daemon = self._daemons.pop(node)
         daemon.kill()
         daemon.wait(PATIENCE)

@@ -47,7 +47,7 @@ def place(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(shared: Path) -> Iterator[Cluster]:
-    """Four processors and four GPUs per node, whatever the machine has, so that jobs spread over nodes."""
+    """Four processors and four GPUs per node, on any machine, so that jobs spread over nodes."""
     (shared / "cluster").mkdir()
     with Cluster(shared / "cluster", cpus=4, gpus=4) as cluster:
         yield cluster
@@ -255,7 +255,7 @@ def kill_with_parents(folder: Path, names: set[str]) -> None:
 
 
 def test_an_ablation_of_two_configs_and_two_seeds_becomes_one_table(cluster: Cluster, place: Path) -> None:
-    """An array of four tasks; USR1 tells one that its time is over, and it is queued again. Each run is one process."""
+    """An array of four tasks; USR1 warns one that its time is over, and it is queued again. Each run is one process."""
     small = {"groups_per_batch": 2, "engine.median": 4, "learner.base": 0.1, "run.steps": 15}
     timed = {"engine": "timed", "learner": "timed", "run.target_reward": None, "eval.prompts": 2, "actors.count": 1}
     study = {

@@ -51,4 +51,4 @@ DEEPSEEK_R1 = """{%- for message in messages %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '[assistant]<think>\\n' }}{%- endif %}"""
-"""As those distilled from DeepSeek-R1: it opens the thinking, and drops it whatever follows."""
+"""As those distilled from DeepSeek-R1: it opens the thinking, and always drops it afterwards."""

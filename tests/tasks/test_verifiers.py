@@ -36,7 +36,7 @@ def make(seed: int = 0, **knobs: Any) -> Verifiers:
 def play(
     task: Verifiers, *said: str, row: int = 0, most: int = 400, record: PartialSample | None = None
 ) -> tuple[Sample, Speaker]:
-    """A sample whose model says this, turn by turn, behind what `record` has of it."""
+    """A sample whose model answers `said`, turn by turn, after the turns in `record`."""
     prompt = task.prompt("train", row)
     engine = Speaker(prompt.codec, *said)
 

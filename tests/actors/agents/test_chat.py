@@ -102,7 +102,7 @@ def test_messages_become_plain() -> None:
     ],
 )
 def test_what_was_served_is_known_again(text: str) -> None:
-    """A call is recognised in whatever form a client writes its arguments."""
+    """A call is recognised in any form in which a client writes its arguments."""
     message = assistant_message(text, 3, [{"type": "function"}], MARKS)
     reply = ChatReply(3, message, "stop", 5, 2)
     served = json.loads(json.dumps(completion(chat_of(), reply)))["choices"][0]["message"]

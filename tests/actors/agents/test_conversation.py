@@ -214,7 +214,7 @@ def test_tool_calls_are_served_and_their_results_are_shown_in_the_templates_word
 
 
 def test_what_the_model_says_is_never_encoded_again():
-    """The model says random bytes: as text they could not be encoded to the same tokens again."""
+    """The model samples random bytes: as text they could not be encoded to the same tokens again."""
 
     async def talking(base_url, key, row):
         messages = [*row["messages"]]

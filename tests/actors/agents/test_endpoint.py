@@ -95,7 +95,7 @@ def test_a_client_that_hangs_up_frees_its_slot_and_may_ask_again():
 
 
 async def counting(base_url: str, key: str, row: dict[str, Any]) -> float:
-    """An agent of four turns; what it says depends only on the answers it gets."""
+    """An agent of four turns; its messages depend only on the answers it gets."""
     messages = [*row["messages"]]
     for _ in range(4):
         messages.append(await said(base_url, key, messages, max_tokens=8))

@@ -1,5 +1,5 @@
 """The game behind a stand-in for the server of openenv-core 0.3.0 (`websocket_endpoint` in its
-core/env_server/http_server.py): what `openenv_real` says, without the package. `THIS PORT`."""
+core/env_server/http_server.py): the answers of `openenv_real`, without the package. `THIS PORT`."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def failed(code: str, message: str, **more: object) -> dict:
 
 
 def problems_of(action: dict) -> list[dict]:
-    """As pydantic tells them, of an action {number: int, metadata: dict} that may have no other fields."""
+    """As pydantic reports them, of an action {number: int, metadata: dict} that may have no other fields."""
     found = [] if "number" in action else [("missing", "number")]
     try:
         int(action.get("number", 0))

@@ -129,7 +129,7 @@ TALK: list[tuple[object, object]] = [
     ({"type": "step", "data": {"number": 3, "metadata": {}}}, ({"hint": "right", "guesses": 2}, 1.0, True)),
     ({"type": "close"}, "closed"),
 ]
-"""What a client says to a session, and what it hears: the whole protocol, but tools over MCP."""
+"""Messages of a client to a session, and the replies: the whole protocol, except tools over MCP."""
 
 
 def heard(message: aiohttp.WSMessage) -> object:
@@ -145,7 +145,7 @@ def heard(message: aiohttp.WSMessage) -> object:
 
 
 def test_the_server_speaks_the_protocol(run: Run, server: list[str]) -> None:
-    """So the stand-in says what the package says."""
+    """The stand-in's replies equal the package's."""
 
     async def body() -> None:
         await played("1", server=server)

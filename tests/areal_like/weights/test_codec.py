@@ -1,4 +1,4 @@
-"""Deltas are decoded bit for bit, whatever the bits; and both sides' digests are those of a full sweep."""
+"""Deltas are decoded bit for bit, for any bits; and both sides' digests are those of a full sweep."""
 
 import numpy as np
 import pytest

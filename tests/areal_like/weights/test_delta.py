@@ -1,4 +1,4 @@
-"""The bytes of a delta, and what is said of those that are none."""
+"""The bytes of a delta, and the errors for bytes that are none."""
 
 import re
 

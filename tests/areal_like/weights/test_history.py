@@ -1,4 +1,4 @@
-"""The core of publisher and subscriber without sockets: whatever is lost, broken, skipped or restarted, an actor that
+"""The core of publisher and subscriber without sockets: after any loss, damage, skip or restart, an actor that
 reports a version holds its bits."""
 
 import numpy as np

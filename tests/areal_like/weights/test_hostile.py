@@ -1,4 +1,4 @@
-"""A delta with anything wrong in it is refused before a byte is written; whatever is accepted stays within bounds."""
+"""A delta with anything wrong in it is refused before a byte is written; an accepted one stays within bounds."""
 
 import random
 import struct

@@ -69,7 +69,7 @@ def test_more_escapes_than_changes_are_refused(far: int, big: int) -> None:
 
 
 def frame(content: bytes, window_log: int, dictionary: bool = False) -> memoryview:
-    """A frame of zstd (RFC 8878) that says its size and asks for a window; the content is stored as it is."""
+    """A frame of zstd (RFC 8878) that declares its size and requests a window; the content is stored as it is."""
     descriptor = 0x81 if dictionary else 0x80
     head = bytes([descriptor, window_log - 10 << 3]) + b"\7" * dictionary + len(content).to_bytes(4, "little")
     return memoryview(b"\x28\xb5\x2f\xfd" + head + (len(content) << 3 | 1).to_bytes(3, "little") + content)

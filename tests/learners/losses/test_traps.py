@@ -182,7 +182,7 @@ def test_tpo_of_equal_scores_of_lone_answers_and_of_groups_that_are_numbered_fro
 
 @pytest.mark.parametrize("weigh", [target_weights, preference_weights])
 def test_plans_ask_the_device_nothing(weigh) -> None:
-    """On the meta device there are no values, so whatever asks for one fails."""
+    """On the meta device there are no values, so any read of one fails."""
     batch = batch_of()
     known = {each.name: getattr(batch, each.name) for each in fields(batch)}
     there = {name: x.detach().to("meta") if isinstance(x, torch.Tensor) else x for name, x in known.items()}
