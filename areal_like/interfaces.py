@@ -77,7 +77,7 @@ class Codec(Protocol):
 
     def opening(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> np.ndarray:
         """The tokens of a conversation, up to where the model goes on: int32 [n]. Messages and tools are of OpenAI's
-        form, arguments of calls as objects. This and the next are for the workflow `agent` alone. Raises ValueError."""
+        form, arguments of calls as objects. This and the next are only for the workflow `agent`. Raises ValueError."""
         ...
 
     def continuation(
@@ -98,7 +98,7 @@ class Environment(Protocol):
     block the whole actor until they return or await.
 
     Built as `Environment(*, knobs)` for each sample, and once before a run, to check the knobs. Its answers must depend
-    on the prompt and the actions alone: an interrupted sample is replayed up to where it was. (If they do not, the
+    only on the prompt and the actions: an interrupted sample is replayed up to where it was. (If they do not, the
     sample is sampled anew from the first other answer on.)
 
     Two more are optional. `close()`, maybe async, is called when the episode is over, however it ends. A class
@@ -107,7 +107,7 @@ class Environment(Protocol):
     metrics."""
 
     def reset(self, prompt: Prompt) -> str:
-        """Start the episode; returns what the model is shown at the end of the prompt's last message (often nothing).
+        """Start the episode; returns the text shown at the end of the prompt's last message (often nothing).
         `areal_like.tasks.episodes.seed_of` makes a seed of the prompt."""
         ...
 
@@ -174,7 +174,7 @@ class Trainer(Protocol):
     knobs are bound (`learners.losses.contract`, `learners.advantages`), `sampling.temperature` and `run.seed`.
 
     Some attributes are optional. If `vocab_size` is a number, the buffer refuses groups with token ids that are not
-    below it. `numbers(group_id)` returns what the last step computed per token (`learners.step.Step.numbers`), for
+    below it. `numbers(group_id)` returns the last step's numbers per token (`learners.step.Step.numbers`), for
     people to read. `staleness()` is `Batch.staleness` of all that was trained last, where `train` gets one rank's share
     of it. `logprobs_of(sequences)` returns logprobs at temperature 1 of each token behind the first, row by row, and
     the dtype of their precision: with it, engines are probed (`learners.probe`)."""
@@ -190,7 +190,7 @@ class Trainer(Protocol):
         ...
 
     def save_state(self, folder: Path) -> None:
-        """Write what the next train step depends on, except its batch, into a folder (optimizer included)."""
+        """Write the state that the next train step depends on, except its batch, into a folder (optimizer included)."""
         ...
 
     def load_state(self, folder: Path) -> None:

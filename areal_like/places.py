@@ -1,4 +1,4 @@
-"""Paths of this project's files: beside its packages in a clone, within `areal_like` where it is installed."""
+"""Paths of this project's files: next to its packages in a clone, within `areal_like` where it is installed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _this = threading.local()
 
 
 class Member:
-    """A thread that takes turns: what it waits for, and the exception that its next wait raises, if any."""
+    """A thread that takes turns: the event that it awaits, and the exception that its next wait raises, if any."""
 
     def __init__(self, turns: TurnOrder, name: str):
         self.turns, self.name = turns, name

@@ -21,7 +21,7 @@ Runs = list[tuple[int, int]]
 class Prompt:
     """One prompt, made by a task.
 
-    `tokens` int32 [P]; `answer` is what the task's verifier needs; `max_tokens` is the longest response that makes
+    `tokens` int32 [P]; `answer` is the input of the task's verifier; `max_tokens` is the longest response that makes
     sense. `filler` [samples] holds, where the task has a `length_trace`, how many loss-masked tokens each sample
     decodes after its answer (sample i takes `filler[i % len(filler)]`); empty means none. `codec` turns text into
     tokens and back (`areal_like.interfaces.Codec`); None where the task has no text. `messages` is the prompt as chat
@@ -39,8 +39,8 @@ class Prompt:
 
 
 class Outcome(NamedTuple):
-    """What an environment answers to an action: what it shows, what the turn earned (None: ask the task's verifier
-    about the action), and whether the episode has ended."""
+    """An environment's answer to an action: the text shown, the turn's reward (None: ask the task's verifier about
+    the action), and whether the episode has ended."""
 
     observation: str
     reward: float | None
@@ -92,7 +92,7 @@ class Scored:
 @dataclass(slots=True)
 class PartialSample:
     """The record of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of the
-    engine's input tokens, `Limits.offset`) to what the engine sampled, with finish "abort" if it had not ended.
+    engine's input tokens, `Limits.offset`) to the engine's completion, with finish "abort" if it had not ended.
     `scores` maps the digest of a response to its reward (see `areal_like.wire.partials`)."""
 
     calls: dict[tuple[int, int], Completion] = field(default_factory=dict)
@@ -123,8 +123,8 @@ class Sample:
     turn's last token in the response, its reward), ascending; the rest belongs to the end. `experts`
     [T - 1, layers, k]: those that the engine's model chose (`models.experts`); None: not known. `forks`, ascending:
     places in the response at which the model's context began anew, since its chat template rewrites earlier turns. A
-    sample with n forks is n + 1 sequences, one behind the other: each begins with what the model was shown there, which
-    is loss-masked. It stays one sample: one reward, one member of its group.
+    sample with n forks is n + 1 sequences, one behind the other: each begins with the tokens shown to the model there,
+    which are loss-masked. It stays one sample: one reward, one member of its group.
     """
 
     tokens: np.ndarray
@@ -217,9 +217,9 @@ class Lease(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """What the learner trains on: `index` counts batches from 0, `version` is the train version it is served for.
+    """The input of one train step: `index` counts batches from 0, `version` is the train version it is served for.
 
-    Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks say so already. Where the
+    Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks exclude them already. Where the
     learner has several ranks this is the share of one of them, and `places` are its groups' in the whole batch. `redo`
     counts the batches that were set aside before it was served (`learners.untrainable`).
     """

@@ -1,4 +1,4 @@
-"""Settings that contradict one another, though each is valid alone: refused before any process starts.
+"""Settings that contradict one another, though each is valid in isolation: refused before any process starts.
 
 The component itself would refuse them, too, but seconds later, when it is built, and in a log.
 """
@@ -33,7 +33,7 @@ from areal_like.models.model_folder import ROUTED, read_config
 _NEVER_NEGATIVE = ("k2", "k3", "k3_reverse", "binary_kl")
 Spec = Mapping[str, object]
 Problem = tuple[str, str]
-"""A knob and what is wrong with it."""
+"""A knob and its fault."""
 _OF_ROLLOUTS = ("critic_lr", "kl_reward", "router_replay", "teacher")
 """Knobs of the learner."""
 AGES = "inject_staleness"
@@ -73,7 +73,7 @@ def validate_launcher(config: Config) -> None:
 
 
 def validate_placement(config: Config) -> None:
-    """Devices that the processes can't have, whatever the machine. Raises ConfigError."""
+    """Devices that the processes can't have on any machine. Raises ConfigError."""
     for spelling in ("base-gpu-id", "base_gpu_id"):
         if spelling in (with_defaults("engine", config.engine).get("server") or {}):
             key = f"engine.server.{spelling}"

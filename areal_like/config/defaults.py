@@ -20,14 +20,14 @@ A knob that is set keeps its value. The values are part of the run's config. A r
 except for defaults of learning that its own settings change (e.g. the rate of a replay that trains adapters).
 1e-5 is the upper end of usual rates for full training of language models by RL (1e-6 in TRL, 1.7e-5 in AReaL's example
 for 1.5B). It suits small models that a CPU can train, and tens of steps rather than thousands. LoRA needs ten times the
-rate of full training, whatever the model ("LoRA Without Regret", Thinking Machines, 2025). Adam's first steps move
+rate of full training, for any model ("LoRA Without Regret", Thinking Machines, 2025). Adam's first steps move
 every weight by about lr, however small the gradient: hence the warm-up.
 
 With two cores an actor has one thread beside the learner's two. The actor idles most of the time, and a learner with
 one thread would leave that core idle, too. The number of threads changes the last bits of sums: another reason to keep
 it in the run's config.
 
-Imports no torch. Drivers: `config.run_config` fills in, `scripts.train` says what came out (`describe_learning`,
+Imports no torch. Drivers: `config.run_config` fills in, `scripts.train` reports the result (`describe_learning`,
 `describe_machine`).
 """
 

@@ -1,17 +1,17 @@
-"""Merges config files and command-line overrides into one tree of plain containers, and remembers who set what.
+"""Merges config files and command-line overrides into one tree of plain containers, and records each value's source.
 
 The order, later wins: the files that a file `extends` (in order), the file's choices, its values; then the command
 line's choices, then its values. Choices come before values, so `scheduler.max_staleness=4 mode=async` means the same in
 either order.
 
-- Files are looked up beside the file that names them, then in `configs/`.
+- Files are looked up in the folder of the file that names them, then in `configs/`.
 - A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges `mode/sync.yaml`) or that names
   a component (`engine: timed` is `engine: {name: timed}`). `gpu` and `algorithm` name files that set several
   components: `algorithm: grpo` sets loss, advantage, normalisation and KL. They are merged before other choices.
 - A component whose `name` changes replaces the inherited one whole, at any depth: knobs of one never reach another.
 - Lists are replaced, never joined; interpolations (`${run.seed}`) stay text until the whole tree is there.
 
-Knows nothing of the tree's shape: `areal_like.config.run_config` drives it and checks what comes out.
+Independent of the tree's shape: `areal_like.config.run_config` drives it and checks the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRESETS = ("gpu", "algorithm")
 """Choices that set several components: merged first, so that choices of these components take precedence."""
 
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
-"""What yaml can say, as plain containers."""
+"""A value of yaml, as plain containers."""
 Tree = dict[str, Value]
 Items = list[tuple[str, Value, str]]
 """Dotted keys, values, and where each came from."""
@@ -239,5 +239,5 @@ def _names(extends: Value, path: Path) -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be said from here."""
+    """The shortest form of a path from here."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -9,7 +9,7 @@ learner and the next ones to the actors. Where there is one device only, all sha
 
 Slurm and Ray choose the devices themselves: they are asked for each process's number of them (`Needs`).
 
-Pure: asks no device. Drivers: `areal_like.config.conflicts` refuses what can't be, `scripts.train` settles `auto`,
+Pure: asks no device. Drivers: `areal_like.config.conflicts` refuses the impossible, `scripts.train` settles `auto`,
 `areal_like.launch.plan` reads the result.
 """
 
@@ -37,7 +37,7 @@ Devices = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Needs:
     """How many processes compute on devices: `ranks` of the learner, one device each, and `actors` with `per_actor`
-    devices each. None: the component has no knob `device`, or names its own, and gets what the placement says."""
+    devices each. None: the component has no knob `device`, or names its own, and gets those of the placement."""
 
     ranks: int
     on_device: bool | None
@@ -63,7 +63,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Devices by process: of each rank, of each actor. None: nothing is said about them."""
+    """Devices by process: of each rank, of each actor. None: unset."""
 
     ranks: tuple[Devices | None, ...]
     actors: tuple[Devices | None, ...]
@@ -75,7 +75,7 @@ class Placement:
         return tuple(sorted({device for device in named if named.count(device) > 1}))
 
     def plain(self, needs: Needs) -> dict[str, list[int] | bool]:
-        """As the config says it."""
+        """In the form of the config."""
         lists = [[device for devices in some for device in devices or ()] for some in (self.ranks, self.actors)]
         return {"learner": lists[0], "actors": lists[1], "share": bool(self.shared)}
 
@@ -113,7 +113,7 @@ def _named(spec: object) -> Devices:
 
 
 def place(spec: object, needs: Needs, count: int | None) -> Placement | None:
-    """The devices of each process, with `count` devices (None: unknown). None where there is nothing to say: `auto`
+    """The devices of each process, with `count` devices (None: unknown). None where there is nothing to place: `auto`
     without devices, or without a process that computes on one. Raises ConfigError."""
     if spec == AUTO:
         return _automatic(needs, count) if count and needs.total else None

@@ -173,13 +173,13 @@ USUAL_CORRECTIONS = {
     "mis_po": "mis_po",
     "topr": "topr",
 }
-"""A loss's name → its correction where the config says none."""
+"""A loss's name → its correction where the config sets none."""
 
 NO_CORRECTION: dict[str, object] = {"name": "none"}
 
 
 class ConfigError(UserError):
-    """A config that cannot be run: what is wrong, where, and what to do. `key` is the dotted path at fault."""
+    """A config that cannot be run: the fault, its place, and the remedy. `key` is the dotted path at fault."""
 
     def __init__(self, message: str, key: str = ""):
         super().__init__(message)
@@ -253,7 +253,7 @@ def correction_of(spec: Mapping[str, object]) -> dict[str, object]:
 
 
 def _plain(spec: Mapping[str, object]) -> dict[str, Any]:
-    """A spec as plain containers, so that components need not know OmegaConf."""
+    """A spec as plain containers, so that components need no OmegaConf."""
     return cast(dict[str, Any], OmegaConf.to_container(spec)) if isinstance(spec, DictConfig) else dict(spec)
 
 
@@ -292,7 +292,7 @@ def marks(kind: str, name: str) -> frozenset[str]:
 
 
 def is_supervised(config: Config) -> bool:
-    """Whether the learner trains alone on a task's demonstrations (`loss=sft`), without a buffer or actors."""
+    """Whether only the learner runs and trains on a task's demonstrations (`loss=sft`), without a buffer or actors."""
     return "supervised" in marks("loss", config.loss["name"])
 
 
@@ -351,7 +351,7 @@ def described(kind: str, name: str) -> tuple[Signature, str]:
 
 
 def as_spec(spec: str | Mapping[str, object]) -> dict[str, object]:
-    """A spec; a name alone becomes `{name: ...}`."""
+    """A spec; a bare name becomes `{name: ...}`."""
     return {"name": spec} if isinstance(spec, str) else _plain(spec)
 
 

@@ -4,7 +4,7 @@
 
 Every key is known: `areal_like.config.schema` lists the sections with types; a component's knobs are its keyword-only
 parameters (`config.registry`). `config.layers` merges files and overrides into one tree. `configs/base.yaml`
-has the defaults and says what each key means. The result is resolved and read-only; yaml holds all of it.
+has the defaults and explains each key. The result is resolved and read-only; yaml holds all of it.
 
 Imports no torch: a wrong config is refused before anything heavy is loaded.
 Drivers: scripts call `load` and `save`; each process calls `load_resolved` on the run folder's `config.yaml`.
@@ -323,7 +323,7 @@ def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
 
 
 def actors_of(config: Config) -> int:
-    """The number of actors, which every resolved config says."""
+    """The number of actors, which every resolved config sets."""
     assert config.actors.count is not None
     return config.actors.count
 
@@ -424,7 +424,7 @@ def _refuse_missing(missing: Iterable[str], tree: Tree) -> None:
 
 
 def _culprit(tree: Tree) -> str:
-    """The key whose value has the wrong type, where OmegaConf does not say: a list in the place of names."""
+    """The key whose value has the wrong type, where OmegaConf does not name it: a list in the place of names."""
     for section, below in tree.items():
         for name, value in below.items() if isinstance(below, dict) else ():
             try:

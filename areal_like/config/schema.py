@@ -210,7 +210,7 @@ RANGES = {
     "checkpoint.every": "[0, inf)",
     "checkpoint.keep": "[1, inf)",
 }
-"""Key → the interval that its number lies in. Components state the ranges of their knobs themselves (`Annotated`);
+"""Key → the interval of its number. Components state the ranges of their knobs themselves (`Annotated`);
 these are those of sections and of the top level. See `areal_like.config.annotations`."""
 
 

@@ -49,8 +49,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def signature(module: str, attribute: str) -> Signature:
     """The knobs of a function, or of a class's `__init__`, its own or the first inherited one that has source.
 
-    A class whose `__init__` takes `**` passes on what it does not name: to the class that it calls with it, or else to
-    its bases, whose knobs are added to its own. Raises UnreadableError.
+    A class whose `__init__` takes `**` passes on the knobs that it does not name: to the class that it calls with
+    it, or else to its bases, whose knobs are added to its own. Raises UnreadableError.
     """
     definition, home = _definition(module, attribute)
     if definition is None:
@@ -196,7 +196,7 @@ def is_async(path: str) -> bool:
 
 def _definition(module: str, attribute: str) -> tuple[_Function | ast.ClassDef | ast.Call | None, str]:
     """The definition of `attribute` (of calls: only `functools.partial`), and the module that has it; None if only the
-    imported module can tell. Raises UnreadableError if there is no such name."""
+    imported module reveals it. Raises UnreadableError if there is no such name."""
     unclear = False
     for node in _statements(_source(module).body):
         match node:

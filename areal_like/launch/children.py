@@ -61,7 +61,7 @@ class Children:
     `on_nodes`: the processes are on other nodes. Their ids then mean nothing here, and a restarted actor gets a new
     name: the old process may still run on a node that was given up. `end_signal` asks a process to end.
     `meaning(role, code)` translates an exit code to the role's own; it may raise RunStopped. `guests`: the death of a
-    process does not end the run, and `poll` never raises. `left_out`: actors that died too often, with their last
+    process does not end the run, and `poll` never raises. `left_out`: actors that failed too often, with their last
     error."""
 
     def __init__(

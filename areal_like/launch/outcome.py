@@ -47,8 +47,8 @@ class RunStopped(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """An actor's process that died: its name, its id (0: unknown here), how it died, how often this happened, the
-    seconds until its restart (None: it is left out), its last error, if known, and whether it died `by_itself`."""
+    """An actor's process that failed: its name, its id (0: unknown here), how it ended, how often this happened, the
+    seconds until its restart (None: it is left out), its last error, if known, and whether it ended `by_itself`."""
 
     name: str
     pid: int
@@ -107,7 +107,7 @@ class LastWords:
 
     def __init__(self, run: Path, on_nodes: bool):
         self._run, self._on_nodes = run, on_nodes
-        self._begins: dict[str, int] = {}  # bytes of a role's log that are of its earlier lives
+        self._begins: dict[str, int] = {}  # bytes of a role's log from before its last start
 
     def begin(self, name: str) -> None:
         """The role begins a new life."""
@@ -119,7 +119,7 @@ class LastWords:
         return _error(self._tail(name))
 
     def death_report(self, name: str, code: int, restarts: int) -> str:
-        """One line if the role reported its error; otherwise how it died, and the end of its log."""
+        """One line if the role reported its error; otherwise how it ended, and the end of its log."""
         if not self._run.is_dir():
             return f"the run folder {self._run} is gone: was it removed? ({name} {in_words(code)})"
         again = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_ASKING = 1.0
 """Seconds between checks whether a host that Ray moves has arrived."""
 SECONDS_OF_WAITING = 1
-"""Seconds to wait for places between checks for signals. Ray takes the whole ones alone: with 0.2 it does not wait."""
+"""Seconds to wait for places between checks for signals. Ray takes only whole ones: with 0.2 it does not wait."""
 CALLS_AT_ONCE = 4
 """Threads of a host: one waits for the end of its role, while others send signals."""
 

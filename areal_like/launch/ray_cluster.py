@@ -86,7 +86,7 @@ def require_token() -> None:
 
 
 def check_place(kind: str, place: Mapping[str, object]) -> None:
-    """Raises ValueError for a place that Ray does not understand: Ray would wait without limit, or die."""
+    """Raises ValueError for a place that Ray does not accept: Ray would wait without limit, or crash."""
     for name, amount in place.items():
         good = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < float("inf")
         if not good or (name == "GPU" and float(amount) > 1 and float(amount) % 1):  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ class Restarts:
         self._deaths: dict[str, deque[float]] = {}
 
     def delay(self, name: str) -> float | None:
-        """Note a death. Returns the seconds until the next start; None: the actor has died too often."""
+        """Note a death. Returns the seconds until the next start; None: the actor has failed too often."""
         now, deaths = self._clock(), self._deaths.setdefault(name, deque())
         deaths.append(now)
         while deaths[0] < now - self.limits.window:
@@ -52,7 +52,7 @@ class CommonFault:
         self._last: dict[str, str] = {}
 
     def strikes_all(self, name: str, words: str, actors: Collection[str]) -> bool:
-        """Note the error that an actor has died of; empty: something from outside. Has each of `actors` died of the
+        """Note the error that ended an actor; empty: an outside cause. Has each of `actors` ended by the
         same one, and have there been two deaths at least? Numbers in errors don't count: ids and addresses differ."""
         self._deaths += 1
         self._last[name] = re.sub(r"0x[0-9a-f]+|\d+", "#", words)

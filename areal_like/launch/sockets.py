@@ -50,7 +50,7 @@ def short_folder() -> Path:
 
 
 def _own(folder: Path) -> TextIO:
-    """Lock the owner's file before it gets its name, so that it is never unlocked while its owner lives."""
+    """Lock the owner's file before it gets its name, so that it is never unlocked while its owner runs."""
     file = (folder / f".{OWNER}").open("w")
     fcntl.flock(file, fcntl.LOCK_EX)
     (folder / f".{OWNER}").rename(folder / OWNER)

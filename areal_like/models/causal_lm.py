@@ -53,7 +53,7 @@ def qwen2(  # noqa: PLR0913 - the knobs are those of Qwen2Config
     initializer_range: Annotated[float, "[0, inf)"] = 0.02,
     tie_word_embeddings: bool = True,
 ) -> PreTrainedModel:
-    """A Qwen2-architecture model from random initial weights that depend on `seed` alone; knobs as in Qwen2Config."""
+    """A Qwen2-architecture model from random initial weights that depend only on `seed`; knobs as in Qwen2Config."""
     config = Qwen2Config(
         vocab_size=vocab_size,
         hidden_size=hidden_size,

@@ -1,4 +1,4 @@
-"""Runs from Python: `train` starts one, and `Run` reads what its folder has. No torch."""
+"""Runs from Python: `train` starts one, and `Run` reads the contents of its folder. No torch."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _plain(value: object) -> object:
 
 
 def _follow(command: list[str], quiet: bool) -> tuple[int, deque[str]]:
-    """Run a command, printing what it prints; returns its exit code and last lines."""
+    """Run a command, printing its output; returns its exit code and last lines."""
     last: deque[str] = deque(maxlen=LAST_LINES)
     with subprocess.Popen(
         command,

@@ -76,7 +76,7 @@ def write(run: Path, step: int, fill: Callable[[Path], None], meta: Mapping[str,
 
 @contextlib.contextmanager
 def _full_disk_is_named(folder: Path) -> Iterator[None]:
-    """Raise OSError if the disk is full: libraries that write tensors only say that writing failed."""
+    """Raise OSError if the disk is full: libraries that write tensors only report that writing failed."""
     try:
         yield
     except OSError:

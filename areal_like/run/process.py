@@ -41,7 +41,7 @@ from areal_like.wire.link import BusError
 EXIT_USER_ERROR = 2
 """Exit code for a UserError: starting again would not help."""
 EXIT_NO_SPACE = 74
-"""Exit code for a full disk (EX_IOERR): the log may not be able to say so."""
+"""Exit code for a full disk (EX_IOERR): the log may not be able to record it."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process that was asked to end; 0 means that the work is done."""
 EXIT_PAUSED = 75
@@ -155,7 +155,7 @@ def end_with_starter(starter: int) -> None:
     forked process is a child of the fork server (`areal_like.launch.forks`), and watches the starter itself."""
     if sys.platform == "linux" and not multiprocessing.parent_process():
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != starter:  # the starter died during this start: no signal will come
+        if os.getppid() != starter:  # the starter ended during this start: no signal will come
             sys.exit(EXIT_TERMINATED)
 
 
@@ -165,8 +165,8 @@ def _is_alive(starter: int) -> bool:
 
 
 def _hold(run: Path) -> TextIO:
-    """Lock the run's config (shared) until the file is closed: nobody may resume the run while one of its processes
-    lives, even if its starter is dead."""
+    """Lock the run's config (shared) until the file is closed: no process may resume the run while one of its processes
+    runs, even if its starter is dead."""
     file = config_file(run).open()
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
@@ -220,7 +220,7 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def _fail(error: Exception) -> NoReturn:
-    """Write the traceback to the log; its last line is what the launcher shows to the user."""
+    """Write the traceback to the log; the launcher shows its last line to the user."""
     text, code = explain(error)
     with contextlib.suppress(OSError):  # the log's disk may be full
         logging.error("ending after an error", exc_info=error)
@@ -229,7 +229,7 @@ def _fail(error: Exception) -> NoReturn:
 
 
 def _words(error: Exception) -> str:
-    """The message alone where it explains the error; else the error's type, too."""
+    """Only the message where it explains the error; else the error's type, too."""
     if type(error).__name__ == "BdbQuit":  # it has no text; bdb is not imported for this
         return "the debugger has ended (only with launcher=inline does a role have a terminal for one)"
     explained = isinstance(error, BusError | ValueError) or (isinstance(error, OSError) and error.errno)

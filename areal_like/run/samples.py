@@ -1,4 +1,4 @@
-"""`RUN/samples/`: some of what the model wrote, kept for people. One JSON object per line is one sample.
+"""`RUN/samples/`: some of the model's samples, kept for people. One JSON object per line is one sample.
 
     trained.jsonl   groups of each train step, with the learner's numbers per token
     dropped.jsonl   groups that were not trained, with the reason
@@ -38,7 +38,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
     """One sample. `step`: train steps made when it was written (its own included, if it was trained); `version`: the
     weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `of` is its set
     and `group` the place of its prompt there. `why`: the reason in the ledger, and more about it. `tokens`: prompt,
-    then response. If the group was not rolled out to its end, they are only what the model has written so far, without
+    then response. If the group was not rolled out to its end, they are only the model's tokens so far, without
     the prompt (`prompt_length` is 0) and without tool results. `reward` is None unless the sample was scored (0 for a
     held-out answer that failed). `numbers`: name → one number per token of the response (None: not computed, or not
     trained). They include `logprob` (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the

@@ -3,7 +3,7 @@
     (prompt, answers, *, knobs) -> one reward per answer
 
 `prompt` is `{"text", "messages", "answer"}`, and each of `answers` `{"text", "tokens", "length", "reward", "finish"}`
-(`actors.group_rewards.described`). `reward` is what the task's verifier gave. A group of one, as in an evaluation,
+(`actors.group_rewards.described`). `reward` is the reward of the task's verifier. A group of one, as in an evaluation,
 keeps it.
 """
 

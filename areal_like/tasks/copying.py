@@ -1,4 +1,4 @@
-"""Copy and Reverse: say the digits of the prompt again, forwards or backwards.
+"""Copy and Reverse: repeat the digits of the prompt, forwards or backwards.
 
 The prompt is `digits SEP`, as text `digits>`. With a fixed length the response is exactly `digits` tokens and nothing
 stops it early; with `min_digits` the length varies and the response must end with EOS.

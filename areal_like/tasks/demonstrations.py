@@ -4,8 +4,8 @@
     {"prompt": "..." or messages, "completion": "..." or messages}
 
 The assistant's text and the end of each of its turns are trained; all else is only read. The tokens are those of a
-rollout: the prompt as `jsonl` encodes it, each turn's text and the stop token behind it, and what a multi-turn workflow
-shows between turns. So reinforcement learning can go on where imitation ends.
+rollout: the prompt as `jsonl` encodes it, each turn's text and the stop token behind it, and the tokens that a
+multi-turn workflow shows between turns. So reinforcement learning can go on where imitation ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ASSISTANT = "assistant"
 
 class Demonstrations(TextTask):
     """Rows of a file, in an order shuffled by the seed. Knobs of the text: see `areal_like.tasks.text`; `suffix` and
-    `system` change the opening of a conversation, `max_prompt_tokens` bounds it, `max_tokens` what follows it.
+    `system` change the opening of a conversation, `max_prompt_tokens` bounds it, `max_tokens` the rest.
 
     path: the file. prompt_key, completion_key: names within a line that has no "messages". An assistant's message with
         `"weight": 0` is read and not trained.

@@ -20,7 +20,7 @@ SAMPLES = 32
 class LengthTrace:
     """Filler tokens of a sample: `median · exp(sigma · z_prompt) · exp(noise · z_sample)`, z standard normal.
 
-    `sigma` spreads the prompts (hard ones think longer), `noise` the samples of one prompt. Rounded to whole tokens
+    `sigma` spreads the prompts (hard ones need more tokens), `noise` the samples of one prompt. Rounded to whole tokens
     and clipped to 1..`max`. Raises ValueError where a knob is out of range.
     """
 

@@ -22,7 +22,7 @@ def last_number(answer: str, response: str) -> float:
 
 def _last(text: str) -> Decimal | None:
     last = None
-    for last in _NUMBER.finditer(text):  # noqa: B007 - the last one is wanted
+    for last in _NUMBER.finditer(text):  # noqa: B007 - the last one is needed
         pass
     if last is None:
         return None

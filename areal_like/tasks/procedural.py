@@ -23,7 +23,7 @@ from areal_like.tasks.safe_answers import EVALUATED
 SYSTEM_PROMPTS: dict[str, str] = utils.SYSTEM_PROMPTS
 SIZE = 1_000_000
 SIZES = {"acre": 1000, "word_ladder": 20_000}
-"""Of data sets that make all items at once, or refuse more. A config may say another `size`."""
+"""Of data sets that make all items at once, or refuse more. A config may set another `size`."""
 UNSTEADY = {"isomorphic_strings", "polynomial_multiplication", "ransom_note"}
 """Data sets whose items depend on the order of Python's sets, which each process draws anew."""
 
@@ -60,7 +60,7 @@ def item(name: str, config: str, index: int) -> dict[str, object]:
 
 
 def score(name: str, config: str, index: int, response: str, *, extract: Literal["tags", "text"] = "tags") -> float:
-    """The data set's own score of what a response answers, in [0, 1]; 0 where it answers nothing."""
+    """The data set's own score of a response's answer, in [0, 1]; 0 where it has none."""
     answer = utils.extract_answer(response) if extract == "tags" else response.strip()
     if not answer or not EVALUATED.get(name, bool)(answer):
         return 0.0

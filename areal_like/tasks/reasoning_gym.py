@@ -36,7 +36,7 @@ class Item(NamedTuple):
 class ReasoningGym(TextTask, GeneratedPrompts):
     """Questions whose answers a program can check. Knobs of the text: see `areal_like.tasks.text`.
 
-    dataset: its name, e.g. chain_sum; config: its keys, which say how hard it is. datasets: instead of both, a mixture,
+    dataset: its name, e.g. chain_sum; config: its keys, which set its difficulty. datasets: instead of both, a mixture,
         name → {weight (1), and the data set's keys}.
     extract: where the answer is in a response: "tags" (the last `<answer>...</answer>`, reasoning_gym's way) or "text"
         (all of it).

@@ -59,7 +59,7 @@ def die_with_parent() -> None:
 
 
 def die_with_caller(caller: int) -> None:
-    """As `die_with_parent`; the caller may have died before."""
+    """As `die_with_parent`; the caller may have ended before."""
     die_with_parent()
     if os.getppid() != caller:
         os._exit(1)
@@ -94,7 +94,7 @@ def enter_namespaces(caller: int) -> None:
     os.set_blocking(alive, False)
     try:
         if os.read(alive, 1) == b"":
-            os._exit(1)  # the parent died before it was asked about
+            os._exit(1)  # the parent ended before this request
     except BlockingIOError:
         os.close(alive)
 
@@ -127,7 +127,7 @@ def limit(seconds: float, memory: int, output: int) -> None:
 
 
 def refuse_sockets() -> None:
-    """An empty network namespace is not enough: some families of sockets know none (vsock: the host of a virtual
+    """An empty network namespace is not enough: some families of sockets ignore it (vsock: the host of a virtual
     machine). A filter in the kernel (seccomp), for good: no socket is made, nor a ring that could make one."""
     machine = os.uname().machine
     if machine not in MACHINES:

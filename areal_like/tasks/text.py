@@ -89,7 +89,7 @@ class TextTask:
         return found
 
     def save_tokenizer(self, folder: str) -> None:
-        """Write the tokenizer beside a trained model, so that the folder can be loaded as a whole."""
+        """Write the tokenizer next to a trained model, so that the folder can be loaded as a whole."""
         self._tokenizer.save_pretrained(folder)
 
     @cached_property

@@ -23,7 +23,7 @@ class Tracked:
 
 @dataclass(frozen=True)
 class Shown:
-    """A sample as text. `source`: what is shown of it, e.g. "held-out"."""
+    """A sample as text. `source`: its origin, e.g. "held-out"."""
 
     source: str
     prompt: str
@@ -55,7 +55,7 @@ class Tracker(Protocol):
 
 
 def numbers(row: Mapping[str, object]) -> dict[str, float]:
-    """The row's numbers, without histograms and what is not known."""
+    """The row's numbers, without histograms and unknown values."""
     return {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
 
 

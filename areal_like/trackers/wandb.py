@@ -55,7 +55,7 @@ class WeightsAndBiases:
 
 
 def _histogram(counts: dict[str, int]) -> wandb.Histogram:
-    """One bin per value; `np_histogram` wants the edges."""
+    """One bin per value; `np_histogram` requires the edges."""
     pairs = sorted((float(value), count) for value, count in counts.items())
     edges = [value for value, _ in pairs]
     return wandb.Histogram(np_histogram=([count for _, count in pairs], [*edges, edges[-1] + 1]))

@@ -27,11 +27,11 @@ GAPS_BELOW = 1 / 12
 """Density up to which gaps are shorter than a mask."""
 _SAMPLES, _SAMPLE = 8, 1024
 _SLACK = 8192
-"""Elements by which kernels may go beyond a limit before they notice."""
+"""Elements by which kernels may go beyond a limit before they stop."""
 
 
 Tracked = tuple[tuple[np.ndarray, np.ndarray], int, NDArray[np.uint64]]
-"""A segment's words before and after, the place of its first one (-1: lanes are not kept), what its lanes change by."""
+"""A segment's words before and after, the place of its first one (-1: lanes are not kept), the change of its lanes."""
 
 
 class Lanes:

@@ -57,7 +57,7 @@ def ends_of(data: Message) -> tuple[int, str]:
 
 def opened(data: Message, layout: Layout) -> tuple[DeltaHead, list[memoryview]]:
     """Head and packed blocks. Raises DeltaError unless this is a delta of weights with this layout, of the right size;
-    what is in the blocks is not looked at."""
+    the contents of the blocks are not checked."""
     view = memoryview(data).cast("B")
     if len(view) < _HEAD.size:
         raise DeltaError("a delta that is too short")

@@ -1,7 +1,7 @@
 """Compiled twins of slow NumPy code: compare and code in one pass, apply, sweep for the digest.
 
 Each has a twin in NumPy (`areal_like.weights.plain`, `digest.sweep`) that gives the same numbers and is the reference
-in tests. Compiled for this machine's processor at first use (seconds) and kept beside this file or, where that can't be
+in tests. Compiled for this machine's processor at first use (seconds) and kept by this file or, where that can't be
 written, in numba's folder of the user; else each process compiles them again. No kernel checks bounds: those that apply
 are called with arrays that `areal_like.weights.delta` has validated.
 
@@ -255,7 +255,7 @@ def encode_mask(old: Array, new: Array, limit: int, mask: Array, codes: Array, b
 def apply_gaps(
     bits: Array, words: Array, first: int, gaps: Array, far: Array, codes: Array, big: Array, lanes: Array
 ) -> None:
-    """Step what the gaps lead to."""
+    """Step the elements that the gaps lead to."""
     width, i, f, b = bits.itemsize * 8, np.int64(-1), np.int64(0), np.int64(0)
     places = np.empty(min(_TILE, gaps.size), np.int64)
     for start in range(0, gaps.size, _TILE):

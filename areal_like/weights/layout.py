@@ -6,7 +6,7 @@ in it has changed: such tensors change almost everywhere. Blocks tile the buffer
 begins at a word.
 
 Weights that come in parts (`areal_like.weights.state`) have a layout per part. A process with only a part cuts it
-exactly as one with the whole does: segments know their position in the whole, which the digest needs.
+exactly as one with the whole does: segments have their position in the whole, which the digest needs.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ SKIP, DENSE, GAPS, MASK = range(4)
 CODINGS = ("skip", "dense", "gaps", "mask")
 _HEAD = struct.Struct("<8I")
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6)
-"""Level 1, told to look for next to no repetitions: there are none, and what it finds by chance makes codes longer."""
+"""Level 1, set to look for next to no repetitions: there are none, and matches by chance make codes longer."""
 _WORTH_IT = 64
 """Bytes below which a plane is not compressed."""
 _WINDOW = 1 << 24

@@ -146,7 +146,7 @@ class Replica:
         return changes
 
     def sweep(self) -> bool:
-        """Does the incrementally updated digest match the bits? If not, forget the weights."""
+        """Does the incrementally updated digest match the bits? If not, discard the weights."""
         right = self.state.digest() == self.digest
         if not right:
             self.forget()

@@ -1,10 +1,10 @@
 """Serves histories of weights in chunks: each learner rank those of its part, a relay those of all parts.
 
-A subscriber sends `sync`: the part and version that it wants, the version that it holds, and its digest. The answer is
-a plan: the hops (`areal_like.weights.history`) that lead there; empty if there is no route. The subscriber fetches them
-in chunks. The answer `gone` means that a hop is no longer held; the subscriber then asks for the newest version. A plan
-may lead to the newest version here instead of the wanted one: so a relay that lags still brings others forward. If
-there is nothing new yet, the answer is `later` with a count that grows, repeated until a plan can be made.
+A subscriber sends `sync`: the part and version that it requests, the version that it holds, and its digest. The answer
+is a plan: the hops (`areal_like.weights.history`) that lead there; empty if there is no route. The subscriber fetches
+them in chunks. The answer `gone` means that a hop is no longer held; the subscriber then asks for the newest version. A
+plan may lead to the newest version here instead of the requested one: so a relay that lags still brings others forward.
+If there is nothing new yet, the answer is `later` with a count that grows, repeated until a plan can be made.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class WeightServer:
         version, held, digest = asked.version, asked.held, asked.digest
         history = self._history(asked.part)
         hops = history.plan(version, held, digest, wait=False) if history else None
-        if history and not hops and NOTHING < held < history.version:  # a new joiner knows of no other version
+        if history and not hops and NOTHING < held < history.version:  # a new joiner has seen no other version
             hops = history.plan(history.version, held, digest, wait=False) or hops
         if hops is not None:
             self._router.send(peer, Hops(asked.part, version, [hop.row() for hop in hops]))

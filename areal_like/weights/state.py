@@ -1,7 +1,7 @@
 """A model's weights as one flat byte buffer, and a table of each tensor's position. NumPy only.
 
 bfloat16 and the 8-bit floats have no NumPy type: their bits are held as unsigned integers. Each tensor begins at a
-multiple of `ALIGN` bytes, and what is between two of them is zero, so the buffer is a sequence of whole words as well.
+multiple of `ALIGN` bytes, and bytes between two of them are zero, so the buffer is a sequence of whole words as well.
 Equal bits mean an equal digest (`areal_like.weights.digest`), which is how "the learner and the actor hold the same
 weights" is proven.
 
@@ -56,7 +56,7 @@ class TensorSpec:
 
     def shards(self, ranks: int) -> list[int]:
         """The element with which each rank's shard begins, and the end: the first ranks have as many rows as another
-        (torch.chunk), the last ones what is left."""
+        (torch.chunk), the last ones the rest."""
         rows = self.shape[0] if self.shape else 1
         each, row = -(-rows // ranks), self.count // max(1, rows)
         return [min(rows, rank * each) * row for rank in range(ranks)] + [self.count]

@@ -1,7 +1,7 @@
 """Copies between main memory and a GPU with as little waiting as possible on both sides. On a CPU they are plain
 copies.
 
-A copy to or from pinned memory runs beside the GPU's computing; from other memory the driver makes it wait.
+A copy to or from pinned memory overlaps with the GPU's computing; from other memory the driver makes it wait.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 class Outbound:
     """Copies tensors of a device into main memory, piece by piece by way of two pinned buffers, on a stream of its own
-    behind what the device has been asked to do so far. Pieces are in flight until `drain`; what is copied must not
-    change before."""
+    behind the device's work queued so far. Pieces are in flight until `drain`; their sources must not change
+    before."""
 
     def __init__(self, device: torch.device, piece: int = PIECE):
         gpu = device.type == "cuda"

@@ -28,7 +28,7 @@ class Changes:
     tensors: dict[int, list[Where]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, delta: Delta, layout: Layout) -> None:
-        """Add what a delta changes."""
+        """Add the changes of a delta."""
         for block, coded in zip(layout.blocks, delta.blocks, strict=True):
             rows = list(zip(block.segments, coded.codings.tolist(), coded.changes.tolist(), strict=True))
             for segment, coding, parts in parts_of(rows, coded):

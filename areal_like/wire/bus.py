@@ -1,12 +1,12 @@
-"""ZeroMQ sockets that speak `wire` messages: a `Router` serves many peers, a `Dealer` blocks (a `SharedDealer` if
+"""ZeroMQ sockets for `wire` messages: a `Router` serves many peers, a `Dealer` blocks (a `SharedDealer` if
 several threads send), an `AsyncDealer` is for asyncio.
 
-All data moves over ROUTER/DEALER, which queue and never drop while a connection lives. Credits limit the amount in
-flight (an actor's slots, a subscriber's chunks). A broken connection reconnects by itself, but messages in flight are
+All data moves over ROUTER/DEALER, which queue and never drop while a connection lasts. Credits limit the amount in
+flight (an actor's slots, a subscriber's chunks). A broken connection is made again, but messages in flight are
 lost silently: dealers report it (`link`), and their user repeats what matters. With `link_timeout` a silently dead
 connection (a firewall dropped it, a host lost power) counts as broken after that time.
 
-The file system guards local sockets: their folder belongs to the user alone. On TCP a Router is a CURVE server
+The file system guards local sockets: only the user has access to their folder. On TCP a Router is a CURVE server
 (`wire.keys`). It accepts clients on its allow-list, and from each only the messages that its key's role may send.
 Dealers are CURVE clients. A stranger can make a Router hold one frame per connection, until the handshake fails or
 `HANDSHAKE_MS` have passed. A peer's use of memory is bounded: `max_frame` limits the size of a frame (refused before
@@ -376,7 +376,7 @@ class SharedDealer(Dealer):
 
 class AsyncDealer:
     """A connected socket of an asyncio process. `peer`, `keys` and `role` as for `Dealer`; `key`: the public key that
-    the other side must show, where it is not the server's. The receiver must poll `link` to notice reconnects."""
+    the other side must show, where it is not the server's. The receiver must poll `link` to detect reconnects."""
 
     def __init__(
         self,

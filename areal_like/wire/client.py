@@ -120,7 +120,7 @@ class ActorClient:
             self._unacknowledged.pop(group_id, None)
 
     def left_out(self, group_id: int, cut: list[int], redrawn: list[str]) -> None:
-        """Report what a group lacks, before its push: the tokens so far of samples that it did not wait for, and the
+        """Report the gaps of a group, before its push: the tokens so far of samples that it did not wait for, and the
         reason for each sample that was drawn again."""
         self.dealer.send(messages.LeftOut(group_id, cut, redrawn))
 
@@ -166,11 +166,11 @@ class ActorClient:
 class LearnerClient:
     """The learner's side: blocking, one batch asked for ahead.
 
-    After a reconnect the learner repeats what the buffer may have missed: hello, its newest weights, what it has
-    trained, and its open request. The buffer accepts each of these twice without harm, and the learner takes a batch
-    only once.
+    After a reconnect the learner repeats messages that the buffer may have missed: hello, its newest weights, its
+    trained batches, and its open request. The buffer accepts each of these twice without harm, and the learner takes a
+    batch only once.
 
-    With several ranks each has a client. Rank 0 speaks as if it were alone; the others only ask for their shares."""
+    With several ranks each has a client. Rank 0 acts like a single learner; the others only ask for their shares."""
 
     def __init__(
         self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None
@@ -190,8 +190,8 @@ class LearnerClient:
             self.dealer.send(message)
 
     def hello(self, vocab_size: int | None = None, routing: Routing | None = None) -> None:
-        """Introduce the learner and, if known, its model's vocabulary size and, if it replays experts, what its routers
-        choose: the buffer refuses groups with other tokens or experts."""
+        """Introduce the learner and, if known, its model's vocabulary size and, if it replays experts, its routers'
+        choices: the buffer refuses groups with other tokens or experts."""
         self.send(messages.Hello("learner", self.name, os.getpid(), 0))
         if vocab_size is not None:
             self.send(messages.Model(vocab_size, routing))
@@ -222,7 +222,7 @@ class LearnerClient:
         self.pausing = True
 
     def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
-        """The requested batch (or share), and what the buffer reports with it. Waits, and logs that now and then.
+        """The requested batch (or share), and the buffer's report with it. Waits, and logs that now and then.
         Raises Stopped; without `may_pause` only when everything is drained."""
         index = self._index
         batch, payloads = self._wait_for(messages.Batch, f"batch {index}", self._is_wanted, may_pause)

@@ -1,7 +1,7 @@
 """Format of messages: `[msgpack header][payload]...`, never pickled, checked before it is used.
 
 The header is `[SCHEMA, kind, message]`; `wire.messages` has the kinds, and a message that does not fit is refused
-with a `WireError` that names its field. Two processes whose messages differ have different schemas, by themselves. A
+with a `WireError` that names its field. Two processes whose messages differ have different schemas, automatically. A
 payload is a frame of its own, so the buffer keeps and forwards the frame as it came: it neither decodes nor copies
 payloads. `areal_like.wire.groups` defines the form of groups.
 """
@@ -44,7 +44,7 @@ Frame = Any
 """Objects with the buffer protocol and a length in bytes: bytes, or the socket's own frames."""
 Payloads = Sequence[Frame]
 MAY_SAY = {role: frozenset(kind for kind, made in KINDS.items() if role in made.by) for role in ROLES}
-"""Role of a key → the kinds of messages that its holder may say."""
+"""Role of a key → the kinds of messages that its holder may send."""
 
 START = b"\x93" + msgspec.msgpack.encode(SCHEMA)
 """Begins every header: a list of three, and its first entry."""
@@ -110,7 +110,7 @@ def _kind_of(header: Frame) -> bytes:
 
 
 def _another_schema(start: bytes) -> str:
-    """Why a header that begins like this is refused. Earlier schemas, up to 13, have one byte."""
+    """The reason to refuse a header with this beginning. Earlier schemas, up to 13, have one byte."""
     old, new = start[:1] == b"\x93" and start[1:2] < b"\x80", start[:2] == START[:2] and len(start) >= len(START)
     if len(start) < 3 or not (old or new):
         return NO_HEADER
@@ -119,7 +119,7 @@ def _another_schema(start: bytes) -> str:
 
 
 def check_role(role: str, message: Message) -> None:
-    """Raises WireError unless the holder of a key of `role` may say this."""
+    """Raises WireError unless the holder of a key of `role` may send this."""
     if role not in message.by:
         raise WireError(f"{NOT_WITH_THIS_KEY} {role} may not say {message.kind()!r}")
     if isinstance(message, Hello) and message.role != role:

@@ -1,8 +1,8 @@
 """The messages that roles send one another: one struct per kind, whose types limit sizes and depth when it is read.
 
 The name of a kind on the wire is its class name in lower case. `by`: roles of keys (`wire.keys`) that may send
-it; the buffer and sources of weights may send all. Payloads are separate frames beside the message (`wire.frames`);
-the docstrings here say which messages have payloads, and what they hold.
+it; the buffer and sources of weights may send all. Payloads are separate frames after the message (`wire.frames`);
+the docstrings here name the messages with payloads, and their contents.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Probe(msgspec.Struct, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A version of the weights, and where to fetch it. The buffer reads the first two fields, actors read all. `bytes`:
     in total. `tensors`: (name, dtype, shape) of each. `parts`: endpoint of each part's publisher. `relays`: (endpoint,
-    public key) of the sources to ask first. `probe`: now and then, what engines must say under these weights."""
+    public key) of the sources to ask first. `probe`: now and then, logprobs to check engines against."""
 
     version: Version
     digest: Text
@@ -128,8 +128,8 @@ class Status(Message):
 
 
 class Lost(Message):
-    """A process of that name has died: no need to wait for its silence. `pid` 0: any process of that name. `for_good`:
-    it will not be restarted. `by_itself`: nothing outside has killed it."""
+    """A process of that name has ended: no need to wait for its silence. `pid` 0: any process of that name. `for_good`:
+    it will not be restarted. `by_itself`: nothing outside killed it."""
 
     by = ACTOR | OPERATOR
     name: Name
@@ -237,8 +237,8 @@ class Applied(Message):
 
 
 class Model(Message):
-    """After hello: what the learner's model knows. Groups with other tokens are refused, and where it replays the
-    engine's experts (`routing`) those with others."""
+    """After hello: the vocabulary and the routing of the learner's model. Groups with other tokens are refused,
+    and where it replays the engine's experts (`routing`) those with others."""
 
     by = LEARNER
     vocab_size: Count

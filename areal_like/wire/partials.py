@@ -1,4 +1,4 @@
-"""Partial groups: what an actor hands back of a group that it will not finish, and the next lease of it carries.
+"""Partial groups: the unfinished part of a group that an actor hands back, and that the next lease of it carries.
 
 A workflow depends only on the answers of the engine and the verifier, so only the answers are kept: each call's tokens,
 behaviour logprobs and runs (`areal_like.types.PartialSample`). The next actor starts the workflow again: it answers
