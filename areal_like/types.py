@@ -170,7 +170,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Group:
-    """All samples of one prompt: what an actor pushes and the buffer keeps, serves and accounts for.
+    """All samples of one prompt: the unit that an actor pushes and the buffer keeps, serves and accounts for.
 
     `id` is the prompt's place in the run's prompt order: unique, stable across retries, and part of the sampling key.
     `digests` maps each version that made a token to the digest of those weights (attestation).

@@ -1,7 +1,7 @@
-"""The processes of a run's plan, which say what devices they see, and do nothing else.
+"""The processes of a run's plan, which report the devices that they see, and do nothing else.
 
 `python -m tests.placed CONFIG` starts the plan of a resolved config by its launcher, in the folder of the config, and
-ends when all processes have written a file there. They live until then: no two of them can have had the same device one
+ends when all processes have written a file there. They run until then: no two of them can have had the same device one
 after the other."""
 
 from __future__ import annotations

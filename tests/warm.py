@@ -9,7 +9,7 @@ from areal_like.config import run_config as config
 from areal_like.places import CONFIGS
 
 RUN = ("actors.main", "buffer.main", "learners.main", "scripts.train", "scripts.cli")
-"""Run as `__main__`: only what they import stays."""
+"""Run as `__main__`: only their imports stay."""
 PARTS = (
     "actors.engines.torch_engine",
     "areal_like.launch.local",

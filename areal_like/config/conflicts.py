@@ -51,7 +51,7 @@ def validate_transport(config: Config) -> None:
 
 
 def validate_launcher(config: Config) -> None:
-    """Check what can't work in one process, and what can't work between several. Raises ConfigError."""
+    """Check combinations that can't work in one process, or between several. Raises ConfigError."""
     one_process = "ONE_PROCESS" in marks("launcher", config.launcher["name"])
     if config.buffer.transport == "inproc" and not one_process:
         key = "buffer.transport"

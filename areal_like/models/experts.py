@@ -17,7 +17,7 @@ from msgspec import Meta
 Shape = tuple[
     Annotated[int, Meta(ge=0, le=1 << 12)], Annotated[int, Meta(ge=0, le=1 << 10)], Annotated[int, Meta(ge=0, le=2)]
 ]
-"""Layers, experts per token, bytes per expert: of what a payload has per position."""
+"""Layers, experts per token, bytes per expert: of a payload's entries per position."""
 NONE: Shape = (0, 0, 0)
 """The payload has no experts."""
 

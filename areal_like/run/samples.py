@@ -166,7 +166,7 @@ class SampleLog:
             self._give_up(error)
 
     def room(self, step: int, rare: bool = False) -> float:
-        """Bytes that may be written now, after `step` train steps; what is `rare` may use the bytes of later steps."""
+        """Bytes that may be written now, after `step` train steps; a `rare` sample may use the bytes of later steps."""
         if self._broken:
             return 0.0
         share = 1.0 if rare else min(1.0, (step + 1) / self._steps)

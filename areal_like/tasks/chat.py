@@ -82,7 +82,7 @@ class TokenizerCodec:
         return self.encode(rest.removeprefix(self._end) if closed else rest)
 
     def rewrites(self, said: str, messages: Messages, tools: Sequence[object] = ()) -> bool:
-        """Templates of models that think drop the thinking of earlier turns, some of them only when a user speaks."""
+        """Templates of reasoning models drop the reasoning of earlier turns, some of them only when a user speaks."""
         if not self._chat:
             return False
         answer = f"<think>\n{_THOUGHT}\n{_THINKS}\n\n{_SAID}" if _THINKS in said else _SAID

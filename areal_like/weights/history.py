@@ -165,7 +165,7 @@ class History:
         return [message for start, (_, message) in self._chain.items() if base <= start < version]
 
     def _from_base_snapshot(self, version: int) -> list[Hop]:
-        """Route by the base snapshot, if it is not too old; else by a new one, of the wanted version if possible."""
+        """Route by the base snapshot, if it is not too old; else by a new one, of the requested version if possible."""
         if self._base_snapshot:
             start = self._base_snapshot[0].version
             fresh = version - start < self._snapshot_every

@@ -1,4 +1,4 @@
-"""`engine.batch_invariant`: what a sample gets does not depend on what else runs, to the last bit."""
+"""`engine.batch_invariant`: a sample does not depend on other running ones, to the last bit."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""Programs that die with the process that has started them."""
+"""Programs that end with the process that has started them."""
 
 import os
 import signal

@@ -98,6 +98,6 @@ def test_the_embedded_engine_scores_beside_running_sequences_with_its_own_memory
             every = same(ids[None]).logits[0].log_softmax(-1)
         np.testing.assert_allclose(row, every[:-1].gather(-1, ids[1:, None])[:, 0], atol=1e-5)
     with torch.no_grad():
-        model.base_model.layers[0].mlp.down_proj.weight *= 1.5  # what the engine computes with, not what it was given
+        model.base_model.layers[0].mlp.down_proj.weight *= 1.5  # weights that it computes with, not those received
     (falsified,) = asyncio.run(engine.logprobs_of(tokens))
     assert np.abs(falsified.logprobs[1] - found.logprobs[1]).mean() > 1e-3

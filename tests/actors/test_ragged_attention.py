@@ -1,4 +1,4 @@
-"""A decode step's attention on the CPU that reads no padding: what it computes, and when it is used."""
+"""A decode step's attention on the CPU that reads no padding: its results, and when it is used."""
 
 import asyncio
 

@@ -32,7 +32,7 @@ class Task:
 
 
 class Client:
-    """Records what an actor sends, decoded from its bytes."""
+    """Records an actor's messages, decoded from their bytes."""
 
     def __init__(self) -> None:
         self.groups: list[Group] = []

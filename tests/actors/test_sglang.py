@@ -203,7 +203,7 @@ def copied(state):
 
 
 def test_held_weights_follow_updates_and_lie_where_a_server_can_read_them():
-    """Written whole, or from an update's changes if these were made from what is held."""
+    """Written whole, or from an update's changes if these were made from the held version."""
     states = [random_state(0)]
     for seed in (1, 2):
         states.append(changed(states[-1], 0.2, seed))

@@ -1,4 +1,4 @@
-"""The learner's client: how it reads a batch, and what it does when a connection breaks."""
+"""The learner's client: how it reads a batch, and its behaviour when a connection breaks."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def test_tokens_older_than_allowed_are_masked_and_counted_out() -> None:
 
 
 PEERS: list[bytes] = []
-"""Of the messages that were heard."""
+"""Of the received messages."""
 
 
 def send_batch(router: Router, index: int) -> None:

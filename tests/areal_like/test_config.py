@@ -285,7 +285,7 @@ NEEDED = {
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(layers.CONFIGS)))
 def test_every_shipped_config_loads(file: Path, tmp_path: Path) -> None:
-    """A file of a config group is loaded as a choice over base; any other by itself."""
+    """A file of a config group is loaded as a choice over base; any other without it."""
     group = file.parent.name
     is_choice = file.parent != layers.CONFIGS and group in config.Config.__annotations__
     argv = ["base", f"{group}={file.stem}"] if is_choice else [str(file)]

@@ -1,4 +1,4 @@
-"""Knobs that nobody has set: their values, by what the run trains."""
+"""Knobs that are not set: their values, by the trained model."""
 
 from __future__ import annotations
 

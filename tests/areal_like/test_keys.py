@@ -165,7 +165,7 @@ def test_every_message_is_said_by_a_role_or_is_an_answer() -> None:
 
 
 def test_nobody_can_take_over_the_connection_of_another(router: Router, folder: Path) -> None:
-    """A peer that knows another's routing id can claim it."""
+    """A peer with another's routing id can claim it."""
     learners = [Dealer(router.endpoint, "learner", "buffer", keys=str(folder), role="learner") for _ in range(2)]
     for learner in learners:
         said(router, learner, Trained(0))

@@ -1,4 +1,4 @@
-"""The local launcher and its roles, with real processes: who is restarted, what is printed, what is left behind."""
+"""The local launcher and its roles, with real processes: restarts, printed lines, and remains."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def launcher(run_folder: Path) -> Iterator[Launcher]:
 
 
 def start(launcher: Launcher, **parts: str) -> None:
-    """Start roles that act by `parts`; those named actor_… may die."""
+    """Start roles that act by `parts`; those named actor_… may fail."""
     for name, part in parts.items():
         (launcher.running.run / "parts" / name).write_text(part)
     launcher.start([RoleSpec(name, MODULE, 1, not name.startswith("actor"), launcher.forked) for name in parts])

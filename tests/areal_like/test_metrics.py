@@ -1,4 +1,4 @@
-"""`metrics.jsonl` survives what can happen to it: half a row, a damaged row, numbers that JSON lacks, a full disk."""
+"""`metrics.jsonl` survives its faults: half a row, a damaged row, numbers that JSON lacks, a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of devices: who gets what, what is refused, and that real processes see only their own devices."""
+"""The plan of devices: assignments, refusals, and that real processes see only their own devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs from Python, without starting one: the command's arguments, and what is read from a folder."""
+"""Runs from Python, without starting one: the command's arguments, and the reading of a folder."""
 
 from collections import deque
 from pathlib import Path

@@ -12,7 +12,7 @@ from areal_like import turns
 
 
 class Ring:
-    """Members that record what they do; this thread is the last one."""
+    """Members that record their turns; this thread is the last one."""
 
     def __init__(self) -> None:
         self.turns, self.noted = turns.TurnOrder(), list[str]()

@@ -54,7 +54,7 @@ def table(*heads: Head) -> dict:
 
 
 def framed(kind: str, body: dict, *payloads: bytes) -> list[bytes]:
-    """The frames of what may not be a message."""
+    """The frames of data that may not be a message."""
     return [msgspec.msgpack.encode([SCHEMA, kind, body]), *payloads]
 
 
@@ -100,7 +100,7 @@ class House:
         self.slots = 256
 
     def has_been_silent(self, name: str, seconds: float = 2e9) -> None:
-        """Nothing has been heard of an actor for so much longer."""
+        """An actor has sent nothing for so much longer."""
         self.server.fleet.by_name[name].seen -= seconds
 
     def say(self, who: str, kind: str, body: dict, *payloads: bytes) -> None:

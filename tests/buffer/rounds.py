@@ -1,6 +1,6 @@
 """A run in rounds, played by dice through the real controller: more groups than places.
 
-Actors push, hand back, fail and die; the learner trains and checkpoints; everything crashes and is made anew from the
+Actors push, hand back, fail and end; the learner trains and checkpoints; everything crashes and is made anew from the
 journal. `Run.check` is what must hold after every step.
 """
 
@@ -154,7 +154,7 @@ class Run:
         self.listen()
 
     def listen(self) -> None:
-        """Handle what the buffer has sent; cancels are answered some time later."""
+        """Handle the buffer's messages; cancels are answered some time later."""
         sent = self.house.router.sent
         while self.seen < len(sent):
             who, kind, body = sent[self.seen]

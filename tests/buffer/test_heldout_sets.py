@@ -1,4 +1,4 @@
-"""Held-out sets: what is due, who is asked what, and figures that follow from the answers alone."""
+"""Held-out sets: due rounds, their leases, and figures that follow only from the answers."""
 
 from pathlib import Path
 

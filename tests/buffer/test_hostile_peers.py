@@ -1,4 +1,4 @@
-"""Real sockets, the real controller, and a peer that means harm or has lost its mind: the others notice nothing.
+"""Real sockets, the real controller, and a hostile or faulty peer: the others are not affected.
 
 Two actors and a learner make five batches, once undisturbed and once for each attack in their midst. The batches (which
 groups, in which order, with which bytes), the learner's messages about weights, and the ledger are equal.
@@ -49,7 +49,7 @@ def push_frames(group_id: int, version: int, token: int) -> list[Any]:
 
 
 class Peer:
-    """A dealer of the run that records what it sends, so that it can be sent again."""
+    """A dealer of the run that records its messages, so that they can be sent again."""
 
     def __init__(self, run: Run, name: str):
         self.name, self.run, self.said = name, run, []  # type: ignore[var-annotated]

@@ -1,6 +1,6 @@
 """Leases, deadlines, refusals and batches that are set aside, played by dice through the real controller.
 
-Actors make progress or hang, push (also late, also what nobody can train on), fail, hand back, die and join again; the
+Actors make progress or hang, push (also late, also untrainable groups), fail, hand back, end and join again; the
 learner trains, or has a batch set aside; time passes. After every step each lease that runs is known to its actor and
 to its group, the ledger balances, and nobody is asked twice; at the end, once everybody works, the next batch comes.
 """
@@ -22,7 +22,7 @@ STEPS = 60
 
 
 class History:
-    """`hung`: actors without any progress; `leases`: the leases that each actor believes it has."""
+    """`hung`: actors without any progress; `leases`: the leases in each actor's own list."""
 
     def __init__(self, dice: random.Random, monkeypatch: pytest.MonkeyPatch):
         self.dice, self.ahead, real = dice, 0.0, time.monotonic

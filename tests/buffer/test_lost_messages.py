@@ -80,7 +80,7 @@ def test_a_learner_that_says_all_again_changes_nothing() -> None:
 
 
 def test_an_actor_that_the_buffer_does_not_know_is_told_to_say_hello() -> None:
-    """A buffer that has started again knows none of its actors."""
+    """A buffer that has started again has no record of its actors."""
     house = House(asynchronous())
     house.hello("learner", "actor-0")
     for name in house.names:

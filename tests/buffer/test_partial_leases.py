@@ -1,4 +1,4 @@
-"""Groups handed back unfinished: the next lease carries what the bound allows, and false claims lose nothing."""
+"""Groups handed back unfinished: the next lease carries tokens within the bound, and false claims lose nothing."""
 
 import numpy as np
 import pytest

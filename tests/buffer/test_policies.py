@@ -1,4 +1,4 @@
-"""What each policy chooses, and what happens to stragglers that a choice would leave behind."""
+"""Each policy's choices, and the treatment of stragglers that a choice would leave behind."""
 
 from functools import partial
 

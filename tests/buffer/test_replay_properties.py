@@ -1,7 +1,7 @@
 """Random histories of the buffer's core: the bound, conservation, exactly-once and progress must hold in every one.
 
 The model: actors that hold some version, run groups, push them (with tokens as old as their lease, updates in flight
-included), hand them back unfinished for others to go on from, fail, and die; a learner that asks for a batch ahead,
+included), hand them back unfinished for others to go on from, fail, and end; a learner that asks for a batch ahead,
 trains, publishes and checkpoints; a buffer that crashes and is made anew from its journal, with the learner back at its
 checkpoint. Every policy, staleness policy, filter and sampler. Time and sockets play no part here. The environment's
 HISTORIES sets how many histories are tried in all.
@@ -340,7 +340,7 @@ class BufferHistory(RuleBasedStateMachine):
         self.serving, self.trained = [], self.trained[: self.checkpoint]
 
     def check_prompts(self) -> None:
-        """The records alone say which prompts the sampler chose."""
+        """The records determine the prompts that the sampler chose."""
         results = Results()
         prompts, store = PromptCursor(ROWS, 0, 0, self.sampler, results), Store(Bound(math.inf, 1), results=results)
         for event, payload in standing(tuple(self.journal.records)):

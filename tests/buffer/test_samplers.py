@@ -1,4 +1,4 @@
-"""What samplers choose, what they choose by, and that the choice follows from the record alone."""
+"""Samplers' choices, their criteria, and that the choice follows only from the record."""
 
 import random
 from collections import Counter

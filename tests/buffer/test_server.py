@@ -1,4 +1,4 @@
-"""The controller's decisions with events in a fixed order: who gets leases, and what is served."""
+"""The controller's decisions with events in a fixed order: leases, and served groups."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Payloads that wait on the disk, and what happens where the disk has lost them."""
+"""Payloads that wait on the disk, and the error where the disk has lost them."""
 
 from pathlib import Path
 

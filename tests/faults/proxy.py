@@ -1,6 +1,6 @@
-"""A TCP proxy that can be cut: what a network between processes does to them, on one machine.
+"""A TCP proxy that can be cut: the faults of a network between processes, on one machine.
 
-It runs in a thread of the test. A link knows whose it is from the routing id that its ZeroMQ handshake carries or,
+It runs in a thread of the test. A link's owner follows from the routing id that its ZeroMQ handshake carries or,
 where that is encrypted, from the process that has the other end. Kinds of cuts (`Proxy.cut`); `heal` ends them:
 
   stall    nothing passes in either direction, no connection breaks; afterwards all goes on where it was (a lost route)

@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 def train(folder: Path, name: str, *overrides: str, config: str = "configs/quickstart.yaml") -> Path:
-    """Run a config in this process, to its end; returns the run folder. Raises what a role raises."""
+    """Run a config in this process, to its end; returns the run folder. Raises a role's error."""
     inline(str(REPOSITORY / config), f"run.dir={folder}", f"run.name={name}", *overrides)
     return folder / name
 

@@ -1,4 +1,4 @@
-"""Weights that actors hand on: how few bytes the learner sends, what happens when relays die, and keys."""
+"""Weights that actors hand on: how few bytes the learner sends, failures of relays, and keys."""
 
 import asyncio
 import os

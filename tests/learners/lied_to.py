@@ -29,7 +29,7 @@ LIE = replace(TRUE, groups=[replace(each, digests=dict.fromkeys(each.digests, "a
 
 
 class Client:
-    """Serves the second rank its shares: a lie, and what replaces it."""
+    """Serves the second rank its shares: a false one, and its replacement."""
 
     redo = 0
 

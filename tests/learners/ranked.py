@@ -2,7 +2,7 @@
 
     python -m tests.learners.ranked RANK RANKS FOLDER CASE;CASE;...
 
-trains these of `CASES` and leaves what came of it in FOLDER/RANK.pt.
+trains these of `CASES` and leaves the result in FOLDER/RANK.pt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The learner's own record of what it has published, and the batches that it refuses because of it."""
+"""The learner's own record of the versions that it has published, and the batches that it refuses because of it."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_a_digest_that_was_not_published_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_what_was_published_is_known_after_a_resume(tmp_path: Path) -> None:
-    """A crash may tear the last line: no peer had heard of that version."""
+    """A crash may tear the last line: no peer had received that version."""
     before = Attestation(tmp_path)
     for version in range(3):
         before.add(version, f"d{version}")

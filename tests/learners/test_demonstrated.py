@@ -1,4 +1,4 @@
-"""Training on demonstrations: the gradient, which rows come when, shares of ranks, and what is measured."""
+"""Training on demonstrations: the gradient, the order of rows, shares of ranks, and metrics."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -91,7 +91,7 @@ def test_ranks_share_a_batch() -> None:
 
 
 def test_the_held_out_loss_is_that_of_trained_tokens() -> None:
-    """With logprobs that say where they stand: −(place in the sequence), for the token behind it."""
+    """With logprobs that encode their place: −(place in the sequence), for the token behind it."""
     asked = []
 
     def score(sequences):

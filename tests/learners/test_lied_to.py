@@ -1,4 +1,4 @@
-"""What a learner of several ranks knows of another rank's share of a batch."""
+"""The checks of a learner of several ranks on another rank's share of a batch."""
 
 import json
 

@@ -30,7 +30,7 @@ def with_cut_answers(count: int = 1) -> list:
 
 
 def seen_by_advantage(**knobs) -> list[np.ndarray]:
-    """The rewards of a batch's samples, and what the advantage is given for them."""
+    """The rewards of a batch's samples, and the advantage's input for them."""
     seen = []
 
     def spy(rewards, groups):

@@ -1,4 +1,4 @@
-"""The timed learner with a clock that the test sets: what it waits for and what it publishes."""
+"""The timed learner with a clock that the test sets: its waits and its publications."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Tasks and rewards that break their contracts, for `test_check`; what is wrong with each is in its name.
+"""Tasks and rewards that break their contracts, for `test_check`; the fault of each is in its name.
 
 They lie apart since processes of a check import them: these import no torch.
 """

@@ -90,7 +90,7 @@ def test_a_failed_run_is_reported_with_the_error_of_its_last_attempt(
 def test_runs_at_a_time_see_devices_of_their_own(
     inherited: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wide one waits until enough are free; who comes later gets what others have given back."""
+    """The wide one waits until enough are free; later ones get the devices that others have given back."""
     monkeypatch.delenv(VISIBLE, raising=False)
     wide, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
     configs = [one, one, wide, one, none]

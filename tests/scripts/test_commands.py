@@ -72,7 +72,7 @@ def test_the_verbs_are_the_modules_at_the_top() -> None:
 
 
 def test_help_says_something_and_imports_nothing_heavy() -> None:
-    """Benches and claims too: they parse their arguments before they import what they measure."""
+    """Benches and claims too: they parse their arguments before they import the measured modules."""
     done = python("-c", WALK, *COMMANDS)
     assert done.returncode == 0, done.stderr
     for name, (code, text, heavy) in json.loads(done.stdout).items():

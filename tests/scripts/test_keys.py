@@ -1,4 +1,4 @@
-"""`areal-like keys`: what the user sees."""
+"""`areal-like keys`: its output and exit codes."""
 
 import stat
 from pathlib import Path

@@ -24,7 +24,7 @@ touch "$folder/config.yaml"
 case $folder in *"$(cat stop 2> /dev/null || echo nowhere)") exit 130 ;; esac
 touch "$folder/summary.json"
 """
-"""Writes down what it is asked for, and makes run folders; those that the file `stop` names don't come to their end."""
+"""Records its requests, and makes run folders; those that the file `stop` names don't come to their end."""
 
 
 @pytest.fixture

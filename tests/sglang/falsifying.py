@@ -1,5 +1,5 @@
-"""Falsifies what a real SGLang server computes with, behind the digest's back. Runs inside the server, as another
-custom loader (`--custom-weight-loader`)."""
+"""Falsifies the weights that a real SGLang server computes with, behind the digest's back. Runs inside the server, as
+another custom loader (`--custom-weight-loader`)."""
 
 import torch
 

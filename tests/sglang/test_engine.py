@@ -314,7 +314,7 @@ def test_aborted_requests_bring_back_what_there_is_and_can_go_on(bench):
 
 
 def test_train_steps_reach_the_server(bench):
-    """The learner trains on what the server samples, and its own logprobs agree; the server follows the weights."""
+    """The learner trains on the server's samples, and its own logprobs agree; the server follows the weights."""
     engine, published = bench.engine, bench.published
     learner = TorchLearner(published.frozen(), decoupled_ppo, partial(group), 1.0, 0, lr=3e-3)
 

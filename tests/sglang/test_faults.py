@@ -1,4 +1,4 @@
-"""Servers that die, can't start, or outlive an actor."""
+"""Servers that crash, can't start, or outlive an actor."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Latent attention (DeepSeek-V2's, with experts): what a server computes from its weights follows each patch."""
+"""Latent attention (DeepSeek-V2's, with experts): a server's derived weights follow each patch."""
 
 import asyncio
 import os
@@ -15,9 +15,9 @@ EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 
 EXPERTS |= {"first_k_dense_replace": 1, "topk_method": "greedy", "n_group": 1, "topk_group": 1}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
 YARN |= {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
-"""A server without a GPU knows no other angles of latent attention."""
+"""A server without a GPU supports no other angles of latent attention."""
 IN_CHECKPOINTS = {"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False}
-"""SGLang wants them, and transformers does not set them by itself."""
+"""SGLang requires them, and transformers does not set them."""
 CONFIG = DeepseekV2Config(
     **SHAPE | LATENT | EXPERTS | IN_CHECKPOINTS | {"num_key_value_heads": 4}, rope_parameters=YARN
 )

@@ -1,4 +1,4 @@
-"""Chat templates of models that think, without their words for tools: they drop the thinking of earlier turns."""
+"""Chat templates of reasoning models, without their parts for tools: they drop the reasoning of earlier turns."""
 
 QWEN3 = """{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
 {%- for message in messages[::-1] %}

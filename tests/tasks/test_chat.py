@@ -1,4 +1,4 @@
-"""Replies in a chat template: with what came before, they are the tokens of the whole conversation."""
+"""Replies in a chat template: with the turns before, they are the tokens of the whole conversation."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tasks that are mixed: whose turn it is, what each keeps, and what cannot be mixed."""
+"""Mixed tasks: their turns, the parts that each keeps, and refused mixtures."""
 
 import asyncio
 from collections import Counter

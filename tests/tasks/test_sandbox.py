@@ -121,7 +121,7 @@ def gone(pids: list[int], deadline: float) -> bool:
 
 
 def test_nothing_is_left_behind_when_the_caller_is_killed_while_the_sandbox_is_set_up():
-    """The kernel forgets the parent-death signal when the user changes: the caller ends right then."""
+    """The kernel clears the parent-death signal when the user changes: the caller ends right then."""
     inside = (
         "import os, sys, time; from areal_like.tasks import sandboxed; caller, fork = os.getppid(), os.fork\n"
         "def forked():\n"

@@ -104,7 +104,7 @@ def test_a_resume_repeats_the_sample_as_long_as_the_environment_says_the_same(mo
 
 
 def template(codec: Any) -> None:
-    """Of a model that knows tools."""
+    """Of a model with tools in its template."""
     codec._tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
         "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"

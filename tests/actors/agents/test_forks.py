@@ -105,7 +105,7 @@ def test_an_agent_makes_the_same_of_it():
 
 
 def test_a_sample_that_was_broken_off_forks_again_at_the_same_place():
-    """The record answers what is known; the rest goes on with the same random numbers."""
+    """The record answers finished calls; the rest goes on with the same random numbers."""
     codec, record = codec_of(), PartialSample()
     whole = by_multi_turn(codec, Speaker(codec, *SAID))
     engine = Speaker(codec, *SAID)

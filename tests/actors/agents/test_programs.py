@@ -132,7 +132,7 @@ async def until_gone(pids: list[int]) -> None:
     "ending", ["time.sleep(600)", "chat(row['messages'])", "os.setpgid(0, 0); time.sleep(600)", "pass"]
 )
 def test_a_cancelled_command_is_killed_with_what_it_has_started(program, tmp_path, ending):
-    """In each state: it sleeps, waits for an answer, has left its process group, or has ended by itself."""
+    """In each state: it sleeps, waits for an answer, has left its process group, or has ended already."""
 
     async def scenario():
         task = asyncio.create_task(

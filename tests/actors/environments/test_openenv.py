@@ -1,7 +1,7 @@
 """environment=openenv: the protocol, its server's life and its failures.
 
 With a stand-in, and with a server of openenv-core where this Python has it (the extra `dev-more`), or another that
-`OPENENV_PYTHON` names: both must say the same (`TALK`).
+`OPENENV_PYTHON` names: both must reply the same (`TALK`).
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def prompt_of(seed: int) -> Prompt:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """Runs a test's body in an actor's event loop, whose servers live as long as it does."""
+    """Runs a test's body in an actor's event loop, whose servers run as long as it does."""
 
     async def end() -> None:
         servers.close()

@@ -101,7 +101,7 @@ def test_steps_lead_from_any_bits_to_any_other(width: int) -> None:
 
 
 def test_a_step_of_one_is_the_next_number() -> None:
-    """A code of ±1 leads to the neighbours that NumPy knows, across zero as well."""
+    """A code of ±1 leads to NumPy's neighbours (`nextafter`), across zero as well."""
     values = np.array([1.0, -1.0, 0.5, 6.1e-5, -3.0], np.float16)
     for code, towards in ((1, np.inf), (0, -np.inf)):
         moved = plain.stepped(values.view(np.uint16), np.full(values.size, code))

@@ -1,4 +1,4 @@
-"""When numba is loaded, and what happens if it can't be loaded or can't keep its compiled code."""
+"""When numba is loaded, and the fallback if it can't be loaded or can't keep its compiled code."""
 
 import subprocess
 import sys

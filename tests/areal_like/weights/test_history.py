@@ -148,7 +148,7 @@ def disturbed(actor: Actor, chance: np.random.Generator) -> Actor | None:
 @pytest.mark.parametrize("parts", [1, 3])
 def test_hundreds_of_versions_with_every_mishap(parts: int) -> None:
     """Joins, restarts, sleep, losses, broken messages, bits that rot: after each acknowledged version the actor's bits
-    are the learner's; at every other moment it knows which version it holds, or that it holds none."""
+    are the learner's; at every other moment it reports the version that it holds, or none."""
     learner, chance = Learner(parts=parts), seeded(1)
     actors, acknowledged, spoil = [Actor(parts) for _ in range(3)], 0, Mishaps(chance)
     reasons: set[str] = set()

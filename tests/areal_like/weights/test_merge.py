@@ -1,4 +1,4 @@
-"""A merged delta does what its parts do, bit for bit, and is no longer than they are."""
+"""A merged delta has the effect of its parts, bit for bit, and is no longer than they are."""
 
 import pytest
 

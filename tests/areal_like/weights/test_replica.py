@@ -1,4 +1,4 @@
-"""What a replica holds, keeps and forgets, by its own account."""
+"""The weights that a replica holds, keeps and discards, by its own report."""
 
 import numpy as np
 import pytest

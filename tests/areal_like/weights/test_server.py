@@ -1,4 +1,4 @@
-"""What a server of weights answers to whom, over a real socket; what it serves is made up."""
+"""Answers of a server of weights, over a real socket; the served weights are made up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAYLOAD = memoryview(bytes(range(10)))
 
 
 class Served:
-    """A history at version 5, with the hop from version 4; `plans` are its answers: wanted, held → hops."""
+    """A history at version 5, with the hop from version 4; `plans` are its answers: requested, held → hops."""
 
     def __init__(self, plans: dict[tuple[int, int], list[Hop] | None]):
         self.version, self.plans, self.waited = 5, plans, set[bool]()
@@ -36,7 +36,7 @@ class Served:
 
 
 class Serving:
-    """A server of one part, number 1, and one who asks."""
+    """A server of one part, number 1, and a client."""
 
     def __init__(self, folder: Path, progress: Callable[[], int] = int):
         self.history: Served | None = None
@@ -112,7 +112,7 @@ def test_what_is_no_request_for_weights_is_refused(serving) -> None:
 
 
 class Clock:
-    """Stands still but for `seconds`; `looks` counts who looks at it."""
+    """Stands still but for `seconds`; `looks` counts the reads."""
 
     def __init__(self) -> None:
         self.seconds, self.looks = 1000.0, 0

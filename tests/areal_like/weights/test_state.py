@@ -1,4 +1,4 @@
-"""Where tensors and parts of them lie in the bytes."""
+"""Positions of tensors and of parts of them in the bytes."""
 
 import re
 
