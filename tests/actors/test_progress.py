@@ -17,6 +17,7 @@ class Engine:
     """Requests get tokens, and end, at the test's signal; those named in `running` have a slot."""
 
     version = 3
+    slots = 8
 
     def __init__(self) -> None:
         self.calls: dict[str, asyncio.Future] = {}

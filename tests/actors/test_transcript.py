@@ -76,5 +76,4 @@ def test_the_next_turn_goes_on_in_the_stream_within_what_is_left():
     assert transcript.room == 6
     assert transcript.limits() == Limits(6, 0.5, (2,), 99, 7)
     assert transcript.limits(2).max_tokens == 2 and transcript.limits(100).max_tokens == 6
-    assert transcript.unstopped(20) == Limits(20, 0.5, (), 99, 7)
     assert transcript.tokens.tolist() == [7, 8, 100, 101, 102, 50]

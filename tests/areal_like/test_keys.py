@@ -199,7 +199,7 @@ def test_keys_that_are_missing_are_an_error_that_says_how_to_make_them(tmp_path:
         lambda: Dealer("tcp://127.0.0.1:1", "a", "buffer", keys=str(tmp_path)),
         lambda: keys.server_pair(tmp_path),
     ):
-        with pytest.raises(KeysError, match=r"no key in .*security.key_folder.*scripts\.keys"):
+        with pytest.raises(KeysError, match=r"no key in .*security.key_folder"):
             start()
     (tmp_path / "clients").mkdir()
     with pytest.raises(KeysError, match="no key in"):

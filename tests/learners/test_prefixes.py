@@ -184,7 +184,9 @@ def test_a_train_step_is_that_of_plain_sequences(knobs, monkeypatch):
     assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, 0.7, **knobs)
 
 
-@pytest.mark.parametrize("name", sorted({name.partition(" ")[0] for name in LOSSES}))
+@pytest.mark.parametrize(
+    "name", sorted({name.partition(",")[0]: name for name in reversed(LOSSES) if name != "mis_po"}.values())
+)
 def test_no_loss_sees_that_prefixes_are_shared(name, monkeypatch):
     """Each loss with one of the models and one of two temperatures, in turns."""
     number = list(LOSSES).index(name)

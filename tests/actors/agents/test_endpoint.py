@@ -170,7 +170,7 @@ def test_an_agent_that_crashes_costs_its_sample_then_its_group_with_the_reason()
         actor = Actor(hopeless)
         actor.lease()
         await until(lambda: actor.client.failures)
-        ((group, reason, detail, _),) = actor.client.failures
+        ((group, reason, detail),) = actor.client.failures
         assert (group, reason) == (7, "agent crashed") and "KeyError('oh') at" in detail and "test_endpoint" in detail
 
     run(scenario())
