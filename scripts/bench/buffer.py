@@ -257,7 +257,7 @@ def make_arrays() -> list[dict[str, np.ndarray]]:
 
 
 def _socket(kind: int, endpoint: str, bind: bool = False) -> zmq.Socket[bytes]:
-    sock = zmq.Context.instance().socket(kind)
+    sock: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     sock.set_hwm(32)
     sock.bind(endpoint) if bind else sock.connect(endpoint)
     return sock
