@@ -84,7 +84,7 @@ def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitte
     live.until_steps(3)
     assert stop.main([str(live.folder)]) == 0
     code, said = live.end()
-    assert code == 130 and "stopped at a checkpoint; to continue" in said
+    assert code == 130 and "stopped at a checkpoint" in said and f"resume={live.folder}" in said
     done = live.steps()
     assert (live.folder / "checkpoints" / f"step-{done:08d}" / "meta.json").exists()
     assert not (live.folder / "summary.json").exists()
