@@ -31,7 +31,7 @@ from typing import NoReturn, TextIO
 from setproctitle import setproctitle, setthreadtitle
 
 from areal_like import turns
-from areal_like.config.run_config import Config, load_resolved, replace
+from areal_like.config.run_config import Config, ConfigError, load_resolved, replace
 from areal_like.errors import UserError
 from areal_like.launch import sockets
 from areal_like.run.run_folder import RENDEZVOUS, config_file
@@ -164,6 +164,16 @@ def _is_alive(starter: int) -> bool:
     return forked_by.is_alive() if forked_by else os.getppid() == starter
 
 
+def _config_of(run: Path, path: Path) -> Config:
+    """The config in `path`, or in its later place: the first train step moves it. Raises ConfigError."""
+    try:
+        return load_resolved(path)
+    except ConfigError:
+        if (later := config_file(run)) == path:
+            raise
+        return load_resolved(later)
+
+
 def _hold(run: Path) -> TextIO:
     """Lock the run's config (shared) until the file is closed: no process may resume the run while one of its processes
     runs, even if its starter is dead."""
@@ -273,7 +283,7 @@ def run_role(main: Callable[[Role], None]) -> None:
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {args.name} %(levelname)s %(message)s"
     )
     try:
-        config = load_resolved(Path(held.name) if held else config_file(args.run))
+        config = _config_of(args.run, Path(held.name) if held else config_file(args.run))
         if args.keys:
             config = replace(config, "security.key_folder", args.keys)
         main(Role(args.name, args.run, args.sockets, config, args.grace))

@@ -60,7 +60,7 @@ class Display:
         self._tracking: Tracking | None = None
         self._client: SupervisorClient | None = None
         self._reported_deaths = 0
-        self._said = ""
+        self._said = self._waited = ""
         self._engine_notes: dict[str, str] = {}
         self._began = time.monotonic()
         self._told_at = self._asked_at = self._answered_at = self._began
@@ -107,9 +107,12 @@ class Display:
 
     def _say_line(self) -> None:
         line = self._line()
-        if line != self._said:
-            self._said = line
+        waits = self._silence() or (self.status.get("started") and self.status["waits"])
+        if line == self._said and self.row and waits:  # no step since the last line: the reason, from the newest status
+            line = f"step {self.row['step']}/{self.run.steps} | waits {self._waits()}"
+        if line not in (self._said, self._waited):
             self.say(line)
+            self._said, self._waited = (self._said, line) if " | waits " in line else (line, "")
 
     def _record(self, row: dict[str, Any]) -> None:
         self.row = row

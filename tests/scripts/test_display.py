@@ -68,6 +68,11 @@ def test_a_line_has_the_facts_of_the_last_step_and_is_not_repeated(
         seen.update(last=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert [fact for fact in FACTS if fact not in line] == [] and "\x1b" not in line
+    seen.status = {"started": True, "waits": ["all processes wait for the journal's disk"]}
+    for _ in range(3):
+        seen.update(last=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "step 30/300 | waits all processes wait for the journal's disk", "no step came meanwhile"
     seen.close()
 
 
