@@ -75,7 +75,7 @@ def test_the_cut_into_micro_batches_changes_neither_gradient_nor_metrics(loss) -
     whole, pieces = learner_of(loss, **knobs), learner_of(loss, **knobs, micro_batch_tokens=25)
     batch, _ = stale_batch(whole)
     expected, metrics = whole.train(batch), pieces.train(batch)
-    torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-5, atol=5e-7)
     for name, value in expected.items():
         if name.startswith(("loss", "kl/", "ess", "chi2", "sequence/")):
             assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-8), name
@@ -139,7 +139,7 @@ def test_a_plan_of_a_correction_is_made_over_the_whole_minibatch(loss) -> None:
     whole, pieces = learner_of(loss, **knobs), learner_of(loss, micro_batch_tokens=30, **knobs)
     batch, _ = stale_batch(whole)
     expected, metrics = whole.train(batch), pieces.train(batch)
-    torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-5, atol=5e-7)
     for name in ("loss", "loss/masked_share", "loss/behaviour_weight/mean", "loss/factor/ess"):
         assert metrics[name] == pytest.approx(expected[name], rel=1e-6), name
 
