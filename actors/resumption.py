@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.interfaces import OnTokens, RewardFunction, RolloutEngine
+from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.models.experts import joined_experts
 from areal_like.types import Completion, Limits, PartialSample, Prompt, Runs
 from areal_like.wire.partials import digest_of
@@ -38,17 +38,6 @@ def limited(engine: Any) -> AbstractContextManager[None]:
     return engine.limited() if isinstance(engine, Recorder) else nullcontext()
 
 
-def streamed(
-    engine: RolloutEngine, on_tokens: OnTokens | None, before: np.ndarray | None = None
-) -> dict[str, OnTokens]:
-    """The keyword argument of an engine that streams; `before`: tokens of the completion that are known."""
-    if on_tokens is None or not getattr(engine, "streams", False):
-        return {}
-    if before is None:
-        return {"on_tokens": on_tokens}
-    return {"on_tokens": lambda tokens: on_tokens(np.concatenate([before, tokens]))}
-
-
 class Recorder:
     """`engine` and `verifier` as one sample sees them; `record` holds their answers, some from an earlier lease. After
     `close` no more tokens are sampled. `tokens` and `answers` (of either) have come here: see `actors.progress`."""
@@ -64,11 +53,8 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    async def generate(
-        self, tokens: np.ndarray, limits: Limits, request: str = "", on_tokens: OnTokens | None = None
-    ) -> Completion:
-        """As the engine's; ends with finish "abort" at once when closed. An engine that does not stream ignores
-        `on_tokens`."""
+    async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
+        """As the engine's; ends with finish "abort" at once when closed."""
         key = (digest_of(tokens), limits.offset)
         before = self.record.calls.get(key)
         if before and before.finish != "abort":
@@ -78,7 +64,7 @@ class Recorder:
         self._open += 1
         self._idle.clear()
         try:
-            self.record.calls[key] = done = await self._go_on(before, tokens, limits, request, on_tokens)
+            self.record.calls[key] = done = await self._go_on(before, tokens, limits, request)
             self.tokens, self.answers = self.tokens + len(done.tokens), self.answers + 1
         finally:
             self._open -= 1
@@ -86,11 +72,9 @@ class Recorder:
                 self._idle.set()
         return done
 
-    async def _go_on(
-        self, before: Completion | None, tokens: np.ndarray, limits: Limits, request: str, on_tokens: OnTokens | None
-    ) -> Completion:
+    async def _go_on(self, before: Completion | None, tokens: np.ndarray, limits: Limits, request: str) -> Completion:
         if before is None:
-            return await self.engine.generate(tokens, limits, request, **streamed(self.engine, on_tokens))
+            return await self.engine.generate(tokens, limits, request)
         done = len(before.tokens)
         known = 0 if before.experts is None or not done else len(before.experts)
         rest = replace(
@@ -99,8 +83,7 @@ class Recorder:
             offset=limits.offset + done,
             experts_from=limits.experts_from + known,
         )
-        more = streamed(self.engine, on_tokens, before.tokens)
-        after = await self.engine.generate(np.concatenate([tokens, before.tokens]), rest, request, **more)
+        after = await self.engine.generate(np.concatenate([tokens, before.tokens]), rest, request)
         return Completion(
             np.concatenate([before.tokens, after.tokens]),
             np.concatenate([before.logprobs, after.logprobs]),

@@ -116,10 +116,6 @@ class Environment(Protocol):
         ...
 
 
-OnTokens = Callable[[np.ndarray], None]
-"""Callback: receives the tokens of a completion so far, int32 [n], while it is made. It must not raise."""
-
-
 class RolloutEngine(Protocol):
     """Turns prompts into completions, for many callers at once, while its weights change.
 
@@ -130,8 +126,7 @@ class RolloutEngine(Protocol):
 
     Two methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded,
     by name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
-    actor. An engine without this method must detect its own hangs. With a class attribute `streams = True`, `generate`
-    takes `on_tokens: OnTokens | None = None` as well (the agents' endpoint streams by it). `async
+    actor. An engine without this method must detect its own hangs. `async
     logprobs_of(sequences) -> list[Scored]`: the logprobs of token sequences by each of its servers; with it the engine
     is probed (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices."""
 

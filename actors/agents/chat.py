@@ -9,7 +9,6 @@ features are refused.
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +50,6 @@ READ = {
     "stream_options",
 }  # fmt: skip
 MOST_TEMPERATURE = 100
-BROKEN = "the engine began this answer anew, and it is not what was streamed: ask again"
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -245,78 +243,30 @@ def assistant_message(text: str, number: int, tools: Sequence[Any], marks: tuple
 
 def completion(chat: Chat, reply: ChatReply) -> dict[str, Any]:
     choice = {"index": 0, "message": _served(reply.message), "logprobs": None, "finish_reason": reply.finish}
-    return _head("chat.completion", chat, str(reply.number)) | {
-        "choices": [choice],
-        "usage": _usage(reply),
-    }
+    return _head("chat.completion", chat, reply) | {"choices": [choice], "usage": _usage(reply)}
 
 
-class Events:
-    """The same as server-sent events, piece by piece. `sent`: the text so far."""
-
-    def __init__(self, chat: Chat):
-        self.sent = ""
-        self._head = _head("chat.completion.chunk", chat, secrets.token_hex(8))
-        self._with_usage = chat.with_usage
-        self._role = {"role": "assistant"}
-
-    def more(self, text: str) -> str:
-        """What is new in the text so far; nothing if that is not how it began."""
-        new = text[len(self.sent) :] if text.startswith(self.sent) else ""
-        if not new:
-            return ""
-        self.sent += new
-        return self._chunk({"content": new})
-
-    def end(self, reply: ChatReply) -> str:
-        """The rest. Raises RefusedRequest where the answer does not begin with the sent part: the engine had to restart
-        it."""
-        message = _served(reply.message)
-        if not (message["content"] or "").startswith(self.sent):
-            raise RefusedRequest(500, BROKEN, code="stream_broken")
-        pieces = [self.more(message["content"] or "")]
-        if calls := message.get("tool_calls"):
-            pieces.append(self._chunk({"tool_calls": [call | {"index": place} for place, call in enumerate(calls)]}))
-        pieces.append(self._chunk({}, reply.finish))
-        if self._with_usage:
-            pieces.append(_event(self._head | {"choices": [], "usage": _usage(reply)}))
-        return "".join([*pieces, "data: [DONE]\n\n"])
-
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> str:
-        delta, self._role = self._role | delta, {}
-        return _event(
-            self._head | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
-        )
-
-
-def failed(refused: RefusedRequest) -> str:
-    """An error in the middle of a stream."""
-    return _event(refused.body)
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body)}\n\n"
-
-
-def stable_prefix(text: str, chat: Chat, marks: tuple[str, str]) -> str:
-    """The beginning of an answer's text that stays in any continuation: without what may become a stop text, a
-    tool call, or another character."""
-    text = text.rstrip("\ufffd")
-    for end in (*chat.stop, *marks[: bool(chat.tools)]):
-        begun = (n for n in range(min(len(end), len(text)), 0, -1) if text.endswith(end[:n]))
-        place = text.find(end)
-        text = text[:place] if place >= 0 else text[: len(text) - next(begun, 0)]
-    if not chat.tools:
-        return text
-    return "" if text[:1].isspace() else text.rstrip()  # the text before calls is stripped: see `assistant_message`
+def events(chat: Chat, reply: ChatReply) -> str:
+    """The same as server-sent events, all at once."""
+    delta = _served(reply.message)
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [call | {"index": place} for place, call in enumerate(delta["tool_calls"])]
+    parts: list[tuple[dict[str, Any], str | None]] = [(delta, None), ({}, reply.finish)]
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": each, "logprobs": None, "finish_reason": finish}]} for each, finish in parts
+    ]
+    if chat.with_usage:
+        chunks.append({"choices": [], "usage": _usage(reply)})
+    head = _head("chat.completion.chunk", chat, reply)
+    return "".join(f"data: {json.dumps(head | chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
 def models(name: str = MODEL) -> dict[str, Any]:
     return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "areal_like"}]}
 
 
-def _head(kind: str, chat: Chat, name: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{name}", "object": kind, "created": int(time.time()), "model": chat.model}
+def _head(kind: str, chat: Chat, reply: ChatReply) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{reply.number}", "object": kind, "created": int(time.time()), "model": chat.model}
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:

@@ -22,7 +22,7 @@ from aiohttp import web
 from actors.agents import chat as chats
 from actors.agents.chat import RefusedRequest
 from actors.agents.conversation import until
-from actors.agents.endpoint import OnText, answered, body_of, listening
+from actors.agents.endpoint import answered, body_of, listening
 from actors.engines.torch_engine import TorchEngine
 from areal_like.interfaces import Codec
 from areal_like.sampling import stream_key
@@ -74,29 +74,20 @@ class CheckpointServer:
             prompt = self._codec.opening(chat.messages, chat.tools)
         except ValueError as error:
             raise RefusedRequest(400, str(error), param="messages") from None
-        limits, marks, name = self._limits(prompt, chat, number), OWN_TEMPERATURE.call_marks, str(number)
+        return await answered(chat, self._reply(chat, number, prompt))
 
-        async def ask(on_text: OnText | None) -> chats.ChatReply:
-            def on_tokens(tokens: np.ndarray) -> None:
-                text = self._codec.decode(tokens)
-                if on_text is not None:
-                    on_text(chats.stable_prefix(text, chat, marks))
-                if any(stop in text for stop in chat.stop):
-                    self._engine.abort([name])
-
-            try:
-                watched = on_tokens if chat.stop or on_text is not None else None
-                completion = await self._engine.generate(prompt, limits, name, watched)
-            except ValueError as error:
-                raise RefusedRequest(400, str(error), param="messages") from None
-            except RuntimeError as error:
-                raise RefusedRequest(500, f"the engine failed: {error}") from None
-            completion, text = until(self._codec.decode, chat.stop, completion)
-            message = chats.assistant_message(text, number, chat.tools, marks)
-            finish = "tool_calls" if "tool_calls" in message else completion.finish
-            return chats.ChatReply(number, message, finish, len(prompt), len(completion.tokens))
-
-        return await answered(request, chat, ask)
+    async def _reply(self, chat: chats.Chat, number: int, prompt: np.ndarray) -> chats.ChatReply:
+        """Raises RefusedRequest."""
+        try:
+            completion = await self._engine.generate(prompt, self._limits(prompt, chat, number), str(number))
+        except ValueError as error:
+            raise RefusedRequest(400, str(error), param="messages") from None
+        except RuntimeError as error:
+            raise RefusedRequest(500, f"the engine failed: {error}") from None
+        completion, text = until(self._codec.decode, chat.stop, completion)
+        message = chats.assistant_message(text, number, chat.tools, OWN_TEMPERATURE.call_marks)
+        finish = "tool_calls" if "tool_calls" in message else completion.finish
+        return chats.ChatReply(number, message, finish, len(prompt), len(completion.tokens))
 
     def _limits(self, prompt: np.ndarray, chat: chats.Chat, number: int) -> Limits:
         """Raises RefusedRequest for a prompt that leaves no room."""

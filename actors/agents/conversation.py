@@ -24,12 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, assistant_message, stable_prefix
+from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, assistant_message
 from actors.measures import AGENTS
-from actors.resumption import streamed
 from actors.scene import most_characters
 from actors.transcript import Transcript, rewrites
-from areal_like.interfaces import Codec, OnTokens, RolloutEngine
+from areal_like.interfaces import Codec, RolloutEngine
 from areal_like.types import Completion, Limits
 
 ENDED = "this sample has ended; its key is no longer valid"
@@ -75,15 +74,14 @@ class Conversation:
         """The latest answered request."""
         return max(self.turns, key=lambda turn: turn.number, default=None)
 
-    async def ask(self, chat: Chat, on_text: Callable[[str], None] | None = None) -> ChatReply:
-        """Waits for the engine. Cancelling the caller frees its slot. `on_text` receives the stable prefix of the text
-        while the engine makes it. Raises RefusedRequest."""
+    async def ask(self, chat: Chat) -> ChatReply:
+        """Waits for the engine. Cancelling the caller frees its slot. Raises RefusedRequest."""
         if self._closed or self.over.is_set():
             raise RefusedRequest(410, ENDED, code="session_ended")
         self._asked += 1
         number, transcript = self._asked, self._begin(chat)
         before = transcript.tokens
-        completion = await self._sample(before, transcript.limits(chat.max_tokens), self._on_tokens(chat, on_text))
+        completion = await self._sample(before, transcript.limits(chat.max_tokens))
         completion, text = until(self._codec.decode, chat.stop, completion)
         transcript.said(completion)
         message = assistant_message(text, number, chat.tools, self.terms.call_marks)
@@ -147,14 +145,8 @@ class Conversation:
             code="context_length_exceeded",
         )
 
-    def _on_tokens(self, chat: Chat, on_text: Callable[[str], None] | None) -> OnTokens | None:
-        if on_text is None:
-            return None
-        return lambda tokens: on_text(stable_prefix(self._codec.decode(tokens), chat, self.terms.call_marks))
-
-    async def _sample(self, tokens: Any, limits: Limits, on_tokens: OnTokens | None) -> Completion:
-        more = streamed(self._engine, on_tokens)
-        work = asyncio.ensure_future(self._engine.generate(tokens, limits, self._request, **more))
+    async def _sample(self, tokens: np.ndarray, limits: Limits) -> Completion:
+        work = asyncio.ensure_future(self._engine.generate(tokens, limits, self._request))
         self._open.add(work)
         try:
             completion = await work

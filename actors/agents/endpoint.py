@@ -4,7 +4,7 @@ A bearer token, the sample's key, identifies its agent. A request without a key 
 sample 410. A client that hangs up ends its request, and its slot in the engine is free at once. The first sample starts
 the server; it ends with its event loop, as a task of it.
 
-    POST /v1/chat/completions → parse → `Conversation.ask` → the engine → a completion, or server-sent events
+    POST /v1/chat/completions → parse → `Conversation.ask` → the engine → a completion
     GET  /v1/models
 """
 
@@ -17,7 +17,6 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 
 try:
     from aiohttp import web
@@ -29,9 +28,6 @@ from actors.agents.chat import RefusedRequest
 from actors.agents.conversation import ENDED, Conversation
 from actors.measures import AGENTS
 
-OnText = Callable[[str], None]
-"""Callback: receives the text so far of an answer that is being made."""
-Ask = Callable[[OnText | None], Awaitable[bodies.ChatReply]]
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
 REMEMBERED = 4096
@@ -88,7 +84,7 @@ class Endpoint:
         try:
             chat = bodies.parse(await body_of(request), conversation.terms)
             AGENTS["fields_ignored"] += chat.ignored
-            return await answered(request, chat, partial(_asked, conversation, chat))
+            return await answered(chat, conversation.ask(chat))
         except RefusedRequest as refused:
             conversation.refusal = str(refused)
             raise
@@ -105,43 +101,12 @@ class Endpoint:
         raise RefusedRequest(404, conversation.refusal, code="unknown_url")
 
 
-async def _asked(conversation: Conversation, chat: bodies.Chat, on_text: OnText | None) -> bodies.ChatReply:
-    try:
-        return await conversation.ask(chat, on_text)
-    except RefusedRequest as refused:
-        conversation.refusal = str(refused)
-        raise
-
-
-async def answered(request: web.Request, chat: bodies.Chat, ask: Ask) -> web.StreamResponse:
-    """The answer as the request wants it: whole, or as server-sent events while the engine makes it. Raises Refused
-    where nothing has been sent; later the error is an event."""
-    if not chat.stream:
-        return web.json_response(bodies.completion(chat, await ask(None)))
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    events, news = bodies.Events(chat), asyncio.Queue[str | None]()
-    asking = asyncio.ensure_future(ask(news.put_nowait))
-    asking.add_done_callback(lambda _: news.put_nowait(None))
-    try:
-        while (text := await news.get()) is not None:
-            if piece := events.more(text):
-                await _write(request, response, piece)
-        await _write(request, response, events.end(await asking))
-    except RefusedRequest as refused:
-        if not response.prepared:
-            raise
-        AGENTS["refused"] += 1
-        await response.write(bodies.failed(refused).encode())
-    finally:
-        asking.cancel()
-    await response.write_eof()
-    return response
-
-
-async def _write(request: web.Request, response: web.StreamResponse, text: str) -> None:
-    if not response.prepared:
-        await response.prepare(request)
-    await response.write(text.encode())
+async def answered(chat: bodies.Chat, asked: Awaitable[bodies.ChatReply]) -> web.Response:
+    """The answer in the form that the request asks for. Raises RefusedRequest."""
+    reply = await asked
+    if chat.stream:
+        return web.Response(text=bodies.events(chat, reply), content_type="text/event-stream")
+    return web.json_response(bodies.completion(chat, reply))
 
 
 async def body_of(request: web.Request) -> object:

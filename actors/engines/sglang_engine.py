@@ -34,7 +34,6 @@ from transformers import PreTrainedModel
 from actors.engines import sglang_flags, sglang_weights
 from actors.engines.sglang_fleet import SglangFleet
 from actors.engines.sglang_replies import (
-    Pieces,
     Reply,
     Returned,
     concatenated,
@@ -45,7 +44,6 @@ from actors.engines.sglang_replies import (
 )
 from actors.engines.sglang_server import ServerGone, ServerRefused, SglangServer
 from actors.engines.sglang_weights import SharedCopy, stored_names
-from areal_like.interfaces import OnTokens
 from areal_like.models.causal_lm import routers_of, routing_of, state_of
 from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
@@ -60,7 +58,6 @@ class _Call:
     """A running `generate`: its id at the server that works on it now, if any, and what it has sampled."""
 
     name: str
-    on_tokens: OnTokens | None = None
     work: asyncio.Task | None = None
     rid: str = ""
     server: SglangServer | None = None
@@ -89,7 +86,6 @@ class SglangEngine:
 
     needs_model = True
     needs_folder = True
-    streams = True
     METRICS: ClassVar = {
         "tp_size": "max:servers/tp_size",
         "restarts": "sum:servers/restarts",
@@ -153,12 +149,8 @@ class SglangEngine:
 
     # ---- generating -------------------------------------------------------------------------------------------------
 
-    async def generate(
-        self, tokens: np.ndarray, limits: Limits, request: str = "", on_tokens: OnTokens | None = None
-    ) -> Completion:
-        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `on_tokens` receives the
-        completion so far, after one decode step or several. Always a prefix of the result, except after a server died
-        mid-stream.
+    async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (the
         server gives no tokens, closed engine).
@@ -166,7 +158,7 @@ class SglangEngine:
         if self._closed:
             raise RuntimeError("the engine is closed")
         self._check(tokens, limits)
-        call = _Call(request, on_tokens)
+        call = _Call(request)
         self._calls.add(call)
         call.work = asyncio.get_running_loop().create_task(self._finish(call, tokens, limits))
         try:
@@ -231,14 +223,13 @@ class SglangEngine:
         server = await self._pick()
         tokens, returned = np.concatenate([prompt, done.tokens]), self._returned if limits.trained else None
         experts_from = limits.experts_from + (0 if done.experts is None else len(done.experts))
-        pieces = _pieces(server.label, call.on_tokens, done.tokens)
         call.rid, call.server = uuid.uuid4().hex, server  # of one length: SGLang aborts by prefix of the id
         label, server.load = server.label, server.load + 1
         self._note_busy()
         try:
             share, wanted = label if self._flush else None, experts_from if returned else None
             asked = generate_request(call.rid, tokens, len(done.tokens), limits, share, wanted)
-            answer = await _answer(server, asked, pieces)
+            answer = await _answer(server, asked)
             reply = reply_of(answer, self._versions, returned, len(tokens) - experts_from)
             if self._flush and reply.is_stale(label):
                 self._totals["resampled"] += 1
@@ -386,26 +377,12 @@ class SglangEngine:
         self._held.close()
 
 
-def _pieces(label: str, on_tokens: OnTokens | None, before: np.ndarray) -> Pieces | None:
-    return None if on_tokens is None else Pieces(label, lambda tokens: on_tokens(np.concatenate([before, tokens])))
-
-
-async def _answer(server: SglangServer, asked: dict[str, Any], pieces: Pieces | None) -> Mapping[str, Any]:
+async def _answer(server: SglangServer, asked: dict[str, Any]) -> Mapping[str, Any]:
     """Raises ServerGone, ServerRefused, RuntimeError."""
-    if pieces is None:
-        answer = await server.post("/generate", asked, math.inf)
-        if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
-            server.beat()
-        return answer
-
-    def take(piece: dict[str, Any]) -> None:
-        if pieces.take(piece):
-            server.beat()
-
-    await server.stream("/generate", asked | {"stream": True}, take)
-    if pieces.answer is None:
-        raise ServerGone(f"{server.name}: an answer has no end")
-    return pieces.answer
+    answer = await server.post("/generate", asked, math.inf)
+    if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
+        server.beat()
+    return answer
 
 
 def _returned(model: PreTrainedModel) -> Returned:

@@ -108,7 +108,6 @@ def command(model: PreTrainedModel, folder: Path, wanted: Wanted) -> tuple[list[
         "skip-tokenizer-init": True,
         "sleep-on-idle": True,
         "log-level": "warning",
-        "incremental-streaming-output": True,  # else each piece of a streamed answer is all of it so far
         "custom-weight-loader": LOAD_FORMAT,
         **_source(model, folder),
         **more,

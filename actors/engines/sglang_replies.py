@@ -10,7 +10,7 @@ Experts (`areal_like.models.experts`) come as base64 of int32 [positions, layers
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,39 +139,6 @@ def reply_of(
     cached = int(meta.get("cached_tokens") or 0)
     experts = returned.read(meta, behind + len(tokens) - 1) if returned else None
     return Reply(tokens, logprobs, _runs(spans, len(tokens), versions), cached, spans[0]["version"], experts)
-
-
-class Pieces:
-    """An answer that comes in pieces, each with the new tokens. `answer` is what it would have been in one piece; None:
-    it has not ended.
-
-    `on_tokens` gets the tokens so far, int32 [n], behind each piece but the last, unless the answer may be worth
-    nothing in the end since kept prompt tokens were used under other weights than those of `label` (`Reply.is_stale`).
-    """
-
-    def __init__(self, label: str, on_tokens: Callable[[np.ndarray], None]):
-        self.answer: dict[str, Any] | None = None
-        self._label, self._on_tokens = label, on_tokens
-        self._rows: list[list[Any]] = []
-        self._sure: bool | None = None
-
-    def take(self, piece: Mapping[str, Any]) -> bool:
-        """Whether it brings tokens of a request that goes on, or has come to its own end. Raises RuntimeError for one
-        that does not go on from those before."""
-        meta, rows = piece["meta_info"], piece["meta_info"].get("output_token_logprobs") or []
-        count = meta.get("completion_tokens") or 0
-        self._rows = rows if len(rows) == count else [*self._rows, *rows]  # an aborted request brings all of them
-        if len(self._rows) != count:
-            raise RuntimeError("SGLang's pieces of an answer do not follow one another")
-        ids = [row[1] for row in self._rows]
-        if reason := meta["finish_reason"]:
-            self.answer = {"output_ids": ids, "meta_info": {**meta, "output_token_logprobs": self._rows}}
-            return bool(rows) and reason["type"] != "abort"
-        if self._sure is None and ids:
-            self._sure = not meta.get("cached_tokens") or meta.get("weight_version") == self._label
-        if self._sure:
-            self._on_tokens(np.array(ids, np.int32))
-        return bool(rows)
 
 
 def _refuse_errors(reason: Mapping[str, Any] | None) -> None:

@@ -16,7 +16,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,25 +143,6 @@ class SglangServer:
             raise self._failure(path, answer.status, text)
         return json.loads(text) if text.startswith("{") else {}
 
-    async def stream(self, path: str, body: dict[str, Any], take: Callable[[dict[str, Any]], Any]) -> None:
-        """Calls `take` with each event of an answer, for as long as that takes. Raises ServerGone (also in the middle),
-        ServerRefused."""
-        assert self._session
-        try:
-            async with self._session.post(self.url + path, json=body) as answer:
-                if answer.status != 200:
-                    raise self._failure(path, answer.status, await answer.text())
-                async for data in _events(answer.content):
-                    if data == b"[DONE]":
-                        return
-                    event = json.loads(data)
-                    if error := event.get("error"):
-                        raise self._failure(path, error.get("code"), str(error.get("message")))
-                    take(event)
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise self._gone(path, error) from None
-        raise self._gone(path, "the answer breaks off")
-
     def _gone(self, path: str, error: object) -> ServerGone:
         return ServerGone(f"{self.name} at {self.url} does not answer {path}: {error!r}")
 
@@ -193,15 +173,3 @@ class SglangServer:
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of server-sent events, which may be megabytes each."""
-    buffer, seen = bytearray(), 0
-    async for chunk in content.iter_any():
-        buffer += chunk
-        while (end := buffer.find(b"\n\n", seen)) >= 0:
-            yield bytes(buffer[:end]).removeprefix(b"data:").strip()
-            del buffer[: end + 2]
-            seen = 0
-        seen = max(0, len(buffer) - 1)

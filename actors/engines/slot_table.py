@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from areal_like.interfaces import OnTokens
 from areal_like.models.experts import joined_experts
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits, Runs
@@ -30,7 +29,6 @@ class SlotRequest:
     prompt: np.ndarray
     limits: Limits
     future: asyncio.Future[Completion]
-    on_tokens: OnTokens | None = None
     slot: int | None = None
     joined: int = 0
     prefilled: int = -1

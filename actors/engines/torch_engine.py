@@ -43,7 +43,6 @@ from actors.engines.slot_table import SlotRequest, SlotTable, whole
 from actors.engines.static_step import StaticStep
 from actors.engines.step_costs import StepCosts
 from areal_like.config.defaults import SLOTS
-from areal_like.interfaces import OnTokens
 from areal_like.models.causal_lm import write_state
 from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
@@ -94,7 +93,6 @@ class TorchEngine:
     """
 
     needs_model = True
-    streams = True
     METRICS: ClassVar = {"limit": "mean:rollout/limit", "preemptions": "sum:rollout/preemptions"}
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
@@ -164,22 +162,18 @@ class TorchEngine:
         log.info("%s: %.2f GiB for keys and values of %d tokens", self._device, most * per_token / GIB, most)
         return cache
 
-    async def generate(
-        self, tokens: np.ndarray, limits: Limits, request: str = "", on_tokens: OnTokens | None = None
-    ) -> Completion:
-        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. `on_tokens` receives the
-        completion so far after each step but the last.
+    async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
 
         Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (NaN
-        logits, closed engine), and what `on_tokens` raises; any other error of a decode step is raised in
-        every caller.
+        logits, closed engine); any other error of a decode step is raised in every caller.
         """
         if self._closed:
             raise RuntimeError("the engine is closed")
         if limits.max_tokens < 1:
             raise ValueError("a request needs max_tokens of at least 1")
         self._check(tokens, limits.max_tokens)
-        asked = SlotRequest(request, tokens, limits, asyncio.get_running_loop().create_future(), on_tokens)
+        asked = SlotRequest(request, tokens, limits, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="decode steps")
@@ -267,10 +261,6 @@ class TorchEngine:
             found[request.name] = found.get(request.name, 0) + done
         return found
 
-    def _so_far(self, request: SlotRequest) -> np.ndarray:
-        newest = self._table.tokens[request.slot, len(request.prompt) : self._table.lengths[request.slot]]
-        return np.concatenate([*(tokens for tokens, _ in request.before), newest]).astype(np.int32)
-
     async def close(self) -> None:
         """End the step task; every caller gets its partial completion with finish "abort"."""
         self._closed = True
@@ -329,8 +319,6 @@ class TorchEngine:
         self._concurrency.step()
         for slot, finish in table.append(tokens, logprobs):
             self._answer(table.requests[slot], finish)
-        for request in [request for request in table.requests if request.on_tokens]:
-            self._tell(request)
         end = perf_counter()
         self._totals["busy_seconds"] += end - start
         if not table.requests:
@@ -480,16 +468,6 @@ class TorchEngine:
             completion = whole(request, finish)
         if not request.future.done():
             request.future.set_result(completion)
-
-    def _tell(self, request: SlotRequest) -> None:
-        """What it has so far. An error of the listener ends this request alone."""
-        assert request.on_tokens
-        try:
-            request.on_tokens(self._so_far(request))
-        except Exception as error:
-            if not request.future.done():
-                request.future.set_exception(error)
-            self._end(request, "abort")
 
     def _take_out(self, request: SlotRequest, finish: Finish) -> Completion:
         """Free its slot; what it has got."""

@@ -15,7 +15,7 @@ from actors.engines import sglang_digest, sglang_flags, sglang_loader, sglang_pa
 from actors.engines.sglang_boxes import under_stored_names
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_flags import Wanted
-from actors.engines.sglang_replies import NEUTRAL, Pieces, Returned, concatenated, generate_request, reply_of
+from actors.engines.sglang_replies import NEUTRAL, Returned, concatenated, generate_request, reply_of
 from actors.engines.sglang_weights import SharedCopy, stored_names
 from areal_like.errors import UserError
 from areal_like.models.causal_lm import publishable, qwen2, specs_of, tensors_of
@@ -311,30 +311,6 @@ def test_answers_that_do_not_add_up_are_errors():
     with pytest.raises(RuntimeError, match="too long"):
         refused = {"type": "abort", "message": "too long", "status_code": 400}
         reply_of(answer([], [], finish_reason=refused), {"a": 0})
-
-
-def test_pieces_become_the_answer_that_it_is_in_one():
-    """The abort of a request that waits brings all tokens."""
-    span = [{"version": "a", "start": 0, "end": 4}]
-    on_tokens, ends = [], {"length": [9], "abort": [9]}
-    for finish in ends:
-        pieces, at = Pieces("a", lambda tokens: on_tokens.append(tokens.tolist())), 0
-        for to in (1, 3, 4):
-            made = [7, 8, 9, 9][at:to]
-            piece = answer(made, span if to == 4 else None, completion_tokens=to, finish_reason=None)
-            if to == 4:
-                piece["meta_info"]["finish_reason"] = {"type": finish}
-            if to == 4 and finish == "abort":
-                piece = answer([7, 8, 9, 9], span, completion_tokens=4, finish_reason={"type": finish})
-                piece["output_ids"] = [9]
-            assert pieces.answer is None
-            assert pieces.take(piece) == (to < 4 or finish == "length")
-            at = to
-        expected = reply_of(answer([7, 8, 9, 9], span), {"a": 4})
-        found = reply_of(pieces.answer, {"a": 4})
-        assert found.tokens.tolist() == expected.tokens.tolist() and found.runs == expected.runs == [(4, 4)]
-        assert found.logprobs.tolist() == expected.logprobs.tolist()
-    assert on_tokens == [[7], [7, 8, 9]] * 2, "not the last piece: the completion tells of it"
 
 
 def test_a_kept_prompt_of_older_weights_is_seen():

@@ -184,54 +184,6 @@ def test_tokens_are_filed_under_the_weights_that_made_them(bench, mode):
     bench.run(check())
 
 
-@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
-def test_a_streamed_answer_is_told_as_it_is_made_and_is_what_an_answer_is(bench, mode):
-    """Through an update in flight, and when it is aborted; also behind a kept prompt."""
-    engine, published = bench.engine, bench.published
-    (prompt,) = prompts_of(9, seed=12)
-
-    def is_right(old, completion, on_tokens, most):
-        expected = logprobs_of(old, prompt, completion.tokens)
-        assert np.abs(completion.logprobs - expected)[: completion.runs[0][1]].max() < 1e-3
-        lengths = [len(each) for each in on_tokens]
-        assert lengths == sorted(set(lengths)) and most > lengths[-1] >= len(completion.tokens) - 2
-        assert all(np.array_equal(each, completion.tokens[: len(each)]) for each in on_tokens)
-        assert len(lengths) > 5 and lengths[0] <= 2, "piece by piece"
-
-    async def check():
-        engine._mode = mode
-        try:
-            await generate(engine, prompt, 4)
-            await slow_down(engine, 0.05)
-            on_tokens, old, before = [], published.frozen(), published.version
-            asked = asyncio.create_task(engine.generate(prompt, Limits(30), on_tokens=on_tokens.append))
-            while len(on_tokens) < 8:
-                await asyncio.sleep(0.01)
-            await engine.load(published.step(share=0.3))
-            completion = await asked
-            assert [version for version, _ in completion.runs] == [before, published.version]
-            is_right(old, completion, on_tokens, 30)
-            anew = logprobs_of(published.model, prompt, completion.tokens)
-            if mode != "in_place":
-                assert np.abs(completion.logprobs - anew)[completion.runs[0][1] :].max() < 1e-3
-            if bench.model.config.model_type == "qwen3_moe" and mode != "in_place":
-                expected = experts_of(bench.model, [*prompt, *completion.tokens])
-                assert completion.experts.shape == expected.shape
-            cut, told = [], asyncio.Event()
-            take = lambda tokens: (cut.append(tokens), told.set() if len(tokens) > 8 else None)  # noqa: E731
-            asked = asyncio.create_task(engine.generate(prompt, Limits(500), "cut", on_tokens=take))
-            await told.wait()
-            engine.abort(["cut"])
-            part = await asyncio.wait_for(asked, 10)
-            assert part.finish == "abort"
-            is_right(published.model, part, cut, 500)
-        finally:
-            engine._mode = "retract"
-            await slow_down(engine, 0)
-
-    bench.run(check())
-
-
 def test_what_is_kept_of_prompts_is_not_used_under_newer_weights(bench):
     """Also with `in_place`, where the server can't drop its cache."""
     engine, published = bench.engine, bench.published

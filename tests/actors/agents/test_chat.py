@@ -6,17 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.agents.chat import (
-    Chat,
-    ChatReply,
-    Events,
-    RefusedRequest,
-    Terms,
-    assistant_message,
-    completion,
-    parse,
-    stable_prefix,
-)
+from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, assistant_message, completion, events, parse
 
 TERMS = Terms(temperature=0.7)
 ASK = {"model": "gpt-x", "messages": [{"role": "user", "content": "2+2?"}]}
@@ -113,38 +103,12 @@ def test_what_was_served_is_known_again(text: str) -> None:
     assert len(message.get("tool_calls", [])) == text.count("<tool_call>")
 
 
-def streamed(text: str, message: dict[str, Any], chat: Chat) -> list[dict[str, Any]]:
-    """The events of an answer of which each character comes alone."""
-    written = Events(chat)
-    pieces = [written.more(stable_prefix(text[:n], chat, MARKS)) for n in range(len(text))]
-    whole = "".join(pieces) + written.end(ChatReply(2, message, "length", 5, 4))
-    *events, done = whole.removesuffix("\n\n").split("\n\n")
-    assert done == "data: [DONE]"
-    return [json.loads(event.removeprefix("data: ")) for event in events]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "four",
-        "a < b <tool_ca",
-        'I add. \n<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>',
-        ' <tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>',
-        "so <tool_call>{no call</tool_call> then",
-    ],
-)
-def test_events_say_the_same_as_a_completion_and_no_client_hears_what_is_taken_back(text: str) -> None:
+@pytest.mark.parametrize("text", ["four", 'I add. \n<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'])
+def test_events_bring_what_a_completion_brings(text: str) -> None:
     chat = chat_of(stream=True, tools=[{"type": "function"}], stream_options={"include_usage": True})
     message = assistant_message(text, 2, chat.tools, MARKS)
-    events = streamed(text, message, chat)
-    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
-    assert deltas[0]["role"] == "assistant" and not any("role" in delta for delta in deltas[1:])
-    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert [call["index"] for call in calls] == list(range(text.count("</tool_call>") if "{no" not in text else 0))
-    assert parse({"messages": [{"role": "assistant", "tool_calls": calls}]}, TERMS).messages[0].get(
-        "tool_calls"
-    ) == message.get("tool_calls")
-    assert [event["choices"][0]["finish_reason"] for event in events[-2:-1]] == ["length"]
-    assert events[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
-    assert {event["object"] for event in events} == {"chat.completion.chunk"} and events[0]["model"] == "gpt-x"
+    *lines, done = events(chat, ChatReply(2, message, "length", 5, 4)).removesuffix("\n\n").split("\n\n")
+    answer, end, usage = (json.loads(line.removeprefix("data: ")) for line in lines)
+    assert done == "data: [DONE]" and usage["usage"]["total_tokens"] == 9
+    assert end["choices"][0]["finish_reason"] == "length"
+    assert parse({"messages": [answer["choices"][0]["delta"]]}, TERMS).messages == [message]

@@ -1,7 +1,6 @@
 """The endpoint over real HTTP: keys, concurrent samples, clients that hang up, cut samples; OpenAI's client."""
 
 import asyncio
-import json
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -177,32 +176,6 @@ def test_an_agent_that_crashes_costs_its_sample_then_its_group_with_the_reason()
 
 
 # Other clients
-
-
-def test_a_stream_says_what_an_answer_says_as_the_engine_makes_it():
-    async def streams(base_url, key, row):
-        body = {"messages": row["messages"], "stream": True, "stream_options": {"include_usage": True}}
-        async with (
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
-            session.post(base_url + "/chat/completions", json=body) as answer,
-        ):
-            assert answer.content_type == "text/event-stream"
-            lines = []
-            async for line in answer.content:
-                if line.strip():
-                    lines.append(line.decode().removeprefix("data: ").strip())
-                    running.append(engine.stats()["running"])
-        assert lines.pop() == "[DONE]"
-        chunks = [json.loads(line) for line in lines]
-        assert len({chunk["id"] for chunk in chunks}) == 1 and chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-        heard.append("".join(c["delta"].get("content", "") for chunk in chunks for c in chunk["choices"]))
-        pieces.append(sum("content" in c["delta"] for chunk in chunks for c in chunk["choices"]))
-        heard.append(chunks[-1]["usage"]["completion_tokens"])
-
-    heard, pieces, running, engine = list[Any](), list[int](), list[float](), engine_of()
-    sample = play(streams, replace(limits_of(60), stop=()), engine=engine)
-    assert heard == [TEXT.decode(sample.tokens[sample.prompt_length :]), sample.response_length]
-    assert pieces[0] > 10 and running[0] == 1, "the first ones came while the engine was still at it"
 
 
 def test_the_openai_client_needs_no_change():
