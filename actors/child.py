@@ -24,7 +24,7 @@ GUARD = ["sh", "-c", "read _; kill -KILL 0"]
 _KILL_SECONDS = 10.0
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -54,7 +54,7 @@ class Child:
             stdout=output,
             stderr=output,
             process_group=0,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         self._guard = subprocess.Popen(GUARD, stdin=subprocess.PIPE, process_group=self.pid)
 

@@ -1,15 +1,13 @@
 """Rewards that see all samples of a group: a judge that compares them, their diversity, their rank by length.
 
-When the samples of a group are done, and the task's verifier has scored each, the config's `group_reward` gets the
-prompt and the answers, and returns the rewards to train on. There are two forms:
+When the task's verifier has scored all samples of a group, the config's `group_reward` gets the prompt and the answers
+as JSON values (`described`), and returns the rewards to train on, one finite number per answer:
 
 - A function `(prompt, answers, *, knobs) -> rewards` runs in the reward pool, under its time limits.
 - A class, `Class(folder, name, *, knobs)` with `async score(prompt, answers) -> rewards`, runs in the actor: one object
   for all groups, with time limits of its own (`actors.judge`).
 
-Both get plain JSON values (`described`) and return one finite number per answer. A group whose group reward fails is
-dropped as "group reward crashed". The answers to a held-out prompt are a group, too: of one, where a set asks for one
-answer. Nothing is called with `group_reward=none`.
+A group whose group reward fails is dropped as "group reward crashed". Answers to a held-out prompt are a group, too.
 """
 
 from __future__ import annotations
@@ -74,27 +72,16 @@ def described(prompt: Prompt, samples: Sequence[Sample]) -> tuple[dict[str, Any]
     """A group as JSON values: the prompt as `{text, messages, answer}`, and each answer as `{text, tokens, length,
     reward, finish}`. `text` is None if the task has none, else `tokens` is; `answer` is None if JSON can't hold it. An
     answer ends with its last trained token; the tools' text before that is a part of it."""
-    text = None if prompt.codec is None else prompt.codec.decode(prompt.tokens)
-    about_prompt = {"text": text, "messages": list(prompt.messages), "answer": _as_json(prompt.answer)}
-    return about_prompt, [_described(prompt, sample) for sample in samples]
-
-
-def _described(prompt: Prompt, sample: Sample) -> dict[str, Any]:
-    trained = np.flatnonzero(sample.loss_mask)
-    end = sample.prompt_length + (int(trained[-1]) + 1 if len(trained) else 0)
-    tokens = sample.tokens[sample.prompt_length : end]
-    has_text = prompt.codec is not None
-    return {
-        "text": prompt.codec.decode(tokens) if has_text else None,
-        "tokens": None if has_text else tokens.tolist(),
-        "length": len(tokens),
-        "reward": float(sample.reward),
-        "finish": sample.finish,
-    }
-
-
-def _as_json(value: Any) -> Any:
+    decode = prompt.codec.decode if prompt.codec else lambda tokens: None
     try:
-        return json.loads(json.dumps(value))
+        answer = json.loads(json.dumps(prompt.answer))
     except (TypeError, ValueError):
-        return None
+        answer = None
+    about_answers = []
+    for sample in samples:
+        trained = np.flatnonzero(sample.loss_mask)
+        end = sample.prompt_length + (int(trained[-1]) + 1 if len(trained) else 0)
+        tokens = sample.tokens[sample.prompt_length : end]
+        content = {"text": decode(tokens), "tokens": None if prompt.codec else tokens.tolist(), "length": len(tokens)}
+        about_answers.append(content | {"reward": float(sample.reward), "finish": sample.finish})
+    return {"text": decode(prompt.tokens), "messages": list(prompt.messages), "answer": answer}, about_answers

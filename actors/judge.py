@@ -2,7 +2,7 @@
 
 Every reply is kept in RUN/judge, by the content of its request. A resume, or a run with the same `cache`, repeats no
 request: it gets the same rewards, also while the judge is off. A request that fails after all retries costs its group
-("group reward crashed"). So does a reply without a verdict, unless `no_verdict` gives its value.
+("group reward crashed"). So does a reply without a verdict.
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ class Judge:
         one. The reply must hold `Score: NUMBER` (pairs: `Winner: A`, `B` or `tie`); the last one counts.
     base_url, model_name, api_key: the endpoint, the model there, and the name of the environment variable with the
         key (a local server needs none).
-    no_verdict: the verdict, from 0 to 1, of a reply that holds none (pairs: the share of A); null: its group is
-        dropped. Either way it is a failure in the metrics.
     temperature, max_tokens: of the judge's reply.
     concurrency: requests of one actor at a time. timeout: seconds per attempt. retries: attempts after the first.
     cache: a folder to keep replies in, which several runs may share; null: RUN/judge.
@@ -80,7 +78,6 @@ class Judge:
         weight: Annotated[float, "(-inf, inf)"] = 1.0,
         scale: Sequence[float] = (0.0, 10.0),
         template: str | None = None,
-        no_verdict: Annotated[float, "[0, 1]"] | None = None,
         temperature: Annotated[float, "[0, inf)"] = 0.0,
         max_tokens: Annotated[int, "[1, inf)"] = 512,
         concurrency: Annotated[int, "[1, inf)"] = 16,
@@ -94,7 +91,7 @@ class Judge:
         except ModuleNotFoundError:
             raise ValueError("group_reward=judge needs more: pip install 'areal_like[judge]'") from None
         self.lowest, self.highest = scale
-        self.compare, self.own, self.weight, self.no_verdict = compare, own, weight, no_verdict
+        self.compare, self.own, self.weight = compare, own, weight
         self.template = Template(template or (PAIRS if compare == "pairs" else EACH))
         self.settings = {"model": model_name, "temperature": temperature, "max_tokens": max_tokens}
         self.base_url, self.replies = base_url, Replies(Path(cache) if cache else folder, name)
@@ -124,7 +121,7 @@ class Judge:
     def _grade(self, reply: str) -> float:
         found = SCORE.findall(reply)
         if not found or not self.lowest <= float(found[-1]) <= self.highest:
-            return self._without(f"`Score: NUMBER` from {self.lowest:g} to {self.highest:g} is missing", reply)
+            raise self._missing(f"`Score: NUMBER` from {self.lowest:g} to {self.highest:g}", reply)
         return (float(found[-1]) - self.lowest) / (self.highest - self.lowest)
 
     async def _pairs(self, words: dict[str, str], texts: list[str]) -> list[float]:
@@ -132,14 +129,12 @@ class Judge:
         replies = await asyncio.gather(*(self._ask(words | {"first": texts[a], "second": texts[b]}) for a, b in shown))
         won = [0.0] * len(texts)
         for (a, b), reply in zip(shown, replies, strict=True):
-            share = self._share(reply)
+            if not (found := WINNER.findall(reply)):
+                raise self._missing("`Winner: A`, `B` or `tie`", reply)
+            share = SHARES[found[-1].upper()]
             won[a], won[b] = won[a] + share, won[b] + 1 - share
         compared = 2 * (len(texts) - 1)
         return [each / compared if compared else 0.5 for each in won]
-
-    def _share(self, reply: str) -> float:
-        found = WINNER.findall(reply)
-        return SHARES[found[-1].upper()] if found else self._without("`Winner: A`, `B` or `tie` is missing", reply)
 
     async def _ask(self, words: dict[str, str]) -> str:
         """The judge's reply, from the cache if it is there. Equal requests of one moment are one request, which a
@@ -147,14 +142,14 @@ class Judge:
         messages = [{"role": "user", "content": self.template.substitute(words)}]
         body = json.dumps([self.settings, messages], sort_keys=True, ensure_ascii=False)
         key = hashlib.sha256(body.encode()).hexdigest()
-        if (known := self.replies.get(key)) is not None:
+        if key in self.replies.known:
             self.cached += 1
-            return known
-        if (pending := self._pending.get(key)) is None:
-            pending = self._pending[key] = asyncio.create_task(self._request(key, messages))
+            return self.replies.known[key]
+        if key in self._pending:
+            self.cached += 1
         else:
-            self.cached += 1
-        return await asyncio.shield(pending)
+            self._pending[key] = asyncio.create_task(self._request(key, messages))
+        return await asyncio.shield(self._pending[key])
 
     async def _request(self, key: str, messages: list[dict[str, str]]) -> str:
         from openai import OpenAIError
@@ -178,12 +173,9 @@ class Judge:
         self.replies.add(key, reply)
         return reply
 
-    def _without(self, why: str, reply: str) -> float:
-        """The verdict of a reply that holds none. Raises RewardError."""
+    def _missing(self, wanted: str, reply: str) -> RewardError:
         self.failures += 1
-        if self.no_verdict is None:
-            raise RewardError(f"the judge at {self.base_url}: {why} in its reply {reply[-200:]!r}")
-        return self.no_verdict
+        return RewardError(f"the judge at {self.base_url}: {wanted} is missing in its reply {reply[-200:]!r}")
 
     def stats(self) -> dict[str, float]:
         """As in `actors.measures`."""
@@ -203,20 +195,17 @@ class Replies:
 
     def __init__(self, folder: Path, name: str):
         folder.mkdir(parents=True, exist_ok=True)
-        self._known: dict[str, str] = {}
+        self.known: dict[str, str] = {}
         for path in sorted(folder.glob("*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     row = json.loads(line)
-                    self._known[str(row["key"])] = str(row["reply"])
+                    self.known[str(row["key"])] = str(row["reply"])
                 except (ValueError, KeyError, TypeError):
                     continue
         self._file = (folder / f"{name}.jsonl").open("a", encoding="utf-8")
 
-    def get(self, key: str) -> str | None:
-        return self._known.get(key)
-
     def add(self, key: str, reply: str) -> None:
-        self._known[key] = reply
+        self.known[key] = reply
         # The first newline ends a line that a crash has torn.
         print("\n" + json.dumps({"key": key, "reply": reply}), file=self._file, flush=True)

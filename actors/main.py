@@ -9,12 +9,12 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actors import measures
-from actors.environments import servers
 from actors.group_rewards import GroupRewards
 from actors.probe_check import ServedProbe
 from actors.relay import Relay
@@ -27,7 +27,6 @@ from actors.workflows import for_tasks
 from areal_like import turns
 from areal_like.config.registry import bind, build, resolve, with_defaults
 from areal_like.config.run_config import select
-from areal_like.config.schema import Rewards
 from areal_like.interfaces import RewardFunction, Task
 from areal_like.run.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
 from areal_like.run.spans import Spans
@@ -89,7 +88,7 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
 async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, rewards: list[Any]) -> None:
     while True:
         wall = time.monotonic() - worker.started_at if worker.started_at else 0.0
-        said = measures.of_engine(worker.engine, wall) | measures.of_turns()
+        said: dict[str, Any] = measures.of_engine(worker.engine, wall) | measures.of_turns()
         for each in rewards:
             said |= each.stats()
         said |= measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
@@ -97,33 +96,19 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
         if subscriber.probe:
             said |= subscriber.probe.stats()
         worker.tell_of_free_slots()
-        client.heartbeat(said | _words(worker, subscriber.probe), *worker.moved())
+        note = (subscriber.probe.note if subscriber.probe else "") or worker.last_crash
+        if hasattr(worker.engine, "condition"):  # of an engine with processes of its own
+            said["engine"], said["engine_note"] = worker.engine.condition[0], worker.engine.condition[1] or note
+        elif note:
+            said["engine_note"] = note
+        client.heartbeat(said, *worker.moved())
         worker.note_spans()
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
-def _note_costs(role: Role, worker: Worker) -> None:
-    """Write the costs of decode steps, for `simulate --costs-from`, if the engine counts them."""
-    if counted := getattr(worker.engine, "step_costs", None):
-        try:
-            counted.write(role.run, role.name)
-        except OSError as error:
-            log.debug("the costs of decode steps were not written: %s", error)
-
-
-def _words(worker: Worker, probe: ServedProbe | None) -> dict[str, Any]:
-    """In words: the health of an engine with its own processes, a note if it serves wrong weights or if all samples
-    crash."""
-    wrong = (probe.note if probe else "") or worker.last_crash
-    if not hasattr(worker.engine, "condition"):
-        return {"engine_note": wrong} if wrong else {}
-    state, note = worker.engine.condition
-    return {"engine": state, "engine_note": note or wrong}
-
-
 async def _subscribe(engine: Any, subscriber: Subscriber) -> None:
-    """Follow the weights until the process ends. An engine with processes of its own must be up first: an actor that
-    holds a version counts as able to generate, so the run's clock and leases start when engines do."""
+    """Follow the weights until the process ends. An engine with processes of its own must be up first: the buffer
+    leases prompts to an actor that holds a version."""
     if hasattr(engine, "until_up"):
         await engine.until_up()
     await subscriber.run()
@@ -158,22 +143,13 @@ def rollout_of(config: Any, task: Task, rewards_of: Callable[[Task], RewardFunct
     return Rollout(config.run.seed, sampling.temperature, sampling.max_new_tokens, workflow, heldout)
 
 
-def build_pool(rewards: Rewards) -> RewardPool:
-    return RewardPool(
-        workers=rewards.workers,
-        timeout=rewards.timeout,
-        min_timeout=min(rewards.min_timeout, rewards.timeout),
-        slack=rewards.slack,
-        memory_limit=rewards.memory_limit,
-    )
-
-
 async def serve(role: Role) -> None:
     config = role.config
     task = build("task", config.task, config.run.seed)
     engine, state = build_engine(config, task.vocab_size, role.run / "servers" / role.name)
     rewards = config.rewards
-    pool = build_pool(rewards)
+    knobs = ("workers", "timeout", "min_timeout", "slack", "memory_limit")
+    pool = RewardPool(**{name: rewards[name] for name in knobs})
     keys, link_timeout = role.keys, config.buffer.heartbeat_timeout
     buffer = role.find("buffer")
     client = ActorClient(buffer, role.name, engine.slots, link_timeout=link_timeout, keys=keys)
@@ -215,9 +191,10 @@ async def serve(role: Role) -> None:
     finally:
         for each in tasks:
             each.cancel()
-        _note_costs(role, worker)
+        if costs := getattr(engine, "step_costs", None):  # for `simulate --costs-from`
+            with suppress(OSError):
+                costs.write(role.run, role.name)
         await engine.close()
-        servers.close()
         await pool.close()
         await group_rewards.close()
         subscriber.close()

@@ -22,11 +22,11 @@ ENGINE = {
 }
 """Keys of `Engine.stats`, and their metrics; an engine's own `METRICS` are more of these."""
 FETCHING = ("fetch_seconds", "replica_seconds")
-AGENTS: Counter[str] = Counter()
-"""Totals of this process's agents. `turns`: answers given; `turns_left_out`: of these, not in the trained conversation;
-`refused`: requests answered by an error; `fields_ignored`: ignored sampling fields (`sampling: ignore`); `crashes`:
-samples lost to an agent's failure."""
 AGENT_METRICS = ("turns", "turns_left_out", "refused", "fields_ignored", "crashes")
+"""Answers given; of these, not in the trained conversation; requests answered by an error; ignored sampling fields;
+samples lost to an agent's failure."""
+AGENTS: Counter[str] = Counter()
+"""Totals of this process's agents."""
 TURNS: Counter[str] = Counter()
 """Totals of this process's trained samples that have several turns or could have (`multi_turn`, `agent`)."""
 FAILED = "error"

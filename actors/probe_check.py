@@ -3,8 +3,8 @@
     announcement with a probe (`learners.probe`) → weights applied → each server scores the prompts → mean |difference|
         at most `weights.probe_error`: a number in the heartbeats │ above it: an alarm, until a later probe is clean
 
-An alarm is an error in the actor's log, a note to the user's terminal (as for a server that is down), a fault of the
-run, and nothing more: the recorded behaviour logprobs are the server's own, so losses still correct for what it served.
+An alarm is an error in the actor's log, a note in the user's terminal and a fault of the run, and nothing more: the
+recorded behaviour logprobs are the server's own, so losses still correct for them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ServedProbe:
         return found
 
     def begin(self, manifest: Manifest) -> None:
-        """The engine holds the manifest's version: probe it, if that comes with a probe. Generation goes on meanwhile.
-        A probe that still runs is given up."""
+        """Probe the engine, which holds the manifest's version, if that comes with a probe. Generation goes on
+        meanwhile. A probe that still runs is given up."""
         probe = manifest.probe
         if probe is not None and hasattr(self._engine, "logprobs_of"):
             self.close()
@@ -80,13 +80,9 @@ class ServedProbe:
         self._totals["alarms"] += 1
         found = f"{who} does not serve version {version}: logprobs are off by {mean:.2g} on average"
         self._notes[server] = f"{found}, above {threshold:g} (weights.probe_error); see docs/gpu.md"
+        hint = "restart this actor, or raise weights.probe_error if the engine computes so coarsely on purpose"
         log.error(
-            "%s: %s, at most by %.2g, above weights.probe_error=%g. Compare with engine=torch; restart this actor; "
-            "raise weights.probe_error if the engine computes so coarsely on purpose",
-            self._name,
-            found,
-            largest,
-            threshold,
+            "%s: %s, at most by %.2g, above weights.probe_error=%g; %s", self._name, found, largest, threshold, hint
         )
 
     def close(self) -> None:

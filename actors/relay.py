@@ -1,8 +1,7 @@
 """Hands weights on to other actors: it serves what this actor's subscriber holds, as the learner's publisher does.
 
-The server and the histories, one per part, are the publisher's own (`areal_like.weights.server`, `.history`); only the
-source of versions differs. Deltas are passed on unchanged, once they are verified and applied here. Whole weights are
-copies of the replica's bits, made on request. While the replica changes, the answer is "later".
+Deltas are passed on unchanged, once they are verified and applied here. Whole weights are copies of the replica's bits,
+made on request. While the replica changes, the answer is "later".
 """
 
 from __future__ import annotations

@@ -1,21 +1,18 @@
 """Verifiers in processes of their own: a verifier that hangs or crashes costs its sample, not the actor.
 
-A worker is `python -m actors.reward_pool`, started at the first call that needs it. It speaks lines of JSON over its
-pipes: in comes `{verifier, arguments, knobs}`; out comes one line when the verifier is imported and one with its score
-and the seconds that it took. Those count against its limit: this process may have been busy when the answer came.
-Each worker runs one call at a time. A call that overruns its time, or is cancelled, kills the worker and its children
-(its process group, with SIGKILL: nothing can ignore that); the next call starts a new worker. Workers end with the
-actor, however it ends: at the end of their input, and on Linux by the kernel's parent-death signal, which also reaches
-a worker that hangs in a verifier. What a verifier has started would outlive it: a guard (`actors.child`) leads the
-worker's process group and then kills all of it. Times are kept in this process only: a restarted actor starts from
-zero.
+A worker is `python -m actors.reward_pool`, started at the first call that needs it. It reads and writes lines of JSON:
+in comes `{verifier, arguments, knobs}`; out comes one line when the verifier is imported and one with its score and the
+seconds that it took. Those count against its limit: this process may have been busy when the answer came. A call that
+overruns its time, or is cancelled, kills the worker and its children (its process group, with SIGKILL); the next call
+starts a new worker. Workers end with the actor, however it ends: at the end of their input, and on Linux by the
+kernel's parent-death signal, which also reaches a worker that hangs in a verifier. What a verifier has started would
+outlive it: a guard (`actors.child`) leads the worker's process group and then kills all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import math
 import os
@@ -32,14 +29,13 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from actors.child import GUARD
+from actors.child import GUARD, die_with_parent
 
 START_SECONDS = 60.0
 """Seconds that a worker has to start and import the verifier, not counted as the verifier's own. Overrunning this is an
 error, not a timeout that would earn the answer 0."""
 _LAST_LOOK_SECONDS = 0.05
 """Seconds to read an answer that may have come while this process was busy."""
-_PR_SET_PDEATHSIG = 1
 CASES = 65536
 """Number of cases whose anchor is remembered; the least recently used goes first."""
 LATEST = 1024
@@ -64,15 +60,10 @@ class RewardTimes:
         limit = min(max(T_min, λ · T_anchor), T_max)
 
     T_anchor is the slowest call for the same case (prompt) whose answer was right, i.e. scored 1 or more; a case
-    without one gets T_max. `shortest` (T_min) and `longest` (T_max) in seconds, `slack` is λ. Raises ValueError where
-    they make no sense."""
+    without one gets T_max. `shortest` (T_min) and `longest` (T_max) in seconds, `slack` is λ."""
 
-    def __init__(self, shortest: float, longest: float, slack: float, cases: int = CASES):
-        if not 0 < shortest <= longest or slack < 1:
-            raise ValueError(
-                f"reward times: want 0 < min_timeout <= timeout and slack >= 1, got {shortest}, {longest}, {slack}"
-            )
-        self._shortest, self._longest, self._slack, self._cases = shortest, longest, slack, cases
+    def __init__(self, shortest: float, longest: float, slack: float):
+        self._shortest, self._longest, self._slack = shortest, longest, slack
         self._anchors: OrderedDict[int, float] = OrderedDict()
         self._seconds: deque[float] = deque(maxlen=LATEST)
 
@@ -89,7 +80,7 @@ class RewardTimes:
         if case is not None and score >= 1:
             self._anchors[case] = max(self._anchors.get(case, 0.0), seconds)
             self._anchors.move_to_end(case)
-            if len(self._anchors) > self._cases:
+            if len(self._anchors) > CASES:
                 self._anchors.popitem(last=False)
 
     def quantiles(self) -> dict[str, float]:
@@ -116,11 +107,8 @@ class RewardPool:
         slack: float = 1.5,
         memory_limit: int | None = None,
     ):
-        if workers < 0:
-            raise ValueError(f"reward pool: want workers >= 0, got {workers}")
         self.times = RewardTimes(timeout if min_timeout is None else min_timeout, timeout, slack)
-        self._workers: list[_Worker | _Here] = [_Worker(memory_limit) for _ in range(workers)]
-        self._workers = self._workers or [_Here()]
+        self._workers: list[_Worker | _Here] = [_Worker(memory_limit) for _ in range(workers)] or [_Here()]
         # Last in, first out: a worker that runs is used again before another is started.
         self._free: asyncio.LifoQueue[_Worker | _Here] = asyncio.LifoQueue()
         for worker in self._workers:
@@ -147,7 +135,7 @@ class RewardPool:
         return await self._called(request, None)
 
     async def _called(self, request: dict[str, Any], case: int | None) -> Any:
-        line, verifier = json.dumps(request).encode() + b"\n", request["verifier"]
+        line = json.dumps(request).encode() + b"\n"
         self._waiting += 1
         try:
             worker = await self._free.get()
@@ -157,7 +145,7 @@ class RewardPool:
         try:
             if self._closed:
                 raise RewardError("the reward pool is closed")
-            score, seconds = await worker.call(line, verifier, self.times.limit(case))
+            score, seconds = await worker.call(line, request["verifier"], self.times.limit(case))
             self.times.add(case, score, seconds)
             return score
         except RewardTimeout:
@@ -176,11 +164,11 @@ class RewardPool:
     def stats(self) -> dict[str, float]:
         """As in `actors.measures`: `answered` (by any verifier), `calls` (of the pool), `timeouts` (of single
         answers), `errors` (all other failures), of these `crashes` (the worker died), and `kills` (workers killed while
-        they were at a call); `waiting` now; `seconds_p50`, `seconds_p99` of the latest calls that were answered.
-        Without calls of the pool only what is not 0."""
-        counted = {name: getattr(self, name) for name in ("answered", "calls", "timeouts", "errors", "crashes")}
-        counted["kills"] = sum(worker.kills for worker in self._workers)
-        found = {f"sum:rewards/{name}": float(count) for name, count in counted.items()}
+        they were at a call); `waiting` now; quantiles of the latest answered calls. Without calls of the pool only
+        numbers above 0."""
+        names = ("answered", "calls", "timeouts", "errors", "crashes")
+        found = {f"sum:rewards/{name}": float(getattr(self, name)) for name in names}
+        found["sum:rewards/kills"] = float(sum(worker.kills for worker in self._workers))
         found |= {f"max:rewards/{name}": seconds for name, seconds in self.times.quantiles().items()}
         found["now:rewards/waiting"] = float(self._waiting)
         return found if self.calls else {key: value for key, value in found.items() if value}
@@ -214,7 +202,7 @@ class _Worker:
         if "error" in reply:  # the verifier's own failure: its worker is well and stays
             raise RewardError(f"{verifier} raised {reply['error']}")
         if reply["seconds"] > timeout:
-            raise _too_late(RewardTimeout, verifier, timeout)
+            raise RewardTimeout(f"{verifier} took more than {timeout:g} s")
         return reply["score"], reply["seconds"]
 
     async def kill(self) -> None:
@@ -234,7 +222,7 @@ class _Worker:
         try:
             done, _ = await asyncio.wait([task], timeout=seconds)
             if not (done or (await asyncio.wait([task], timeout=_LAST_LOOK_SECONDS))[0]):
-                raise _too_late(late, what, seconds)
+                raise late(f"{what} took more than {seconds:g} s")
             line = task.result()
         except ConnectionError:
             line = b""
@@ -266,10 +254,6 @@ class _Worker:
         return await self._process.stdout.readline()
 
 
-def _too_late(late: type[RewardError], what: str, seconds: float) -> RewardError:
-    return late(f"{what} took more than {seconds:g} s")
-
-
 class _Here:
     """In place of a worker: this process."""
 
@@ -278,7 +262,7 @@ class _Here:
     async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[Any, float]:
         begin = time.monotonic()
         try:
-            return _score(json.loads(request)), time.monotonic() - begin
+            return _score(resolve_name(verifier), json.loads(request)), time.monotonic() - begin
         except (Exception, SystemExit) as error:
             raise RewardError(f"{verifier} raised {type(error).__name__}: {error}") from error
 
@@ -290,8 +274,7 @@ def main() -> None:
     """The worker process: answer requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the actor decides what it means
     if sys.platform == "linux":
-        # "Parent" is the thread that started this process: the one of the actor's event loop.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()  # the thread that started this process: the one of the actor's event loop
     if len(sys.argv) > 1:
         resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
     replies = os.fdopen(os.dup(1), "w")
@@ -302,24 +285,17 @@ def main() -> None:
 
 def _answer(request: dict[str, Any], replies: TextIO) -> None:
     reply: dict[str, Any]
-    begin = 0.0
-
-    def imported() -> None:
-        nonlocal begin
+    try:
+        verifier = resolve_name(request["verifier"])
         print("{}", file=replies, flush=True)
         begin = time.monotonic()
-
-    try:
-        reply = {"score": _score(request, imported), "seconds": time.monotonic() - begin}
+        reply = {"score": _score(verifier, request), "seconds": time.monotonic() - begin}
     except Exception as error:  # MemoryError among them
         reply = {"error": f"{type(error).__name__}: {error}"[:1000]}
     print(json.dumps(reply), file=replies, flush=True)
 
 
-def _score(request: dict[str, Any], imported: Callable[[], object] = lambda: None) -> float | list[float]:
-    """`imported` is called between the import of the verifier and its call."""
-    verifier = resolve_name(request["verifier"])
-    imported()
+def _score(verifier: Callable[..., Any], request: dict[str, Any]) -> float | list[float]:
     found = verifier(*request["arguments"], **request["knobs"])
     scores = [float(each) for each in found] if request.get("several") else [float(found)]
     if not all(map(math.isfinite, scores)):

@@ -46,7 +46,7 @@ class Scene:
             self._seconds, self._waiting = math.inf, partial(limited, self._engine)
 
     async def reset(self, prompt: Prompt) -> str:
-        """What is shown first. Raises TypeError for what is no text."""
+        """The text that is shown first. Raises TypeError for an answer that is no text."""
         shown = await self._call("reset", prompt)
         return self._text("reset", "" if shown is None else shown)
 
@@ -57,10 +57,8 @@ class Scene:
             shown, reward, done = answer
             earned = None if reward is None else float(reward)
         except (TypeError, ValueError):
-            raise TypeError(
-                "the environment's step must return (observation, reward, done): a text, a number or None, and a bool; "
-                f"it has returned {answer!r}"[:_TOLD_CHARACTERS]
-            ) from None
+            wanted = "(observation, reward, done): a text, a number or None, and a bool"
+            raise TypeError(f"environment.step: got {answer!r}, expected {wanted}"[:_TOLD_CHARACTERS]) from None
         return Outcome(self._text("step", shown), earned, bool(done))
 
     async def close(self) -> None:
@@ -72,27 +70,20 @@ class Scene:
         try:
             with self._waiting():
                 async with limit:
-                    return await self._called(name, *arguments)
+                    if self.world is None:
+                        return build("environment", self._spec)
+                    answer = getattr(self.world, name)(*arguments)
+                    return await answer if inspect.isawaitable(answer) else answer
+        except SystemExit as error:  # must not be the actor's end
+            raise EpisodeError(f"the environment's {name} exits: {error!r}") from error
         except TimeoutError:
             if not limit.expired():
                 raise
             raise EpisodeError(f"the environment's {name} took more than {self._seconds:g} s") from None
 
-    async def _called(self, name: str, *arguments: object) -> Any:
-        try:
-            if self.world is None:
-                return build("environment", self._spec)
-            answer = getattr(self.world, name)(*arguments)
-            return await answer if inspect.isawaitable(answer) else answer
-        except SystemExit as error:  # must not be the actor's end
-            raise EpisodeError(f"the environment's {name} exits: {error!r}") from error
-
     def _text(self, name: str, shown: object) -> str:
         if not isinstance(shown, str):
-            raise TypeError(f"the environment's {name} must show a text, and shows {shown!r}"[:_TOLD_CHARACTERS])
+            raise TypeError(f"environment.{name}: got {shown!r}, expected a text to show"[:_TOLD_CHARACTERS])
         if len(shown) > self._most:
-            raise EpisodeError(
-                f"the environment's {name} shows {len(shown):,} characters, more than any model reads: at most "
-                f"{self._most:,} are encoded; show less"
-            )
+            raise EpisodeError(f"environment.{name}: got {len(shown):,} characters, expected at most {self._most:,}")
         return shown

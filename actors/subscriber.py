@@ -5,10 +5,9 @@
 Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher, or by
 a relay: `actors.sources`), for each part of the weights: there is one per rank of the learner. The replica
 (`areal_like.weights.replica`) lies beside the live weights; only when all of a version is in it and the digest is right
-does the engine see the update, between two decode steps, so no token is sampled from a half-updated model. A thread
-applies large updates to the replica, so generation continues. Overtaken versions are skipped. Each mismatch (a
-checksum, a base, a digest) is counted by reason, and leads to whole weights. A `relay`, if there is one, passes the
-held weights on to others, and a `probe` asks the engine what it computes with them.
+does the engine get the update, between two decode steps. A thread applies large updates to the replica, so generation
+continues. Overtaken versions are skipped. Each mismatch (a checksum, a base, a digest) is counted by reason, and leads
+to whole weights.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from areal_like.interfaces import RolloutEngine
 from areal_like.run.spans import Spans
 from areal_like.weights.delta import largest
 from areal_like.weights.history import HEADS
-from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route
 from areal_like.weights.state import BITS, State, TensorSpec
 from areal_like.weights.update import Update
@@ -80,12 +78,15 @@ class Subscriber:
         """Running totals: bytes and seconds of fetching, bytes that came from relays and that went to others, relays
         that were left, seconds of applying to the replica, versions that came as deltas or with a base snapshot, and
         whole weights by reason."""
-        by_reason = {f"full_syncs/{reason}": float(count) for reason, count in self.full_syncs.items()}
-        bytes_ = {"weight_bytes": self.sources.received, "weight_bytes_relayed": self.sources.relayed}
-        bytes_["weight_bytes_served"] = self.relay.bytes_sent if self.relay else 0
-        bytes_["relays_left"] = self.sources.left
-        totals = {key: float(value) for key, value in (self.totals | bytes_).items()}
-        return {**totals, "full_syncs": float(self.full_syncs.total()), **by_reason}
+        found = self.totals | {
+            "weight_bytes": self.sources.received,
+            "weight_bytes_relayed": self.sources.relayed,
+            "weight_bytes_served": self.relay.bytes_sent if self.relay else 0,
+            "relays_left": self.sources.left,
+            "full_syncs": self.full_syncs.total(),
+        }
+        found |= {f"full_syncs/{reason}": count for reason, count in self.full_syncs.items()}
+        return {key: float(value) for key, value in found.items()}
 
     def announce(self, manifest: Manifest) -> None:
         """Note a new version. Returns at once."""
@@ -211,12 +212,14 @@ class Subscriber:
                 replica.forget(part)
                 if nbytes != layout.nbytes:
                     raise Desync("wrong size", f"{nbytes} bytes are announced")
-                await self.sources.fetch(part, hop, partial(_put, layout, replica.state.buffer))
+                await self.sources.fetch(
+                    part, hop, lambda offset, chunk: layout.copy_in(chunk, offset, replica.state.buffer)
+                )
                 continue
             if not 0 <= nbytes <= largest(layout) + HEADS - sum(each.nbytes for each in messages):
                 raise Desync("wrong size", f"{nbytes} bytes are announced")
             message = np.empty(nbytes, np.uint8)
-            await self.sources.fetch(part, hop, partial(_put_plainly, message))
+            await self.sources.fetch(part, hop, partial(_put, message))
             if xxhash.xxh3_64_hexdigest(message.data) != checksum:
                 raise Desync("wrong checksum", f"of the delta from version {base}")
             messages.append(message.data)
@@ -246,9 +249,5 @@ class Subscriber:
             self.probe.close()
 
 
-def _put(layout: Layout, buffer: np.ndarray, offset: int, chunk: np.ndarray) -> None:
-    layout.copy_in(chunk, offset, buffer)
-
-
-def _put_plainly(message: np.ndarray, offset: int, chunk: np.ndarray) -> None:
+def _put(message: np.ndarray, offset: int, chunk: np.ndarray) -> None:
     message[offset : offset + chunk.size] = chunk

@@ -34,34 +34,25 @@ def calculator(expression: str) -> str:
 
 
 class Tools:
-    """tools: names of tools, or "module:name" of your own. max_calls: in one turn; those that are over are refused.
-
-    max_characters: of a result that is shown. turn_reward: earned by a turn in which every call went well (a small one
-    helps a model that does not call tools yet). call_marks, result_marks: what stands before and behind a call, and a
-    result.
-    """
+    """tools: names of tools, or "module:name" of your own. max_characters: of a result that is shown. call_marks,
+    result_marks: what stands before and behind a call, and a result."""
 
     def __init__(
         self,
         *,
         tools: Sequence[str] = ("calculator",),
-        max_calls: Annotated[int, "[0, inf)"] = 4,
         max_characters: Annotated[int, "[1, inf)"] = 2000,
-        turn_reward: Annotated[float, "(-inf, inf)"] = 0.0,
         call_marks: Sequence[str] = ("<tool_call>", "</tool_call>"),
         result_marks: Sequence[str] = ("<tool_response>\n", "\n</tool_response>"),
     ):
-        if not tools:
-            raise ValueError("environment.tools: name at least one tool")
         unknown = [tool for tool in tools if tool not in TOOLS and ":" not in tool]
-        if unknown:
-            raise ValueError(f'environment.tools: {unknown[0]!r} is not one of {", ".join(TOOLS)}, nor "module:name"')
+        if unknown or not tools:
+            raise ValueError(f'environment.tools: got {[*tools]}, expected some of {", ".join(TOOLS)} or "module:name"')
         if len(call_marks) != 2 or len(result_marks) != 2 or not all(call_marks):
             raise ValueError("environment: call_marks and result_marks are two texts each, those of calls not empty")
         self._tools: dict[str, Tool] = {tool.rpartition(":")[2]: resolve_name(TOOLS.get(tool, tool)) for tool in tools}
-        self._max_calls, self._max_characters, self._turn_reward = max_calls, max_characters, turn_reward
+        self._max_characters, self._result_marks = max_characters, result_marks
         self._opens, self._closes = call_marks
-        self._before, self._behind = result_marks
         self.tool_calls = self.tool_errors = 0
 
     def reset(self, prompt: Prompt) -> str:
@@ -71,31 +62,27 @@ class Tools:
         calls = [part.partition(self._closes)[0] for part in action.split(self._opens)[1:]]
         if not calls:
             return Outcome("", None, True)
-        answers = [await self._answer(call) if n < self._max_calls else None for n, call in enumerate(calls)]
-        shown = ["error: too many calls in one turn" if each is None else each[0] for each in answers]
-        failed = sum(each is None or not each[1] for each in answers)
-        self.tool_calls, self.tool_errors = self.tool_calls + len(answers), self.tool_errors + failed
-        text = "\n".join(f"{self._before}{each[: self._max_characters]}{self._behind}" for each in shown)
-        return Outcome(text, 0.0 if failed else self._turn_reward, False)
+        shown = [(await self._result(call))[: self._max_characters] for call in calls]
+        return Outcome("\n".join(each.join(self._result_marks) for each in shown), 0.0, False)
 
-    async def _answer(self, call: str) -> tuple[str, bool]:
-        """What to show for a call, and whether it succeeded."""
+    async def _result(self, call: str) -> str:
+        """The text that is shown for a call."""
+        self.tool_calls += 1
         try:
             tool, arguments = self._parse(call.strip())
             result = tool(**arguments)
-            return str(await result if inspect.isawaitable(result) else result), True
+            return str(await result if inspect.isawaitable(result) else result)
         except ValueError as error:
-            return f"error: {error}", False
+            self.tool_errors += 1
+            return f"error: {error}"
 
     def _parse(self, call: str) -> tuple[Tool, dict[str, object]]:
         """Raises ValueError, in words for the model."""
         try:
             fields = json.loads(call)
-        except (ValueError, RecursionError):
+            name, arguments = fields.get("name"), {**fields.get("arguments", {})}
+        except (ValueError, TypeError, AttributeError, RecursionError):
             raise ValueError('a call is {"name": ..., "arguments": {...}}') from None
-        if not isinstance(fields, dict) or not isinstance(fields.get("arguments", {}), dict):
-            raise ValueError('a call is {"name": ..., "arguments": {...}}')
-        name, arguments = fields.get("name"), fields.get("arguments", {})
         if name not in self._tools:
             raise ValueError(f"there is no tool {name!r}; there are {', '.join(self._tools)}")
         try:

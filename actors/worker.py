@@ -80,7 +80,7 @@ class _Running:
 
 class Worker:
     """Runs leases on an engine and reports to the buffer through `client`. `digests` maps versions to the digest of
-    their weights; the subscriber fills it before the engine samples with them. `spans`: the record of its work."""
+    their weights; the subscriber fills it before the engine samples with them."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Worker:
                 self._smallest = min(self._smallest, lease.launch)
                 self.cancel([lease.group_id])  # what an earlier session has left of it
                 group = self._groups[lease.group_id] = _Running(lease, carried.get(lease.group_id, CarriedSamples()))
-                group.task = self._spawn(self._run_group(group))
+                group.task = asyncio.ensure_future(self._run_group(group))
                 group.task.add_done_callback(partial(self._forget, group))
             else:
                 heldout.setdefault((lease.split, lease.row), []).append(lease)
@@ -129,7 +129,7 @@ class Worker:
             self._run_errand(self._evaluate(of_a_prompt))
 
     def _run_errand(self, errand: Coroutine[Any, Any, None]) -> None:
-        task = self._spawn(errand)
+        task = asyncio.ensure_future(errand)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 
@@ -153,14 +153,9 @@ class Worker:
         self._leaving |= leaving
         wanted = self._groups if group_ids is None else group_ids
         groups = [self._groups[each] for each in wanted if each in self._groups]
-        recorders = {request: recorder for group in groups for request, recorder in group.recorders.items()}
         for group in groups:
             group.handed_back = True
-        for recorder in recorders.values():
-            recorder.close()
-        self.engine.abort(recorders)
-        for recorder in recorders.values():
-            await recorder.idle()
+        await self._stop({request: recorder for group in groups for request, recorder in group.recorders.items()})
         groups = [group for group in groups if self._groups.get(group.lease.group_id) is group]  # the others are done
         for group in groups:
             assert group.task is not None
@@ -173,6 +168,14 @@ class Worker:
         self.client.hand_back(ids, [each for each in encoded if each], leaving)
         for errand in self._errands if leaving else ():
             errand.cancel()  # the buffer gets no more of them
+
+    async def _stop(self, recorders: Mapping[str, Recorder]) -> None:
+        """End requests within a decode step, and wait until their tokens are in their records."""
+        for recorder in recorders.values():
+            recorder.close()
+        self.engine.abort(recorders)
+        for recorder in recorders.values():
+            await recorder.idle()
 
     @staticmethod
     def _partial_samples(group: _Running) -> dict[int, PartialSample]:
@@ -189,11 +192,6 @@ class Worker:
         self._ended, self._told_ended = -self._active, 0
         self.client.hello()
         self._tell_credit_soon()
-
-    @property
-    def ended(self) -> int:
-        """Samples that have ended since the last hello."""
-        return self._ended
 
     def _sample_ended(self, sample: asyncio.Task) -> None:
         """Note that a slot of the engine is free. Notify the buffer once for all ended in this turn of the loop, if
@@ -231,10 +229,6 @@ class Worker:
         self._generating.so_far()
         self._evaluating.so_far()
 
-    @staticmethod
-    def _spawn(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
-        return asyncio.get_running_loop().create_task(coroutine)
-
     def _forget(self, group: _Running, done: asyncio.Task) -> None:
         if self._groups.get(group.lease.group_id) is group:
             del self._groups[group.lease.group_id]
@@ -248,24 +242,17 @@ class Worker:
             samples, reason, detail = await self._samples(group, prompt)
             if len(samples) >= lease.need:
                 samples = await self._compared(prompt, samples, group.recorders.values())
-        except asyncio.CancelledError:
-            raise
+                self._push(group, samples, time.monotonic() - begin)
+                return
         except RewardError as error:
             self._log_failure(f"group {lease.group_id}")
-            samples, reason, detail = [], "group reward crashed", _told(str(error), DETAIL_CHARACTERS)
+            reason, detail = "group reward crashed", _told(str(error), DETAIL_CHARACTERS)
         except Exception as error:  # a bad prompt costs its group, not the run; the ledger has the reason
             self._log_failure(f"group {lease.group_id}")
-            samples, reason, detail = [], "failed", _told(repr(error), DETAIL_CHARACTERS)
-        if len(samples) < lease.need:
-            if group.handed_back:  # not a failure of its own: `hand_back` reports it
-                await asyncio.Event().wait()
-            self.client.failed(lease.group_id, reason, detail)
-            return
-        try:
-            self._push(group, samples, time.monotonic() - begin)
-        except Exception as error:  # a workflow of the user's has made samples that don't fit together
-            self._log_failure(f"group {lease.group_id}")
-            self.client.failed(lease.group_id, "failed", _told(repr(error), DETAIL_CHARACTERS))
+            reason, detail = "failed", _told(repr(error), DETAIL_CHARACTERS)
+        if group.handed_back:  # not a failure of its own: `hand_back` reports it
+            await asyncio.Event().wait()
+        self.client.failed(lease.group_id, reason, detail)
 
     async def _compared(self, prompt: Prompt, samples: list[Sample], recorders: Iterable[Recorder]) -> list[Sample]:
         """Samples with their group's rewards. Meanwhile the lease makes no tokens, but it is at work. Raises
@@ -317,16 +304,12 @@ class Worker:
         """End samples that their group does not wait for, within a decode step, and note how long they had got."""
         requests = [f"{group.lease.group_id}/{index}" for index in indices]
         found = {request: group.recorders[request] for request in requests if request in group.recorders}
-        for recorder in found.values():
-            recorder.close()
-        self.engine.abort(found)
-        for recorder in found.values():
-            await recorder.idle()
+        await self._stop(found)
         begun = [recorder.record for recorder in found.values() if recorder.record.length]
         group.cut = sorted(begun, key=lambda record: record.length)
 
     def _spawn_sample(self, group: _Running, prompt: Prompt, index: int) -> asyncio.Task:
-        sample = asyncio.get_running_loop().create_task(self._run_sample(group, prompt, index))
+        sample = asyncio.ensure_future(self._run_sample(group, prompt, index))
         self._active += 1
         self._generating.enter()
         group.samples.append(sample)

@@ -1,16 +1,13 @@
 """Workflows: how one sample of a prompt is rolled out. One async function per style of rollout.
 
-The worker starts `lease.launch` of them at once; each talks to the engine and to the verifier, and hands back a
-`Sample`. Returning None rejects the sample; raising fails the sample, never the run; the worker counts both. The
-versions of the tokens come from the engine alone: a workflow passes runs on, it never makes them up. Another actor may
-continue an interrupted sample: the workflow starts again there, and the earlier answers of the engine and the verifier
-are repeated at once (`actors.resumption`). So a workflow must make the same calls again: it may depend only on its
-arguments and those answers.
+The worker starts `lease.launch` of them at once; each calls the engine and the verifier, and returns a `Sample`. None
+rejects the sample; raising fails the sample, never the run; the worker counts both. Another actor may continue an
+interrupted sample: the workflow starts again there, and the earlier answers of the engine and the verifier are repeated
+at once (`actors.resumption`). So a workflow may depend only on its arguments and those answers.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -23,7 +20,7 @@ from actors.scene import Scene
 from actors.transcript import Transcript, rewrites
 from areal_like.config.registry import as_spec, bind
 from areal_like.interfaces import Codec, RewardFunction, RolloutEngine, Task, Workflow
-from areal_like.types import Completion, Finish, Limits, Prompt, Sample
+from areal_like.types import Finish, Limits, Prompt, Sample
 
 
 async def single_turn(
@@ -36,44 +33,6 @@ async def single_turn(
     transcript = Transcript(prompt.tokens, limits)
     transcript.said(answer)
     return transcript.sample(await reward(prompt, answer.tokens), answer.finish)
-
-
-async def best_of_n(
-    engine: RolloutEngine,
-    reward: RewardFunction,
-    prompt: Prompt,
-    limits: Limits,
-    request: str,
-    *,
-    n: Annotated[int, "[1, inf)"] = 4,
-) -> Sample | None:
-    """The one of `n` completions that earns most, the first of equals; the others are forgotten.
-
-    Its behaviour logprobs are those of plain sampling. So in training it is expert iteration (rejection sampling), not
-    a policy gradient; in evaluation it is best-of-n. It takes `n` of the engine's slots. None where a completion was
-    aborted: the best of fewer is something else.
-    """
-    # Each candidate has a stretch of the sample's stream of random numbers for itself.
-    stretches = [replace(limits, offset=limits.offset + i * limits.max_tokens) for i in range(n)]
-    asked = [asyncio.ensure_future(_scored(engine, reward, prompt, each, request)) for each in stretches]
-    try:
-        found = await asyncio.gather(*asked)
-    finally:
-        for each in asked:
-            each.cancel()  # where one has failed
-    if any(completion.finish == "abort" for completion, _ in found):
-        return None
-    best, score = max(found, key=lambda pair: pair[1])
-    transcript = Transcript(prompt.tokens, replace(limits, offset=limits.offset + (n - 1) * limits.max_tokens))
-    transcript.said(best)
-    return transcript.sample(score, best.finish)
-
-
-async def _scored(
-    engine: RolloutEngine, reward: RewardFunction, prompt: Prompt, limits: Limits, request: str
-) -> tuple[Completion, float]:
-    completion = await engine.generate(prompt.tokens, limits, request)
-    return completion, await reward(prompt, completion.tokens) if completion.finish != "abort" else 0.0
 
 
 async def multi_turn(  # noqa: PLR0913 (some are knobs)

@@ -18,7 +18,7 @@ settings.load_profile("patient")
 TESTS = Path(__file__).parent
 SLOW = {
     "actors/agents/test_programs.py": "starts programs",
-    "actors/environments/test_openenv.py": "starts servers",
+    "actors/test_openenv.py": "starts servers",
     "actors/test_batch_invariant.py": "compares many decodes",
     "actors/test_judge.py": "waits for judges",
     "actors/test_progress.py": "waits",

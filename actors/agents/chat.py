@@ -1,9 +1,7 @@
 """Bodies of OpenAI's chat completions: checks requests, writes answers. Pure.
 
-It refuses fields that would change how tokens are sampled: behaviour logprobs must equal those that the learner
-computes for the same tokens. `sampling="ignore"` ignores these fields, and so does an evaluation, which trains nothing.
-Fields without effect (the user; a seed, since the run's own seed draws tokens) are ignored; fields that ask for missing
-features are refused.
+It refuses fields that would change how tokens are sampled (behaviour logprobs must equal those that the learner
+computes for the same tokens), unless the `Terms` ignore them, and fields that ask for missing features.
 """
 
 from __future__ import annotations
@@ -28,18 +26,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
 }
 """Fields that cut or shift the distribution → the values that do not."""
-LACKING: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "echo": (False,),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-}
+LACKING: dict[str, tuple[Any, ...]] = {"n": (1,), "logprobs": (False,), "top_logprobs": (0,), "modalities": (["text"],)}
 """Fields for missing features → the values that do not ask for them."""
 WITHOUT_EFFECT = {
     "user", "metadata", "store", "service_tier", "seed", "safety_identifier", "prompt_cache_key",
@@ -107,10 +94,9 @@ def parse(body: Any, terms: Terms) -> Chat:
     if not isinstance(body, dict):
         raise RefusedRequest(400, "the body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
-    if unknown := given.keys() - READ - NEUTRAL.keys() - WITHOUT_EFFECT - LACKING.keys():
-        name = sorted(unknown)[0]
-        raise RefusedRequest(400, f"unknown field {name!r}", param=name, code="unknown_parameter")
-    for name in given.keys() & LACKING.keys():
+    for name in sorted(given.keys() - READ - NEUTRAL.keys() - WITHOUT_EFFECT):
+        if name not in LACKING:
+            raise RefusedRequest(400, f"unknown field {name!r}", param=name, code="unknown_parameter")
         if given[name] not in LACKING[name]:
             why = f"{name}={given[name]!r} is not supported here"
             raise RefusedRequest(400, why, param=name, code="unsupported_value")
@@ -128,7 +114,7 @@ def parse(body: Any, terms: Terms) -> Chat:
         with_usage=bool(_typed(given, "stream_options", dict, {}).get("include_usage", False)),
         ignored=_refuse_sampling(given, terms),
         temperature=_temperature(given) if terms.temperature is None else terms.temperature,
-        seed=given["seed"] if terms.temperature is None and type(given.get("seed")) is int else None,
+        seed=_typed(given, "seed", int, None) if "seed" in given else None,
     )
 
 
@@ -153,7 +139,7 @@ def _refuse_sampling(given: Mapping[str, Any], terms: Terms) -> int:
 
 def _temperature(given: Mapping[str, Any]) -> float:
     value = given.get("temperature", 1.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TEMPERATURE:
+    if type(value) not in (int, float) or not 0 <= value <= MOST_TEMPERATURE:
         want = f"temperature: got {value!r}, expected a number from 0 to {MOST_TEMPERATURE}"
         raise RefusedRequest(400, want, param="temperature")
     return float(value)
@@ -261,7 +247,7 @@ def events(chat: Chat, reply: ChatReply) -> str:
     return "".join(f"data: {json.dumps(head | chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
-def models(name: str = MODEL) -> dict[str, Any]:
+def models(name: str) -> dict[str, Any]:
     return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "areal_like"}]}
 
 

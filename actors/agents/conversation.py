@@ -17,6 +17,7 @@ Driven by the endpoint (`ask`) and by the workflow, which waits for `over` or fo
 from __future__ import annotations
 
 import asyncio
+import json
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -53,7 +54,7 @@ class Conversation:
     """Of the sample `request`, under `limits` of its response. `codec` is its prompt's.
 
     `over` is set once it can't go on: `aborted` (the sample was broken off) or with a `failure` of the engine. `full`:
-    the last request found no room for an answer. `refusal`: why the last of the requests that were refused was.
+    the last request found no room for an answer. `refusal`: why a request was refused, the last time.
     """
 
     def __init__(self, engine: RolloutEngine, codec: Codec, limits: Limits, request: str, terms: Terms):
@@ -101,7 +102,7 @@ class Conversation:
         """What the model is given."""
         found = [turn for turn in self.turns if turn.leads_to(chat)]
         before = max(found, key=lambda turn: (len(turn.messages), turn.number), default=None)
-        if characters_of([chat.messages, chat.tools], self._most_characters) > self._most_characters:
+        if len(json.dumps([chat.messages, chat.tools], ensure_ascii=False)) > self._most_characters:
             raise self._no_room(f"the request has more than {self._most_characters:,} characters")
         try:
             if before is None:
@@ -169,22 +170,6 @@ class Conversation:
         return completion
 
 
-def characters_of(value: object, most: int) -> int:
-    """Characters of all texts, keys and other values in some JSON; counted until there are more than `most`."""
-    count, left = 0, [value]
-    while left and count <= most:
-        match left.pop():
-            case str() as text:
-                count += len(text)
-            case dict() as table:
-                left += [*table, *table.values()]
-            case list() as values:
-                left += values
-            case _:
-                count += 1
-    return count
-
-
 def until(
     decode: Callable[[np.ndarray], str], stops: tuple[str, ...], completion: Completion
 ) -> tuple[Completion, str]:
@@ -200,11 +185,6 @@ def until(
         return any(stop in so_far for stop in stops)
 
     count = bisect_left(range(len(completion.tokens)), True, key=has_stop)
-    return _first(completion, count), text[: min(places)]
-
-
-def _first(completion: Completion, count: int) -> Completion:
-    """Its first `count` tokens, at which it stops."""
     runs, left = [], count
     for version, length in completion.runs:
         if left > 0:
@@ -212,7 +192,8 @@ def _first(completion: Completion, count: int) -> Completion:
             left -= length
     experts, less = completion.experts, len(completion.tokens) - count
     chosen = None if experts is None else experts[: len(experts) - less]
-    return Completion(completion.tokens[:count], completion.logprobs[:count], runs, "stop", chosen)
+    first = Completion(completion.tokens[:count], completion.logprobs[:count], runs, "stop", chosen)
+    return first, text[: min(places)]
 
 
 def _is_cancelled() -> bool:

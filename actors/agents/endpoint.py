@@ -33,11 +33,7 @@ MAX_BODY_BYTES = 16 << 20
 REMEMBERED = 4096
 """Number of remembered keys of ended samples, to answer late requests."""
 _SHUTDOWN_SECONDS = 1.0
-RESPONSES = (
-    "The Responses API keeps conversations on the server and has other items than messages: ask for chat completions, "
-    "e.g. client.chat.completions.create(...); in OpenAI's Agents SDK set_default_openai_api('chat_completions')"
-)
-"""How to do without `/v1/responses`."""
+RESPONSES = "ask for client.chat.completions.create(...); in the Agents SDK set_default_openai_api('chat_completions')"
 
 
 class Endpoint:
@@ -71,7 +67,7 @@ class Endpoint:
             started.set_exception(error)
 
     def _conversation(self, request: web.Request) -> Conversation:
-        """Raises Refused."""
+        """Raises RefusedRequest."""
         key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if key in self._conversations:
             return self._conversations[key]
@@ -91,13 +87,13 @@ class Endpoint:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._conversation(request)
-        return web.json_response(bodies.models())
+        return web.json_response(bodies.models(bodies.MODEL))
 
     async def _other(self, request: web.Request) -> web.StreamResponse:
         conversation = self._conversation(request)
         conversation.refusal = f"there is no {request.method} {request.path}, only /v1/chat/completions and /v1/models"
         if request.path.startswith("/v1/responses"):
-            conversation.refusal += f". {RESPONSES}"
+            conversation.refusal += f": {RESPONSES}"
         raise RefusedRequest(404, conversation.refusal, code="unknown_url")
 
 
@@ -110,7 +106,7 @@ async def answered(chat: bodies.Chat, asked: Awaitable[bodies.ChatReply]) -> web
 
 
 async def body_of(request: web.Request) -> object:
-    """Raises Refused."""
+    """Raises RefusedRequest."""
     try:
         return json.loads(await request.read())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them

@@ -62,47 +62,30 @@ async def _call(name: str, base_url: str, key: str, row: dict[str, Any]) -> Rewa
 
 
 async def _run(command: list[str], base_url: str, key: str, row: dict[str, Any]) -> Reward:
+    # Not behind a proxy.
+    direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
+    ours = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "no_proxy": direct, "NO_PROXY": direct}
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         given.write(json.dumps(row).encode())
         given.seek(0)
         guard = subprocess.Popen(GUARD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+        process = None
         try:
-            code = await _ended(command, _environment(base_url, key), (given, said, errors), guard.pid)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=given, stdout=said, stderr=errors, env=os.environ | ours, process_group=guard.pid
+            )
+            code = await process.wait()
+        except OSError as error:
+            raise ValueError(f"workflow.agent: {command[0]!r} can't be started: {error}") from None
         finally:
-            _kill(guard)
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()  # it may have left its group
+            os.killpg(guard.pid, signal.SIGKILL)
+            guard.communicate()
         if code:
             raise AgentError(f"ended with exit code {code}: {_end_of(errors).strip() or 'without output'}")
         return _reward_in(_end_of(said))
-
-
-async def _ended(command: list[str], environment: dict[str, str], files: tuple[IO, IO, IO], group: int) -> int:
-    given, said, errors = files
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=given, stdout=said, stderr=errors, env=environment, process_group=group
-        )
-    except OSError as error:
-        raise ValueError(f"workflow.agent: {command[0]!r} can't be started: {error}") from None
-    try:
-        return await process.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()  # it may have left its group
-
-
-def _kill(guard: subprocess.Popen) -> None:
-    """End the guard's process group."""
-    os.killpg(guard.pid, signal.SIGKILL)
-    assert guard.stdin
-    guard.stdin.close()
-    guard.wait()
-
-
-def _environment(base_url: str, key: str) -> dict[str, str]:
-    """This process's own, and where the model is: not behind a proxy."""
-    direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
-    ours = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "no_proxy": direct, "NO_PROXY": direct}
-    return os.environ | ours
 
 
 def _end_of(file: IO[bytes]) -> str:

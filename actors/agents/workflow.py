@@ -21,7 +21,7 @@ from actors.agents.programs import AgentError, Reward, play
 from actors.measures import AGENTS
 from actors.resumption import limited
 from areal_like.interfaces import RewardFunction, RolloutEngine
-from areal_like.types import Finish, Limits, Prompt, Sample
+from areal_like.types import Limits, Prompt, Sample
 
 log = logging.getLogger(__name__)
 END_SECONDS = 2.0
@@ -107,17 +107,12 @@ async def _until_over(playing: Coroutine[Any, Any, Reward], conversation: Conver
                 log.error("an agent does not end when it is cancelled: it goes on, without a key")
 
 
-async def _sample(
-    conversation: Conversation,
-    earned: Reward,
-    reward: RewardFunction,
-    prompt: Prompt,
-) -> Sample:
+async def _sample(conversation: Conversation, earned: Reward, reward: RewardFunction, prompt: Prompt) -> Sample:
     last = conversation.last
     if last is None:
         why = f"; a request was refused: {conversation.refusal}" if conversation.refusal else ""
         raise AgentError(f"the agent got no answer{why}")
-    transcript, finish = last.transcript, _finish(conversation, last)
+    transcript, finish = last.transcript, "length" if conversation.full else last.completion.finish
     AGENTS["turns_left_out"] += len(conversation.turns) - transcript.turns
     if isinstance(earned, list):
         try:
@@ -138,10 +133,6 @@ def _tools_used(last: Turn) -> tuple[int, int]:
     calls = sum(len(message.get("tool_calls", ())) for message in last.messages)
     results = (message["content"] for message in last.messages if message["role"] == "tool")
     return calls, sum(result.lower().startswith(measures.FAILED) for result in results)
-
-
-def _finish(conversation: Conversation, last: Turn) -> Finish:
-    return "length" if conversation.full else last.completion.finish
 
 
 def _row(prompt: Prompt) -> dict[str, Any]:

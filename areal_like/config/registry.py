@@ -36,7 +36,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "reverse": "areal_like.tasks.copying:Reverse",
         "arithmetic": "areal_like.tasks.arithmetic:Arithmetic",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
-        "code": "areal_like.tasks.code:Code",
         "demonstrations": "areal_like.tasks.demonstrations:Demonstrations",
         "mixture": "areal_like.tasks.mixture:Mixture",
         "reasoning_gym": "areal_like.tasks.reasoning_gym:ReasoningGym",
@@ -52,7 +51,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "group_reward": {
         "none": "areal_like.tasks.comparing:none",
         "length_rank": "areal_like.tasks.comparing:length_rank",
-        "diversity": "areal_like.tasks.comparing:diversity",
         "judge": "actors.judge:Judge",
     },
     "model": {
@@ -66,13 +64,12 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "workflow": {
         "single_turn": "actors.workflows:single_turn",
-        "best_of_n": "actors.workflows:best_of_n",
         "multi_turn": "actors.workflows:multi_turn",
         "agent": "actors.agents.workflow:agent",
     },
     "environment": {
         "tools": "actors.tools:Tools",
-        "openenv": "actors.environments.openenv:OpenEnv",
+        "openenv": "actors.openenv:OpenEnv",
     },
     "scheduler": {
         "async": "buffer.schedulers:AsyncScheduler",

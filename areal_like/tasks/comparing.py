@@ -47,30 +47,3 @@ def length_rank(
         rank = (sum(each < length for each in lengths) + sum(each <= length for each in lengths) - 1) / 2
         rewards[place] -= weight * rank / (len(among) - 1)
     return rewards
-
-
-def diversity(
-    prompt: Mapping[str, object],
-    answers: Sequence[Answer],
-    *,
-    weight: Annotated[float, "[0, inf)"] = 0.1,
-    n: Annotated[int, "[1, inf)"] = 2,
-) -> list[float]:
-    """Adds `weight` × the mean Jaccard distance of an answer's n-grams to those of each other answer: 0 for a group of
-    copies, `weight` for answers that share nothing. N-grams are of words, or of tokens if the task has no text."""
-    grams = [_grams(answer, n) for answer in answers]
-    found = []
-    for place, answer in enumerate(answers):
-        others = [_distance(grams[place], each) for other, each in enumerate(grams) if other != place]
-        found.append(answer["reward"] + weight * (sum(others) / len(others) if others else 0.0))
-    return found
-
-
-def _grams(answer: Answer, n: int) -> set[tuple[object, ...]]:
-    text = answer["text"]
-    words: Sequence[object] = (answer["tokens"] or []) if text is None else text.split()
-    return {tuple(words[start : start + n]) for start in range(max(1, len(words) - n + 1))}
-
-
-def _distance(one: set[tuple[object, ...]], other: set[tuple[object, ...]]) -> float:
-    return 1 - len(one & other) / len(one | other)

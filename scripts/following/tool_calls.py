@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from areal_like.config.registry import ConfigError, with_defaults
 
-WITHOUT_TOOLS = ("single_turn", "best_of_n")
-"""Workflows without tools."""
 FAILED = "error:"
 """How the result of a failed call begins."""
 
@@ -44,7 +42,7 @@ class Call(NamedTuple):
 
 def marks_of(workflow: Mapping[str, Any]) -> Marks | None:
     """The marks of a workflow's spec; None if it has no tools."""
-    if workflow["name"] in WITHOUT_TOOLS:
+    if workflow["name"] == "single_turn":
         return None
     known = dict(workflow)
     for kind, spec in (("workflow", workflow), ("environment", workflow.get("environment"))):

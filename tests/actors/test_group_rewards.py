@@ -9,7 +9,7 @@ import pytest
 from actors.group_rewards import GroupRewards, described
 from actors.reward_pool import RewardError, RewardPool
 from actors.worker import Heldout, Rollout, Worker
-from areal_like.tasks.comparing import diversity, length_rank
+from areal_like.tasks.comparing import length_rank
 from areal_like.types import Lease, Prompt, Sample
 from tests.actors.test_worker import Client, Engine, Task
 
@@ -51,14 +51,6 @@ def test_short_right_answers_lose_nothing_and_wrong_ones_have_no_rank():
     group = answers(("aaaa", 1.0), ("a", 1.0), ("aa", 1.0), ("", 0.0), ("aa", 1.0))
     assert length_rank(None, group, weight=0.3) == pytest.approx([0.7, 1.0, 0.85, 0.0, 0.85])
     assert length_rank(None, answers(("aaaa", 1.0), ("a", 0.0))) == [1.0, 0.0]
-
-
-def test_diversity_is_the_mean_distance_to_the_others():
-    group = answers(("a b c", 1.0), ("a b c", 0.0), ("x y", 0.0))
-    assert diversity(None, group, weight=1.0) == pytest.approx([1.5, 0.5, 1.0])
-    assert diversity(None, answers(("a b", 1.0))) == [1.0]
-    tokens = [{"text": None, "tokens": each, "reward": 0.0} for each in ([1, 2, 3], [1, 2, 4])]
-    assert diversity(None, tokens, weight=1.0) == pytest.approx([2 / 3, 2 / 3])
 
 
 def test_a_function_runs_in_the_pool_with_its_knobs():

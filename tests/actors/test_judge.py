@@ -98,18 +98,6 @@ def test_a_judge_without_a_verdict_is_an_error_that_says_why(tmp_path, reply, wo
         judged(tmp_path, server.url, answers("a"), retries=1)
 
 
-def test_a_reply_without_a_verdict_can_count_as_one(tmp_path):
-    def shy(text):
-        return "Score: 8" if answer_of(text) == "good" else "I can't say."
-
-    with judging(shy) as server:
-        rewards, stats = judged(tmp_path / "each", server.url, answers("good", "x", "y"), no_verdict=0.25)
-        assert rewards == [0.8, 0.25, 0.25] and stats["sum:judge/failures"] == 2
-        rewards, _ = judged(tmp_path / "pairs", server.url, answers("a", "b"), compare="pairs", no_verdict=0.5,
-                            template="Answer to grade:\n$first\n$second\n")  # fmt: skip
-        assert rewards == [0.5, 0.5]
-
-
 def test_a_judge_that_never_answers_is_given_up(tmp_path):
     with judging(lambda text: time.sleep(1) or 500) as server, pytest.raises(RewardError, match="APITimeoutError"):
         judged(tmp_path, server.url, answers("a"), retries=0, timeout=0.1)

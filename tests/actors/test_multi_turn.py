@@ -1,4 +1,4 @@
-"""multi_turn and best_of_n with an engine that plays back a script."""
+"""multi_turn with an engine that plays back a script."""
 
 import asyncio
 from contextlib import nullcontext
@@ -10,7 +10,7 @@ import pytest
 
 from actors import measures
 from actors.resumption import Recorder
-from actors.workflows import _opening, best_of_n, multi_turn
+from actors.workflows import _opening, multi_turn
 from areal_like.errors import EpisodeError
 from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.chat import TokenizerCodec
@@ -154,24 +154,22 @@ def test_an_environment_that_hangs_or_exits_is_not_the_models_fault(first: bool,
         play("1$", environment={"name": f"{__name__}:Odd", "does": does, "first": first}, timeout=timeout)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_what_no_model_could_read_is_not_encoded(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.scene.MOST_CHARACTERS", 5000)
-    with pytest.raises(EpisodeError, match=r"shows 5,001 characters, .*: at most 5,000 are encoded"):
-        play("1$", environment={"name": f"{__name__}:Odd", "does": "flood", "first": first})
-
-
 @pytest.mark.parametrize(
-    "does, first, said",
+    "does, first, error, words",
     [
-        ("nothing", False, r"must return \(observation, reward, done\).* it has returned None"),
-        ("words", False, "it has returned .*high"),
-        ("bytes", False, "step must show a text, and shows b'1'"),
-        ("number", True, "reset must show a text, and shows 7"),
+        ("flood", True, EpisodeError, "reset: got 5,001 characters, expected at most 5,000"),
+        ("flood", False, EpisodeError, "step: got 5,001 characters"),
+        ("nothing", False, TypeError, "step: got None"),
+        ("words", False, TypeError, "step: .*high"),
+        ("bytes", False, TypeError, "step: got b'1'"),
+        ("number", True, TypeError, "reset: got 7"),
     ],
 )
-def test_what_is_no_answer_of_an_environment_is_said(does: str, first: bool, said: str) -> None:
-    with pytest.raises(TypeError, match=said):
+def test_other_answers_of_an_environment_are_errors(
+    does: str, first: bool, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.scene.MOST_CHARACTERS", 5000)
+    with pytest.raises(error, match=f"environment.{words}"):
         play("1$", environment={"name": f"{__name__}:Odd", "does": does, "first": first})
 
 
@@ -204,20 +202,6 @@ def test_a_resume_with_other_answers_samples_anew_from_the_first_one_on() -> Non
     sample = rolled("7$")
     assert TEXT.decode(sample.tokens) == "12*34=1|5|7"
     assert sample.loss_mask.tolist() == [True] * 2 + [False] * 2 + [True] * 2
-
-
-def best(*script: str, n: int) -> Any:
-    engine: Any = Engine(*script)
-    limits = Limits(8, 1.0, STOP, key=5, offset=1)
-    run = best_of_n(engine, verifier, prompt_of("12*34=", "00408"), limits, "r", n=n)
-    return asyncio.run(asyncio.wait_for(run, 30)), engine
-
-
-def test_the_best_of_n_is_kept_and_candidates_have_their_own_random_numbers():
-    sample, engine = best("00400$", "00408$", "00418$", n=3)
-    assert TEXT.decode(sample.tokens) == "12*34=00408" and sample.reward == 1.0
-    assert [limits.offset for _, limits in engine.calls] == [1, 9, 17]
-    assert sample.runs == [(2, 6)]
 
 
 def test_calls_of_tools_and_their_errors_are_counted_of_samples_that_are_trained():

@@ -30,7 +30,7 @@ def test_a_turn_without_a_call_is_the_answer_for_the_verifier():
 
 def test_calls_are_answered_in_order():
     action = f"Let me see. {call('calculator', expression='12*34')} and {call('calculator', expression='2**10')}"
-    assert step(Tools(turn_reward=0.1), action) == Outcome(shown("408", "1024"), 0.1, False)
+    assert step(Tools(), action) == Outcome(shown("408", "1024"), 0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def test_calls_are_answered_in_order():
     ],
 )
 def test_mistakes_are_told_and_earn_nothing(action, told):
-    outcome = step(Tools(turn_reward=0.1), action)
+    outcome = step(Tools(), action)
     assert outcome.observation.startswith("<tool_response>\nerror: ") and told in outcome.observation
     assert (outcome.reward, outcome.done) == (0.0, False)
 
 
 @pytest.fixture(params=["python", "python_weak"])
 def python(request):
-    """The text shown for a program, and the reward of its turn."""
-    tools = Tools(tools=["calculator", request.param], turn_reward=0.5)
+    """The text shown for a program."""
+    tools = Tools(tools=["calculator", request.param])
     try:
         step(tools, call(request.param, code="1"))
     except SandboxError as error:
@@ -64,7 +64,7 @@ def python(request):
     def run(code):
         outcome = step(tools, call(request.param, code=code))
         assert outcome.observation.startswith("<tool_response>\n") and not outcome.done
-        return outcome.observation.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>"), outcome.reward
+        return outcome.observation.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
 
     return run
 
@@ -81,7 +81,7 @@ def python(request):
     ],
 )
 def test_a_program_is_run_and_its_words_are_shown(python, code, said):
-    assert python(code) == (said, 0.5)
+    assert python(code) == said
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,9 @@ def test_a_program_is_run_and_its_words_are_shown(python, code, said):
     ],
 )
 def test_a_program_that_errs_or_attacks_is_told_so(python, code, told):
-    said, earned = python(code)
-    assert said.startswith(told) and earned == 0.0
+    assert python(code).startswith(told)
 
 
 def test_an_endless_program_is_ended_and_holds_nothing_up(python, monkeypatch):
     monkeypatch.setattr(python_tool, "BOUNDS", SandboxLimits(seconds=1.0))
-    assert python("while True: pass")[0].startswith("error: the program was ended: more than 1 s")
+    assert python("while True: pass").startswith("error: the program was ended: more than 1 s")

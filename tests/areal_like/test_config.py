@@ -21,7 +21,7 @@ from areal_like.config.run_config import ConfigError, load
 from areal_like.config.schema import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-TURNS = "workflow={name: multi_turn, max_turns: 3, environment: {name: tools, max_calls: 5}}"
+TURNS = "workflow={name: multi_turn, max_turns: 3, environment: {name: tools, max_characters: 5}}"
 JUDGE = "group_reward={name: judge, base_url: http://127.0.0.1:1/v1, model_name: m}"
 
 
@@ -79,11 +79,11 @@ def test_files_are_merged_in_order(folder: Path) -> None:
 
 
 def test_a_component_of_another_name_replaces_the_inherited_one_at_any_depth(folder: Path) -> None:
-    turns = {"name": "multi_turn", "max_turns": 3, "environment": {"name": "tools", "max_calls": 5}}
+    turns = {"name": "multi_turn", "max_turns": 3, "environment": {"name": "tools", "max_characters": 5}}
     write(folder, "one.yaml", extends="base", workflow=turns, loss={"name": "ppo", "clip": 0.1})
-    write(folder, "same.yaml", extends="one", workflow={"environment": {"turn_reward": 1}})
+    write(folder, "same.yaml", extends="one", workflow={"environment": {"tools": ["python"]}})
     write(folder, "other.yaml", extends="one", workflow={"environment": {"name": "tests.actors.desk:Desk"}}, loss="dg")
-    assert load(["same"]).workflow["environment"] == turns["environment"] | {"turn_reward": 1}
+    assert load(["same"]).workflow["environment"] == turns["environment"] | {"tools": ["python"]}
     assert load(["other"]).workflow == turns | {"environment": {"name": "tests.actors.desk:Desk"}}
     assert load(["other"]).loss == {"name": "dg"} and load(["one", "loss=ppo"]).loss["clip"] == 0.1
     assert load(["one", "workflow=single_turn"]).workflow == {"name": "single_turn"}
@@ -316,22 +316,25 @@ def test_injected_ages_are_the_bound_where_none_was_set(ages: str, oldest: int) 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([], {"max_turns": 3, "environment": {"name": "tools", "max_calls": 5}}),
+        ([], {"max_turns": 3, "environment": {"name": "tools", "max_characters": 5}}),
         (
-            ["eval.workflow={max_turns: 1, environment: {turn_reward: 1}}", "eval.workflow.environment.max_calls=2"],
-            {"max_turns": 1, "environment": {"name": "tools", "max_calls": 2, "turn_reward": 1}},
+            [
+                "eval.workflow={max_turns: 1, environment: {tools: [python]}}",
+                "eval.workflow.environment.max_characters=2",
+            ],
+            {"max_turns": 1, "environment": {"name": "tools", "max_characters": 2, "tools": ["python"]}},
         ),
         (
             ["eval.workflow.environment={name: tests.actors.desk:Desk}"],
             {"max_turns": 3, "environment": {"name": "tests.actors.desk:Desk"}},
         ),
-        (["eval.workflow={name: best_of_n, n: 2}", "eval.workflow={name: single_turn}"], {"name": "single_turn"}),
+        (["eval.workflow={name: agent, agent: x:y}", "eval.workflow={name: single_turn}"], {"name": "single_turn"}),
     ],
 )
 def test_held_out_prompts_take_the_workflow_with_knobs_of_their_own(overrides: list[str], expected: dict) -> None:
     loaded = load(["base", TURNS, *overrides])
     assert config.heldout_workflow(loaded) == {"name": "multi_turn"} | expected
-    assert loaded.workflow["max_turns"] == 3 and loaded.workflow["environment"]["max_calls"] == 5
+    assert loaded.workflow["max_turns"] == 3 and loaded.workflow["environment"]["max_characters"] == 5
 
 
 def test_the_mode_follows_a_scheduler_that_was_chosen_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def test_a_judges_cache_makes_a_run_again_while_the_judge_is_off(tmp_path: Path)
         return [
             *("group_reward.name=judge", f"group_reward.base_url={url}", "group_reward.model_name=m"),
             *("group_reward.template=$answer", "group_reward.max_tokens=16", "group_reward.temperature=1"),
-            *("group_reward.no_verdict=0.5", f"group_reward.cache={tmp_path / 'cache'}", "group_reward.retries=0"),
+            *(f"group_reward.cache={tmp_path / 'cache'}", "group_reward.retries=0"),
         ]
 
     options = [*ALONE, *TEXT, "run.steps=2"]

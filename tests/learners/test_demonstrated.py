@@ -127,7 +127,7 @@ def test_a_pause_ends_it_before_the_next_batch() -> None:
         "learner.kl_reward=0.1",
         "inject_staleness=1",
         "replay=runs/x",
-        "group_reward=diversity",
+        "group_reward=length_rank",
         "learner={name: timed}",
     ],
 )

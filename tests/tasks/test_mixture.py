@@ -69,23 +69,19 @@ def test_tasks_of_other_tokens_cannot_be_mixed():
         mixture(tasks={"a": "copy", "b": "arithmetic"})
 
 
+async def own(engine, reward, prompt, limits, request):
+    return "own"
+
+
 def test_actors_score_by_the_own_verifier_and_roll_out_in_the_own_workflow():
-    task, pool = mixture(workflows={"long": {"name": "best_of_n", "n": 2}}), RewardPool(workers=1)
+    task, pool = mixture(workflows={"long": {"name": f"{__name__}:own"}}), RewardPool(workers=1)
     reward, (short, long) = reward_function(task, pool), (task.prompt("train", 0), task.prompt("train", 6))
     assert [asyncio.run(reward(each, each.answer)) for each in (short, long)] == [1.0, 1.0]
     assert asyncio.run(reward(long, short.answer)) < 1.0
 
-    async def usual(engine, reward, prompt, *rest):
+    async def usual(engine, reward, prompt, limits, request):
         return "usual"
 
-    class Aborting:
-        asked = 0
-
-        async def generate(self, *rest):
-            self.asked += 1
-            return type("Aborted", (), {"finish": "abort"})
-
-    engine, chosen = Aborting(), for_tasks(usual, task)
-    limits = type("L", (), {})
-    assert asyncio.run(chosen(engine, reward, short, limits, "s", 0)) == "usual" and not engine.asked
+    chosen = for_tasks(usual, task)
+    assert [asyncio.run(chosen(None, reward, each, None, "s")) for each in (short, long)] == ["usual", "own"]
     assert for_tasks(usual, mixture()) is usual
