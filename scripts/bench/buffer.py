@@ -6,25 +6,23 @@ process with its ledger, staleness bound and acknowledgements, on TCP without ke
 encode each group that they push, and a light learner takes batches. A queue of Python objects carries a group as a
 list of dicts of arrays. The contenders take turns, and a ratio is the median over rounds of the ratio within a round,
 since absolute rates depend on the machine's other load. A contender that does not answer is left out.
+
+Metrics: `tcp_over_raw_zmq`, `tcp_over_ray_queue`, `tcp_over_mp_queue`, `same_host_over_tcp`, `memory_over_off`,
+`fsync_over_off`, `ack_p99_ms` (push to acknowledgement under full load), and trajectories per second of each path.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import importlib.util
-import json
 import multiprocessing
 import os
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,28 +32,25 @@ import numpy as np
 import zmq
 
 from areal_like.config import run_config as configs
-from areal_like.places import REPOSITORY
-from areal_like.run.process import Role, prepare_memory, run_role
-from areal_like.types import Group, Sample
+from areal_like.run.process import Role, prepare_memory
 from areal_like.wire import messages
 from areal_like.wire.bus import Dealer
 from areal_like.wire.client import LearnerClient
 from areal_like.wire.groups import encode_group, pack_heads
-from areal_like.wire.messages import Message
 
-from ..console import output
-from .figures import bench_parser
+from .figures import bench_parser, random_batch, tell
 
-OURS = "buffer tcp"
 RATIOS = {
-    "tcp_over_raw_zmq": (OURS, "raw zmq tcp", "0.7"),
-    "tcp_over_ray_queue": (OURS, "ray queue", "10"),
-    "tcp_over_mp_queue": (OURS, "mp queue", "2"),
-    "same_host_over_tcp": ("buffer ipc", OURS, "-"),
-    "memory_over_off": ("buffer tcp, journal=memory", OURS, "-"),
-    "fsync_over_off": ("buffer tcp, journal=fsync", OURS, "0.6"),
+    "tcp_over_raw_zmq": ("tcp", "raw_zmq"),
+    "tcp_over_ray_queue": ("tcp", "ray_queue"),
+    "tcp_over_mp_queue": ("tcp", "mp_queue"),
+    "same_host_over_tcp": ("ipc", "tcp"),
+    "memory_over_off": ("tcp_memory", "tcp"),
+    "fsync_over_off": ("tcp_fsync", "tcp"),
 }
-"""metric: (path, path to divide by, bar)."""
+"""Metric → path, path to divide by."""
+OURS = {"tcp": ("tcp", "off"), "tcp_memory": ("tcp", "memory"), "tcp_fsync": ("tcp", "fsync"), "ipc": ("ipc", "off")}
+"""Path → `buffer.transport`, `buffer.journal`."""
 GROUP_SIZE, PROMPT_TOKENS, RESPONSE_TOKENS = 8, 750, 1000
 TRAJECTORY_BYTES = 4 * (PROMPT_TOKENS + RESPONSE_TOKENS) + 5 * RESPONSE_TOKENS
 PRODUCERS, GROUPS_PER_BATCH, MAX_STALENESS = 4, 64, 2
@@ -64,6 +59,7 @@ GROUPS_PER_PUSH = 16
 VOCABULARY = 150_000
 WARMUP_SECONDS, LONGEST = 1.0, 120.0
 """Before a measurement; until a contender that has not answered is left out."""
+GROUP = random_batch(np.full((1, GROUP_SIZE), RESPONSE_TOKENS), PROMPT_TOKENS, VOCABULARY).groups[0]
 
 processes = multiprocessing.get_context("fork")
 Target = tuple[Callable[..., None], tuple[Any, ...]]
@@ -102,95 +98,39 @@ def measured(consumer: Target, *others: Target) -> float | None:
 # ---- our buffer -----------------------------------------------------------------------------------------------------
 
 
-def make_group(version: int, digest: str) -> Group:
-    """A group as an actor would push it."""
-    random = np.random.default_rng(0)
-    samples = [
-        Sample(
-            tokens=random.integers(0, VOCABULARY, PROMPT_TOKENS + RESPONSE_TOKENS).astype(np.int32),
-            prompt_length=PROMPT_TOKENS,
-            logprobs=-random.exponential(size=RESPONSE_TOKENS).astype(np.float32),
-            loss_mask=np.ones(RESPONSE_TOKENS, bool),
-            runs=[(version, RESPONSE_TOKENS)],
-            reward=float(place),
-            finish="stop",
-        )
-        for place in range(GROUP_SIZE)
-    ]
-    return Group(0, samples, {version: digest}, 1.0)
-
-
-class OpenRole(Role):
-    """The buffer on loopback TCP without keys. No run uses it."""
-
-    def endpoint(self, service: str) -> str:
-        tcp = self.config.buffer.transport == "tcp" and not self.keys
-        return "tcp://127.0.0.1:0" if tcp else super().endpoint(service)
-
-
-def open_main(role: Role) -> None:
-    from buffer.main import main
-
-    main(OpenRole(**{field.name: getattr(role, field.name) for field in dataclasses.fields(role)}))
-
-
-class LightActor:
-    """Speaks an actor's side of the protocol and has its groups ready: a lease is answered at once, after encoding.
-
-    Waits for leases and announcements. `delays` are the seconds from push to acknowledgement.
-    """
-
-    def __init__(self, endpoint: str, name: str, slots: int = 2 * GROUPS_PER_BATCH * GROUP_SIZE):
-        self.dealer = Dealer(endpoint, name, peer="buffer")
-        self.group, self.ended = make_group(0, "digest"), 0
-        self.ready: deque[int] = deque()
-        self.sent: dict[int, float] = {}
-        self.delays: list[float] = []
-        self.dealer.send(messages.Hello("actor", name, os.getpid(), slots))
-
-    def step(self) -> None:
-        """Handle received messages, then push ready groups in as few messages as possible."""
-        received = self.dealer.receive(1.0)
-        while received:
-            self._on(received.message)
-            received = self.dealer.receive(0)
-        while self.ready:
-            self._push([self.ready.popleft() for _ in range(min(GROUPS_PER_PUSH, len(self.ready)))])
-
-    def _on(self, message: Message) -> None:
-        """Ignores all other messages."""
-        match message:
-            case messages.Announce(manifest):
-                for sample in self.group.samples:
-                    sample.runs = [(manifest.version, RESPONSE_TOKENS)]
-                self.group.digests = {manifest.version: manifest.digest}
-                self.dealer.send(messages.Applied(manifest.version, manifest.digest))
-            case messages.Lease(leases):
-                self.ready += [lease.group_id for lease in leases]
-            case messages.Pushed(ids):
-                now = time.perf_counter()
-                self.delays += [now - self.sent.pop(group_id) for group_id in ids]
-            case messages.Refused(reason):
-                raise SystemExit(f"refused: {reason}")
-
-    def _push(self, ids: list[int]) -> None:
-        coded = [encode_group(dataclasses.replace(self.group, id=group_id)) for group_id in ids]
-        self.sent.update(dict.fromkeys(ids, time.perf_counter()))
-        self.ended += len(ids) * GROUP_SIZE
-        self.dealer.send(messages.Push(pack_heads([head for head, _ in coded])), [payload for _, payload in coded])
-        self.dealer.send(messages.Credit(self.ended))
-
-
 def light_actor(endpoint: str, name: str, delays: Path) -> None:
-    """An actor process; it appends its delays to a file, float64, from time to time."""
+    """An actor process that answers each lease at once, after encoding. Appends the seconds from push to
+    acknowledgement to `delays`, float64."""
     prepare_memory()  # as real roles do
-    actor, written = LightActor(endpoint, name), time.perf_counter()
-    with delays.open("ab") as file:
+    dealer, group, ended = Dealer(endpoint, name, peer="buffer"), GROUP, 0
+    ready, sent = deque[int](), dict[int, float]()
+    dealer.send(messages.Hello("actor", name, os.getpid(), 2 * GROUPS_PER_BATCH * GROUP_SIZE))
+    with delays.open("ab", buffering=0) as file:
         while True:
-            actor.step()
-            if time.perf_counter() - written > 0.25:
-                np.array(actor.delays).tofile(file)
-                actor.delays, written = [], time.perf_counter()
+            received = dealer.receive(1.0)
+            while received:
+                match received.message:
+                    case messages.Announce(manifest):
+                        for sample in group.samples:
+                            sample.runs = [(manifest.version, RESPONSE_TOKENS)]
+                        group.digests = {manifest.version: manifest.digest}
+                        dealer.send(messages.Applied(manifest.version, manifest.digest))
+                    case messages.Lease(leases):
+                        ready += [lease.group_id for lease in leases]
+                    case messages.Pushed(ids):
+                        now = time.perf_counter()
+                        file.write(np.array([now - sent.pop(each) for each in ids]).tobytes())
+                    case messages.Refused(reason):
+                        raise SystemExit(f"refused: {reason}")
+                received = dealer.receive(0)
+            while ready:  # in as few messages as possible
+                ids = [ready.popleft() for _ in range(min(GROUPS_PER_PUSH, len(ready)))]
+                coded = [encode_group(dataclasses.replace(group, id=each)) for each in ids]
+                sent.update(dict.fromkeys(ids, time.perf_counter()))
+                ended += len(ids) * GROUP_SIZE
+                heads = pack_heads([head for head, _ in coded])
+                dealer.send(messages.Push(heads), [payload for _, payload in coded])
+                dealer.send(messages.Credit(ended))
 
 
 def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
@@ -215,45 +155,41 @@ def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
     results.send(rate(take, seconds))
 
 
-@contextlib.contextmanager
-def buffer_process(transport: str, journal: str, folder: Path) -> Iterator[str]:
-    """The real buffer process; gives its endpoint."""
-    with (
-        tempfile.TemporaryDirectory(prefix="run-", dir=folder) as run,
-        tempfile.TemporaryDirectory(dir="/tmp") as short,
-    ):
-        spec = [str(REPOSITORY / "configs/base.yaml"), f"buffer.transport={transport}", f"buffer.journal={journal}"]
-        spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"actors.count={PRODUCERS}", "eval.prompts=0"]
-        spec += [f"sizing.group_size={GROUP_SIZE}", f"scheduler.max_staleness={MAX_STALENESS}"]
-        configs.save(configs.load(spec), Path(run) / "config.yaml")
-        command = [sys.executable, "-m", "scripts.bench.buffer", "--run", run, "--name", "buffer", "--sockets", short]
-        with (folder / "buffer.log").open("w") as log:
-            process = subprocess.Popen(command, cwd=REPOSITORY, stderr=log)
+class OpenRole(Role):
+    """The buffer on loopback TCP without keys. No run uses it."""
+
+    def endpoint(self, service: str) -> str:
+        return "tcp://127.0.0.1:0" if self.config.buffer.transport == "tcp" else super().endpoint(service)
+
+
+def run_buffer(role: Role) -> None:
+    from buffer.main import main
+
+    prepare_memory()
+    main(role)
+
+
+def our_buffer(transport: str, journal: str, seconds: float, delays: Path) -> float | None:
+    spec = ["base", f"buffer.transport={transport}", f"buffer.journal={journal}", "eval.prompts=0"]
+    spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"actors.count={PRODUCERS}"]
+    spec += [f"sizing.group_size={GROUP_SIZE}", f"scheduler.max_staleness={MAX_STALENESS}"]
+    with tempfile.TemporaryDirectory(prefix="buffer-") as run:
+        role = OpenRole("buffer", Path(run), Path(run), configs.load(spec))
+        process = processes.Process(target=run_buffer, args=(role,), daemon=True)
+        process.start()
         try:
-            offer = Path(run) / "rendezvous/buffer.json"
-            while not offer.exists():
-                if process.poll() is not None:
-                    sys.exit((folder / "buffer.log").read_text())
-                time.sleep(0.02)
-            yield json.loads(offer.read_text())["endpoint"]
+            endpoint = role.find("buffer")
+            actors = [(light_actor, (endpoint, f"actor-{place}", delays)) for place in range(PRODUCERS)]
+            return measured((light_learner, (endpoint, seconds)), *actors)
         finally:
             process.kill()
-            process.wait()
-
-
-def our_buffer(transport: str, journal: str, seconds: float, folder: Path, delays: Path) -> float | None:
-    with buffer_process(transport, journal, folder) as endpoint:
-        actors = [(light_actor, (endpoint, f"actor-{i}", delays)) for i in range(PRODUCERS)]
-        return measured((light_learner, (endpoint, seconds)), *actors)
+            process.join()
 
 
 # ---- the others -----------------------------------------------------------------------------------------------------
 
-
-def make_arrays() -> list[dict[str, np.ndarray]]:
-    """A group as an object for a queue of Python objects."""
-    samples = make_group(0, "digest").samples
-    return [{"tokens": each.tokens, "logprobs": each.logprobs, "loss_mask": each.loss_mask} for each in samples]
+ARRAYS = [{"tokens": each.tokens, "logprobs": each.logprobs, "loss_mask": each.loss_mask} for each in GROUP.samples]
+"""A group as an object for a queue of Python objects."""
 
 
 def _socket(kind: int, endpoint: str, bind: bool = False) -> zmq.Socket[bytes]:
@@ -306,7 +242,7 @@ def _queue_consumer(queue: Any, seconds: float, results: Connection) -> None:
 def mp_queue(seconds: float) -> float | None:
     """`multiprocessing.Queue` into a process and out of it, a group per put."""
     source, sink = processes.Queue(64), processes.Queue(64)
-    producers = [(_mp_producer, (source, make_arrays()))] * PRODUCERS
+    producers = [(_mp_producer, (source, ARRAYS))] * PRODUCERS
     return measured((_queue_consumer, (sink, seconds)), (_mp_forward, (source, sink)), *producers)
 
 
@@ -318,70 +254,40 @@ def _ray_run(seconds: float, results: Connection) -> None:
     ray.init(address="local", num_cpus=PRODUCERS + 2, **quiet)  # not a cluster that happens to run here
     queue, produce = Queue(64), ray.remote(num_cpus=1)(_mp_producer)
     for _ in range(PRODUCERS):
-        produce.remote(queue, make_arrays())
+        produce.remote(queue, ARRAYS)
     found = rate(lambda: len(queue.get()), seconds)
     ray.shutdown()
     results.send(found)
-
-
-def contenders(args: argparse.Namespace, folder: Path) -> dict[str, Callable[[], float | None]]:
-    """label → trajectories per second of one measurement; None if it did not answer."""
-    found: dict[str, Callable[[], float | None]] = {"raw zmq tcp": partial(raw_zmq, args.seconds)}
-    for label, transport, journal in (
-        (OURS, "tcp", "off"),
-        ("buffer tcp, journal=fsync", "tcp", "fsync"),
-        ("buffer tcp, journal=memory", "tcp", "memory"),
-        ("buffer ipc", "ipc", "off"),
-    ):
-        delays = folder / ("delays" if label == OURS else "other-delays")
-        found[label] = partial(our_buffer, transport, journal, args.seconds, folder, delays)
-    found["mp queue"] = partial(mp_queue, args.seconds)
-    if importlib.util.find_spec("ray") and not args.without_ray:
-        found["ray queue"] = partial(measured, (_ray_run, (args.seconds,)))
-    return found
-
-
-def ratio(rates: dict[str, list[float]], path: str, other: str) -> float:
-    """The median over rounds."""
-    return statistics.median(a / b for a, b in zip(rates[path], rates[other], strict=True))
 
 
 def main() -> None:
     parser = bench_parser("buffer", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often every contender is measured")
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement, after a warm-up")
-    parser.add_argument("--dir", type=Path, help="where the journal is written (default: the temporary folder)")
     parser.add_argument("--without-ray", action="store_true", help="leave Ray out (it is an extra)")
     args = parser.parse_args()
-    console = output.console()
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=args.dir) as name:
-        runs = contenders(args, Path(name))
-        rates: dict[str, list[float]] = {label: [] for label in runs}
+    runs: dict[str, Callable[[], float | None]] = {"raw_zmq": partial(raw_zmq, args.seconds)}
+    with tempfile.TemporaryDirectory(prefix="delays-") as folder:
+        for path, (transport, journal) in OURS.items():
+            runs[path] = partial(our_buffer, transport, journal, args.seconds, Path(folder) / path)
+        runs["mp_queue"] = partial(mp_queue, args.seconds)
+        if importlib.util.find_spec("ray") and not args.without_ray:
+            runs["ray_queue"] = partial(measured, (_ray_run, (args.seconds,)))
+        rates: dict[str, list[float]] = {path: [] for path in runs}
         for _ in range(args.rounds):
-            for label in [*rates]:
-                if (found := runs[label]()) is None:
-                    console.print(f"{label}: no answer; left out")
-                    del rates[label]
+            for path in [*rates]:
+                if (found := runs[path]()) is None:
+                    print(f"{path}: no answer; left out", flush=True)
+                    del rates[path]
                 else:
-                    rates[label].append(found)
-        delays = np.fromfile(Path(name) / "delays")
-    if OURS not in rates:
-        sys.exit(1)
-    table = output.table("trajectories of 12 KB per second", "path", "median", "lowest", "highest")
-    for label, values in rates.items():
-        table.add_row(label, *(f"{each:,.0f}" for each in (statistics.median(values), min(values), max(values))))
-    console.print(table)
-    table, metrics = output.table("ratios", "metric", "median", "aimed for"), dict[str, float]()
-    for metric, (path, other, aim) in RATIOS.items():
+                    rates[path].append(found)
+        delays = np.fromfile(Path(folder) / "tcp")
+    metrics = {f"{path}_per_second": statistics.median(values) for path, values in rates.items()}
+    for metric, (path, other) in RATIOS.items():
         if path in rates and other in rates:
-            metrics[metric] = ratio(rates, path, other)
-            table.add_row(metric, f"{metrics[metric]:.2f}", aim)
-    console.print(table)
-    metrics["ack_p99_ms"] = 1000 * float(np.percentile(delays, 99))
-    metrics["trajectories_per_second"] = statistics.median(rates[OURS])
-    console.print(f"push to acknowledgement under full load, {OURS}: p99 {metrics['ack_p99_ms']:.1f} ms")
-    output.write_json(args.json, metrics)
+            metrics[metric] = statistics.median(a / b for a, b in zip(rates[path], rates[other], strict=True))
+    tell(metrics | {"ack_p99_ms": 1000 * float(np.percentile(delays, 99))}, args.json)
 
 
 if __name__ == "__main__":
-    run_role(open_main) if "--run" in sys.argv else main()
+    main()

@@ -1,21 +1,30 @@
-"""Common parts of all benches: `--json FILE`, a line per metric, and the fastest of several rounds."""
+"""Common parts of all benches: `--json FILE`, a line per metric, runs, random batches, and the fastest of several
+rounds."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import process_time
 from typing import Any
 
-from ..console.arguments import command, new_file
+import numpy as np
+
+from areal_like.places import REPOSITORY
+from areal_like.types import Batch, Group, Sample
+
+from ..console.arguments import command, json_file
 from ..console.output import write_json
 
 
 def bench_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """The parser of `python -m scripts.bench.NAME`, with `--json FILE`."""
     parser = command(f"bench.{name}", description)
-    parser.add_argument("--json", type=new_file, help="write {metric: number} here")
+    parser.add_argument("--json", type=json_file, help="write {metric: number} here (-: standard output)")
     return parser
 
 
@@ -38,3 +47,47 @@ def best_seconds(
             if repeat:
                 best[name] = min(best[name], clock() - begin)
     return best
+
+
+def trained(run: Path, words: Sequence[str]) -> list[dict[str, Any]]:
+    """Make a run in the folder `run` with these arguments of `train`; its metrics by step. Raises RuntimeError."""
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.train",
+        "--plain",
+        *words,
+        f"run.dir={run.parent}",
+        f"run.name={run.name}",
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}")
+    return rows_of(run)
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def random_batch(lengths: np.ndarray, prompt: int, vocabulary: int) -> Batch:
+    """Random tokens; responses of `lengths` int [groups, samples] after prompts of `prompt` tokens, one per group.
+    Behaviour logprobs are near those of an untrained model; rewards are 0 and 1."""
+    rng = np.random.default_rng(0)
+
+    def sample(asked: np.ndarray, length: int, index: int) -> Sample:
+        return Sample(
+            tokens=np.concatenate([asked, rng.integers(0, vocabulary, length)]).astype(np.int32),
+            prompt_length=prompt,
+            logprobs=(rng.normal(0, 0.1, length) - np.log(vocabulary)).astype(np.float32),
+            loss_mask=np.ones(length, bool),
+            runs=[(0, length)],
+            reward=float(index % 2),
+            finish="stop",
+        )
+
+    groups = []
+    for row in lengths.tolist():
+        asked = rng.integers(0, vocabulary, prompt)
+        groups.append(Group(len(groups), [sample(asked, length, index) for index, length in enumerate(row)]))
+    return Batch(0, 0, groups)

@@ -33,27 +33,49 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from areal_like.places import REPOSITORY
-from areal_like.types import Batch, Group, Limits, Sample
-
-from ..console.output import write_json
 from .figures import bench_parser
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+if __name__ == "__main__":  # first: `--help` needs none of the imports below
+    NAMES = [f"{item}_{size}" for item in ("train", "decode") for size in ("0.5b", "1.5b", "7b")]
+    NAMES = ["correct", *NAMES, "update", "one_card"]
+    parser = bench_parser("gpu", __doc__)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="ITEM", help="these items")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 ... or cpu")
+    parser.add_argument("--tiny", action="store_true", help="shapes for a CPU")
+    parser.add_argument("--item", choices=NAMES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    ARGUMENTS = parser.parse_args()
 
-    from actors.engines.torch_engine import TorchEngine
-    from learners.learner import TorchLearner
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from actors.engines.slot_cache import bytes_per_token
+from actors.engines.torch_engine import TorchEngine
+from actors.subscriber import Subscriber
+from areal_like.models.causal_lm import publishable, qwen2, read_state, state_of
+from areal_like.places import REPOSITORY
+from areal_like.types import Batch, Limits
+from areal_like.weights.state import State, TensorSpec
+from areal_like.wire.messages import Manifest
+from learners.advantages import group
+from learners.learner import TorchLearner
+from learners.losses.clipped import ppo
+from learners.publication import Coding, Publisher
+
+from ..console.output import write_json
+from ..simulation.costs import GPUS
+from .engine import run_engine
+from .figures import random_batch, tell, trained
 
 Metrics = Iterator[dict[str, float]]
 LEARNER_BYTES = 24
@@ -65,16 +87,14 @@ RESPONSE, PREFIX = 256, 128
 CLOSE = 1e-3
 """Most relative error of float32."""
 COMMON = {"vocab_size": 151_936, "num_key_value_heads": 2, "max_position_embeddings": 32_768}
+SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 SIZES: dict[str, dict[str, Any]] = {
-    "0.5b": COMMON
-    | {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
-    "1.5b": COMMON
-    | {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960},
+    "0.5b": COMMON | dict(zip(SHAPE, (896, 24, 14, 4864), strict=True)),
+    "1.5b": COMMON | dict(zip(SHAPE, (1536, 28, 12, 8960), strict=True)),
     "7b": COMMON
-    | {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "intermediate_size": 18_944}
+    | dict(zip(SHAPE, (3584, 28, 28, 18_944), strict=True))
     | {"vocab_size": 152_064, "num_key_value_heads": 4, "tie_word_embeddings": False},
-    "tiny": {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    | {"num_key_value_heads": 2, "intermediate_size": 128},
+    "tiny": dict(zip(SHAPE, (64, 2, 4, 128), strict=True)) | {"vocab_size": 512, "num_key_value_heads": 2},
 }
 
 
@@ -93,70 +113,39 @@ class Place:
     def shape(self, size: str) -> dict[str, Any]:
         return SIZES["tiny" if self.tiny else size]
 
-    def wait(self) -> None:
-        """Until the device is done."""
-        import torch
-
-        if self.gpu:
-            torch.cuda.synchronize()
-
     def seconds(self, call: Callable[[], Any]) -> float:
-        self.wait()
+        """Until the device is done."""
+        wait = torch.cuda.synchronize if self.gpu else lambda: None
+        wait()
         begin = time.perf_counter()
         call()
-        self.wait()
+        wait()
         return time.perf_counter() - begin
 
 
 def new_model(place: Place, size: str, **other: Any) -> PreTrainedModel:
     """Random weights, made on the device: a CPU would take minutes."""
-    import torch
-
-    from areal_like.models.causal_lm import qwen2
-
     with torch.device(place.device):
         return qwen2(0, **(place.shape(size) | other)).eval()
 
 
 def new_learner(place: Place, model: PreTrainedModel, **knobs: Any) -> TorchLearner:
-    from learners.advantages import group
-    from learners.learner import TorchLearner
-    from learners.losses.clipped import ppo
-
-    knobs = {"compute_dtype": "bfloat16" if place.gpu else "float32"} | knobs
-    device: Any = "cuda" if place.gpu else "cpu"
-    return TorchLearner(model, ppo, group, lr=1e-6, num_minibatches=1, device=device, **knobs)
+    knobs = {"compute_dtype": "bfloat16" if place.gpu else "float32", "lr": 1e-6, "num_minibatches": 1} | knobs
+    return TorchLearner(model, ppo, group, device="cuda" if place.gpu else "cpu", **knobs)
 
 
-def made_batch(vocab: int, groups: int, size: int, longest: int) -> Batch:
-    """Random tokens, one prompt per group; log-normal lengths; rewards of 0 and 1; logprobs near those of an untrained
-    model."""
-    rng = np.random.default_rng(0)
-
-    def sample(prompt: np.ndarray, index: int) -> Sample:
-        length = int(np.clip(MEDIAN * np.exp(SIGMA * rng.standard_normal()), 1, longest))
-        return Sample(
-            tokens=np.concatenate([prompt, rng.integers(0, vocab, length).astype(np.int32)]),
-            prompt_length=len(prompt),
-            logprobs=(rng.normal(0, 0.1, length) - np.log(vocab)).astype(np.float32),
-            loss_mask=np.ones(length, bool),
-            runs=[(0, length)],
-            reward=float(index % 2),
-            finish="stop",
-        )
-
-    prompts = rng.integers(0, vocab, (groups, PROMPT)).astype(np.int32)
-    return Batch(0, 0, [Group(g, [sample(prompt, i) for i in range(size)]) for g, prompt in enumerate(prompts)])
+def made_batch(vocabulary: int, groups: int, longest: int) -> Batch:
+    """Groups of 4 or 8 samples with log-normal lengths."""
+    drawn = MEDIAN * np.exp(SIGMA * np.random.default_rng(0).standard_normal((groups, min(8, 2 * groups))))
+    return random_batch(np.clip(drawn, 1, longest).astype(int), PROMPT, vocabulary)
 
 
 def correct(place: Place) -> Metrics:
     """Raises ArithmeticError if the device computes something else than the CPU."""
-    from actors.engines.torch_engine import TorchEngine
-
     gradients = []
     for each in (Place("cpu", True, place.folder), place):
         learner = new_learner(each, small_model(), compute_dtype="float32")
-        learner.train(made_batch(512, 4, 4, 24))
+        learner.train(made_batch(512, 4, 24))
         gradients.append(learner.optimizer.gradient.double().cpu())
     error = float((gradients[1] - gradients[0]).abs().max() / gradients[0].abs().max())
     yield {"gradient_error": error}
@@ -177,15 +166,11 @@ def correct(place: Place) -> Metrics:
 
 def small_model() -> PreTrainedModel:
     """On the CPU, with weights large enough for logprobs that differ."""
-    from areal_like.models.causal_lm import qwen2
-
     return qwen2(0, **SIZES["tiny"], initializer_range=0.1).eval()
 
 
 def off(model: Any, prompt: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> float:
     """Largest difference of the engine's logprobs [T] from those of a forward pass."""
-    import torch
-
     ids = torch.from_numpy(np.concatenate([prompt, tokens]).astype(np.int64))[None].to(model.device)
     with torch.no_grad():
         truth = model(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
@@ -197,13 +182,9 @@ def off(model: Any, prompt: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray
 
 
 def train(place: Place, size: str) -> Metrics:
-    import torch
-
-    from ..simulation.costs import GPUS
-
     model = new_model(place, size, num_hidden_layers=layers_that_fit(place, size))
     yield {f"train_layers_{size}": float(model.config.num_hidden_layers)}
-    batch = made_batch(model.config.vocab_size, 2 if place.tiny else 8, 8, 64 if place.tiny else 4096)
+    batch = made_batch(model.config.vocab_size, *((2, 64) if place.tiny else (8, 4096)))
     work, tokens = flops(model, batch), sum(len(sample.tokens) for sample in batch.samples)
     name = torch.cuda.get_device_name() if place.gpu else "cpu"
     peak = next((GPUS[known][0] for known in GPUS if known in name), None)
@@ -218,8 +199,6 @@ def train(place: Place, size: str) -> Metrics:
 
 def layers_that_fit(place: Place, size: str) -> int:
     """All layers, or as many as leave half of the card to activations."""
-    import torch
-
     shape = place.shape(size)
     if not place.gpu:
         return shape["num_hidden_layers"]
@@ -237,18 +216,15 @@ def flops(model: PreTrainedModel, batch: Batch) -> float:
     embedding = {id(model.get_input_embeddings().weight), id(head)}
     weights = sum(p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in embedding)
     lengths = np.array([len(sample.tokens) for sample in batch.samples], np.float64)
-    trained = sum(int(sample.loss_mask.sum()) for sample in batch.samples)
+    trained_tokens = sum(int(sample.loss_mask.sum()) for sample in batch.samples)
     attention = 6 * config.num_hidden_layers * config.hidden_size * float((lengths**2).sum())
-    return 6.0 * weights * float(lengths.sum()) + 6.0 * head.numel() * trained + attention
+    return 6.0 * weights * float(lengths.sum()) + 6.0 * head.numel() * trained_tokens + attention
 
 
 # Decoding
 
 
 def decode(place: Place, size: str) -> Metrics:
-    from actors.engines.slot_cache import bytes_per_token
-    from actors.engines.torch_engine import TorchEngine
-
     speed, suffix = bandwidth(place), "" if size == "0.5b" else f"_{size}"
     asyncio.set_event_loop(asyncio.new_event_loop())
     counts, response, prefix = ((2, 4), 8, 16) if place.tiny else ((64, 128, 256, 512), RESPONSE, PREFIX)
@@ -260,12 +236,13 @@ def decode(place: Place, size: str) -> Metrics:
     read = sum(p.numel() * p.element_size() for p in model.parameters() if tied or p is not embedding)
     token, rates = bytes_per_token(model.config, engine._cache.dtype), {}
     for count in counts:
-        rates[count] = count * response / decoded(place, engine, prompts[:count], response)
+        decoded = partial(run_engine, engine, prompts[:count], np.full(count, response), greedy=False)
+        rates[count] = count * response / second(place, decoded)
         bound = count * speed / (read + count * (prefix + response / 2) * token)
         yield {f"engine_tokens_per_second_{count}{suffix}": rates[count]}
         yield {f"engine_over_bandwidth_{count}{suffix}": rates[count] / bound}
     yield {f"engine_over_bandwidth{suffix}": rates[count] / bound}
-    del engine, model
+    del engine, model, decoded
     gc.collect()
     for compiled in (False,) if place.tiny else (False, True):
         name = "compiled_generate" if compiled else "generate"
@@ -273,33 +250,25 @@ def decode(place: Place, size: str) -> Metrics:
         yield {f"{name}_tokens_per_second{suffix}": rate, f"engine_over_{name}{suffix}": rates[counts[0]] / rate}
 
 
+def second(place: Place, call: Callable[[], Any]) -> float:
+    """Seconds of the second call; the first captures graphs and compiles."""
+    return [place.seconds(call) for _ in range(2)][1]
+
+
 def bandwidth(place: Place) -> float:
     """Bytes per second, read and written, of a copy within the device's memory."""
-    import torch
-
     source = torch.zeros(1 << 25 if place.tiny else 1 << 31, dtype=torch.uint8, device=place.device)
     target = torch.zeros_like(source)
     return 2 * source.numel() / min(place.seconds(lambda: target.copy_(source)) for _ in range(6))
 
 
-def decoded(place: Place, engine: TorchEngine, prompts: np.ndarray, response: int) -> float:
-    """Seconds of sequences of equal lengths, after graphs are captured. prompts [n, P]."""
-    from .engine import run_engine
-
-    lengths = np.full(len(prompts), response)
-    return [place.seconds(lambda: run_engine(engine, prompts, lengths, greedy=False)) for _ in range(2)][-1]
-
-
 def generated(place: Place, model: Any, prompts: np.ndarray, response: int, compiled: bool) -> float:
     """Seconds of `generate` with a static cache; with `compiled` transformers makes the decode step one CUDA graph."""
-    import torch
-
     ids = torch.from_numpy(prompts.astype(np.int64)).to(place.device)
     model = model.to(torch.bfloat16) if place.gpu else model
     how: dict[str, Any] = {"max_new_tokens": response, "min_new_tokens": response, "pad_token_id": 0}
     how |= {"do_sample": True, "top_k": 0, "cache_implementation": "static", "disable_compile": not compiled}
-    ones = torch.ones_like(ids)
-    return [place.seconds(lambda: model.generate(ids, attention_mask=ones, **how)) for _ in range(2)][-1]
+    return second(place, partial(model.generate, ids, attention_mask=torch.ones_like(ids), **how))
 
 
 # Weight updates
@@ -313,23 +282,13 @@ def update(place: Place) -> Metrics:
 
 async def _updates(place: Place) -> tuple[list[dict[str, float]], list[float]]:
     """Seconds of the parts of each update, and the pause that sequences see."""
-    from actors.engines.torch_engine import TorchEngine
-    from actors.subscriber import Subscriber
-    from areal_like.models.causal_lm import publishable, state_of
-    from areal_like.wire.messages import Manifest
-    from learners.publication import Coding, Publisher
-
     model = new_model(place, "0.5b")
     state = publishable(model)
     master = {name: p.detach().clone() for name, p in model.named_parameters()}
     engine = TorchEngine(model, slots=8, kv_policy="keep", device=place.device, kv_tokens=8 * 1024)
     engine.digest = state.digest()
     made, loop = asyncio.Queue[Manifest](), asyncio.get_running_loop()
-
-    def announce(manifest: Manifest) -> None:
-        loop.call_soon_threadsafe(made.put_nowait, manifest)
-
-    publisher = Publisher("tcp://127.0.0.1:0", Coding(), announce)
+    publisher = Publisher("tcp://127.0.0.1:0", Coding(), lambda each: loop.call_soon_threadsafe(made.put_nowait, each))
     subscriber = Subscriber(engine, "bench", lambda *_: None, state=state)
     writers = [asyncio.create_task(_write(engine, number)) for number in range(8)]
     while engine.stats()["tokens"] < 80:
@@ -341,18 +300,18 @@ async def _updates(place: Place) -> tuple[list[dict[str, float]], list[float]]:
         before, began = engine.stats() | subscriber.stats(), time.perf_counter()
         cast = await asyncio.to_thread(publisher.publish, version, partial(_cast, master))
         manifest = await made.get()
-        encoded = time.perf_counter() - began
+        row = {"update_cast_seconds": cast, "update_encoded_seconds": time.perf_counter() - began}
         await subscriber.apply(manifest)
-        applied = time.perf_counter() - began
-        if version:
-            while engine.stats()["pauses"] == before["pauses"]:
-                await asyncio.sleep(0)
-            spent = {name: value - before[name] for name, value in (engine.stats() | subscriber.stats()).items()}
-            parts = {f"update_{name}_seconds": spent[f"{name}_seconds"] for name in ("fetch", "replica", "apply")}
-            rows.append(
-                {"update_seconds": applied, "update_cast_seconds": cast, "update_encoded_seconds": encoded} | parts
-            )
-            pauses.append(spent["pause_seconds"])
+        row["update_seconds"] = time.perf_counter() - began
+        if not version:
+            continue
+        while engine.stats()["pauses"] == before["pauses"]:
+            await asyncio.sleep(0)
+        after = engine.stats() | subscriber.stats()
+        for part in ("fetch", "replica", "apply"):
+            row[f"update_{part}_seconds"] = after[f"{part}_seconds"] - before[f"{part}_seconds"]
+        rows.append(row)
+        pauses.append(after["pause_seconds"] - before["pause_seconds"])
     for each in writers:
         each.cancel()
     await asyncio.gather(*writers, return_exceptions=True)
@@ -366,9 +325,6 @@ async def _updates(place: Place) -> tuple[list[dict[str, float]], list[float]]:
 
 def _cast(master: dict[str, Any], into: Any = None, done: Any = None) -> Any:
     """The learner's cast of weights on the device into a state on the host."""
-    from areal_like.models.causal_lm import read_state
-    from areal_like.weights.state import State, TensorSpec
-
     state = into or State([TensorSpec(name, "bfloat16", tuple(tensor.shape)) for name, tensor in master.items()])
     read_state(master, state, done)
     return state
@@ -376,8 +332,6 @@ def _cast(master: dict[str, Any], into: Any = None, done: Any = None) -> Any:
 
 def _change(place: Place, master: dict[str, Any], density: float) -> None:
     """Move about this share of the elements by one step of bfloat16."""
-    import torch
-
     for tensor in master.values():
         bits = tensor.view(torch.int32)
         bits += (torch.rand(tensor.shape, device=tensor.device) < density).to(torch.int32) << 16
@@ -398,41 +352,28 @@ async def _write(engine: TorchEngine, number: int) -> None:
 def one_card(place: Place) -> Metrics:
     knobs = {name: value for name, value in place.shape("0.5b").items() if name != "vocab_size"}
     learner, dtype = ("cuda", "bfloat16") if place.gpu else ("cpu", "float32")
-    overrides = [f"model.{name}={json.dumps(value)}" for name, value in knobs.items()]
-    overrides += [f"learner.device={learner}", f"engine.device={place.device}"]
-    overrides += [f"{side}.compute_dtype={dtype}" for side in ("learner", "engine")]
+    words = ["configs/bench/one_card.yaml", *(f"model.{name}={json.dumps(value)}" for name, value in knobs.items())]
+    words += [f"learner.device={learner}", f"engine.device={place.device}"]
+    words += [f"{side}.compute_dtype={dtype}" for side in ("learner", "engine")]
     if place.tiny:
-        overrides += ["launcher=inline", "run.steps=4", "groups_per_batch=2", "engine.slots=8", "engine.memory=null"]
-        overrides += ["task.length_trace={median: 8, sigma: 1.0, max: 32}"]
+        words += ["launcher=inline", "run.steps=4", "groups_per_batch=2", "engine.slots=8", "engine.memory=null"]
+        words += ["task.length_trace={median: 8, sigma: 1.0, max: 32}"]
     rates = {}
     for name, mode in {"sync": "mode=sync", "async": "scheduler.max_staleness=2"}.items():
-        rates[name] = trained(place.folder, name, [*overrides, mode])
+        rows = trained(place.folder / name, [*words, mode])
+        first, last = rows[min(3, len(rows) - 2)], rows[-1]
+        groups = last["ledger/trained"] - first["ledger/trained"]
+        rates[name] = 8 * groups / (last["seconds"] - first["seconds"])
         yield {f"{name}_samples_per_second": rates[name]}
     yield {"async_over_sync": rates["async"] / rates["sync"]}
-
-
-def trained(folder: Path, name: str, overrides: list[str]) -> float:
-    """Samples per second after the first batches. Raises RuntimeError."""
-    command = [sys.executable, "-m", "scripts.train", "configs/bench/one_card.yaml", "--plain", *overrides]
-    command += [f"run.dir={folder}", f"run.name={name}"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed: {(done.stdout + done.stderr)[-1500:]}")
-    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    first, last = rows[min(3, len(rows) - 2)], rows[-1]
-    return 8 * (last["ledger/trained"] - first["ledger/trained"]) / (last["seconds"] - first["seconds"])
 
 
 # Items, each in its own process
 
 ITEMS: dict[str, tuple[float, Callable[[Place], Metrics]]] = {
     "correct": (120, correct),
-    "train_0.5b": (120, partial(train, size="0.5b")),
-    "train_1.5b": (120, partial(train, size="1.5b")),
-    "train_7b": (120, partial(train, size="7b")),
-    "decode_0.5b": (150, partial(decode, size="0.5b")),
-    "decode_1.5b": (150, partial(decode, size="1.5b")),
-    "decode_7b": (180, partial(decode, size="7b")),
+    **{f"train_{size}": (120, partial(train, size=size)) for size in ("0.5b", "1.5b", "7b")},
+    **{f"decode_{size}": (180, partial(decode, size=size)) for size in ("0.5b", "1.5b", "7b")},
     "update": (120, update),
     "one_card": (240, one_card),
 }
@@ -442,8 +383,6 @@ ITEMS: dict[str, tuple[float, Callable[[Place], Metrics]]] = {
 def run_item(name: str, place: Place) -> None:
     """In this process: each finding is a line of JSON in the place's folder."""
     if place.gpu:
-        import torch
-
         torch.cuda.set_device(torch.device(place.device).index or 0)
     with (place.folder / "found").open("a", buffering=1) as file:
         for found in ITEMS[name][1](place):
@@ -452,17 +391,14 @@ def run_item(name: str, place: Place) -> None:
 
 def attempt(name: str, device: str, tiny: bool) -> tuple[dict[str, float], str]:
     """An item in a process of its own: what it found, and its error ("" if it ended well)."""
+    command = [sys.executable, "-m", "scripts.bench.gpu", "--item", name, "--device", device]
+    command += ["--tiny"] if tiny else []
     with tempfile.TemporaryDirectory(prefix=f"gpu-{name}-") as made:
-        folder, error = Path(made), ""
-        (folder / "found").touch()
-        command = [sys.executable, "-m", "scripts.bench.gpu", "--item", name, "--folder", made, "--device", device]
-        with (folder / "log").open("w") as log:
+        found, log, error = Path(made) / "found", Path(made) / "log", ""
+        found.touch()
+        with log.open("w") as out:
             process = subprocess.Popen(
-                [*command, *(["--tiny"] if tiny else [])],
-                stdout=log,
-                stderr=log,
-                cwd=REPOSITORY,
-                start_new_session=True,
+                [*command, "--folder", made], stdout=out, stderr=out, cwd=REPOSITORY, start_new_session=True
             )
             try:
                 if code := process.wait(ITEMS[name][0]):
@@ -472,22 +408,11 @@ def attempt(name: str, device: str, tiny: bool) -> tuple[dict[str, float], str]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
             process.wait()
-        found = dict[str, float]()
-        for line in (folder / "found").read_text().splitlines():
-            found |= json.loads(line)
-        return found, error and f"{error}\n{(folder / 'log').read_text(errors='replace')[-2000:]}"
+        metrics = ChainMap(*map(json.loads, found.read_text().splitlines()))
+        return dict(metrics), error and f"{error}\n{log.read_text(errors='replace')[-2000:]}"
 
 
-def main() -> None:
-    parser = bench_parser("gpu", __doc__)
-    parser.add_argument(
-        "--only", nargs="+", choices=list(ITEMS), default=list(ITEMS), metavar="ITEM", help="these items"
-    )
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 ... or cpu")
-    parser.add_argument("--tiny", action="store_true", help="shapes for a CPU")
-    parser.add_argument("--item", choices=list(ITEMS), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     if args.item:
         run_item(args.item, Place(args.device, args.tiny, args.folder))
         return
@@ -495,13 +420,12 @@ def main() -> None:
     for name in args.only:
         found, error = attempt(name, args.device, args.tiny)
         metrics |= found
-        write_json(args.json, metrics)
         print(f"{name}: {error or 'ok'}", flush=True)
-        for key, value in found.items():
-            print(f"  {key:40s} {value:12.5g}", flush=True)
+        tell(found, None)
+        write_json(args.json, metrics)
         failed |= bool(error)
     sys.exit(failed)
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

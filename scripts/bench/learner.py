@@ -1,11 +1,10 @@
 """Tokens per second and peak memory of the train step: packed, the same model padded, and TRL's GRPOTrainer.
 
-    python -m scripts.bench.learner [--json FILE] [--repeats N] [--rounds N] [--seed N] [--without-trl]
+    python -m scripts.bench.learner [--json FILE] [--repeats N] [--without-trl]
 
 One batch, one model (Qwen2, hidden size 256, 4 layers, float32), one thread, one optimizer step of PPO-clip per batch
 without KL, the sum over tokens divided by their number, AdamW, clipped norm. Lengths of sequences (prompt and response)
-are log-normal with p95/p50 = 4. Each contender runs in a process of its own (peak memory), in turns, and its
-fastest step counts.
+are log-normal with p95/p50 = 4. Each contender runs in a process of its own (peak memory), and its fastest step counts.
 
 - "packed": `TorchLearner.train` as it is, advantages and metrics included.
 - "padded": the same, but each micro-batch is a rectangle as long as its longest sequence, under transformers' own
@@ -15,19 +14,17 @@ fastest step counts.
   favour. It has no token budget, so it runs with several `per_device_train_batch_size` and the fastest counts.
 
 Tokens per second are of real input tokens (prompt and response), the same number for all. Metrics:
-`packed_over_padded`, `step_over_trl` (packed over TRL), `*_tokens_per_second`,
-`*_peak_bytes` (largest resident memory), `*_step_bytes` (the part allocated after the model was made).
+`packed_over_padded`, `step_over_trl` (packed over TRL), `*_tokens_per_second`, and
+`*_peak_bytes` (largest resident memory).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from time import perf_counter
 from typing import Any
 
@@ -35,11 +32,8 @@ from .figures import bench_parser
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = bench_parser("learner", "train step: packed, padded, TRL")
-    parser.add_argument("--repeats", type=int, default=3, help="steps per process that count")
-    parser.add_argument("--rounds", type=int, default=2, help="processes per contender, in turns")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=3, help="steps that count")
     parser.add_argument("--without-trl", action="store_true", help="leave TRL out (it is an extra: bench)")
-    parser.add_argument("--contender", help=argparse.SUPPRESS)
     ARGUMENTS = parser.parse_args()
 
 import numpy as np
@@ -48,14 +42,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.models.causal_lm import qwen2
-from areal_like.types import Batch, Group, Sample
+from areal_like.types import Batch
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.logprobs import token_logprobs
 from learners.losses.clipped import ppo
 from learners.passes import Passes
 
-from .figures import tell
+from .figures import random_batch, tell
+from .trl import at_steps, trl_config
 
 VOCAB, GROUPS, SIZE, PROMPT, MEDIAN, LONGEST, BUDGET = 2048, 8, 8, 16, 64, 768, 4096
 SIGMA = float(np.log(4) / 1.645)
@@ -65,39 +60,16 @@ LR = 1e-5
 
 
 def model() -> PreTrainedModel:
-    return qwen2(
-        0, VOCAB, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
-    )  # fmt: skip
+    shape = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+    return qwen2(0, VOCAB, **shape)
 
 
-def lengths(rng: np.random.Generator) -> np.ndarray:
-    """Response lengths int [GROUPS, SIZE], at the distribution's quantiles: seeds only shuffle them."""
-    normal = torch.distributions.Normal(0.0, 1.0)
+def made_batch() -> Batch:
+    """Response lengths are at the distribution's quantiles, shuffled."""
     quantiles = (torch.arange(GROUPS * SIZE) + 0.5) / (GROUPS * SIZE)
-    tail = MEDIAN * np.exp(SIGMA * normal.icdf(quantiles).numpy())
-    return rng.permutation(np.clip(np.rint(tail) - PROMPT, 1, LONGEST).astype(int)).reshape(GROUPS, SIZE)
-
-
-def made_batch(seed: int) -> Batch:
-    """Random tokens; behaviour logprobs near those of an untrained model; rewards of 0 and 1."""
-    rng = np.random.default_rng(seed)
-    groups = []
-    for g, responses in enumerate(lengths(rng)):
-        prompt = rng.integers(0, VOCAB, PROMPT)
-        samples = [
-            Sample(
-                tokens=np.concatenate([prompt, rng.integers(0, VOCAB, n)]).astype(np.int32),
-                prompt_length=PROMPT,
-                logprobs=np.full(n, -np.log(VOCAB), np.float32),
-                loss_mask=np.ones(n, bool),
-                runs=[(0, int(n))],
-                reward=float(i % 2),
-                finish="stop",
-            )
-            for i, n in enumerate(responses)
-        ]
-        groups.append(Group(id=g, samples=samples))
-    return Batch(0, 0, groups)
+    lengths = MEDIAN * np.exp(SIGMA * torch.distributions.Normal(0.0, 1.0).icdf(quantiles).numpy()) - PROMPT
+    lengths = np.random.default_rng(0).permutation(np.clip(np.rint(lengths), 1, LONGEST).astype(int))
+    return random_batch(lengths.reshape(GROUPS, SIZE), PROMPT, VOCAB)
 
 
 class PaddedPasses(Passes):
@@ -112,7 +84,7 @@ class PaddedPasses(Passes):
                     break
                 end += 1
             part = columns.microbatch(samples[start:end], self._model.device)
-            part.layout = columns.lengths[samples[start:end]]  # all that `padded_logprobs` needs to know of it
+            part.layout = columns.lengths[samples[start:end]]  # `padded_logprobs` needs no more of it
             yield part
             start = end
 
@@ -146,42 +118,37 @@ def pad() -> None:
 
 
 def run_own(kind: str, batch: Batch, repeats: int) -> list[float]:
-    """Seconds of each train step, the first left out."""
-    cls = PaddedLearner if kind == "padded" else TorchLearner
+    """Seconds of each train step."""
     if kind == "padded":
         pad()
-    learner = cls(model(), ppo, group, lr=LR, num_minibatches=1, micro_batch_tokens=BUDGET)
-    mark_memory()
-    return timed(lambda: learner.train(batch), repeats)
-
-
-def timed(step: Callable[[], Any], repeats: int) -> list[float]:
-    seconds = []
+    cls = PaddedLearner if kind == "padded" else TorchLearner
+    learner, seconds = cls(model(), ppo, group, lr=LR, num_minibatches=1, micro_batch_tokens=BUDGET), []
     for _ in range(repeats + 1):
         begin = perf_counter()
-        step()
+        learner.train(batch)
         seconds.append(perf_counter() - begin)
-    return seconds[1:]
+    return seconds
 
 
 def run_trl(size: int, batch: Batch, repeats: int) -> list[float]:
-    """Seconds of forward, backward, clipping and AdamW of each step of TRL, the first left out."""
+    """Seconds of forward, backward, clipping and AdamW of each step of TRL."""
     from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
     from trl import GRPOTrainer
 
-    samples = batch.samples
-    spent = {"scoring": 0.0}
-    seconds: list[float] = []
+    inner = Tokenizer(models.WordLevel(vocab={f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    spent, seconds = [0.0], list[float]()
 
     class Trainer(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             begin = perf_counter()
             made = super()._generate_and_score_completions(inputs)
-            spent["scoring"] += perf_counter() - begin
+            spent[0] -= perf_counter() - begin
             return made
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        chosen = [samples[int(prompt) * SIZE + i % SIZE] for i, prompt in enumerate(prompts)]
+        chosen = [batch.samples[int(prompt) * SIZE + i % SIZE] for i, prompt in enumerate(prompts)]
         return {
             "prompt_ids": [s.tokens[:PROMPT].tolist() for s in chosen],
             "completion_ids": [s.tokens[PROMPT:].tolist() for s in chosen],
@@ -189,128 +156,53 @@ def run_trl(size: int, batch: Batch, repeats: int) -> list[float]:
             "score": [s.reward for s in chosen],
         }
 
+    def begin() -> None:
+        spent[0] = -perf_counter()
+
+    def end() -> None:
+        seconds.append(spent[0] + perf_counter())
+
     with tempfile.TemporaryDirectory() as folder:
+        more = {"bf16": False, "max_completion_length": LONGEST, "max_steps": repeats + 1, "learning_rate": LR}
         trainer = Trainer(
             model=model(),
             reward_funcs=lambda completions, score, **_: score,
-            args=trl_config(folder, size, repeats),
+            args=trl_config(folder, GROUPS * SIZE, size, SIZE, shuffle_dataset=False, seed=0, **more),
             train_dataset=Dataset.from_dict({"prompt": [str(g) for g in range(GROUPS)]}),
-            processing_class=tokenizer(),
+            processing_class=PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="w1", pad_token="w2"),
             rollout_func=rollout,
-            callbacks=[stopwatch(seconds, spent)],
+            callbacks=[at_steps(begin, end)],
         )
-        mark_memory()
         trainer.train()
-    return seconds[1:]
+    return seconds
 
 
-def trl_config(folder: str, size: int, repeats: int) -> Any:
-    from trl import GRPOConfig
-
-    return GRPOConfig(
-        output_dir=folder,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=GROUPS * SIZE // size,
-        num_generations=SIZE,
-        max_completion_length=LONGEST,
-        max_steps=repeats + 1,
-        learning_rate=LR,
-        max_grad_norm=1.0,
-        beta=0.0,
-        loss_type="dapo",
-        scale_rewards="none",
-        temperature=1.0,
-        shuffle_dataset=False,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        seed=0,
-    )
-
-
-def stopwatch(seconds: list[float], spent: dict[str, float]) -> Any:
-    """A callback that appends the seconds of each optimizer step, without those spent on scoring."""
-    from transformers import TrainerCallback
-
-    class Stopwatch(TrainerCallback):
-        def on_step_begin(self, *args: Any, **more: Any) -> None:
-            self.begin, spent["scoring"] = perf_counter(), 0.0
-
-        def on_step_end(self, *args: Any, **more: Any) -> None:
-            seconds.append(perf_counter() - self.begin - spent["scoring"])
-
-    return Stopwatch()
-
-
-def tokenizer() -> Any:
-    """Any tokenizer with as many tokens as the model: TRL decodes completions, but that time is left out."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    inner = Tokenizer(models.WordLevel(vocab={f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="w1", pad_token="w2")
-
-
-BEFORE = [0]
-
-
-def mark_memory() -> None:
-    BEFORE[0] = peak_memory()
-
-
-def peak_memory() -> int:
-    """Bytes of the largest resident memory so far (Linux counts in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def contend(name: str, seed: int, repeats: int) -> dict[str, float]:
-    """One contender in this process."""
+def contend(name: str, repeats: int) -> dict[str, float]:
+    """One contender in this process; its first step warms up."""
     torch.set_num_threads(1)
-    batch = made_batch(seed)
-    seconds = run_trl(int(name[3:]), batch, repeats) if name.startswith("trl") else run_own(name, batch, repeats)
-    return {"seconds": min(seconds), "peak_bytes": peak_memory(), "step_bytes": peak_memory() - BEFORE[0]}
+    run: Callable[..., list[float]] = run_trl if name.startswith("trl") else run_own
+    seconds = run(int(name[3:]) if name.startswith("trl") else name, made_batch(), repeats)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    return {"seconds": min(seconds[1:]), "peak_bytes": peak}
 
 
-def in_own_process(name: str, args: argparse.Namespace) -> dict[str, float]:
-    command = [sys.executable, "-m", "scripts.bench.learner", "--contender", name]
-    command += ["--seed", str(args.seed), "--repeats", str(args.repeats)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+def in_own_process(name: str, repeats: int) -> dict[str, float]:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(contend, name, repeats).result()
 
 
-def compare(args: argparse.Namespace) -> dict[str, float]:
-    names = ["packed", "padded", *(() if args.without_trl else (f"trl{size}" for size in TRL_SIZES))]
-    best: dict[str, dict[str, float]] = {}
-    for _ in range(args.rounds):
-        for name in names:
-            result = in_own_process(name, args)
-            if name not in best or result["seconds"] < best[name]["seconds"]:
-                best[name] = result
-    if not args.without_trl:
-        best["trl"] = min((best[f"trl{size}"] for size in TRL_SIZES), key=lambda result: result["seconds"])
-    tokens = sum(len(sample.tokens) for sample in made_batch(args.seed).samples)
-    metrics = {"packed_over_padded": best["padded"]["seconds"] / best["packed"]["seconds"]}
-    if "trl" in best:
-        metrics["step_over_trl"] = best["trl"]["seconds"] / best["packed"]["seconds"]
-    for name, result in best.items():
-        metrics[f"{name}_tokens_per_second"] = tokens / result["seconds"]
-        metrics |= {f"{name}_{key}": result[key] for key in ("peak_bytes", "step_bytes")}
+def compare(repeats: int, trl: bool) -> dict[str, float]:
+    names = ["packed", "padded", *(f"trl{size}" for size in TRL_SIZES if trl)]
+    found = {name: in_own_process(name, repeats) for name in names}
+    tokens = sum(len(sample.tokens) for sample in made_batch().samples)
+    metrics = {"packed_over_padded": found["padded"]["seconds"] / found["packed"]["seconds"]}
+    if trl:
+        fastest = min(found[f"trl{size}"]["seconds"] for size in TRL_SIZES)
+        metrics["step_over_trl"] = fastest / found["packed"]["seconds"]
+    for name, each in found.items():
+        metrics |= {f"{name}_tokens_per_second": tokens / each["seconds"], f"{name}_peak_bytes": each["peak_bytes"]}
     return metrics
 
 
-def main(args: argparse.Namespace) -> None:
-    if args.contender:
-        print(json.dumps(contend(args.contender, args.seed, args.repeats)))
-        return
-    metrics = compare(args)
-    tell(metrics, args.json)
-
-
 if __name__ == "__main__":
-    main(ARGUMENTS)
+    tell(compare(ARGUMENTS.repeats, not ARGUMENTS.without_trl), ARGUMENTS.json)

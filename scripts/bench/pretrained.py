@@ -1,18 +1,16 @@
 """SmolLM2-135M-Instruct on the CPU, seconds per step of 64 samples: this project and TRL's GRPOTrainer.
 
-    python -m scripts.bench.pretrained [--json FILE] [--model FOLDER] [--cores N] [--rounds N] [--trl PYTHON]
+    python -m scripts.bench.pretrained [--json FILE] [--trl PYTHON] [--without-trl]      (taskset -c 0,1: on two cores)
 
 Same model, prompts (sums of one-digit numbers, as examples/make_sums.py writes them), groups (8 prompts × 8
-samples), temperature, learning rate, clipping and one optimizer step per 64 samples, on the same N cores (all processes
-of a contender are pinned to them). The end token is one that the model never samples, so each answer has exactly 16
-tokens. An answer whose last number is right earns 1. Contenders take turns, each in processes of its own, and the
-fastest round of each counts.
+samples), temperature, learning rate, clipping, one optimizer step per 64 samples, and cores. The end token is one that
+the model never samples, so each answer has exactly 16 tokens. An answer whose last number is right earns 1.
 
 - "async", "sync": `configs/smollm2/one-digit.yaml` in that mode; from one batch served to the learner to the next.
-- "trl": `GRPOTrainer` (`loss_type="dapo"`, `beta=0`, `num_iterations=1`), from one optimizer step to the next: with
-  bfloat16 autocast in micro-batches of 16 and 8 samples, in float32, and wholly in bfloat16 (weights and AdamW too,
-  which loses small updates); the fastest counts. glibc keeps its memory, which halves its time. Its interpreter may be
-  that of another environment (`--trl PYTHON`); `pip install -e '.[bench]' -c constraints.txt` makes one.
+- "trl": `GRPOTrainer` (`loss_type="dapo"`, `beta=0`, `num_iterations=1`), from one optimizer step to the next, in
+  micro-batches of 16 samples: with bfloat16 autocast, and wholly in bfloat16 (weights and AdamW too, which loses small
+  updates); the faster counts. glibc keeps its memory, which halves its time. Its interpreter may be that of another
+  environment (`--trl PYTHON`); `pip install -e '.[bench]' -c constraints.txt` makes one.
 
 The first steps (warm-up, a pipeline that fills) are left out. Metrics: `async_over_trl`, `sync_over_trl` (TRL's seconds
 over ours), `*_seconds`, `*_peak_bytes` (all processes, shared memory counted once), and `computed_over_unique`: tokens
@@ -23,98 +21,71 @@ tokens in equal contexts count once).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from .figures import bench_parser, tell
+from areal_like.places import REPOSITORY
 
-GROUPS, SIZE, ANSWER, LR = 8, 8, 16, 4e-5
+from .figures import bench_parser, rows_of, tell
+from .trl import at_steps, trl_config
+
+GROUPS, SIZE, ANSWER, LR, STEPS = 8, 8, 16, 4e-5, 5
 SILENT = "<jupyter_start>"
 """A token of SmolLM2's tokenizer that the model never samples."""
 WARMUP = {"async": 3, "sync": 1, "trl": 1}
-TRL_VARIANTS = ("bf16-16", "bf16-8", "fp32-16", "whole-16")
+PRECISIONS = ("bf16", "whole")
 MEMORY_SECONDS = 3.0
 """Seconds between measurements of the memory; each stops the process for a moment."""
 KEPT_BY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
 """Memory that glibc keeps for the next step, which halves TRL's time. Our processes set this themselves."""
-LONGEST = 1200.0
-"""Seconds of one process, at most."""
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = bench_parser("pretrained", __doc__)
-    parser.add_argument(
-        "--model", type=Path, help="folder made by examples/make_smollm2.py (default: made where it belongs)"
-    )
-    parser.add_argument("--cores", type=int, default=2, help="processor cores for each contender")
-    parser.add_argument("--steps", type=int, default=5, help="steps per round that count")
-    parser.add_argument("--rounds", type=int, default=1, help="rounds per contender, in turns")
-    parser.add_argument("--trl", default=sys.executable, metavar="PYTHON", help="an interpreter that has TRL")
-    parser.add_argument("--only", action="append", metavar="NAME", help="async, sync, trl, or e.g. trl-bf16-16")
-    parser.add_argument("--keep", type=Path, help="keep models, prompts and runs in this folder")
-    parser.add_argument("--contender", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+def prepare(place: Path) -> None:
+    """The prompts, and a copy of the model with linked weights and an end token that is never sampled."""
+    from examples import make_smollm2, make_sums
 
-
-# What is compared
-
-
-def silent_folder(model: Path, folder: Path) -> Path:
-    """A copy of a model's folder, with linked weights and an end token that is never sampled."""
-    folder.mkdir(parents=True)
+    make_sums.write(place / "sums")
+    model, folder = Path(make_smollm2.FOLDER), place / "model"
+    make_smollm2.make(model)
+    folder.mkdir()
     for file in model.iterdir():
         if file.suffix in (".safetensors", ".bin"):
             (folder / file.name).symlink_to(file.resolve())
         elif file.is_file():
             shutil.copy(file, folder)
     ids = {t["content"]: t["id"] for t in json.loads((model / "tokenizer.json").read_text())["added_tokens"]}
-    for name, value in (("tokenizer_config", SILENT), ("generation_config", ids[SILENT]), ("config", ids[SILENT])):
+    for name, key, value in (
+        ("tokenizer_config", "eos_token", SILENT),
+        ("generation_config", "eos_token_id", ids[SILENT]),
+        ("config", "eos_token_id", ids[SILENT]),
+    ):
         path = folder / f"{name}.json"
         fields = json.loads(path.read_text()) if path.is_file() else {}
-        path.write_text(json.dumps(fields | {"eos_token" if name.startswith("tok") else "eos_token_id": value}))
-    return folder
+        path.write_text(json.dumps(fields | {key: value}))
 
 
-def prepare(args: argparse.Namespace, place: Path) -> None:
-    from examples import make_smollm2, make_sums
-
-    model = args.model or Path(make_smollm2.FOLDER)
-    make_smollm2.make(model)
-    if not (place / "model").exists():
-        silent_folder(model, place / "model")
-    make_sums.write(place / "sums")
-
-
-# Ours
-
-
-def run_ours(mode: str, args: argparse.Namespace, place: Path, name: str) -> dict[str, float]:
+def run_ours(mode: str, place: Path) -> dict[str, float]:
     """Seconds per step, from batch to batch, of a run in `mode`."""
-    steps = WARMUP[mode] + args.steps + 1
-    command = [sys.executable, "-m", "scripts.train", "configs/smollm2/one-digit.yaml", "--plain", f"mode={mode}"]
-    command += [f"model.path={place}/model", f"task.path={place}/sums/one-digit-train.jsonl"]
-    command += [f"task.heldout_path={place}/sums/one-digit-heldout.jsonl", f"task.max_tokens={ANSWER}"]
-    command += [f"run.dir={place}/runs", f"run.name={name}"]
-    command += [f"run.steps={steps}", "run.target_reward=null", f"learner.lr={LR}", f"groups_per_batch={GROUPS}"]
-    command += [f"sizing.group_size={SIZE}", "eval.every=0", "eval.prompts=1", "checkpoint.every=0"]
-    command += ["buffer.keep_journal=true"]
-    peak = started(command, args.cores, place / f"{name}.log")
-    rows = [json.loads(line) for line in (place / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    words = ["configs/smollm2/one-digit.yaml", f"mode={mode}", f"run.dir={place}", f"run.name={mode}"]
+    words += [f"model.path={place}/model", f"task.path={place}/sums/one-digit-train.jsonl"]
+    words += [f"task.heldout_path={place}/sums/one-digit-heldout.jsonl", f"task.max_tokens={ANSWER}"]
+    words += [f"run.steps={WARMUP[mode] + STEPS + 1}", "run.target_reward=null", f"learner.lr={LR}"]
+    words += [f"groups_per_batch={GROUPS}", f"sizing.group_size={SIZE}"]
+    words += ["eval.every=0", "eval.prompts=1", "checkpoint.every=0", "buffer.keep_journal=true"]
+    peak = watched([sys.executable, "-m", "scripts.train", "--plain", *words], place / f"{mode}.log")
+    rows = rows_of(place / mode)
     if {row["response_length/mean"] for row in rows} != {float(ANSWER)}:
-        raise RuntimeError(f"answers of {name} are not all {ANSWER} tokens long")
-    begin, end = rows[WARMUP[mode]]["seconds"], rows[-1]["seconds"]
-    return {"seconds": (end - begin) / (len(rows) - 1 - WARMUP[mode]), "peak_bytes": peak}
+        raise RuntimeError(f"answers of {mode} are not all {ANSWER} tokens long")
+    seconds = [row["seconds"] for row in rows[WARMUP[mode] :]]
+    return {"seconds": (seconds[-1] - seconds[0]) / (len(seconds) - 1), "peak_bytes": peak}
 
 
 def last_batch_over_unique(run: Path) -> float:
@@ -144,18 +115,13 @@ def computed_over_unique(learner: Any, batch: Any) -> float:
     return computed / len(unique)
 
 
-# TRL
+def run_trl(precision: str, python: str, place: Path) -> dict[str, Any]:
+    command, log = [python, "-m", "scripts.bench.pretrained", "--contender", precision, str(place)], place / precision
+    peak = watched(command, log, **KEPT_BY_MALLOC)
+    return {"seconds": float(log.read_text().splitlines()[-1]), "peak_bytes": peak}
 
 
-def run_trl(variant: str, args: argparse.Namespace, place: Path, name: str) -> dict[str, Any]:
-    command = [args.trl, "-m", "scripts.bench.pretrained", "--contender", variant, "--keep", str(place)]
-    command += ["--steps", str(args.steps), "--cores", str(args.cores)]
-    peak = started(command, args.cores, place / f"{name}.log", KEPT_BY_MALLOC)
-    found = json.loads((place / f"{name}.log").read_text().splitlines()[-1])
-    return found | {"peak_bytes": peak}
-
-
-def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
+def contend(precision: str, place: Path) -> float:
     """TRL's trainer in this process: mean seconds per optimizer step."""
     import torch
     from datasets import load_dataset
@@ -164,159 +130,85 @@ def contend(variant: str, args: argparse.Namespace) -> dict[str, Any]:
 
     from areal_like.tasks.numbers import last_number
 
-    torch.set_num_threads(args.cores)
-    precision, size = variant.split("-")
-    folder = str(args.keep / "model")
-    rows = load_dataset("json", data_files=str(args.keep / "sums/one-digit-train.jsonl"), split="train")
-    lengths, ends = list[int](), list[float]()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    rows = load_dataset("json", data_files=str(place / "sums/one-digit-train.jsonl"), split="train")
+    lengths, ends = set[int](), list[float]()
 
     def reward(completions: list[Any], answer: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        lengths.extend(map(len, completion_ids))
+        lengths.update(map(len, completion_ids))
         return [last_number(a, c[0]["content"]) for a, c in zip(answer, completions, strict=True)]
 
-    trainer = GRPOTrainer(
-        model=folder,
-        reward_funcs=reward,
-        args=trl_config(args.keep / f"trl-{variant}", precision, int(size), args.steps + WARMUP["trl"]),
-        train_dataset=rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]}),
-        processing_class=AutoTokenizer.from_pretrained(folder),
-        callbacks=[stopwatch(ends)],
-    )
-    trainer.train()
-    if set(lengths) != {ANSWER}:
-        raise RuntimeError(f"TRL's answers are not all {ANSWER} tokens long: {sorted(set(lengths))}")
-    counted = ends[WARMUP["trl"] - 1 :]
-    return {"seconds": (counted[-1] - counted[0]) / (len(counted) - 1)}
-
-
-def trl_config(folder: Path, precision: str, size: int, steps: int) -> Any:
-    from trl import GRPOConfig
-
-    return GRPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
+    args = trl_config(
+        str(place / f"trl-{precision}"),
+        GROUPS * SIZE,
+        16,
+        SIZE,
         bf16=precision == "bf16",
         model_init_kwargs={"dtype": "bfloat16" if precision == "whole" else "float32"},  # of the weights and AdamW
-        gradient_checkpointing=False,
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=GROUPS * SIZE // size,
-        num_generations=SIZE,
         max_completion_length=ANSWER,
+        max_steps=STEPS + WARMUP["trl"],
         learning_rate=LR,
-        max_grad_norm=1.0,
-        beta=0.0,
-        loss_type="dapo",
-        scale_rewards="none",
-        temperature=1.0,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        max_steps=steps,
         lr_scheduler_type="constant",
     )
+    trainer = GRPOTrainer(
+        model=str(place / "model"),
+        reward_funcs=reward,
+        args=args,
+        train_dataset=rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]}),
+        processing_class=AutoTokenizer.from_pretrained(place / "model"),
+        callbacks=[at_steps(lambda: None, lambda: ends.append(time.monotonic()))],
+    )
+    trainer.train()
+    if lengths != {ANSWER}:
+        raise RuntimeError(f"TRL's answers are not all {ANSWER} tokens long: {sorted(lengths)}")
+    counted = ends[WARMUP["trl"] - 1 :]
+    return (counted[-1] - counted[0]) / (len(counted) - 1)
 
 
-def stopwatch(ends: list[float]) -> Any:
-    """A callback that appends the time of the end of each step."""
-    from transformers import TrainerCallback
+def watched(command: list[str], log: Path, **environment: str) -> int:
+    """Run a command; returns the peak bytes of it and its descendants, each with its share of shared pages. Raises
+    RuntimeError."""
+    import psutil  # accelerate needs it, too
 
-    class Stopwatch(TrainerCallback):
-        def on_step_end(self, *args: Any, **more: Any) -> None:
-            ends.append(time.monotonic())
-
-    return Stopwatch()
-
-
-# Processes
-
-
-def started(command: list[str], cores: int, log: Path, more: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Run a command on `cores` cores; returns the peak bytes of it and its descendants. Raises RuntimeError."""
-    chosen = sorted(os.sched_getaffinity(0))[:cores]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(more)
-    with log.open("w") as out, log.with_suffix(".err").open("w") as err:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=err, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, chosen)
-        )
-        with watched(process.pid) as most:
-            code = process.wait(LONGEST)
-    if code:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{log.with_suffix('.err').read_text()[-3000:]}")
-    return max(most)
+    peak, errors = 0, log.with_suffix(".err")
+    with log.open("w") as out, errors.open("w") as err:
+        variables = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=out, stderr=err, env=variables)
+        while process.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                started = psutil.Process(process.pid)
+                family = [started, *started.children(recursive=True)]
+                peak = max(peak, sum(each.memory_full_info().pss for each in family))
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(MEMORY_SECONDS)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{errors.read_text()[-3000:]}")
+    return peak
 
 
-@contextlib.contextmanager
-def watched(pid: int) -> Iterator[list[int]]:
-    """A list that gets the bytes of a process and its descendants, from time to time."""
-    found, ended = [0], threading.Event()
-
-    def look() -> None:
-        while not ended.wait(MEMORY_SECONDS):
-            found.append(sum(proportional_bytes(each) for each in family(pid)))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield found
-    finally:
-        ended.set()
-        thread.join()
-
-
-def family(pid: int) -> set[int]:
-    """A process and its descendants."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    members, size = {pid}, 0
-    while len(members) > size:
-        size = len(members)
-        members |= {child for child, parent in parents.items() if parent in members}
-    return members
-
-
-def proportional_bytes(pid: int) -> int:
-    """Resident memory of a process, with its share of shared pages."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-def compare(args: argparse.Namespace, place: Path) -> dict[str, float]:
-    names = ["async", "sync", *(f"trl-{variant}" for variant in TRL_VARIANTS)]
-    chosen = [name for name in names if not args.only or any(name.startswith(each) for each in args.only)]
+def compare(place: Path, trl: str | None) -> dict[str, float]:
     metrics: dict[str, float] = {}
-    for number in range(args.rounds):
-        for name in chosen:
-            label = f"{name}-{number}"
-            trl = name.startswith("trl-")
-            found = run_trl(name[4:], args, place, label) if trl else run_ours(name, args, place, label)
-            print(f"{label}: {found['seconds']:.2f} s per step, {found['peak_bytes'] / 1e9:.2f} GB", flush=True)
-            if found["seconds"] < metrics.get(f"{name}_seconds", float("inf")):
-                metrics |= {f"{name}_{key}": value for key, value in found.items()}
-    times = [metrics[f"{name}_seconds"] for name in chosen if name.startswith("trl")]
-    for mode in ("async", "sync"):
-        if times and mode in chosen:
-            metrics[f"{mode}_over_trl"] = min(times) / metrics[f"{mode}_seconds"]
-    if "async" in chosen:
-        metrics["computed_over_unique"] = last_batch_over_unique(place / "runs" / "async-0")
-    return metrics
+    for name in ("async", "sync", *(f"trl-{each}" for each in PRECISIONS if trl)):
+        found = run_trl(name[4:], trl, place) if trl and name.startswith("trl") else run_ours(name, place)
+        metrics |= {f"{name}_{key}": value for key, value in found.items()}
+    if trl:
+        fastest = min(metrics[f"trl-{each}_seconds"] for each in PRECISIONS)
+        metrics |= {f"{mode}_over_trl": fastest / metrics[f"{mode}_seconds"] for mode in ("async", "sync")}
+    return metrics | {"computed_over_unique": last_batch_over_unique(place / "async")}
 
 
-def main(argv: list[str] | None = None) -> None:
-    args = parse(sys.argv[1:] if argv is None else argv)
+def main() -> None:
+    parser = bench_parser("pretrained", __doc__)
+    parser.add_argument("--trl", default=sys.executable, metavar="PYTHON", help="an interpreter that has TRL")
+    parser.add_argument("--without-trl", action="store_true", help="leave TRL out (it is an extra: bench)")
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
     if args.contender:
-        print(json.dumps(contend(args.contender, args)))
+        print(contend(args.contender[0], Path(args.contender[1])))
         return
-    with contextlib.ExitStack() as stack:
-        place = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="areal-like-bench-")))
-        place.mkdir(parents=True, exist_ok=True)
-        prepare(args, place)
-        tell(compare(args, place), args.json)
+    with tempfile.TemporaryDirectory(prefix="areal-like-bench-") as folder:
+        prepare(Path(folder))
+        tell(compare(Path(folder), None if args.without_trl else args.trl), args.json)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,16 +19,15 @@ from pathlib import Path
 from statistics import mean
 
 from areal_like.config import run_config as configs
-from areal_like.places import REPOSITORY
 
-from ..console import output
-from ..console.arguments import interrupted, positive
+from ..console.arguments import positive
+from ..console.output import console, table
 from ..simulation import costs
 from ..simulation.run import SHARES, Simulation, difference, figures_of
-from .figures import bench_parser, tell
+from .figures import bench_parser, tell, trained
+from .modes import LONGTAIL
 
 CONFIG = "configs/bench/modes.yaml"
-LONGTAIL = ["engine.median=60", "engine.sigma=1.0", "engine.noise=0.3", "learner.base=0.105"]
 SETTINGS = {
     "equal lengths, sync": ["engine.median=200", "learner.base=0.2", "mode=sync"],
     "equal lengths, async 1": ["engine.median=200", "learner.base=0.2", "scheduler.max_staleness=1"],
@@ -49,9 +45,8 @@ FIGURES = {
 }
 """Compared figure → its metric."""
 HISTORIES = 8
-MANY = 10_000
 MANY_OVERRIDES = [
-    f"actors.count={MANY}",
+    "actors.count=10000",
     "groups_per_batch=16384",
     "run.steps=10",
     "sampling.max_new_tokens=8192",
@@ -63,25 +58,9 @@ MANY_OVERRIDES = [
 Figures = list[dict[str, float]]
 
 
-def real(overrides: Sequence[str], folder: Path) -> dict[str, float]:
-    """Make a run to its end. At Ctrl-C it is waited for: it gets the signal, too, and ends its processes."""
-    name = f"run-{len(list(folder.iterdir()))}"
-    words = ["--plain", CONFIG, f"run.dir={folder}", f"run.name={name}", *overrides]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scripts.train", *words],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        log, _ = process.communicate()
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        process.communicate()
-        raise
-    if process.returncode:
-        sys.exit(f"train {' '.join(words)} failed:\n{log.decode(errors='replace')}")
-    return figures_of(folder / name)
+def real(overrides: Sequence[str], run: Path) -> dict[str, float]:
+    trained(run, [CONFIG, *overrides])
+    return figures_of(run)
 
 
 def simulated(overrides: Sequence[str]) -> Figures:
@@ -115,31 +94,27 @@ def many() -> dict[str, float]:
 def errors(repeats: int) -> dict[str, float]:
     """Print a row per setting; return the largest errors."""
     found = dict.fromkeys(FIGURES.values(), 0.0)
-    table = output.table("error of the simulated mean, ± real scatter", "setting", *FIGURES, "real samples/s")
+    shown = table("error of the simulated mean, ± real scatter", "setting", *FIGURES, "real samples/s")
     with tempfile.TemporaryDirectory(prefix="simulate-") as place:
-        for setting, overrides in SETTINGS.items():
-            there = [real(overrides, Path(place)) for _ in range(repeats)]
+        for number, (setting, overrides) in enumerate(SETTINGS.items()):
+            there = [real(overrides, Path(place) / f"{number}-{repeat}") for repeat in range(repeats)]
             here, cells = simulated(overrides), []
             for name, metric in FIGURES.items():
                 error, scatter = compared(name, here, there)
                 found[metric] = max(found[metric], abs(error))
                 cells.append(f"{error:+.1%} ±{scatter:.1%}")
-            table.add_row(setting, *cells, f"{mean(each['samples_per_second'] for each in there):.0f}")
-    output.console(150).print(table)
+            shown.add_row(setting, *cells, f"{mean(each['samples_per_second'] for each in there):.0f}")
+    console(150).print(shown)
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> None:
     parser = bench_parser("simulate", __doc__)
     parser.add_argument("--repeats", type=positive, default=2, metavar="R", help="real runs per setting (default: 2)")
     parser.add_argument("--actors-10000", action="store_true", help="simulate 10,000 actors instead")
-    args = parser.parse_args(argv)
-    try:
-        tell(many() if args.actors_10000 else errors(args.repeats), args.json)
-    except KeyboardInterrupt:
-        return interrupted("nothing is kept")
-    return 0
+    args = parser.parse_args()
+    tell(many() if args.actors_10000 else errors(args.repeats), args.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
