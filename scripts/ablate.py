@@ -1,9 +1,9 @@
 """Ablations: `areal-like ablate configs/ablation/X.yaml`: a grid times seeds becomes runs, tables and plots.
 
 Checks the study and the config of every possible run, tunes if the study asks for it, makes the runs, and writes
-`results.csv`, `results.md` and plots. Run the same command again to continue: finished runs stay, killed ones resume.
+`results.csv`, `results.md` and `curves.png`. The same command again continues: finished runs stay, killed ones resume.
 The parts are in `scripts.ablation`: `study` (the yaml), `measures`, `runs` (this machine), `slurm` (a cluster),
-`results` (tables), `pictures` (plots).
+`results` (tables, curves).
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from pathlib import Path
 
 from .ablation import results, slurm, study
 from .ablation.devices import pool_for
-from .ablation.measures import Outcome
 from .ablation.results import Choice, gather
 from .ablation.runs import Folder, run_all, say
 from .ablation.study import MAIN, TUNE, Run
 from .console.arguments import EXIT_INTERRUPTED, command, positive
-from .train import Interrupted, Signals
+from .console.signals import Interrupted, Signals
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -47,7 +46,6 @@ class Ablation:
         self.folder = Folder(args.out or Path("runs") / "ablation" / self.study.name)
         self.command = shlex.join(["areal-like", "ablate", *argv])
         self.tuning = self.study.tuning_runs()
-        self._unknown = set[str]()
 
     def run(self) -> int:
         """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError, ConfigError where the
@@ -57,18 +55,9 @@ class Ablation:
         for stage in (TUNE, MAIN):
             if self.args.only in (None, stage):
                 runs = self.tuning if stage == TUNE else self.main_runs()
-                failed += run_all(runs, self.folder, parallel, pool, signals.check, self.note_unknown)
+                failed += run_all(runs, self.folder, parallel, pool, signals.check)
         self.report()
         return len(failed)
-
-    def note_unknown(self, run: Run) -> None:
-        """Report, once per measure, that a finished run has no such key: it may be misspelt."""
-        if not self.folder.is_finished(run):  # it ended well and left no summary
-            return
-        for name, problem in Outcome(self.folder.run(run), run.config).unknown(self.study.measures.values()).items():
-            if name not in self._unknown:
-                self._unknown.add(name)
-                say(f"note: {problem}")
 
     def choices(self) -> list[Choice]:
         """The tuned values, from the finished runs. Raises ValueError if they are not complete."""
@@ -86,12 +75,9 @@ class Ablation:
             choices, runs = [], []
             say(f"the main runs depend on the tuning: {error}")
         self.folder.make()
-        tuning, main = (gather(self.study, each, self.folder) for each in (self.tuning, runs))
-        print(results.write(self.study, self.folder.path, [*tuning, *main], choices, self.command))
-        from .ablation import pictures  # imports matplotlib
-
-        pictures.draw_all(self.study, results.by_point(self.study, main), self.folder.path)
-        say(f"results.csv, results.md and plots are in {self.folder.path}")
+        found = gather(self.study, [*self.tuning, *runs], self.folder)
+        print(results.write(self.study, self.folder.path, found, choices, self.command))
+        say(f"results.csv, results.md and curves.png are in {self.folder.path}")
 
     def unfinished(self) -> tuple[str, list[Run]]:
         """The next stage, and its unfinished runs. Raises ValueError."""

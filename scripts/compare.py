@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from areal_like.config.run_config import ConfigError, leaves, load_resolved
 from areal_like.errors import UserError
 from areal_like.run.metrics import MetricsFollower
@@ -38,8 +36,8 @@ MEASURES = {
     "trained tokens per second": "trained_tokens_per_second",
 }
 """Name → key of the summary."""
-MOST_NAMES, CURVE = 8, 24
-"""Runs whose names are shown, per setting; characters of a curve."""
+CURVE = 24
+"""Characters of a curve."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -103,10 +101,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     """A column per setting: what differs, and a row per measure; then the settings' curves."""
     out = console()
     for number, row in enumerate(rows, 1):
-        names = [visible(Path(folder).resolve().name) for folder in row["runs"]]
-        more = " ..." * (len(names) > MOST_NAMES)
-        line = f"{number}: {', '.join(names[:MOST_NAMES])}{more}  {sparkline(row['curves'][0][1], CURVE)}"
-        out.print(Text(line), soft_wrap=True)
+        names = ", ".join(visible(Path(folder).resolve().name) for folder in row["runs"])
+        out.print(f"{number}: {names}  {sparkline(row['curves'][0][1], CURVE)}", soft_wrap=True)
     if keys := list(rows[0]["settings"]):
         differ = table("what differs", "", *(str(number) for number in range(1, len(rows) + 1)))
         for key in keys:
@@ -120,27 +116,21 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
                 cells = (f"{figures[key]:.4g}" for key in ("mean", "low", "high"))
                 found.add_row(name if number == 1 else "", str(number), str(figures["count"]), *cells)
     out.print(found)
-    out.print(Text("low, high: 95 % interval of the mean of five runs or more, else the range", "dim"))
+    out.print("low, high: 95 % interval of the mean of five runs or more, else the range")
 
 
 def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A line per setting: the mean over its runs, and its interval of five or more; runs are thin. Raises OSError."""
+    """A line per setting. Raises OSError."""
     from matplotlib.figure import Figure
 
-    from .analysis.intervals import FEWEST_FOR_INTERVALS, band
+    from .analysis.intervals import draw_band
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axis = figure.subplots()
     for row in rows:
-        curves = [each for each in row["curves"] if each[0]]
-        if not curves:
-            continue
-        mean, label = band(curves), ", ".join(f"{key}={value}" for key, value in row["settings"].items())
-        (line,) = axis.plot(mean.x, mean.mean, label=label or "all runs")
-        for x, y in curves if len(curves) > 1 else ():
-            axis.plot(x, y, color=line.get_color(), linewidth=0.5, alpha=0.4)
-        if len(curves) >= FEWEST_FOR_INTERVALS:
-            axis.fill_between(mean.x, mean.low, mean.high, color=line.get_color(), alpha=0.15, linewidth=0)
+        label = ", ".join(f"{key}={value}" for key, value in row["settings"].items()) or "all runs"
+        if curves := [each for each in row["curves"] if each[0]]:
+            draw_band(axis, curves, label)
     axis.set(xlabel="train step", ylabel="mean reward of the batch")
     axis.legend(fontsize=7)
     figure.savefig(path)

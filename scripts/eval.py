@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_like import estimates
 from areal_like.config import run_config as configs
 from areal_like.config.layers import parse_override
 from areal_like.config.run_config import ConfigError
 from areal_like.config.schema import OWN
 from areal_like.errors import UserError
-from areal_like.estimates import by_prompt, interval, powers
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG
 from areal_like.tasks.heldout import own_rows
@@ -169,6 +169,14 @@ def check_vocabulary(given: Path, folder: Path, asked: Sequence[Question]) -> No
             raise ConfigError(f"{given}: got a vocabulary of {size} tokens, expected the {wanted} of {question.name}")
 
 
+def check_prompts(first: Sequence[Question], second: Sequence[Question]) -> None:
+    """Raises ConfigError where two models would get other prompts."""
+    for mine, other in zip(first, second, strict=True):
+        texts = [[shown(each.task.prompt(*row)) for row in each.rows] for each in (mine, other)]
+        if texts[0] != texts[1]:
+            raise ConfigError(f"{mine.name}: the tokenizers of the two models leave them other prompts")
+
+
 def shown(prompt: Prompt) -> str:
     """A prompt for people: its last message, or its tokens."""
     return str(prompt.messages[-1]["content"] if prompt.messages else prompt.tokens.tolist())
@@ -220,15 +228,14 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         await pool.close()
 
 
-def evaluate(args: argparse.Namespace, given: Path, asked: Sequence[Question]) -> dict[str, list[Answers]]:
-    """Set → answers of the model at `given`. Raises UserError, ValueError, OSError."""
+def evaluate(args: argparse.Namespace, folder: Path, asked: Sequence[Question]) -> dict[str, list[Answers]]:
+    """Set → answers of the model in a folder. Raises UserError, ValueError, OSError."""
     from areal_like.config.registry import build
 
     answers = {}
     for question in asked:
-        print(f"{given}: {question.name}, {len(question.rows)} prompts", file=sys.stderr, flush=True)
-        spec = {"name": "folder", "path": str(model_folder(given))}
-        model = build("model", spec, args.seed, question.task.vocab_size)
+        print(f"{folder}: {question.name}, {len(question.rows)} prompts", file=sys.stderr, flush=True)
+        model = build("model", {"name": "folder", "path": str(folder)}, args.seed, question.task.vocab_size)
         answers[question.name] = asyncio.run(ask(args, question, model))
     return answers
 
@@ -236,14 +243,13 @@ def evaluate(args: argparse.Namespace, given: Path, asked: Sequence[Question]) -
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def figures(answers: Sequence[Answers], samples: int, right: float) -> dict[str, Any]:
+def figures(answers: Sequence[Answers], args: argparse.Namespace) -> dict[str, Any]:
     """Means over prompts, [mean, low, high] of the reward and of each pass@k."""
-    by = by_prompt([each.rewards for each in answers], powers(samples), right)
     lengths = [length for each in answers for length in each.lengths]
     return {
         "prompts": len(answers),
-        "samples": samples,
-        **{name: [sum(values) / len(values), *interval(values)] for name, values in by.items()},
+        "samples": args.samples,
+        **estimates.figures([each.rewards for each in answers], estimates.powers(args.samples), args.right),
         "tokens": sum(lengths) / len(lengths),
         "cut": sum(each.cut for each in answers) / len(lengths),
     }
@@ -256,76 +262,63 @@ def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, mod
     made = table(title, "set", "prompts", "figure", "mean", "low", "high", "tokens", "cut")
     for name, found in results.items():
         first = [shortened(name, 24), str(found["prompts"])], [f"{found['tokens']:.1f}", f"{found['cut']:.0%}"]
-        for figure in ("reward", *(f"pass@{k}" for k in powers(args.samples))):
+        for figure in ("reward", *(f"pass@{k}" for k in estimates.powers(args.samples))):
             made.add_row(*first[0], figure, *(f"{number:.3f}" for number in found[figure]), *first[1])
             first = ["", ""], []
     console().print(made)
 
 
-def show_answers(name: str, answers: Sequence[Answers], count: int) -> None:
-    for each in answers[:count]:
+def show_answers(name: str, answers: Sequence[Answers]) -> None:
+    for each in answers:
         print(visible(f"\n{name}: {shortened(each.prompt, 200)}\n  wanted: {shortened(each.wanted, 200)}"))
         for text, reward in zip(each.texts, each.rewards, strict=True):
             print(f"  {reward:6.3f}  {visible(shortened(text, 200))}")
 
 
-def differences(
-    before: Mapping[str, Sequence[Answers]], after: Mapping[str, Sequence[Answers]], args: argparse.Namespace
-) -> dict[str, dict[str, Any]]:
-    """Set → figure → `pairing.Paired`."""
+def differences(before: Sequence[Answers], after: Sequence[Answers], args: argparse.Namespace) -> dict[str, Any]:
+    """Figure → `pairing.Paired`."""
     from .analysis.pairing import paired
 
-    found = {}
-    for name in after:
-        first, second = (
-            by_prompt([each.rewards for each in side[name]], powers(args.samples), args.right)
-            for side in (before, after)
-        )
-        found[name] = {figure: paired(first[figure], second[figure]) for figure in first}
-    return found
+    ks = estimates.powers(args.samples)
+    old, new = (estimates.by_prompt([each.rewards for each in side], ks, args.right) for side in (before, after))
+    return {figure: paired(old[figure], new[figure]) for figure in old}
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    models = [given for given in (args.model, args.against) if given]
     try:
-        folders = [model_folder(given) for given in (args.model, args.against) if given]
+        folders = [model_folder(given) for given in models]
         import torch
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         if args.threads:
             torch.set_num_threads(args.threads)
-        asked = questions(args, folders[0])
-        others = questions(args, folders[-1]) if args.sets else asked  # a file is read with the model's own tokenizer
-        for given, folder, own in zip((args.model, args.against), folders, (asked, others), strict=False):
+        asked = [questions(args, folder) for folder in folders]  # a file is read with the model's own tokenizer
+        for given, folder, own in zip(models, folders, asked, strict=True):
             check_vocabulary(given, folder, own)
-        for mine, other in zip(asked, others, strict=True):
-            texts = [[shown(each.task.prompt(*row)) for row in each.rows] for each in (mine, other)]
-            if texts[0] != texts[1]:
-                raise ConfigError(f"{mine.name}: the tokenizers of the two models leave them other prompts")
-        answers = evaluate(args, args.model, asked)
-        against = evaluate(args, args.against, others) if args.against else {}
+        check_prompts(asked[0], asked[-1])
+        answers = [evaluate(args, folder, own) for folder, own in zip(folders, asked, strict=True)]
     except (UserError, ValueError, OSError) as error:
         refuse(error)
-    data = {name: figures(each, args.samples, args.right) for name, each in answers.items()}
-    data_against = {name: figures(each, args.samples, args.right) for name, each in against.items()}
-    changes = differences(against, answers, args) if against else {}
+    data = [{name: figures(each, args) for name, each in found.items()} for found in answers]
+    changes = {name: differences(answers[1][name], each, args) for name, each in answers[0].items() if args.against}
     if args.json != Path("-"):
-        for name, each in answers.items():
-            show_answers(name, each, args.show)
-        show(data, args, args.model)
-        if against:
+        for name, each in answers[0].items():
+            show_answers(name, each[: args.show])
+        for given, found in zip(models, data, strict=True):
+            show(found, args, given)
+        if changes:
             from .analysis.pairing import table_of
 
-            show(data_against, args, args.against)
             console().print(table_of(f"{args.model} minus {args.against}, prompt by prompt", changes))
-    for name, each in answers.items():
-        data[name]["answers"] = [asdict(answer) for answer in each]
-        if against:
-            other_answers = [asdict(answer) for answer in against[name]]
-            data[name]["against"] = data_against[name] | {"answers": other_answers}
-            data[name]["differences"] = {figure: pair._asdict() for figure, pair in changes[name].items()}
-    write_json(args.json, data)
+    for found, of_model in zip(data, answers, strict=True):
+        for name, each in of_model.items():
+            found[name]["answers"] = [asdict(answer) for answer in each]
+    for name, pairs in changes.items():
+        data[0][name] |= {"against": data[1][name], "differences": {key: each._asdict() for key, each in pairs.items()}}
+    write_json(args.json, data[0])
     return 0
 
 

@@ -13,20 +13,19 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from areal_like.config.placement import Devices, devices_of
+from areal_like.config.placement import devices_of
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.launch.children import Children
 from areal_like.launch.local import spawn_role
 from areal_like.launch.plan import RoleSpec, has_model
 from areal_like.launch.restarts import RestartLimits
-from areal_like.run.run_folder import RENDEZVOUS
+from areal_like.run.run_folder import RENDEZVOUS, SUMMARY
 from areal_like.wire.link import BusError
 
 from .console.arguments import EXIT_INTERRUPTED, command, positive, refuse
+from .console.signals import Interrupted, Signals
 from .following.running import NotRunning, Running, add_arguments
-from .train import Interrupted, Signals
 
 POLL_SECONDS = 0.1
 
@@ -44,21 +43,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def guests(count: int, config: Config, devices: Sequence[int] = ()) -> list[RoleSpec]:
-    """Actors with names that are unique over hosts. Raises ConfigError for devices that they can't divide evenly."""
-    stem = f"guest-{socket.gethostname()}-{os.getpid()}"
-    threads, model = config.actors.threads or 1, has_model("engine", config.engine)
-    return [
-        RoleSpec(f"{stem}-{number}", "actors.main", threads, False, model, len(own or ()), own)
-        for number, own in enumerate(shares(devices, count))
-    ]
-
-
-def shares(devices: Sequence[int], count: int) -> list[Devices | None]:
-    """The devices of each of `count` actors; None: all. Raises ConfigError."""
+    """Actors with names that are unique over hosts, which divide the devices. Raises ConfigError."""
     each, left = divmod(len(devices), count)
     if left:
         raise ConfigError(f"--devices: {count} actors can't divide {len(devices)} devices evenly")
-    return [tuple(devices[i * each : (i + 1) * each]) or None for i in range(count)]
+    stem = f"guest-{socket.gethostname()}-{os.getpid()}"
+    threads, model = config.actors.threads or 1, has_model("engine", config.engine)
+    return [
+        RoleSpec(f"{stem}-{i}", "actors.main", threads, False, model, each, tuple(devices[i * each :][:each]) or None)
+        for i in range(count)
+    ]
 
 
 def accompany(args: argparse.Namespace, signals: Signals) -> bool:
@@ -66,23 +60,21 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
     also for leftover files of a run whose processes were killed."""
     running = Running(args.run, args.keys)
     own = running.config.actors
-    restarts = own.max_restarts if args.max_restarts is None else args.max_restarts
+    limits = RestartLimits(own.max_restarts if args.max_restarts is None else args.max_restarts, own.restart_window)
     more = ["--guest", *(["--keys", str(args.keys.resolve())] if args.keys else [])]
-    limits = RestartLimits(restarts, own.restart_window)
     actors = Children(args.run, limits, lambda role, name: spawn_role(args.run, role, name, *more), guests=True)
-    told = 0
+    reported = 0
     try:
         running.report()
         actors.start(guests(args.actors, running.config, devices_of(args.devices, "--devices")))
-        many = f"{args.actors} actors join" if args.actors > 1 else "1 actor joins"
-        print(f"{many} {args.run} (logs: {args.run}/logs/guest-*)", flush=True)
-        while running.rendezvous() == running.offered:
+        print(f"joining {args.run}, actors: {args.actors} (logs: {args.run}/logs/guest-*)", flush=True)
+        while running.is_there():
             signals.check()
             actors.poll()
-            for death in actors.deaths[told:]:
+            for death in actors.deaths[reported:]:
                 print(death, flush=True)
                 running.client.lost(death.name, death.pid, death.how, by_itself=death.by_itself)
-            told = len(actors.deaths)
+            reported = len(actors.deaths)
             if actors.none_left:
                 print("\n".join(["no actor is left:", *actors.left_out.values()]), file=sys.stderr)
                 return False
@@ -93,16 +85,9 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
         running.close()
 
 
-def until_it_runs(run: Path, signals: Signals) -> None:
-    """Wait until the run starts, or has ended. Raises Interrupted."""
-    while not (run / RENDEZVOUS / "buffer.json").exists() and not (run / "summary.json").exists():
-        signals.check()
-        time.sleep(POLL_SECONDS)
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    signals = Signals()
+    signals, buffer, ended = Signals(), args.run / RENDEZVOUS / "buffer.json", args.run / SUMMARY
     try:
         while True:
             try:
@@ -111,10 +96,12 @@ def main(argv: list[str] | None = None) -> int:
             except NotRunning:
                 if not args.wait:
                     raise
-            if not args.wait or (args.run / "summary.json").exists():
+            if not args.wait or ended.exists():
                 print("the run has ended")
                 return 0
-            until_it_runs(args.run, signals)
+            while not buffer.exists() and not ended.exists():
+                signals.check()
+                time.sleep(POLL_SECONDS)
     except Interrupted:
         return EXIT_INTERRUPTED
     except (ValueError, OSError, BusError) as error:

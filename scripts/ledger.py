@@ -1,13 +1,9 @@
-"""Where every prompt of a run went: `areal-like ledger RUN [--steps N]`; `--verify` checks that its journal is sound.
+"""Where every prompt of a run went: `areal-like ledger RUN`; `--verify` checks that its journal is sound.
 
 Reads the run's journal: how many groups were trained, filtered, dropped (why), or are still active, with lengths and
 rewards of those that were rolled out; a table for each task of a mixture. If the journal was cut at a checkpoint
 (`buffer.keep_journal=false`), the counts are complete, and all else covers the time since then. The length bias is the
 mean length of trained responses over that of all responses; one that was cut counts with the tokens that it had.
-`--steps N` reads the first N train steps only: at its end a run has trained the long prompts that waited meanwhile.
-
-Where a sampler or a filter chose, a table has groups by difficulty. First the draws, by the results that were recorded
-by then, and what uniform draws would have been; then the groups by their own rewards.
 
 `--verify` needs `buffer.keep_journal=true`; the run may have crashed and resumed any number of times:
 
@@ -38,17 +34,17 @@ from areal_like.config.registry import bind, build
 from areal_like.config.run_config import load_resolved
 from areal_like.errors import UserError
 from areal_like.wire.groups import Head
-from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, LeaveOut, Open, Push, Serve, Snapshot
+from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, LeaveOut, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.prompts import PromptCursor, shares_of
 from buffer.recovery import standing
-from buffer.results import CLASSES, NEW, Results, classes, pass_rates, rate_of
+from buffer.results import Results
 from buffer.samplers import needs_results
 from buffer.staleness import Bound
 from buffer.store import LEASED, UNFINISHED, Entry, Stage, Store, ledger_of
 
 from .console import output
-from .console.arguments import command, positive, refuse
+from .console.arguments import command, refuse
 
 TRAINED, ACTIVE = "trained", "active"
 MOST_REASONS = 10
@@ -58,74 +54,40 @@ RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 @dataclass
 class Account:
     """One fate: `count` groups; lengths (tokens) and rewards of the samples of those that had been rolled out; lengths
-    of all their responses (`offered`), with `cut` ones, for which the group did not wait; and why samples were
-    `redrawn`: crashes of their rewards or agents."""
+    of all their responses (`offered`), with `cut` ones, for which the group did not wait."""
 
     count: int = 0
     lengths: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     offered: list[int] = field(default_factory=list)
     cut: int = 0
-    redrawn: list[str] = field(default_factory=list)
 
-    def add(self, entry: Entry, redrawn: Iterable[str] = ()) -> None:
+    def add(self, entry: Entry) -> None:
         self.count += 1
         self.cut += len(entry.cut)
-        self.redrawn += redrawn
         if entry.head:
             self.lengths += entry.head.lengths
             self.rewards += entry.head.rewards
             self.offered += [*entry.head.lengths, *entry.cut]
 
 
-class Difficulty:
-    """Groups by difficulty. By the class of the prompt when it was drawn: `drawn`, `trained`, and `uniform`: draws
-    of prompts with a result, if each had been equally likely. By the group's own rewards: `rolled_out`, `kept`."""
-
-    def __init__(self) -> None:
-        self.drawn, self.trained = Counter[str](), Counter[str]()
-        self.uniform: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
-        self.rolled_out, self.kept = Counter[str](), Counter[str]()
-
-    @property
-    def is_biased(self) -> bool:
-        """Was a prompt drawn again, or a group left out?"""
-        return self.drawn.total() > self.drawn[NEW] or self.rolled_out != self.kept
-
-    def table(self, title: str) -> Table:
-        made = output.table(title, "difficulty", "drawn", "uniform", "trained", "rolled out", "trained")
-        for name in CLASSES:
-            drawn = f"{self.drawn[name]}", f"{self.uniform[name]:.1f}" if name != NEW else "-", f"{self.trained[name]}"
-            made.add_row(name, *drawn, f"{self.rolled_out[name]}", f"{self.kept[name]}")
-        return made
-
-
 class Books:
-    """The fates of all groups, from the records of a journal in order. `tasks` and `difficulty` are by task of a
-    mixture; `difficulty[""]` covers all."""
+    """The fates of all groups, from the records of a journal in order; `tasks` are those of a mixture; `redrawn` counts
+    why samples were drawn again."""
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
         self.tasks: dict[str, dict[str, Account]] = {}
-        self.difficulty: dict[str, Difficulty] = {"": Difficulty()}
-        self.admitted: list[tuple[int, int, int]] = []  # group, row of the task, samples that were started
-        self._results = Results()
-        self._store = Store(Bound(math.inf, 1), results=self._results)
-        self._redrawn: dict[int, list[str]] = {}
-        self._drawn: dict[int, str] = {}  # group → class of its prompt when drawn
-        self._known: dict[str, tuple[dict[int, str], dict[str, float]]] = {}
+        self.redrawn = Counter[str]()
+        self._store = Store(Bound(math.inf, 1))
 
-    def read(self, records: Iterable[Record], steps: float = math.inf) -> dict[str, Account]:
-        """All records (read twice), or those until this many batches were trained."""
-        batches = 0
+    def read(self, records: Iterable[Record]) -> dict[str, Account]:
+        """Reads `records` twice."""
         for number, (event, _) in enumerate(standing(records)):
             if isinstance(event, Snapshot) and number:
                 continue  # the journal also has the records before it
             self._enter(event)
             self._store.apply(event)
-            batches += isinstance(event, Finish)
-            if batches >= steps:
-                break
         for entry in self._store.entries.values():
             self._close(ACTIVE, entry)
         return self.accounts
@@ -138,13 +100,8 @@ class Books:
         """Count an event before it is applied."""
         entries = self._store.entries
         match event:
-            case Admit():
-                self.admitted.append((event.id, event.row, event.launch))
-                self._draw(event)
-            case Open():
-                self._known = {}  # results become visible
             case LeaveOut():
-                self._redrawn[event.id] = event.redrawn
+                self.redrawn.update(event.redrawn)
             case Drop():
                 self._close(f"dropped: {event.reason}", entries[event.id])
             case Filter():
@@ -154,48 +111,17 @@ class Books:
                     if entry.batch == event.batch:
                         self._close(TRAINED, entry)
             case Snapshot():  # a journal may begin with one: its counts replace the events before it
-                self._carry_over(event)
-
-    def _carry_over(self, event: Snapshot) -> None:
-        self.account(TRAINED).count = event.trained
-        for kind, counts in (("filtered", event.filtered), ("dropped", event.dropped)):
-            for reason, count in counts.items():
-                self.account(f"{kind}: {reason}").count = count
-        for task, fates in event.tasks.items():
-            for fate in fates.keys() - {"admitted"}:
-                self.account(fate, task).count = fates[fate]
-
-    def _draw(self, event: Admit) -> None:
-        kinds, shares = self._known_of(event.task)
-        self._drawn[event.id] = kinds.get(event.row, NEW)
-        for task in {"", event.task}:
-            found = self.difficulty.setdefault(task, Difficulty())
-            found.drawn[self._drawn[event.id]] += 1
-            if event.row in kinds:
-                for name, share in shares.items():
-                    found.uniform[name] += share
-
-    def _known_of(self, task: str) -> tuple[dict[int, str], dict[str, float]]:
-        """Of the prompts with a result: row → difficulty, and the share of each difficulty."""
-        if task not in self._known:
-            known = self._results.known(task, 0)
-            names = [CLASSES[kind] for kind in classes(pass_rates(known))]
-            kinds = {int(row): name for row, name in zip(known.rows, names, strict=True) if name != NEW}
-            self._known[task] = kinds, {name: n / len(kinds) for name, n in Counter(kinds.values()).items()}
-        return self._known[task]
+                self.account(TRAINED).count = event.trained
+                for kind, counts in (("filtered", event.filtered), ("dropped", event.dropped)):
+                    for reason, count in counts.items():
+                        self.account(f"{kind}: {reason}").count = count
+                for task, fates in event.tasks.items():
+                    for fate in fates.keys() - {"admitted"}:
+                        self.account(fate, task).count = fates[fate]
 
     def _close(self, fate: str, entry: Entry) -> None:
-        """Record a group's fate."""
-        redrawn, kind = self._redrawn.pop(entry.id, ()), self._drawn.pop(entry.id, None)
-        own = CLASSES[classes(np.array([rate_of(entry.head.rewards)]))[0]] if entry.head else None
         for task in {"", entry.task}:
-            self.account(fate, task).add(entry, redrawn)
-            found, trained = self.difficulty.setdefault(task, Difficulty()), fate == TRAINED
-            if kind and trained:
-                found.trained[kind] += 1
-            if own and fate != ACTIVE:
-                found.rolled_out[own] += 1
-                found.kept[own] += trained
+            self.account(fate, task).add(entry)
 
 
 def table(accounts: dict[str, Account], title: str = "ledger") -> Table:
@@ -210,11 +136,6 @@ def table(accounts: dict[str, Account], title: str = "ledger") -> Table:
         found.add_row(fate, f"{account.count}", f"{len(account.lengths)}", f"{account.cut}", *cells)
     found.add_row("admitted", f"{sum(account.count for account in accounts.values())}")
     return found
-
-
-def reasons(accounts: dict[str, Account]) -> list[tuple[str, int]]:
-    """Why samples were drawn again, and how often; the most frequent reasons first."""
-    return Counter(reason for account in accounts.values() for reason in account.redrawn).most_common(MOST_REASONS)
 
 
 def bias(accounts: dict[str, Account]) -> float:
@@ -363,44 +284,31 @@ def audit(run: Path) -> Audit:
     return found
 
 
-def verdicts(found: Audit) -> Table:
-    """A row per rule."""
-    shown = Table("rule", "verdict", "violations", title="verify", title_justify="left")
-    for rule, texts in found.findings.items():
-        more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-        shown.add_row(rule, "BROKEN" if texts else "holds", texts[0] + more if texts else "")
-    return shown
-
-
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = command("ledger", __doc__)
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("--steps", type=positive, help="only the first N train steps")
     parser.add_argument("--verify", action="store_true", help="check the journal; exit code 1 if a rule is broken")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     console, books = output.console(), Books()
     try:
         records = Recorded(args.run / "journal", whole=True)
         if not any(True for _ in records):
             refuse(f"{args.run} has no journal (buffer.journal=off, or no run folder)")
-        accounts = books.read(records, args.steps or math.inf)
-        verified = audit(args.run) if args.verify else None
+        accounts = books.read(records)
+        findings = audit(args.run).findings if args.verify else {}
     except (UserError, JournalError, OSError) as error:
         refuse(error)
     console.print(table(accounts))
     for task, of_task in sorted(books.tasks.items()):
         console.print(table(of_task, f"ledger of {task}"))
-    for task, found in sorted(books.difficulty.items()):
-        if found.is_biased:
-            console.print(found.table(f"groups by difficulty{task and f', {task}'}"))
-    for reason, count in reasons(accounts):
+    for reason, count in books.redrawn.most_common(MOST_REASONS):
         console.print(f"samples drawn again: {count} × {reason}")
     if not math.isnan(shorter := bias(accounts)):
         console.print(f"length of trained responses against all: {shorter:+.1%}")
-    if verified:
-        console.print(verdicts(verified))
-        return 1 if any(verified.findings.values()) else 0
-    return 0
+    for rule, texts in findings.items():
+        more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+        console.print(f"verify {rule:<8} {f'BROKEN: {texts[0]}{more}' if texts else 'holds'}")
+    return 1 if any(findings.values()) else 0
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ shows the summary.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
@@ -23,13 +23,14 @@ from areal_like.wire.link import BusError
 
 from .console import output
 from .console.arguments import command, json_file, port, refuse
-from .following.display import ledger_lines, print_summary
 from .following.exporter import serve
-from .following.running import Running, View, add_arguments
+from .following.running import Running, add_arguments
+from .following.summary import ledger_lines, print_summary
 
 REFRESH_SECONDS = 1.0
 WIDTH = 120
 """Columns if there is no terminal."""
+STOPPING = {"": "", "now": ", stopping at the next batch", "drain": ", draining"}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -48,35 +49,24 @@ def render(found: dict[str, Any], steps: int) -> Group:
     """The status as text. `steps`: number of steps of the whole run."""
     report, row = found["report"], found["step"]
     bound = "no bound" if report["staleness_bound"] is None else f"bound {report['staleness_bound']}"
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold", no_wrap=True)
-    facts.add_column(overflow="fold")
     since = f" since the resume at step {report['since_step']}" * bool(report["since_step"])
-    stopping = {"": "", "now": ", stopping at the next batch", "drain": ", draining"}[report["stopping"]]
-    facts.add_row(
-        "step", f"{report['steps']}/{steps}, version {report['version']}, {report['seconds']:.0f} s{stopping}"
-    )
-    facts.add_row("waits", "\n".join(report["waits"]) or "nothing waits")
-    if report["left_out"]:
-        facts.add_row("left out", ", ".join(f"{name} ({how})" for name, how in report["left_out"].items()))
-    facts.add_row(
-        "staleness",
-        f"max {report['staleness_max']}, {bound}; mean {report['staleness_mean']:.2f}{since}",
-    )
-    for name, line in ledger_lines(report["ledger"]).items():
-        facts.add_row(name, line)
-    facts.add_row(
-        "buffer",
-        f"{report['buffer/waiting']} wait, {report['buffer/running']} run, {report['buffer/queued']} queued, "
+    facts = {
+        "step": f"{report['steps']}/{steps}, version {report['version']}, {report['seconds']:.0f} s"
+        f"{STOPPING[report['stopping']]}",
+        "waits": "\n".join(report["waits"]) or "nothing waits",
+        "left out": ", ".join(f"{name} ({how})" for name, how in report["left_out"].items()),
+        "staleness": f"max {report['staleness_max']}, {bound}; mean {report['staleness_mean']:.2f}{since}",
+        **ledger_lines(report["ledger"]),
+        "buffer": f"{report['buffer/waiting']} wait, {report['buffer/running']} run, {report['buffer/queued']} queued, "
         f"{report['buffer/bytes'] / 1e6:.1f} MB; {report['duplicates']} duplicates, {report['refused']} refused{since}",
-    )
+    }
     if report["evaluations"]:
         newest = report["evaluations"][-1]
-        facts.add_row("held-out", f"{newest['reward']:.3f} (version {newest['version']})")
+        facts["held-out"] = f"{newest['reward']:.3f} (version {newest['version']})"
     if row:
         idle = f"learner {row['train/idle_share']:.0%}, actors {row.get('rollout/idle_share', 0.0):.0%}"
-        facts.add_row("last step", f"reward {row.get('reward/mean', float('nan')):.3f}, idle: {idle}")
-    return Group(facts, "", _actors(report))
+        facts["last step"] = f"reward {row.get('reward/mean', float('nan')):.3f}, idle: {idle}"
+    return Group(output.facts(facts), "", _actors(report))
 
 
 def _actors(report: dict[str, Any]) -> Table:
@@ -86,7 +76,7 @@ def _actors(report: dict[str, Any]) -> Table:
     for name, actor in sorted(report["actors"].items()):
         stats, version = actor["stats"], actor["version"]
         table.add_row(
-            _label(name, actor),
+            f"{name} ({actor['timed_out']} leases timed out)" if actor["timed_out"] else name,
             str(version) if version >= 0 else "none",
             str(report["version"] - version) if version >= 0 else "-",
             str(actor["running"]),
@@ -98,11 +88,6 @@ def _actors(report: dict[str, Any]) -> Table:
     return table
 
 
-def _label(name: str, actor: dict[str, Any]) -> str:
-    """The actor's name, and the reason why it does not work."""
-    return f"{name} ({actor['timed_out']} leases timed out)" if actor["timed_out"] else name
-
-
 def _work(engine: str, stats: dict[str, Any]) -> str:
     """How busy an engine has been since its actor's first lease; or why it can't be busy now."""
     wall = stats.get("whole:rollout/idle_share", 0.0)
@@ -111,41 +96,32 @@ def _work(engine: str, stats: dict[str, Any]) -> str:
     return f"{1.0 - stats.get('part:rollout/idle_share', 0.0) / wall:.0%}" if wall else "-"
 
 
-def watch(view: View, console: Console) -> None:
-    """Show the view until the run ends, or Ctrl-C."""
-    with Live(console=console, auto_refresh=False) as live:
-        while view.running.rendezvous() == view.running.offered:
-            live.update(render(view.look(), view.running.config.run.steps), refresh=True)
-            time.sleep(REFRESH_SECONDS)
-
-
-def end_of(folder: Path) -> dict[str, Any] | None:
-    """How a run ended; None if it still runs, or ended without a summary. Raises ConfigError."""
-    return None if is_going_on(folder) else summary_of(folder)
+def follow(running: Running, args: argparse.Namespace) -> None:
+    """Show or write the status as asked: once, or until the run ends."""
+    console, steps = output.console(WIDTH), running.config.run.steps
+    if args.prometheus is not None:
+        serve(running, args.address, args.prometheus)
+    elif args.json:
+        output.write_json(args.json, running.look())
+    elif args.once or not console.is_terminal:
+        console.print(render(running.look(), steps), markup=False)
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            while running.is_there():
+                live.update(render(running.look(), steps), refresh=True)
+                time.sleep(REFRESH_SECONDS)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    console = output.console(WIDTH)
     try:
-        if summary := end_of(args.run):
+        if not is_going_on(args.run) and (summary := summary_of(args.run)):
             output.write_json(args.json, summary)
             if not args.json:
                 print_summary(summary, args.run)
             return 0
-        running = Running(args.run, args.keys)
-        try:
-            view = View(running)
-            if args.prometheus is not None:
-                serve(view, args.address, args.prometheus)
-            elif args.json:
-                output.write_json(args.json, view.look())
-            elif args.once or not console.is_terminal:
-                console.print(render(view.look(), running.config.run.steps), markup=False)
-            else:
-                watch(view, console)
-        finally:
-            running.close()
+        with contextlib.closing(Running(args.run, args.keys)) as running:
+            follow(running, args)
     except KeyboardInterrupt:
         return 0
     except (ValueError, OSError, BusError) as error:

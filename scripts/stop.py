@@ -6,6 +6,7 @@ does: checkpoint, last evaluation, summary."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -24,20 +25,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the run has ended")
     args = parser.parse_args(argv)
     try:
-        running = Running(args.run, args.keys)
-        try:
+        with contextlib.closing(Running(args.run, args.keys)) as running:
             running.client.stop(args.drain)
-            ledger = running.report()["ledger"]
-            what = (
-                f"draining: training the {ledger['active']} groups already admitted"
-                if args.drain
-                else "stopping at the next batch"
-            )
-            print(f"{args.run}: {what}", flush=True)
-            while not args.no_wait and running.rendezvous() == running.offered:
+            active = running.report()["ledger"]["active"]
+            draining = f"draining: training the {active} groups already admitted"
+            print(f"{args.run}: {draining if args.drain else 'stopping at the next batch'}", flush=True)
+            while not args.no_wait and running.is_there():
                 time.sleep(LOOK_SECONDS)
-        finally:
-            running.close()
     except (ValueError, OSError, BusError) as error:
         refuse(error)
     return 0

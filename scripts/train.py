@@ -15,10 +15,8 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -41,6 +39,7 @@ from areal_like.wire.bus import NODE, is_loopback
 from areal_like.wire.link import BusError
 
 from .console.arguments import EXIT_INTERRUPTED, command
+from .console.signals import Interrupted, Signals
 from .console.streams import lasting_output
 from .starting.earlier_runs import (
     NEVER_TOLD,
@@ -195,45 +194,6 @@ def provide_keys(config: Config, folder: Path) -> Config:
     place = folder.resolve() / "keys"
     keys.provide(place)
     return configs.replace(config, "security.key_folder", str(place))
-
-
-class Interrupted(Exception):
-    """The user or the system asked the run to end."""
-
-
-class Signals:
-    """Records the signal that asked the run to end, and SIGUSR1, which asks for a checkpoint first. It raises nothing,
-    so it can't interrupt a start or a clean-up. `end` restores the earlier handlers, as the process may continue."""
-
-    def __init__(self) -> None:
-        self.received = ""
-        self._pause = False
-        self._before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is not threading.main_thread():
-            return  # signals are the main thread's
-        for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to ignore it
-                self._before[number] = signal.signal(number, self._record)
-
-    def _record(self, number: int, frame: Any) -> None:
-        if number == signal.SIGUSR1:
-            self._pause = True
-        else:
-            self.received = self.received or signal.Signals(number).name
-
-    def end(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def take_pause(self) -> bool:
-        """Has a signal asked for a pause since the last call?"""
-        asked, self._pause = self._pause, False
-        return asked
-
-    def check(self) -> None:
-        """Raises Interrupted."""
-        if self.received:
-            raise Interrupted(self.received)
 
 
 def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str, Any]:
@@ -436,7 +396,7 @@ def train(config: Config, folder: Path, plain: bool, signals: Signals, held: Tex
     from areal_like.launch.outcome import RunFailed, RunStopped
     from areal_like.launch.plan import plan
 
-    from .following.display import print_summary
+    from .following.summary import print_summary
 
     try:
         if submission := launcher_of(config, folder).submission(plan(config)):

@@ -1,7 +1,7 @@
 """Measures of a finished run: one number per measure, and a curve, from `summary.json` and `metrics.jsonl`.
 
     {summary: reward_after}                         a key of the summary
-    {metric: loss/clip_share, take: mean}           a key of metrics.jsonl: its mean | max | min | last over the run
+    {metric: loss/clip_share}                       a key of metrics.jsonl: its mean over the run
     {steps_to: 0.9}, {samples_to: 0.9}, {seconds_to: 0.9}      to the first evaluation with this held-out reward
     {at_steps: 100}, {at_samples: 12800}, {at_seconds: 10}     held-out reward of the last evaluation by then: compares
                                                                runs at equal samples or equal time
@@ -15,21 +15,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.registry import is_supervised, nearest
+from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run.metrics import MetricsFollower
 
-TAKES: dict[str, Callable[[list[float]], float]] = {
-    "mean": lambda values: sum(values) / len(values),
-    "max": max,
-    "min": min,
-    "last": lambda values: values[-1],
-}
 AXES = ("steps", "samples", "seconds")
 HELDOUT = ("eval/reward", "eval/loss")
 """Keys of curves that mean the evaluations."""
@@ -38,12 +32,10 @@ SOURCES = ("summary", "metric", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}"
 
 @dataclass(frozen=True)
 class Measure:
-    """`source`: the place of `key` (of `*_to` the target, of `at_*` the place); `take` reduces a metric."""
+    """`source`: one of `SOURCES`; `key`: of the summary or the metrics, the target of `*_to`, the place of `at_*`."""
 
-    name: str
     source: str
     key: Any
-    take: str
     higher_is_better: bool
 
 
@@ -59,21 +51,20 @@ def read_measure(name: str, spec: Any) -> Measure:
     """Raises ConfigError."""
     key = f"measure.{name}"
     sources = [source for source in SOURCES if isinstance(spec, dict) and source in spec]
-    if len(sources) != 1:
-        raise ConfigError(f"{key}: got {spec!r}, expected one of {', '.join(SOURCES)}", key)
+    if len(sources) != 1 or set(spec) - {sources[0], "better"}:
+        raise ConfigError(f"{key}: got {spec!r}, expected one of {', '.join(SOURCES)}, and perhaps better", key)
     source = sources[0]
-    take, better = spec.get("take", "mean"), spec.get("better", "lower" if source.endswith("_to") else "higher")
-    unknown = set(spec) - {source, "better", *(["take"] if source == "metric" else [])}
-    if unknown or take not in TAKES or better not in ("higher", "lower"):
-        raise ConfigError(f"{key}: got {spec!r}, expected take: {' | '.join(TAKES)}, better: higher | lower", key)
+    better = spec.get("better", "lower" if source.endswith("_to") else "higher")
+    if better not in ("higher", "lower"):
+        raise ConfigError(f"{key}.better: got {better!r}, expected higher or lower", key)
     if source not in ("summary", "metric") and not isinstance(spec[source], int | float):
         raise ConfigError(f"{key}.{source}: got {spec[source]!r}, expected a number", key)
-    return Measure(name, source, spec[source], take, better == "higher")
+    return Measure(source, spec[source], better == "higher")
 
 
-def read_curve(spec: Any) -> Curve:
+def read_curve(spec: dict[str, Any]) -> Curve:
     """Raises ConfigError."""
-    if not isinstance(spec, dict) or set(spec) - {"x", "y"} or spec.get("x", "samples") not in AXES:
+    if set(spec) - {"x", "y"} or spec.get("x", "samples") not in AXES:
         raise ConfigError(f"curve: got {spec!r}, expected y (a key of metrics.jsonl) and x ({' | '.join(AXES)})")
     return Curve(str(spec.get("y", "eval/reward")), spec.get("x", "samples"))
 
@@ -84,34 +75,22 @@ class Outcome:
     def __init__(self, folder: Path, config: Config):
         self.folder, self.config = folder, config
         self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-        self._rows: list[dict[str, Any]] | None = None
 
-    @property
+    @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        if self._rows is None:
-            self._rows = MetricsFollower(self.folder / "metrics.jsonl").new_rows()
-        return self._rows
+        return MetricsFollower(self.folder / "metrics.jsonl").new_rows()
 
     def measure(self, measure: Measure) -> float | None:
         if measure.source == "summary":
             return _finite(self.summary.get(measure.key))
         if measure.source == "metric":
             values = [number for row in self.rows if (number := _finite(row.get(measure.key))) is not None]
-            return TAKES[measure.take](values) if values else None
+            return sum(values) / len(values) if values else None
+        axis = measure.source.removeprefix("at_").removesuffix("_to")
+        points = list(zip(*self.curve(Curve("eval/reward", axis)), strict=True))
         if measure.source.startswith("at_"):
-            points = self.curve(Curve("eval/reward", measure.source.removeprefix("at_")))
-            return next((y for x, y in reversed(list(zip(*points, strict=True))) if x <= measure.key), None)
-        points = self.curve(Curve("eval/reward", measure.source.removesuffix("_to")))
-        return next((x for x, y in zip(*points, strict=True) if y >= measure.key), None)
-
-    def unknown(self, measures: Iterable[Measure]) -> dict[str, str]:
-        """Name of a measure whose key this run has nowhere, which may be misspelt → a note on it."""
-        known = {"summary": set(self.summary), "metric": set[str]().union(*self.rows)}
-        return {
-            each.name: f"measure.{each.name}: {self.folder} has no {each.key!r}.{nearest(each.key, known[each.source])}"
-            for each in measures
-            if each.source in known and each.key not in known[each.source]
-        }
+            return next((y for x, y in reversed(points) if x <= measure.key), None)
+        return next((x for x, y in points if y >= measure.key), None)
 
     def curve(self, curve: Curve) -> tuple[list[float], list[float]]:
         """(x, y) in the order of x. An evaluation counts at the step that made its weights."""

@@ -93,22 +93,22 @@ class Folder:
 
 
 class Going:
-    """A run with a living process, which has `more` in its environment, and these devices until it ends."""
+    """A run with a living process, which has these devices of the pool until it ends."""
 
-    def __init__(self, run: Run, folder: Folder, devices: Devices, more: dict[str, str]):
+    def __init__(self, run: Run, folder: Folder, devices: Devices, pool: DevicePool):
         folder.prepare(run)
         self.run, self.devices, self.began, self._step = run, devices, time.monotonic(), 0
         self._rows = MetricsFollower(folder.run(run) / "metrics.jsonl")
         self._log = folder.log(run)
         self._earlier = self._log.stat().st_size if self._log.exists() else 0  # bytes of earlier attempts
-        variables = os.environ | {"PYTHONPATH": python_path()} | more
+        variables = os.environ | {"PYTHONPATH": python_path()} | pool.environment(devices)
         self.process = Forked(f"{COMMANDS}.train", [str(folder.config(run)), "--plain"], variables, self._log)
 
-    def share(self) -> float:
+    def progress(self) -> str:
         """The share of finished train steps."""
         for row in self._rows.new_rows():
             self._step = row["step"]
-        return self._step / max(1, self.run.config.run.steps)
+        return f"{self.run.title}: {self._step / max(1, self.run.config.run.steps):.0%}"
 
     def end(self) -> str:
         """How the ended process did: its seconds, or the last error of its log."""
@@ -120,22 +120,15 @@ class Going:
 
 
 def run_all(
-    runs: Sequence[Run],
-    folder: Folder,
-    parallel: int,
-    pool: DevicePool | None,
-    check: Callable[[], None],
-    finished: Callable[[Run], None] = lambda run: None,
+    runs: Sequence[Run], folder: Folder, parallel: int, pool: DevicePool | None, check: Callable[[], None]
 ) -> list[Run]:
     """Make all runs that are not finished, `parallel` at a time, which divide the devices of the pool (None: each sees
-    all). Returns those that failed. `check` raises to end everything; `finished` is called with each run that has ended
-    well. When this returns or raises, no process that it started is left."""
+    all). Returns those that failed. `check` raises to end everything. When this returns or raises, no process that it
+    started is left."""
     waiting = [run for run in runs if not folder.is_finished(run)]
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
-    shared = pool or DevicePool(0)
-    going: list[Going] = []
-    failed: list[Run] = []
+    going, failed = list[Going](), list[Run]()
     total, done, last_line = len(waiting), 0, time.monotonic()
     try:
         while waiting or going:
@@ -144,19 +137,17 @@ def run_all(
                 devices = pool.take(waiting[0].config) if pool else ()
                 if devices is None:
                     break
-                going.append(Going(waiting.pop(0), folder, devices, shared.environment(devices)))
+                going.append(Going(waiting.pop(0), folder, devices, pool or DevicePool(0)))
             for one in [one for one in going if one.process.poll() is not None]:
                 going.remove(one)
-                shared.give_back(one.devices)
+                if pool:
+                    pool.give_back(one.devices)
                 done += 1
                 say(f"[{done}/{total}] {one.run.title}: {one.end()}")
-                if one.process.poll():
-                    failed.append(one.run)
-                else:
-                    finished(one.run)
+                failed += [one.run] if one.process.poll() else []
             if going and time.monotonic() - last_line > LINE_SECONDS:
                 last_line = time.monotonic()
-                say(f"{done} of {total} done; now {'; '.join(f'{one.run.title}: {one.share():.0%}' for one in going)}")
+                say(f"{done} of {total} done; now {'; '.join(one.progress() for one in going)}")
             time.sleep(POLL_SECONDS)
     finally:
         _end([one.process for one in going])

@@ -1,5 +1,4 @@
-"""An ablation as Slurm array jobs: makes the files, and submits them. Each stage is an array and a job that follows
-it.
+"""An ablation as Slurm array jobs. Each stage is an array and a job that follows it.
 
     tune.sbatch (array) → tune-then.sbatch: picks, and submits → main.sbatch (array) → main-then.sbatch: the results
 

@@ -2,7 +2,7 @@
 
     config: copy4                      # what all runs have in common: a config of scripts.train, and
     set: {run.steps: 200}              # overrides of it
-    grid:                              # factors; the first one is what is compared (a line, a colour of bars)
+    grid:                              # factors; the first one is compared (a line of the plot)
       loss: [ppo, dg]                  # a key and its values, or a name of its own and named sets of overrides:
       mode: {sync: {mode: sync}, async 4: {mode: async, scheduler.max_staleness: 4}}
     seeds: [0, 1, 2, 3, 4]
@@ -31,26 +31,24 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import yaml
 
 from areal_like.config import run_config as configs
-from areal_like.config.annotations import range_of
 from areal_like.config.layers import find, read, shown
 from areal_like.config.registry import nearest
 from areal_like.config.run_config import Config, ConfigError
-from areal_like.config.schema import RANGES
 from areal_like.places import CONFIGS
 
 from ..starting.preflight import preflight
 from .measures import Curve, Measure, read_curve, read_measure
 
 Overrides = dict[str, Any]
+Seed = Annotated[int, msgspec.Meta(ge=0)]
 Labels = dict[str, str]
 """Factor → the label of its value."""
-KEYS = ("config", "set", "grid", "seeds", "tune", "measure", "curve", "slurm")
-TUNE_KEYS = ("grid", "per", "at", "seeds", "by")
 OWN_KEYS = ("run.seed", "run.dir", "run.name", "resume")
 """Set for each run by the ablation itself."""
 TUNE, MAIN = "tune", "main"
@@ -64,7 +62,7 @@ class Tune:
     per: tuple[str, ...]
     at: Labels
     seeds: tuple[int, ...]
-    by: Measure
+    by: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The point's, the same object for all seeds. Raises ConfigError."""
+        """The config of its point, the same object for all seeds. Raises ConfigError."""
         return self.make()
 
     @property
@@ -152,8 +150,7 @@ class Study:
         """Make the config of every point and of every tuning run. Raises ConfigError."""
         for run in self.tuning_runs():
             _ = run.config
-        sources = [f"{self.curve.x}_to", *(measure.source for measure in self.measures.values())]
-        by_samples = bool({"samples_to", "at_samples"} & set(sources))
+        by_samples = self.curve.x == "samples" or any("samples" in each.source for each in self.measures.values())
         for config in self.main_configs():
             if by_samples and "group_size" not in config.sizing:
                 raise ConfigError(f"sizing={config.sizing['name']} has no group_size: measure steps, not samples")
@@ -198,6 +195,25 @@ def _text(value: Any) -> str:
 # Reading
 
 
+class TuneSection(msgspec.Struct, forbid_unknown_fields=True):
+    grid: dict[str, Any]
+    seeds: list[Seed]
+    per: list[str] = []
+    at: dict[str, Any] = {}
+    by: str | None = None
+
+
+class StudyFile(msgspec.Struct, forbid_unknown_fields=True):
+    grid: dict[str, Any]
+    seeds: list[Seed]
+    measure: dict[str, Any]
+    config: str = "base"
+    set: Overrides = {}
+    tune: TuneSection | None = None
+    curve: dict[str, Any] = {}
+    slurm: dict[str, Any] = {}
+
+
 def named(name: str) -> Path:
     """The file of a study: a path, or the name of one in `configs/ablation`. Raises ConfigError."""
     if Path(name).is_file():
@@ -211,23 +227,25 @@ def named(name: str) -> Path:
 
 def load(path: Path) -> Study:
     """The study of a yaml file, with the configs of all its runs checked. Raises ConfigError."""
-    content = read(path)
-    _known(content, KEYS, "")
-    grid = {str(factor): _values(factor, values) for factor, values in _section(content, "grid").items()}
-    measures = {str(name): read_measure(name, spec) for name, spec in _section(content, "measure").items()}
+    try:
+        file = msgspec.convert(read(path), StudyFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}; see docs/ablations.md") from None
+    grid = {factor: _values(factor, values) for factor, values in file.grid.items()}
+    measures = {name: read_measure(name, spec) for name, spec in file.measure.items()}
     if not grid or not measures:
         raise ConfigError(f"{path}: an ablation needs a grid with a factor and something to measure")
     study = Study(
         name=path.stem,
         file=shown(path),
-        base=str(find(str(content.get("config", "base")), path.parent, f"config in {path}")),
-        common=_section(content, "set"),
+        base=str(find(file.config, path.parent, f"config in {path}")),
+        common=file.set,
         grid=grid,
-        seeds=_seeds(content.get("seeds"), "seeds"),
+        seeds=_distinct(file.seeds, "seeds"),
         measures=measures,
-        curve=read_curve(content.get("curve", {})),
-        tune=_tune(_section(content, "tune"), grid, measures) if "tune" in content else None,
-        slurm=_section(content, "slurm"),
+        curve=read_curve(file.curve),
+        tune=_tune(file.tune, grid, measures) if file.tune else None,
+        slurm=file.slurm,
     )
     _refuse_lost_values(study)
     study.check()
@@ -246,20 +264,16 @@ def _refuse_lost_values(study: Study) -> None:
             owners |= dict.fromkeys(keys, repr(name))
 
 
-def _tune(section: dict[str, Any], grid: dict[str, dict[str, Overrides]], measures: dict[str, Measure]) -> Tune:
-    _known(section, TUNE_KEYS, "tune.")
-    per, at = tuple(section.get("per", [])), {key: str(label) for key, label in _section(section, "at").items()}
-    by = section.get("by", next(iter(measures)))
-    asked: list[tuple[str, str, Mapping[str, object]]] = [("per", factor, grid) for factor in (*per, *at)]
+def _tune(section: TuneSection, grid: dict[str, dict[str, Overrides]], measures: dict[str, Measure]) -> Tune:
+    at, by = {key: str(label) for key, label in section.at.items()}, section.by or next(iter(measures))
+    asked: list[tuple[str, str, Mapping[str, object]]] = [("per", factor, grid) for factor in (*section.per, *at)]
     asked += [("by", by, measures)]
     asked += [(f"at.{factor}", label, grid[factor]) for factor, label in at.items() if factor in grid]
     for key, name, known in asked:
         if name not in known:
             raise ConfigError(f"tune.{key}: got {name!r}, expected one of {', '.join(known)}", f"tune.{key}")
-    found = {str(factor): _values(factor, values) for factor, values in _section(section, "grid").items()}
-    if not found:
-        raise ConfigError("tune.grid: name at least one key and the values to try", "tune.grid")
-    return Tune(found, per, at, _seeds(section.get("seeds"), "tune.seeds"), measures[by])
+    found = {factor: _values(factor, values) for factor, values in section.grid.items()}
+    return Tune(found, tuple(section.per), at, _distinct(section.seeds, "tune.seeds"), by)
 
 
 def _values(factor: str, values: Any) -> dict[str, Overrides]:
@@ -274,25 +288,7 @@ def _values(factor: str, values: Any) -> dict[str, Overrides]:
     raise ConfigError(f"grid.{factor}: expected a list of values, or labels with overrides; got {values!r}")
 
 
-def _section(content: dict[str, Any], key: str) -> dict[str, Any]:
-    section = content.get(key) or {}
-    if not isinstance(section, dict):
-        raise ConfigError(f"{key}: expected a mapping, got {section!r}")
-    return section
-
-
-def _known(section: dict[str, Any], known: tuple[str, ...], prefix: str) -> None:
-    for key in section:
-        if key not in known:
-            hint = nearest(str(key), known) or f" There are {', '.join(known)}"
-            raise ConfigError(f"unknown key {prefix + str(key)!r} in an ablation.{hint}")
-
-
-def _seeds(seeds: Any, key: str) -> tuple[int, ...]:
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-        raise ConfigError(f"{key}: got {seeds!r}, expected a list of whole numbers", key)
-    allowed = range_of(RANGES["run.seed"])
-    problems = [f"{seed} {problem}" for seed in seeds if allowed and (problem := allowed.misfit(seed))]
-    if problems or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"{key}: {problems[0] if problems else 'a seed appears twice'}", key)
+def _distinct(seeds: list[int], key: str) -> tuple[int, ...]:
+    if len(set(seeds)) < max(1, len(seeds)):
+        raise ConfigError(f"{key}: got {seeds}, expected different whole numbers", key)
     return tuple(seeds)

@@ -1,4 +1,4 @@
-"""Statistics of repeated runs: means with bootstrap intervals, markdown tables. Knows nothing of runs and configs.
+"""Statistics of repeated runs: means with bootstrap intervals, markdown tables.
 
 One number per seed goes in. A missing number (None or NaN: a failed run, a target never reached) is left out and
 counted: an `Estimate` has both counts.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ FEWEST_FOR_INTERVALS = 5
 (`bootstrap`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mean with its interval [low, high], from `count` numbers; `asked` − `count` are missing.
 
     The mean is NaN without numbers; low and high are NaN with fewer than two.
@@ -35,16 +33,9 @@ class Estimate:
     asked: int
 
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self, digits: int = 3) -> str:
-        """`0.931 [0.902, 0.955]`, with "(4 of 5)" after it if numbers are missing; `-` without any."""
-        if not self.count:
-            return f"- (0 of {self.asked})" if self.asked else "-"
-        places = _decimals(max(abs(n) for n in (self.mean, self.low, self.high) if not math.isnan(n)), digits)
-        text = _number(self.mean, places)
-        if not math.isnan(self.low):
-            text += f" [{_number(self.low, places)}, {_number(self.high, places)}]"
+        """`0.931 [0.902, 0.955]`, with "(4 of 5)" after it if numbers are missing."""
+        texts = _numbers(*(n for n in self[:3] if not math.isnan(n)))
+        text = f"{texts[0]} [{', '.join(texts[1:])}]" if len(texts) > 1 else "".join(texts) or "-"
         return text if self.count == self.asked else f"{text} ({self.count} of {self.asked})"
 
 
@@ -83,8 +74,7 @@ def _interval(values: np.ndarray, level: float, seed: int) -> np.ndarray:
     return np.quantile(_drawn(count, seed) @ values / count, [tail, 1 - tail], axis=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(NamedTuple):
     """A mean curve: `x`, `mean`, `low`, `high`, each float64 [points]; low and high are NaN for a single curve."""
 
     x: np.ndarray
@@ -98,15 +88,22 @@ def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, level: fl
 
     It covers the x that every curve has. Raises ValueError if there is none, or no curve.
     """
-    if not curves or not all(len(x) for x, _ in curves):
-        raise ValueError("a band needs curves with points")
     first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if first > last:
         raise ValueError(f"the curves have no x in common: one begins at {first:g}, another ends at {last:g}")
     places = np.linspace(first, last, CURVE_POINTS)
     values = np.stack([np.interp(places, x, y) for x, y in curves])
-    low, high = _interval(values, level, seed)
-    return Band(places, values.mean(0), low, high)
+    return Band(places, values.mean(0), *_interval(values, level, seed))
+
+
+def draw_band(axes: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], label: str) -> None:
+    """Draw the mean of curves as a line, each of several curves thin, and the interval of five or more."""
+    mean = band(curves)
+    (line,) = axes.plot(mean.x, mean.mean, label=label)
+    for x, y in curves if len(curves) > 1 else ():
+        axes.plot(x, y, color=line.get_color(), alpha=0.3, linewidth=0.6)
+    if len(curves) >= FEWEST_FOR_INTERVALS:
+        axes.fill_between(mean.x, mean.low, mean.high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 # Tables
@@ -116,26 +113,22 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A markdown table, columns padded so that it reads well as text; an `Estimate` shows mean and interval."""
     cells = [[_cell(cell) for cell in row] for row in (header, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
+    cells.insert(1, ["-" * width for width in widths])
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-    lines.insert(1, " | ".join("-" * width for width in widths))
     return "".join(f"| {line} |\n" for line in lines)
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    text = _number(value, _decimals(value, 3)) if isinstance(value, float) else str(value)
+    text = "".join(_numbers(value)) if isinstance(value, float) else str(value)
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _decimals(value: float, digits: int) -> int:
-    """Decimals that show `value` with this many significant digits; −1 if only an exponent can."""
-    if not value or not math.isfinite(value):
-        return digits
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if 1e-4 <= abs(value) < 1e9 else -1
-
-
-def _number(value: float, decimals: int) -> str:
-    if not math.isfinite(value):
-        return "-" if math.isnan(value) else str(value)
-    return f"{value:,.{decimals}f}" if decimals >= 0 else f"{value:.2e}"
+def _numbers(*values: float) -> list[str]:
+    """The numbers with as many decimals as show the largest with three significant digits."""
+    largest = max(map(abs, values), default=0.0)
+    if not math.isfinite(largest):
+        return [str(value) for value in values]
+    decimals = max(0, 2 - math.floor(math.log10(largest))) if largest else 3
+    return [f"{value:,.{decimals}f}" for value in values]

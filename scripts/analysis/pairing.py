@@ -43,15 +43,11 @@ def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
 
     Of numbers that are all 0 or 1: McNemar's exact test, and Bonett and Price's interval (2012, adjusted Wald), which
     stays wide where nearly all prompts agree. Of others: a permutation test that flips the signs of the differences
-    (exact up to 13 prompts, else 9999 draws, the same ones every time), and the bootstrap over prompts. Unlike
-    Wilcoxon's test it is about the mean, which is what is reported; of 0 and 1 it would be McNemar's.
-    Raises ValueError for unequal numbers of prompts, or none.
+    (exact up to 13 prompts, else 9999 draws, the same ones every time), and the bootstrap over prompts.
     """
-    if len(before) != len(after) or not len(before):
-        raise ValueError(f"pairs: got {len(before)} prompts before and {len(after)} after, expected the same ones")
     from scipy.stats import binomtest, permutation_test
 
-    pair = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    pair = np.asarray([before, after], np.float64)
     changes = pair[1] - pair[0]
     better, worse, p = int((changes > 0).sum()), int((changes < 0).sum()), 1.0
     if np.isin(pair, (0.0, 1.0)).all():
@@ -63,8 +59,7 @@ def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
             flipped = {"permutation_type": "samples", "n_resamples": RESAMPLES, "batch": BATCH, "random_state": 0}
             p = float(permutation_test((changes[changes != 0.0],), np.mean, **flipped).pvalue)
         (low, high), test = interval_of_any(changes.tolist()), PERMUTATION
-    first, second = (float(each.mean()) for each in pair)
-    return Paired(len(changes), first, second, float(changes.mean()), low, high, better, worse, p, test)
+    return Paired(len(changes), *pair.mean(1).tolist(), float(changes.mean()), low, high, better, worse, p, test)
 
 
 def _of_proportions(prompts: int, better: int, worse: int) -> tuple[float, float]:
@@ -80,10 +75,7 @@ def table_of(title: str, sets: Mapping[str, Mapping[str, Paired]]) -> Table:
         label = shortened(name, 14)
         for figure, pair in figures.items():
             numbers = (f"{value:+.3f}" for value in (pair.difference, pair.low, pair.high))
-            made.add_row(label, figure, *numbers, str(pair.better), str(pair.worse), p_value(pair.p))
+            p = "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
+            made.add_row(label, figure, *numbers, str(pair.better), str(pair.worse), p)
             label = ""
     return made
-
-
-def p_value(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"

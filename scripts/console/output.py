@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from unicodedata import category
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 WIDTH = 110
 """Columns if there is no terminal."""
@@ -45,6 +46,17 @@ def table(title: str, *columns: str) -> Table:
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for place, column in enumerate(columns):
         made.add_column(column, justify="right" if place else "left", no_wrap=True)
+    return made
+
+
+def facts(found: Mapping[str, str]) -> Table:
+    """A row per name and text; empty texts are left out."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, text in found.items():
+        if text:
+            made.add_row(name, Text(text))
     return made
 
 

@@ -1,4 +1,4 @@
-"""Runs in progress: finds the buffer of a run folder and talks to it, for `scripts.status`, `.stop` and `.join`."""
+"""Runs in progress: finds the buffer of a run folder and talks to it, for `status`, `stop` and `join`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from areal_like.config import run_config as configs
 from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run.metrics import MetricsFollower
-from areal_like.run.run_folder import RENDEZVOUS, SUMMARY, config_file, is_going_on
+from areal_like.run.run_folder import CONFIG, RENDEZVOUS, SUMMARY, config_file, is_going_on
 from areal_like.wire.bus import is_loopback
 from areal_like.wire.client import SupervisorClient
 
@@ -29,12 +29,7 @@ class NotRunning(ConfigError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add arguments: the run, and the keys to talk to it."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument(
-        "--keys",
-        type=Path,
-        metavar="FOLDER",
-        help="a folder of keys (default: the run's own)",
-    )
+    parser.add_argument("--keys", type=Path, metavar="FOLDER", help="a folder of keys (default: the run's own)")
 
 
 class Running:
@@ -42,8 +37,8 @@ class Running:
     it cannot be reached from here, NotRunning if it does not run."""
 
     def __init__(self, folder: Path, keys: Path | None = None):
-        if not (folder / "config.yaml").is_file():
-            raise ConfigError(f"{folder} is no run folder (config.yaml is missing)")
+        if not (folder / CONFIG).is_file():
+            raise ConfigError(f"{folder} is no run folder ({CONFIG} is missing)")
         self.folder = folder
         self.config: Config = configs.load_resolved(config_file(folder))
         if keys:
@@ -59,6 +54,7 @@ class Running:
         _check_host(offered)
         self.offered = offered
         self.client = SupervisorClient(offered["endpoint"], self.config.security.key_folder)
+        self._rows, self._row = MetricsFollower(folder / "metrics.jsonl"), dict[str, Any]()
 
     def rendezvous(self) -> dict[str, Any] | None:
         """The place of the buffer; None if there is none."""
@@ -67,45 +63,39 @@ class Running:
         except FileNotFoundError:
             return None
 
+    def is_there(self) -> bool:
+        """Has the buffer neither ended nor been replaced by that of a resume?"""
+        return self.rendezvous() == self.offered
+
     def report(self) -> dict[str, Any]:
         """The buffer's status. Raises NotRunning if it does not answer, or if another one has taken its place: a killed
         run leaves its rendezvous behind, and a resume replaces it."""
-        report = self.client.report(PATIENCE, is_there=lambda: self.rendezvous() == self.offered)
-        if report is None and self.rendezvous() != self.offered:
+        if (report := self.client.report(PATIENCE, is_there=self.is_there)) is not None:
+            return report
+        if not self.is_there():
             raise NotRunning(f"{self.folder}: its buffer has ended meanwhile; ask again")
-        if report is None:
-            raise NotRunning(
-                f"{self.folder}: the buffer has not answered for {PATIENCE:.0f} s: it was killed, or its host is down "
-                f"(its log: {self.folder}/logs)"
-            )
-        return report
+        raise NotRunning(
+            f"{self.folder}: the buffer has not answered for {PATIENCE:.0f} s: it was killed, or its host is down "
+            f"(its log: {self.folder}/logs)"
+        )
+
+    def look(self) -> dict[str, Any]:
+        """`{"report": the buffer's status, "step": the newest row of metrics}`. Raises NotRunning."""
+        for row in self._rows.new_rows():
+            self._row = row
+        return {"report": self.report(), "step": self._row}
 
     def close(self) -> None:
         self.client.close()
 
 
 def how_it_ended(folder: Path) -> str:
-    """How a run that is not running now ended, or how far it came."""
+    """How a run that is not running now ended, or the last train step that it made."""
     if (folder / SUMMARY).exists():
         return "it has ended"
     rows = MetricsFollower(folder / "metrics.jsonl").new_rows()
     far = f"it ended without a summary after train step {rows[-1]['step']}" if rows else "it has made no train step"
     return f"{far}; its logs: {folder}/logs; to continue: the same command with {shlex.quote(f'resume={folder}')}"
-
-
-class View:
-    """The newest report of a run's buffer and the newest row of its metrics."""
-
-    def __init__(self, running: Running):
-        self.running = running
-        self.row: dict[str, Any] = {}
-        self._rows = MetricsFollower(running.folder / "metrics.jsonl")
-
-    def look(self) -> dict[str, Any]:
-        """`{"report": ..., "step": ...}`. Raises ConfigError if the buffer does not answer."""
-        for row in self._rows.new_rows():
-            self.row = row
-        return {"report": self.running.report(), "step": self.row}
 
 
 def _check_host(offered: dict[str, Any]) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +28,18 @@ TIMES = 100
 """Times in a run at which trained samples are shown: best and worst of the newest group."""
 
 
-def tracked(config: Config, folder: Path) -> Tracked:
-    """The facts that a tracker gets about the run in `folder`."""
-    resumed = bool(MetricsFollower(folder / "metrics.jsonl").new_rows())
-    settings = configs.leaves(config)
-    return Tracked(folder, config.run.project, folder.name, settings, configs.changed(config), resumed)
-
-
 class Tracking:
     """`row` hands over a row of metrics; `notes` returns messages for the user."""
 
     def __init__(self, config: Config, folder: Path):
-        self._run = tracked(config, folder)
+        resumed = bool(MetricsFollower(folder / "metrics.jsonl").new_rows())
+        settings, changed = configs.leaves(config), configs.changed(config)
+        self._run = Tracked(folder, config.run.project, folder.name, settings, changed, resumed)
         self._names = list(config.run.trackers)
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._trackers: dict[str, Tracker] = {}
-        self._samples = _Samples(folder, max(1, config.run.steps // TIMES))
+        self._samples: _Samples | None = _Samples(folder, max(1, config.run.steps // TIMES))
         self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
         self._thread.start()
 
@@ -73,74 +67,59 @@ class Tracking:
 
     def _work(self) -> None:
         for name in self._names:
-            self._tolerated(name, partial(self._open, name))
+            try:
+                self._trackers[name] = resolve("tracker", name)(self._run)
+            except Exception as error:  # of third-party code, here and below
+                self._failed(name, error)
         while (job := self._waiting.get()) is not None:
             job()
 
-    def _open(self, name: str) -> None:
-        self._trackers[name] = resolve("tracker", name)(self._run)
-
     def _take(self, row: Mapping[str, Any]) -> None:
         self._each("add", row)
-        if not self._trackers:
+        if not self._trackers or not self._samples:
             return
-        for found in self._tolerated("samples", partial(self._samples.after, row["step"])) or []:
-            self._each("show", row["step"], found)
+        try:
+            shown = self._samples.after(row["step"])
+        except Exception as error:
+            self._samples = None
+            self._notes.put(f"trackers show no samples: {error or repr(error)}")
+            return
+        for samples in shown:
+            self._each("show", row["step"], samples)
 
     def _each(self, method: str, *args: object) -> None:
         for name, tracker in list(self._trackers.items()):
-            self._tolerated(name, partial(getattr(tracker, method), *args))
+            try:
+                getattr(tracker, method)(*args)
+            except Exception as error:
+                self._failed(name, error)
 
-    def _tolerated(self, name: str, act: Callable[[], Any]) -> Any:
-        """Reports an error of a tracker once; the run continues without that tracker."""
-        try:
-            return act()
-        except Exception as error:  # an error in third-party code must not end a run
-            if name in self._trackers or name in self._names:
-                self._trackers.pop(name, None)
-                self._notes.put(f"tracker {name}: the rest of the run is not shown there: {error or repr(error)}")
-            elif not self._samples.broken:
-                self._samples.broken = True
-                self._notes.put(f"trackers show no samples: {error or repr(error)}")
-            return None
+    def _failed(self, name: str, error: Exception) -> None:
+        self._trackers.pop(name, None)
+        self._notes.put(f"tracker {name}: the rest of the run is not shown there: {error or repr(error)}")
 
 
 class _Samples:
     """Samples worth showing, as they come."""
 
     def __init__(self, folder: Path, every: int):
-        self._folder, self._every = folder, every
+        self._every = every
         self._heldout, self._trained = Follower(folder, HELDOUT), Follower(folder, TRAINED)
+        self._folder = folder
         self._texts: Texts | None = None
-        self.broken = False
 
     def after(self, step: int) -> list[list[Shown]]:
         """The samples written since the last call: one list per source."""
-        if self.broken:
-            return []
         heldout, trained = self._heldout.new(), self._trained.new() if step % self._every == 0 else []
         newest = max((record.version for record in heldout), default=0)
         first = sorted((each for each in heldout if each.version == newest), key=lambda each: (each.group, each.index))
-        first = first[:EXAMPLES]
-        group = [each for each in trained if each.group == trained[-1].group] if trained else []
+        group = [each for each in trained if each.group == trained[-1].group]
         group.sort(key=lambda each: -(each.reward or 0.0))
         ends = [group[0], group[-1]] if len(group) > 1 else group
-        return [shown for shown in (self._shown("held-out", first), self._shown("trained", ends)) if shown]
+        sources = {"held-out": first[:EXAMPLES], "trained": ends}
+        return [self._shown(source, records) for source, records in sources.items() if records]
 
-    def _shown(self, source: str, records: Sequence[Kept]) -> list[Shown]:
-        if not records:
-            return []
-        if self._texts is None:
-            self._texts = Texts(self._folder)
-        texts = self._texts
-        return [
-            Shown(
-                source,
-                texts.prompt(each),
-                texts.of(each.response),
-                texts.wanted(each),
-                each.reward or 0.0,
-                each.staleness,
-            )
-            for each in records
-        ]
+    def _shown(self, source: str, records: list[Kept]) -> list[Shown]:
+        texts = self._texts = self._texts or Texts(self._folder)
+        of = lambda each: (texts.prompt(each), texts.of(each.response), texts.wanted(each))  # noqa: E731
+        return [Shown(source, *of(each), each.reward or 0.0, each.staleness) for each in records]

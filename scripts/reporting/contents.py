@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from areal_like.config import run_config as configs
-from areal_like.config.registry import COMPONENTS, ConfigError, knobs
+from areal_like.config.registry import ConfigError
 from areal_like.config.schema import OWN
-from areal_like.config.signatures import REQUIRED
-from areal_like.places import CONFIGS
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, RECORD, config_file, is_going_on, summary_of
 from buffer.journal import JournalError, Recorded
 
-from ..following.fault_counts import FAULTS, faults
+from ..following.summary import FAULTS, faults
 from ..ledger import Account, Books, bias
-from ..samples import texts_of
-from ..timeline import ACTIVITIES, WAITS, Timeline, shares, timeline, window
+from ..samples import Texts
+from ..timeline import ACTIVITIES, WAITS, shares, timeline, window
 from .excerpts import excerpts
 from .series import Series, short
 
 MOST_SAMPLE_BYTES = 1_750_000
-MOST_ROLES, MOST_SPANS = 24, 3000
+MOST_ROLES = 24
 JOURNAL_BYTES = 1 << 29
 """The ledger of a run with a longer journal has counts only: reading it would take minutes."""
-BINS = 30
 NOT_THE_RUNS = ("run.name", "run.dir", "resume", "replay")
 """Keys that say nothing about what a run does."""
 
@@ -50,7 +48,7 @@ def contents(run: Path) -> dict[str, Any]:
             numbers = {"version": each["eval/version"], "reward": each["eval/reward"], "seconds": each.get("seconds")}
             evaluations[numbers["version"]] = numbers | {"sets": sets_in(each)}
     evaluations |= {each["version"]: each for each in summary.get("evaluations", ())}
-    texts, note = texts_of(run)
+    texts = Texts(run)
     ledger, unread = ledger_of(run, going_on, summary, row)
     record = json.loads((run / RECORD).read_text()) if (run / RECORD).is_file() else {}
     group = config.sizing.get("group_size")
@@ -64,7 +62,7 @@ def contents(run: Path) -> dict[str, Any]:
         "record": {key: record.get(key) for key in ("command", "commit", "started")},
         "summary": {key: value for key, value in summary.items() if key != "evaluations"},
         "row": row,
-        "notes": [each for each in (note, unread) if each],
+        "notes": [each for each in (texts.note, unread) if each],
         "faults": faults(summary.get("faults") or {key: row.get(key) for key in (*FAULTS, *row)}),
         "series": series.data(),
         "evaluations": [_at_step(evaluations[version], config, summary) for version in sorted(evaluations)],
@@ -94,43 +92,21 @@ def sets_in(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-# ---- timeline -------------------------------------------------------------------------------------------------------
-
-
 def timeline_of(run: Path) -> dict[str, Any] | None:
-    """Shares of the whole time, and the spans of a part in the middle (all of it if they fit): role → [activity, begin,
-    end] in seconds. None without spans."""
+    """Shares of the whole time: role → activity → share. None without spans."""
     try:
         found = timeline(run)
     except ValueError:
         return None
     begin, end = window(found)
-    shown: Timeline = dict([*found.items()][:MOST_ROLES])
-    names = [name for name in ACTIVITIES if any(span.name == name for spans in shown.values() for span in spans)]
-    times = np.sort([span.begin for spans in shown.values() for span in spans])
-    middle, half = (begin + end) / 2, (end - begin) / 2
-    while half > 1e-3 and np.searchsorted(times, middle + half) - np.searchsorted(times, middle - half) > MOST_SPANS:
-        half /= 2
-    spans = {
-        role: [
-            [names.index(span.name), round(span.begin, 4), round(span.end, 4)]
-            for span in each
-            if span.name in names and span.end > middle - half and span.begin < middle + half
-        ]
-        for role, each in shown.items()
-    }
     of_time = {role: {name: short(share) for name, share in row.items()} for role, row in shares(found).items()}
     return {
-        "names": names,
+        "names": [name for name in ACTIVITIES if any(name in row for row in of_time.values())],
         "waits": WAITS,
         "seconds": short(end - begin),
-        "shares": {role: of_time[role] for role in shown},
-        "spans": spans,
-        "hidden": len(found) - len(shown),
+        "shares": dict([*of_time.items()][:MOST_ROLES]),
+        "hidden": max(0, len(of_time) - MOST_ROLES),
     }
-
-
-# ---- ledger ---------------------------------------------------------------------------------------------------------
 
 
 def ledger_of(
@@ -163,61 +139,22 @@ def counted(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ledger_data(accounts: Mapping[str, Account]) -> dict[str, Any]:
-    """Fates with counts, and lengths and rewards as shares of samples per bin. `bias`: mean length of trained samples
-    over that of all, minus 1."""
-    known = [account for account in accounts.values() if account.lengths]
-    edges: dict[str, np.ndarray] = {
-        name: np.histogram_bin_edges([n for account in known for n in getattr(account, name)], BINS)
-        for name in ("lengths", "rewards")
-    }
+    """Fates with counts, lengths and rewards. `bias`: mean length of trained samples over that of all, minus 1."""
     fates = []
     for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count):
         entry: dict[str, Any] = {"fate": fate, "count": account.count, "samples": len(account.lengths)}
         if account.lengths:
             entry |= {"length": float(np.mean(account.lengths)), "p95": float(np.quantile(account.lengths, 0.95))}
             entry |= {"reward": float(np.mean(account.rewards)), "cut": account.cut}
-            for name in ("lengths", "rewards"):
-                counts, _ = np.histogram(getattr(account, name), edges[name])
-                entry[name] = [short(float(count / len(account.lengths))) for count in counts]
         fates.append(entry)
     shorter = bias(dict(accounts))
-    places = {name: [short(float(edge)) for edge in each] for name, each in edges.items()}
-    return {"fates": fates, "edges": places, "bias": None if math.isnan(shorter) else short(shorter)}
+    return {"fates": fates, "bias": None if math.isnan(shorter) else short(shorter)}
 
 
-# ---- config ---------------------------------------------------------------------------------------------------------
-
-
-def settings(config: configs.Config) -> list[list[str]]:
-    """All keys of a run: [key, value, default], with the unset knobs of its components."""
-    own: dict[str, Any] = dict(configs.leaves(config))
-    base: dict[str, Any] = dict(configs.leaves(configs.load([str(CONFIGS / "base.yaml")])))
-    for kind in COMPONENTS:
-        if name := own.get(f"{kind}.name"):
-            if base.get(f"{kind}.name") != name:  # base.yaml has another component's knobs
-                base = {key: value for key, value in base.items() if not _within(key, [kind])}
-            base = {f"{kind}.{knob}": default for knob, default in _knobs(kind, name).items()} | base
-    unset = {key: value for key, value in base.items() if _within(key, COMPONENTS) and not _within(key, own)}
-    keys = {**own, **{key: value for key, value in unset.items() if f"{key.partition('.')[0]}.name" in own}}
-    rows = [[key, _shown(value), _shown(base.get(key))] for key, value in keys.items() if key not in NOT_THE_RUNS]
-    order = {name: place for place, name in enumerate(dict.fromkeys(key.partition(".")[0] for key, _, _ in rows))}
-    return sorted(rows, key=lambda row: order[row[0].partition(".")[0]])
-
-
-def _within(key: str, sections: Mapping[str, object] | Sequence[str]) -> bool:
-    """Is the key one of these, or within one?"""
-    parts = key.split(".")
-    return any(".".join(parts[:count]) in sections for count in range(1, len(parts) + 1))
-
-
-def _knobs(kind: str, name: str) -> dict[str, Any]:
-    try:
-        return knobs(kind, name)
-    except (ConfigError, ValueError):  # the user's own component, not found here
-        return {}
-
-
-def _shown(value: Any) -> str:
-    if value is REQUIRED:
-        return "(must be set)"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def settings(config: configs.Config) -> list[tuple[str, str, bool]]:
+    """All keys of a run, with the knobs of its components: key, value, and whether it differs from the default."""
+    changed = set(configs.changed(config))
+    with contextlib.suppress(ValueError):  # the user's own component, not found here
+        config = configs.with_every_knob(config)
+    found = configs.leaves(config).items()
+    return [(key, str(value), key in changed) for key, value in found if key not in NOT_THE_RUNS]

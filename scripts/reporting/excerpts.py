@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby, zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from areal_like.run.samples import DROPPED, HELDOUT, TRAINED, Fate, Kept, read
 
-from ..samples import Numbers, Texts
+from ..samples import Texts
 from .series import short
 
 PER_GROUP = 4
@@ -24,7 +24,7 @@ ROWS = 8
 MOST_TOKENS = 1200
 """Most tokens shown of a response: a longer one loses its middle."""
 MOST_LETTERS = 4000
-"""Most characters shown of a prompt or of a tool call, likewise."""
+"""Most characters shown of a prompt, likewise."""
 WINDOW = 4
 """Tokens that are decoded together: the text of one may depend on those before it."""
 MOST = 2000
@@ -32,7 +32,7 @@ MOST = 2000
 
 
 class Mark(NamedTuple):
-    """What the choice depends on. `place`: of the sample in its file."""
+    """A sample to choose. `place`: of the sample in its file."""
 
     place: int
     group: int
@@ -40,33 +40,24 @@ class Mark(NamedTuple):
     why: str
 
 
-def excerpts(run: Path, texts: Texts | Numbers, most_bytes: int) -> list[dict[str, Any]]:
+def excerpts(run: Path, texts: Texts, most_bytes: int) -> list[dict[str, Any]]:
     """The excerpts of a run, in the order of the files."""
-    turns = list(_in_turn({fate: list(_chosen(fate, run)) for fate in (TRAINED, HELDOUT, DROPPED)}))[:MOST]
-    wanted: dict[Fate, set[int]] = {}
-    for fate, place in turns:
-        wanted.setdefault(fate, set()).add(place)
-    made = {
-        (fate, place): excerpt(record, texts)
-        for fate, places in wanted.items()
-        for place, record in enumerate(read(run, [fate]))
-        if place in places
-    }
+    trained, heldout, dropped = (list(_chosen(fate, run)) for fate in (TRAINED, HELDOUT, DROPPED))
+    fates: tuple[Fate, ...] = (TRAINED, TRAINED, HELDOUT, DROPPED)
+    rows = zip_longest(trained[::2], trained[1::2], heldout, dropped)  # by importance
+    turns = [(fate, mark.place) for row in rows for fate, mark in zip(fates, row, strict=True) if mark][:MOST]
+    wanted, made = set(turns), dict[tuple[Fate, int], dict[str, Any]]()
+    for fate in (TRAINED, HELDOUT, DROPPED):
+        for place, record in enumerate(read(run, [fate])):
+            if (fate, place) in wanted:
+                made[fate, place] = excerpt(record, texts)
     found, used = set[tuple[Fate, int]](), 0
     for key in turns:
-        used += len(json.dumps(made[key])) if key in made else 0
+        used += len(json.dumps(made.get(key)))
         if used > most_bytes and found:
             break
         found.add(key)
     return [made[key] for key in sorted(found & made.keys())]
-
-
-def _in_turn(chosen: dict[Fate, list[Mark]]) -> Iterator[tuple[Fate, int]]:
-    """Fates and places by importance: two trained samples for each held-out answer and each dropped sample."""
-    trained = chosen[TRAINED]
-    fates: tuple[Fate, ...] = (TRAINED, TRAINED, HELDOUT, DROPPED)
-    for row in zip_longest(trained[::2], trained[1::2], chosen[HELDOUT], chosen[DROPPED]):
-        yield from ((fate, mark.place) for fate, mark in zip(fates, row, strict=True) if mark)
 
 
 def _chosen(fate: Fate, run: Path) -> Iterator[Mark]:
@@ -78,14 +69,12 @@ def _chosen(fate: Fate, run: Path) -> Iterator[Mark]:
     steps = [by_step[step] for step in sorted(by_step)]
     first = {mark.why: mark for marks in steps for mark in reversed(marks)} if fate == DROPPED else {}
     yield from first.values()  # one of each reason, however rare
-    rest = chain.from_iterable(_of_step(fate, marks, last=marks is steps[-1]) for marks in spread(steps))
-    yield from (mark for mark in rest if first.get(mark.why) is not mark)
-
-
-def _of_step(fate: Fate, marks: list[Mark], last: bool) -> list[Mark]:
-    if fate == HELDOUT:  # the same prompts at each evaluation
-        return sorted(marks, key=lambda mark: mark.group)[: ROWS * (4 if last else 1)]
-    return spread(sorted(marks, key=lambda mark: mark.reward))[:PER_GROUP]
+    for marks in spread(steps):
+        if fate == HELDOUT:  # the same prompts at each evaluation
+            yield from sorted(marks, key=lambda mark: mark.group)[: ROWS * (4 if marks is steps[-1] else 1)]
+        else:
+            best = spread(sorted(marks, key=lambda mark: mark.reward))[:PER_GROUP]
+            yield from (mark for mark in best if first.get(mark.why) is not mark)
 
 
 def spread(items: Sequence[Any]) -> list[Any]:
@@ -98,42 +87,32 @@ def spread(items: Sequence[Any]) -> list[Any]:
     return [items[place] for place in (count - 1, 0, *middle)]
 
 
-def excerpt(record: Kept, texts: Texts | Numbers) -> dict[str, Any]:
+def excerpt(record: Kept, texts: Texts) -> dict[str, Any]:
     """A sample as the page has it. `tokens`: pieces of text; `versions` ([version, count]), `numbers` and `masked` go
     with them. `gap`: [tokens before it, tokens left out]."""
     response, half = record.response, MOST_TOKENS // 2
-    places, gap = list(range(len(response))), None
-    shown = [response]
+    places, gap, shown = list(range(len(response))), None, [response]
     if len(places) > MOST_TOKENS:
         gap, places = [half, len(places) - 2 * half], [*places[:half], *places[-half:]]
         shown = [response[:half], response[-half:]]
     made_by = [version for version, count in record.runs for _ in range(count)]
     made_by += [record.version] * (len(response) - len(made_by))
-    masked = set(record.masked)
+    masked, digits = set(record.masked), lambda value: None if value is None else round(value, 3)
+    names = ("fate", "step", "version", "group", "index", "finish", "why", "actor", "staleness")
     return {
-        **{name: getattr(record, name) for name in ("fate", "step", "version", "group", "index", "finish", "why")},
-        "actor": record.actor,
+        **{name: getattr(record, name) for name in names},
         "reward": None if record.reward is None else short(record.reward),
         "length": len(response),
         "cut": record.finish == "length" and texts.stops,
-        "staleness": record.staleness,
         "prompt": _without_middle(texts.prompt(record)),
         "wanted": _without_middle(texts.wanted(record)),
         "tokens": [piece for part in shown for piece in pieces(part, texts)],
         "versions": [[version, len(list(run))] for version, run in groupby(made_by[place] for place in places)],
         "masked": [at for at, place in enumerate(places) if place in masked],
-        "numbers": {name: [_digits(values[place]) for place in places] for name, values in record.numbers.items()},
+        "numbers": {name: [digits(values[place]) for place in places] for name, values in record.numbers.items()},
         "gap": gap,
         "turns": [[at, short(earned)] for at, earned in record.turn_rewards],
-        "calls": [
-            [call.turn, call.name, _without_middle(call.arguments), call.result and _without_middle(call.result)]
-            for call in texts.calls(record)
-        ],
     }
-
-
-def _digits(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
 
 
 def _without_middle(text: str) -> str:
@@ -141,7 +120,7 @@ def _without_middle(text: str) -> str:
     return text if len(text) <= 2 * half else f"{text[:half]}\n… {len(text) - 2 * half} letters …\n{text[-half:]}"
 
 
-def pieces(tokens: Sequence[int], texts: Texts | Numbers) -> list[str]:
+def pieces(tokens: Sequence[int], texts: Texts) -> list[str]:
     """The text that each token adds. One that ends within a letter adds nothing; the next whole one adds all."""
     found, done = [], 0
     for end in range(1, len(tokens) + 1):

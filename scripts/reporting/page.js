@@ -79,34 +79,22 @@ function waiting() {
     chart("Idle because of stragglers", "share of a group's or a round's time", () => lines([["barrier/group_idle_share", "within groups"], ["barrier/round_idle_share", "within rounds"]], SHARES)),
     chart("Buffer", "groups", () => lines([["buffer/waiting", "wait to be trained"], ["buffer/running", "are written"], ["buffer/queued", "queued"]]))];
   if (!found) return section("waiting", "Who waited for whom", "This run has no timeline.", el("div", { class: "grid" }, parts));
-  const roles = Object.keys(found.spans), height = 80 + 24 * roles.length;
+  const roles = Object.keys(found.shares), height = 80 + 24 * roles.length;
   const bars = (of) => () => ({ traces: of(), layout: { barmode: "stack", hovermode: "closest", yaxis: { autorange: "reversed", type: "category" }, showlegend: true } });
   const share = (name, colourName) => ({ type: "bar", orientation: "h", name, y: roles.map(safe), x: roles.map((role) => found.shares[role][name] || 0), marker: { color: colour(colourName) }, hovertemplate: "%{x:.0%}" });
   const whole = chart("Share of the whole time", found.hidden ? `${found.hidden} more processes are not shown` : "", () => {
     const made = bars(() => [...found.names.map((name) => share(name, name)), share(found.waits, "line")])();
     return { ...made, layout: { ...made.layout, xaxis: { tickformat: ".0%", range: [0, 1], title: {} } } };
   }, height);
-  const spans = chart("Spans", "drag to zoom", () => {
-    const made = bars(() => found.names.map((name, place) => {
-      const its = roles.flatMap((role) => found.spans[role].filter(([which]) => which === place).map(([, begin, end]) => [safe(role), begin, end - begin]));
-      return { type: "bar", orientation: "h", name, y: its.map(([role]) => role), base: its.map(([, begin]) => begin), x: its.map(([, , size]) => size), marker: { color: colour(name) }, hovertemplate: "%{x:.3f} s" };
-    }))();
-    return { ...made, layout: { ...made.layout, barmode: "overlay", xaxis: { title: { text: "seconds" } } } };
-  }, height);
-  return section("waiting", "Who waited for whom", `Work of each process over ${number(found.seconds)} s; the rest is waiting.`, whole, spans, el("div", { class: "grid" }, parts));
+  return section("waiting", "Who waited for whom", `Work of each process over ${number(found.seconds)} s; the rest is waiting.`, whole, el("div", { class: "grid" }, parts));
 }
 
 function ledger() {
-  const { fates, edges, bias } = run.ledger, total = fates.reduce((sum, each) => sum + each.count, 0), trained = fates.find((each) => each.fate === "trained");
+  const { fates, bias } = run.ledger, total = fates.reduce((sum, each) => sum + each.count, 0), trained = fates.find((each) => each.fate === "trained");
   const rows = fates.map((each) => [visible(each.fate), number(each.count), percent(each.count / total), number(each.samples), number(each.cut), number(each.length), number(each.p95), number(each.reward), each.length && trained && trained.length ? number(each.length / trained.length) : "–"]);
-  const histogram = (name, title, unit) => chart(title, "share of each fate's samples", () => ({
-    traces: fates.filter((each) => each[name]).map((each, place) => ({ x: edges[name].slice(0, -1), y: each[name], name: safe(each.fate), mode: "lines", line: { shape: "hv", width: 1.8, color: colour(PALETTE[place % 8]) } })),
-    layout: { xaxis: { title: { text: unit } }, yaxis: { tickformat: ".0%" } },
-  }));
   const words = Number.isFinite(bias) ? ` Trained responses are ${percent(Math.abs(bias))} ${bias < 0 ? "shorter" : "longer"} than all.` : "";
   return total ? section("ledger", "Ledger", `Where each of the ${number(total)} admitted prompts went.${words}`,
-    table(["fate", "groups", "share", "samples", "cut", "mean length", "95 %", "mean reward", "length / trained"], rows),
-    edges ? el("div", { class: "grid" }, histogram("lengths", "Length", "tokens of the response"), histogram("rewards", "Reward", "reward")) : null) : null;
+    table(["fate", "groups", "share", "samples", "cut", "mean length", "95 %", "mean reward", "length / trained"], rows)) : null;
 }
 
 function byStaleness() {
@@ -142,8 +130,8 @@ function anyMetric() {
 }
 
 function config() {
-  const differ = run.config.filter(([, value, usual]) => value !== usual), { command, started, commit } = run.record;
-  const rows = (found) => table(["key", "value", "default"], found.map((row) => row.map(visible)));
+  const differ = run.config.filter(([, , differs]) => differs), { command, started, commit } = run.record;
+  const rows = (found) => table(["key", "value"], found.map((row) => row.slice(0, 2).map(visible)));
   const facts = [command && "$ " + command.join(" "), started && `started ${started}`, commit && `commit ${commit}`, `folder ${run.folder}`];
   return section("config", "Config", `${differ.length} of ${run.config.length} keys differ from the default.`, el("div", { class: "card mono" }, facts.filter(Boolean).map((fact) => el("div", {}, visible(fact)))),
     rows(differ), el("details", {}, el("summary", {}, "every key"), rows(run.config)));

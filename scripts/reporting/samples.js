@@ -20,7 +20,7 @@ function badge(sample) {
 function about(sample) {
   const which = sample.fate === "heldout" ? `row ${sample.group}` : `group ${sample.group} · sample ${sample.index}`;
   const length = sample.length ? `${sample.length} tokens${sample.cut ? ", cut at its limit" : ""}` : "no answer";
-  const more = [sample.calls.length && `${sample.calls.length} tool calls`, sample.staleness && `${sample.staleness} versions old`, sample.actor, sample.why];
+  const more = [sample.staleness && `${sample.staleness} versions old`, sample.actor, sample.why];
   return ["step " + sample.step, FATES[sample.fate], which, length, ...more.filter(Boolean)].map(visible).join(" · ");
 }
 
@@ -112,7 +112,6 @@ class Browser {
       .map(([name, values]) => `${name}: ${number(values.reduce((sum, value) => sum + (value || 0), 0))}`);
     this.detail.append(el("div", { class: "soft" }, badge(sample), " ", [about(sample), ...taken].join(" · ")), box("Prompt", visible(sample.prompt)));
     if (sample.length) this.detail.append(box("Answer", this.strip(sample)), el("div", { class: "soft" }, this.legend(sample)));
-    for (const [turn, name, given, result] of sample.calls) this.detail.append(box(`Tool call in turn ${turn}`, visible(`${name || "(not readable)"} ${given}\n→ ${result ?? "not answered"}`)));
     if (sample.wanted) this.detail.append(box("Wanted", visible(sample.wanted)));
     if (sample.turns.length) this.detail.append(el("div", { class: "soft" }, "turns earned " + sample.turns.map(([, earned]) => number(earned)).join(", ")));
   }

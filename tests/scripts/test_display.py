@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from rich.console import Console
 from areal_like.config import run_config as configs
 from areal_like.launch.outcome import Death
 from scripts.console.output import sparkline
-from scripts.following.display import Display, ledger_line, print_summary
-from scripts.following.fault_counts import faults
-from scripts.following.last_sample import LastSample
-from tests.scripts.written_runs import QUESTION, written_run
+from scripts.following.display import Display
+from scripts.following.summary import faults, ledger_line, print_summary
 
 ROW = {
     "step": 30,
@@ -36,7 +33,7 @@ ROW = {
 }
 FACTS = ("30/300", "0.250", "0.750 (v20)", "0.50, max 1 of 1", "3 groups wait, 12 run", "12,346", "actors 12%, ")
 FAULTY = {"train/nonfinite_steps": 2, "rewards/timeouts": 16.0, "rewards/errors": 0.0, "refused/tokens": 3}
-SUMMARY = {
+SUMMARY: dict[str, Any] = {
     "reward_before": 0.1,
     "reward_after": 0.9762,
     "steps": 300,
@@ -45,25 +42,21 @@ SUMMARY = {
     "actor_idle_share": None,
     "learner_idle_share": 0.25,
     "ledger": {"admitted": 9, "trained": 4, "filtered": {"all equal": 1}, "dropped": {"stale": 2}, "active": 2},
-    "restarts": 3,
     "faults": FAULTY,
 }
 
 
-def display(folder: Path, *overrides: str) -> Display:
-    return Display(configs.load(["configs/quickstart.yaml", "run.steps=300", *overrides]), folder, plain=True)
-
-
-def write(folder: Path, *rows: dict[str, Any]) -> None:
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+def display(tmp_path: Path) -> Display:
+    """The display of a run that has made 30 of its 300 train steps."""
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 29, "reward/mean": 0.2}}\n{json.dumps(ROW)}\n')
+    config = configs.load(["configs/quickstart.yaml", "run.steps=300", "run.max_seconds=10"])
+    return Display(config, tmp_path, plain=True)
 
 
 def test_a_line_has_the_facts_of_the_last_step_and_is_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = display(tmp_path)
-    write(tmp_path, {"step": 29, "reward/mean": 0.2}, ROW)
     for _ in range(3):
         seen.update(last=True)
     (line,) = capsys.readouterr().out.splitlines()
@@ -73,32 +66,20 @@ def test_a_line_has_the_facts_of_the_last_step_and_is_not_repeated(
         seen.update(last=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert line == "step 30/300 | waits all processes wait for the journal's disk", "no step came meanwhile"
-    seen.close()
 
 
 @pytest.mark.parametrize("width", [60, 120])
 def test_the_display_is_whole_at_any_width(tmp_path: Path, width: int) -> None:
     seen = display(tmp_path)
-    write(tmp_path, ROW)
     seen.update()
     seen.status = {"started": True, "waits": [f"actor-{i} waits for weights" for i in range(8)]}
     file = io.StringIO()
-    Console(file=file, width=width).print(seen._table())
+    Console(file=file, width=width).print(seen._view())
     lines = file.getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
     text = " ".join(" ".join(lines).split())
-    for fact in (*FACTS, "0:00:54 left", "actor-0 waits for weights", "actor-7 waits for weights"):
+    for fact in (*FACTS, "0:00:04 left", "actor-0 waits for weights", "actor-7 waits for weights"):
         assert fact in text
-    seen.close()
-
-
-def test_time_left_ends_with_the_limit_of_time(tmp_path: Path) -> None:
-    seen = display(tmp_path, "run.max_seconds=10")
-    assert seen._left() == ""
-    write(tmp_path, ROW)
-    seen.update()
-    assert seen._left() == "0:00:04 left"
-    seen.close()
 
 
 def test_each_death_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,39 +91,7 @@ def test_each_death_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         "actor-1 was killed by SIGKILL", "actor-1 was killed by SIGSEGV",
     ]  # fmt: skip
-    seen.row = ROW
     assert "left out actor-1" in seen._line()
-
-
-def test_the_newest_sample_is_shown_unless_the_task_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = written_run(tmp_path / "a", steps=4)
-    (run / "samples" / "trained.jsonl").open("ab").write(b'{"torn')
-    seen, deadline = LastSample(run), time.monotonic() + 30
-    while not (text := seen.text()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert text == f"{QUESTION} → 4271 (reward 0.5, step 4)"
-
-    def breaks(*_: object) -> str:
-        raise TypeError("the user's own")
-
-    monkeypatch.setattr("scripts.samples.Texts.of", breaks)
-    assert seen.text() == ""
-
-
-def test_a_board_that_fails_is_reported_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("areal_like.trackers.board.Board.add", full)
-    seen = display(tmp_path)
-    with seen:
-        write(tmp_path, ROW, ROW | {"step": 31})
-        seen.update()
-    seen.close()
-    assert seen.row["step"] == 31
-    assert capsys.readouterr().out.count("No space left on device") == 1
 
 
 def test_the_summary_has_each_fact_and_whole_paths(
@@ -156,7 +105,7 @@ def test_the_summary_has_each_fact_and_whole_paths(
         assert fact in text
     for path in (folder / "logs", folder / "checkpoints" / "final"):
         assert any(line.endswith(str(path)) for line in text.splitlines())
-    line = ledger_line(SUMMARY["ledger"])  # type: ignore[arg-type]
+    line = ledger_line(SUMMARY["ledger"])
     assert line == "admitted 9 = trained 4 + filtered 1 (all equal) + dropped 2 (stale) + active 2"
 
 

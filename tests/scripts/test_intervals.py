@@ -26,13 +26,6 @@ def test_the_interval_is_scipys_bootstrap_at_the_expanded_level() -> None:
     assert (found.low, found.high) == pytest.approx((truth.low, truth.high), abs=0.04 * width)
 
 
-def test_for_many_values_it_is_students_interval() -> None:
-    values = rng().normal(7.0, 3.0, size=400)
-    low, high = stats.t.interval(0.95, 399, values.mean(), stats.sem(values))
-    found = bootstrap(values)
-    assert (found.low, found.high) == pytest.approx((low, high), abs=0.03 * (high - low))
-
-
 def test_with_five_seeds_it_holds_the_truth_nearly_as_often_as_it_says() -> None:
     """The plain percentile interval would cover it in 84 % of cases. Each point of a band is a draw of its own."""
     places = range(CURVE_POINTS)
@@ -50,13 +43,10 @@ def test_the_same_values_give_the_same_interval_whatever_was_drawn_before() -> N
 def test_a_missing_number_is_left_out_and_counted() -> None:
     found = bootstrap([1.0, None, 3.0, math.nan])
     assert (found.mean, found.count, found.asked) == (2.0, 2, 4)
-    assert found.text().endswith("(2 of 4)")
-    assert bootstrap([None]).text() == "- (0 of 1)"
-    assert bootstrap([5.0]).text() == "5.00"
-    assert bootstrap([0.5, 0.5, 0.5]).text() == "0.500 [0.500, 0.500]"
-    assert bootstrap([0.0, 0.0]).text() == "0.000 [0.000, 0.000]"
-    assert bootstrap([3e-7]).text() == "3.00e-07"
-    assert Estimate(950.4, -1.26, 2000.0, 3, 3).text() == "950 [-1, 2,000]"
+    assert str(found).endswith("(2 of 4)")
+    shown = [bootstrap(values) for values in ([None], [5.0], [0.5, 0.5, 0.5], [0.0, 0.0])]
+    assert [str(each) for each in shown] == ["- (0 of 1)", "5.00", "0.500 [0.500, 0.500]", "0.000 [0.000, 0.000]"]
+    assert str(Estimate(950.4, -1.26, 2000.0, 3, 3)) == "950 [-1, 2,000]"
 
 
 def test_a_band_is_the_mean_where_all_curves_are() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from areal_like.run.samples import TRAINED, read
+from areal_like.run.samples import DROPPED, TRAINED, SampleLog, read, unanswered
 from scripts import eval, samples
 from scripts.console.output import visible
-from tests.scripts.written_runs import HOSTILE, QUESTION, written_run
+from scripts.reporting.contents import contents
+from tests.scripts.written_runs import HOSTILE, QUESTION, cut, written_run
 
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
@@ -63,14 +64,32 @@ def test_a_task_that_is_not_here_leaves_numbers(tmp_path: Path, capsys: pytest.C
     assert "shown as numbers" in err and "gone" in err and err.count("\n") == 1
 
 
-def test_a_number_that_no_sample_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_that_fits_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = written_run(tmp_path / "a")
-    with pytest.raises(SystemExit):
-        samples.main([str(run), "--colour", "advantge"])
-    assert "'advantage'" in capsys.readouterr().err
     assert "none of 12 trained samples" in shown(capsys, str(run), "--step", "999")[0]
     (run / "samples" / "dropped.jsonl").unlink()
     assert "none of 0 dropped samples" in shown(capsys, str(run), "--dropped")[0]
+
+
+def test_groups_that_left_early_are_shown_with_their_prompt_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = written_run(tmp_path / "a")
+    log = SampleLog(run, DROPPED, steps=30, most=None, done=30)
+    log.write(unanswered(3, 3, 7, "timed out: on 3 leases", "actor-0"))
+    log.write(cut(b"It is 7 or so"))
+    log.close()
+    heading, *said = shown(capsys, str(run), "--dropped", "--search", "timed")[0].splitlines()
+    assert heading.endswith("group 7 · no answer · timed out: on 3 leases") and said == [QUESTION, "wanted: 12"]
+    heading, *said = shown(capsys, str(run), "--dropped", "--search", "Or So")[0].splitlines()
+    assert heading.endswith("group 7, sample 1 · no reward · 13 tokens, abort · 0 versions old · cut: too slow")
+    assert said == [QUESTION, "It is 7 or so", "wanted: 12"]
+    assert "no answer" not in shown(capsys, str(run), "--dropped", "--worst", "--count", "0")[0], "it has no reward"
+    (found,) = json.loads(shown(capsys, str(run), "--dropped", "--search", "cut", "--json", "-")[0])
+    assert found["prompt"] == QUESTION and found["text"] == "It is 7 or so" and found["reward"] is None
+    on_page = {each["why"].partition(":")[0]: each for each in contents(run)["samples"]}
+    assert [(on_page[why]["prompt"], on_page[why]["reward"]) for why in ("timed out", "cut")] == [(QUESTION, None)] * 2
+    assert "".join(on_page["cut"]["tokens"]) == "It is 7 or so" and on_page["timed out"]["tokens"] == []
 
 
 def test_an_answer_of_a_fixed_length_was_not_cut(tmp_path: Path) -> None:
@@ -98,6 +117,6 @@ def test_a_terminal_without_utf8_shows_escapes(tmp_path: Path, monkeypatch: pyte
 
 
 def test_answers_of_a_model_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    eval.show_answers("a", [eval.Answers("\x1b[2J?", "1", ["\x1b]0;x\x07"], [1.0], [1], 0)], 1)
+    eval.show_answers("a", [eval.Answers("\x1b[2J?", "1", ["\x1b]0;x\x07"], [1.0], [1], 0)])
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out and "\\x1b[2J?" in out
