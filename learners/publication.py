@@ -106,7 +106,6 @@ class Coding:
     """How weights go out; the keys of the config's `weights` say what each means."""
 
     coding: str = "delta"
-    dense_above: float = 1.0
     block_bytes: int = 16 << 20
     snapshot_every: int = 50
     keep: int = 8
@@ -253,7 +252,7 @@ class Publication:
         several = self._coding.overlap and kernels_for(layout.nbytes) is not None
         self._pool = ThreadPoolExecutor(ENCODERS, "encoding") if several else None
         for _ in range(ENCODERS if several else 1):
-            self._encoders.put(Encoder(layout, self._coding.dense_above))
+            self._encoders.put(Encoder(layout))
         self._layout, self._lanes = layout, Lanes(layout, state.words)
         self.history = History(layout, keep=self._coding.keep, snapshot_every=self._coding.snapshot_every)
         return self._lanes

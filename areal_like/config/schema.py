@@ -82,7 +82,6 @@ class Buffer:
 @dataclass
 class Weights:
     coding: Literal["delta", "full"]
-    dense_above: float
     block_bytes: int
     keep: int
     snapshot_every: int
@@ -199,7 +198,6 @@ RANGES = {
     "buffer.max_bytes": "[1, inf)",
     "buffer.heartbeat_timeout": f"[2, {_SECONDS}]",
     "buffer.lease_timeout": f"[0, {_SECONDS}]",
-    "weights.dense_above": "[0, 1]",
     "weights.block_bytes": "[4096, inf)",
     "weights.keep": "[1, inf)",
     "weights.snapshot_every": "[1, inf)",

@@ -32,7 +32,7 @@ from transformers import (
 from areal_like.models.experts import Routing
 from areal_like.models.model_folder import ROUTED
 from areal_like.weights.state import ALIGN, State, TensorSpec
-from areal_like.weights.transfer import Inbound, Outbound
+from areal_like.weights.transfer import Outbound
 from areal_like.weights.update import Changes
 
 _BITS_AS_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}
@@ -221,7 +221,6 @@ def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable
 def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes | None = None) -> None:
     """Copy published bits into tensors of the same names and shapes; the values are exact in float32. With `changes`
     only what those name."""
-    inbound: Inbound | None = None
     for index, (spec, bits) in enumerate(state.tensors()):
         source, target = _as_torch(spec, bits), tensors[spec.name]
         if changes is None:
@@ -229,21 +228,11 @@ def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes
             continue
         flat = target.view(-1)
         for where in changes.tensors.get(index, ()):
-            if in_batches(flat):
-                inbound = inbound or Inbound(flat.device)
-                inbound.put(source, flat, where)
-            elif isinstance(where, slice):
+            if isinstance(where, slice):
                 flat[where].copy_(source[where])
             else:
                 places = torch.from_numpy(where)
-                flat[places] = source[places].to(flat.dtype)
-    if inbound:
-        inbound.flush()
-
-
-def in_batches(tensor: torch.Tensor) -> bool:
-    """Is it faster to write into it by `Inbound`?"""
-    return tensor.is_cuda
+                flat[places.to(flat.device)] = source[places].to(flat.device).to(flat.dtype)
 
 
 def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None:

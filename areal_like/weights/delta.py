@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from areal_like.weights.codec import Lanes, apply
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
-from areal_like.weights.planes import Coded, DeltaError, unpack
+from areal_like.weights.planes import DeltaError, Part, unpack
 from areal_like.weights.state import State
 
 Message = bytes | bytearray | memoryview
@@ -35,10 +35,10 @@ class DeltaHead:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A checked message: it can be applied."""
+    """A checked message: it can be applied. `blocks`: the parts of each."""
 
     head: DeltaHead
-    blocks: Sequence[Coded]
+    blocks: Sequence[Sequence[Part]]
 
 
 def write(head: DeltaHead, layout: Layout, blocks: Sequence[bytes]) -> bytes:
@@ -55,9 +55,8 @@ def ends_of(data: Message) -> tuple[int, str]:
     return version, digest.hex()
 
 
-def opened(data: Message, layout: Layout) -> tuple[DeltaHead, list[memoryview]]:
-    """Head and packed blocks. Raises DeltaError unless this is a delta of weights with this layout, of the right size;
-    the contents of the blocks are not checked."""
+def read(data: Message, layout: Layout) -> Delta:
+    """Raises DeltaError unless this is a delta of weights with this layout, whole and sound."""
     view = memoryview(data).cast("B")
     if len(view) < _HEAD.size:
         raise DeltaError("a delta that is too short")
@@ -69,18 +68,12 @@ def opened(data: Message, layout: Layout) -> tuple[DeltaHead, list[memoryview]]:
     at = _HEAD.size + 8 * count
     if len(view) < at:
         raise DeltaError("a delta that is too short")
-    sizes = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
-    ends = list(accumulate(sizes, initial=at))
+    ends = list(accumulate(struct.unpack_from(f"<{count}Q", view, _HEAD.size), initial=at))
     if ends[-1] != len(view):
         raise DeltaError("a delta whose blocks do not add up to its size")
-    head = DeltaHead(base, version, base_digest.hex(), digest.hex())
-    return head, [view[start:end] for start, end in pairwise(ends)]
-
-
-def read(data: Message, layout: Layout) -> Delta:
-    """Raises DeltaError unless this is a delta of weights with this layout, whole and sound."""
-    head, packed = opened(data, layout)
-    return Delta(head, [unpack(each, block) for each, block in zip(packed, layout.blocks, strict=True)])
+    pieces = [view[start:end] for start, end in pairwise(ends)]
+    blocks = [unpack(piece, block) for piece, block in zip(pieces, layout.blocks, strict=True)]
+    return Delta(DeltaHead(base, version, base_digest.hex(), digest.hex()), blocks)
 
 
 def largest(layout: Layout) -> int:
@@ -91,6 +84,6 @@ def largest(layout: Layout) -> int:
 
 def advance(delta: Delta, layout: Layout, state: State, lanes: Lanes) -> str:
     """Apply a checked delta; returns the new digest. The caller has compared the base."""
-    for block, coded in zip(layout.blocks, delta.blocks, strict=True):
-        apply(block, coded, state.buffer, lanes)
+    for parts in delta.blocks:
+        apply(parts, state.buffer, lanes)
     return text_of(lanes.total(), layout.nbytes // 8)

@@ -8,8 +8,6 @@ an update does not read unchanged words.
 Strength: it detects accidents. `mix` is a bijection, so the first lane certainly detects *every* change of a single
 word. Other accidental changes go undetected only if the sums are equal by chance, 2^-128. It is no defence against
 forged weights: sums of a known function can be solved for. Keys decide who may publish weights (`wire.keys`).
-
-NumPy is the reference; large states use the compiled twin, which gives the same numbers.
 """
 
 from __future__ import annotations
@@ -22,8 +20,11 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+log = logging.getLogger(__name__)
 K, A, B = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-LOW = np.uint64(0xFFFFFFFF)
+LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+COMPILED_FROM = 1 << 20
+"""Bytes of weights from which compiled kernels are used: loading numba takes half a second."""
 _STRIDE = 1 << 14
 """Words that NumPy takes at once: its temporaries stay in the cache."""
 
@@ -44,13 +45,22 @@ def lanes_of(words: np.ndarray, first: int) -> Lanes:
 
 
 def sweep(words: np.ndarray, first: int) -> Lanes:
-    """`lanes_of` in NumPy."""
+    """`lanes_of` in NumPy, the reference of the compiled twin."""
     lanes = np.zeros(2, np.uint64)
     for start in range(0, words.size, _STRIDE):
         part = words[start : start + _STRIDE]
-        x = mixed(part, np.arange(first + start, first + start + part.size, dtype=np.uint64))
-        lanes += np.array([x.sum(dtype=np.uint64), ((x & LOW) * (x >> np.uint64(32))).sum(dtype=np.uint64)])
+        lanes += _sums(part, np.arange(first + start, first + start + part.size, dtype=np.uint64))
     return lanes
+
+
+def lanes_at(words: np.ndarray, places: np.ndarray, first: int) -> Lanes:
+    """The lanes of the words at `places` (each once) alone."""
+    return _sums(words[places], (places + first).astype(np.uint64))
+
+
+def _sums(words: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Lanes:
+    x = mixed(words, positions)
+    return np.array([x.sum(dtype=np.uint64), ((x & LOW) * (x >> HALF)).sum(dtype=np.uint64)])
 
 
 def mixed(words: NDArray[np.uint64], positions: NDArray[np.uint64] | int) -> NDArray[np.uint64]:
@@ -61,14 +71,6 @@ def mixed(words: NDArray[np.uint64], positions: NDArray[np.uint64] | int) -> NDA
     x *= B
     x ^= x >> np.uint64(31)
     return x
-
-
-# ---- compiled kernels: loading numba takes half a second, so small weights do without
-
-
-log = logging.getLogger(__name__)
-COMPILED_FROM = 1 << 20
-"""Bytes of weights from which compiled kernels are used."""
 
 
 def kernels_for(nbytes: int) -> ModuleType | None:

@@ -1,14 +1,12 @@
 """Compiled twins of slow NumPy code: compare and code in one pass, apply, sweep for the digest.
 
 Each has a twin in NumPy (`areal_like.weights.plain`, `digest.sweep`) that gives the same numbers and is the reference
-in tests. Compiled for this machine's processor at first use (seconds) and kept by this file or, where that can't be
-written, in numba's folder of the user; else each process compiles them again. No kernel checks bounds: those that apply
-are called with arrays that `areal_like.weights.delta` has validated.
+in tests. Compiled for this machine's processor at first use (seconds) and kept by this file or in numba's folder of the
+user. No kernel checks bounds: those that apply are called with arrays that `areal_like.weights.delta` has validated.
 
 Why it is fast: it compares 64 elements at once (it loads two vectors, and differences become the bits of one word). It
 collects the positions of changes per tile that fits the nearest cache, so the loops over changes have no unpredictable
-branch. It prefetches data, because hardware does not look beyond a page of 4 KB. Imported by
-`areal_like.weights.digest` only.
+branch. It prefetches data, because hardware does not look beyond a page of 4 KB.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ _ESCAPE_GAP, _ESCAPE_CODE = 255, 15
 _K, _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _LOW, _ONE = np.uint64(0xFFFFFFFF), np.uint64(1)
 
-
 Array = np.ndarray
 F = TypeVar("F", bound=Callable[..., object])
 Intrinsic = tuple[Signature, Callable[[BaseContext, ir.IRBuilder, Signature, list[ir.Value]], ir.Value]]
@@ -42,10 +39,18 @@ _intrinsic: Callable[[Callable[..., Intrinsic]], Callable[..., np.uint64]] = int
 def compiled(function: F) -> F:
     """Compile at the first call. The kernels run without the interpreter's lock."""
     try:
-        made: F = njit(nogil=True, cache=True)(function)
+        return njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # nowhere to keep it
-        made = njit(nogil=True)(function)
-    return made
+        return njit(nogil=True)(function)  # type: ignore[no-any-return]
+
+
+def _prefetch(builder: ir.IRBuilder, place: ir.Value, ahead: int, write: bool) -> None:
+    """Fetch the line of the cache `ahead` bytes beyond a place."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    there = builder.gep(builder.bitcast(place, byte), [ir.Constant(ir.IntType(64), ahead)])
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+    builder.call(prefetch, [there, number(int(write)), number(3), number(1)])
 
 
 @_intrinsic
@@ -55,15 +60,11 @@ def _differ(typingctx: TypingContext, old: types.Array, new: types.Array, at: ty
     def codegen(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: list[ir.Value]) -> ir.Value:
         width = signature.args[0].dtype.bitwidth
         vector = ir.VectorType(ir.IntType(width), 64)
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
         loaded = []
         for each, array in zip(signature.args, args[:2], strict=False):
             place = builder.gep(context.make_array(each)(context, builder, array).data, [args[2]])
             for line in range(width // 8):
-                ahead = builder.gep(builder.bitcast(place, byte), [ir.Constant(ir.IntType(64), _AHEAD + 64 * line)])
-                builder.call(prefetch, [ahead, number(0), number(3), number(1)])
+                _prefetch(builder, place, _AHEAD + 64 * line, False)
             loaded.append(builder.load(builder.bitcast(place, vector.as_pointer()), align=width // 8))
         return builder.bitcast(builder.icmp_unsigned("!=", *loaded), ir.IntType(64))
 
@@ -75,11 +76,8 @@ def _will_write(typingctx: TypingContext, array: types.Array, at: types.Integer)
     """Fetch the place of an element that is going to be written."""
 
     def codegen(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: list[ir.Value]) -> ir.Value:
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
         place = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
-        builder.call(prefetch, [builder.bitcast(place, byte), number(1), number(3), number(1)])
+        _prefetch(builder, place, 0, True)
         return context.get_dummy_value()
 
     return types.void(array, types.intp), codegen
@@ -108,8 +106,8 @@ def _changes(old: Array, new: Array, at: int) -> np.uint64:
 
 
 @compiled
-def _mixed(word: np.uint64, position: np.uint64) -> np.uint64:
-    x = word + position * _K
+def _mixed(x: np.uint64) -> np.uint64:
+    """As `digest.mixed`, of a word that its position times K was added to."""
     x ^= x >> np.uint64(30)
     x *= _A
     x ^= x >> np.uint64(27)
@@ -126,7 +124,7 @@ def _count(words: Array, first: int, width: int, places: Array, n: int, sign: in
         at = places[k] >> shift
         if at != last:
             last = at
-            x = _mixed(words[at], np.uint64(first + at))
+            x = _mixed(words[at] + np.uint64(first + at) * _K)
             one += x
             two += (x & _LOW) * (x >> np.uint64(32))
     factor = np.uint64(sign)
@@ -139,13 +137,8 @@ def sweep(words: Array, first: int) -> Array:
     one, two = np.uint64(0), np.uint64(0)
     offset = np.uint64(first) * _K
     for i in range(words.size):
-        x = words[i] + offset
+        x = _mixed(words[i] + offset)
         offset += _K  # adding up lets the compiler use vectors
-        x ^= x >> np.uint64(30)
-        x *= _A
-        x ^= x >> np.uint64(27)
-        x *= _B
-        x ^= x >> np.uint64(31)
         one += x
         two += (x & _LOW) * (x >> np.uint64(32))
     lanes = np.empty(2, np.uint64)
@@ -154,23 +147,23 @@ def sweep(words: Array, first: int) -> Array:
 
 
 @compiled
+def _ordered(bits: np.int64, top: np.int64) -> np.int64:
+    """As `plain._ordered`, without a branch; `top` is 1 << (width - 1)."""
+    return bits ^ ((top - 1) & -np.int64(bits >= top))
+
+
+@compiled
 def _step(before: np.unsignedinteger, after: np.unsignedinteger, width: int) -> np.int64:
     """Bits before and after → the step between them, as a code ≥ 0 (see `plain.steps`)."""
     top = np.int64(1) << (width - 1)
-    a, b = np.int64(before), np.int64(after)
-    a ^= (top - 1) & -(a >> (width - 1))
-    b ^= (top - 1) & -(b >> (width - 1))
-    d = ((b - a + top) & (2 * top - 1)) - top
+    d = ((_ordered(np.int64(after), top) - _ordered(np.int64(before), top) + top) & (2 * top - 1)) - top
     return ((d << 1) ^ (d >> 63)) - 1
 
 
 @compiled
 def _stepped(before: np.unsignedinteger, code: np.int64, width: int) -> np.int64:
-    top = np.int64(1) << (width - 1)
-    a, z = np.int64(before), np.int64(code) + 1
-    a ^= (top - 1) & -(a >> (width - 1))
-    a = (a + ((z >> 1) ^ -(z & 1))) & (2 * top - 1)
-    return a ^ ((top - 1) & -(a >> (width - 1)))
+    top, z = np.int64(1) << (width - 1), np.int64(code) + 1
+    return _ordered((_ordered(np.int64(before), top) + ((z >> 1) ^ -(z & 1))) & (2 * top - 1), top)
 
 
 @compiled
@@ -196,8 +189,7 @@ def encode_gaps(  # noqa: PLR0913
     old: Array, new: Array, old_words: Array, new_words: Array, first: int, limit: int,
     gaps: Array, far: Array, codes: Array, big: Array, fill: Array, lanes: Array,
 ) -> int:  # fmt: skip
-    """Fills gaps, far, codes and big (see `plain`). `fill` int64 [4]: how far each of them is filled. Returns -1, with
-    `fill` as it was, if there are more than `limit` changes; each array needs room for a tile more."""
+    """As `plain.encode_gaps`; each array needs room for a tile more than `limit`."""
     width, before = old.itemsize * 8, np.int64(-1)
     k, f, c, b = fill[0], fill[1], fill[2], fill[3]
     words, starts = np.empty(_TILE // 64, np.uint64), np.empty(_TILE // 64, np.int64)
@@ -229,8 +221,8 @@ def encode_gaps(  # noqa: PLR0913
 
 
 @compiled
-def encode_mask(old: Array, new: Array, limit: int, mask: Array, codes: Array, big: Array, fill: Array) -> int:
-    """Fills mask, codes and big; returns -1 as above."""
+def encode_mask(old: Array, new: Array, mask: Array, codes: Array, big: Array, fill: Array) -> int:
+    """As `plain.encode_mask`; codes and big need room for an entry per element."""
     width = old.itemsize * 8
     c, b = fill[2], fill[3]
     for at in range(0, old.size, 64):
@@ -244,8 +236,6 @@ def encode_mask(old: Array, new: Array, limit: int, mask: Array, codes: Array, b
             big[b] = code
             b += code >= _ESCAPE_CODE
             c += 1
-        if c - fill[2] > limit:
-            return -1
     changes: int = c - fill[2]
     fill[2], fill[3] = c, b
     return changes

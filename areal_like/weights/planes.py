@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +33,10 @@ _WORTH_IT = 64
 """Bytes below which a plane is not compressed."""
 _WINDOW = 1 << 24
 
+Part = tuple[Segment, int, tuple[np.ndarray, ...]]
+"""A segment, its coding, and its share of the planes: of GAPS (gaps, far, short, big), of MASK (mask, short, big), of
+DENSE (bits,)."""
+
 
 class DeltaError(ValueError):
     """Bytes that are no delta for these weights; nothing has been written."""
@@ -45,16 +49,12 @@ class Coded:
 
     codings: np.ndarray
     changes: np.ndarray
-    gaps: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
-    far: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
-    masks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
-    short: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
-    big: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
-    body: Sequence[np.ndarray] = ()
-
-
-def mask_words(segment: Segment) -> int:
-    return -(-segment.count // 64)
+    gaps: np.ndarray
+    far: np.ndarray
+    masks: np.ndarray
+    short: np.ndarray
+    big: np.ndarray
+    body: Sequence[np.ndarray]
 
 
 def pack(coded: Coded) -> bytes:
@@ -72,42 +72,39 @@ def pack(coded: Coded) -> bytes:
     return b"".join([head, table, *stored, *(part.data for part in coded.body)])
 
 
-def unpack(data: bytes | memoryview, block: Block) -> Coded:
-    """The coded block in `data`; the body as one array."""
+def unpack(data: bytes | memoryview, block: Block) -> list[Part]:
+    """The parts of the coded block in `data`, without skipped segments."""
     view, n = memoryview(data), len(block.segments)
     if len(view) < _HEAD.size + 5 * n:
         raise DeltaError("a block that is too short")
     n_far, n_big, *stored = _HEAD.unpack_from(view)
     codings = np.frombuffer(view, np.uint8, n, _HEAD.size)
-    changes = np.frombuffer(view, "<u4", n, _HEAD.size + n).astype(np.uint32)
+    changes = np.frombuffer(view, "<u4", n, _HEAD.size + n)
     _check_table(block, codings, changes)
-    steps = int(changes[(codings == GAPS) | (codings == MASK)].sum(dtype=np.int64))
+    steps = int(changes.sum(dtype=np.int64))
     gaps = int(changes[codings == GAPS].sum(dtype=np.int64))
     if n_far > gaps or n_big > steps:
         raise DeltaError("more escapes than changes")
     rows = list(zip(block.segments, codings.tolist(), changes.tolist(), strict=True))
-    masks = sum(8 * mask_words(segment) for segment, coding, _ in rows if coding == MASK)
-    raw = [
-        gaps,
-        4 * n_far,
-        masks,
-        -(-steps // 2),
-        4 * n_big,
-        sum(segment.nbytes for segment, coding, _ in rows if coding == DENSE),
-    ]
+    masks = sum(8 * segment.mask_words for segment, coding, _ in rows if coding == MASK)
+    dense = sum(segment.nbytes for segment, coding, _ in rows if coding == DENSE)
+    sizes = [gaps, 4 * n_far, masks, -(-steps // 2), 4 * n_big, dense]
     starts = np.cumsum([_HEAD.size + 5 * n, *stored], dtype=np.int64).tolist()
     if starts[-1] != len(view):
         raise DeltaError("a block whose planes do not add up to its size")
-    parts = [_plane(view[a:b], size) for (a, b), size in zip(pairwise(starts), raw, strict=True)]
-    coded = Coded(
-        codings, changes,
-        gaps=np.frombuffer(parts[0], np.uint8).copy(), far=_from_bytes(parts[1]),
-        masks=np.frombuffer(parts[2], np.uint8).copy().view(np.uint64),
-        short=plain.unpack_codes(np.frombuffer(parts[3], np.uint8), steps), big=_from_bytes(parts[4]),
-        body=[np.frombuffer(parts[5], np.uint8)],
-    )  # fmt: skip
-    _check_places(rows, coded)
-    return coded
+    planes = [_plane(view[a:b], size) for (a, b), size in zip(pairwise(starts), sizes, strict=True)]
+    bytes_of = [np.frombuffer(plane, np.uint8) for plane in planes]
+    short, big = plain.unpack_codes(bytes_of[3], steps), _from_bytes(bytes_of[4])
+    far, aligned = _from_bytes(bytes_of[1]), bytes_of[2].copy().view(np.uint64)
+    gap_bytes = bytes_of[0].copy()  # the kernels are compiled for arrays that can be written
+    if np.count_nonzero(gap_bytes == plain.ESCAPE_GAP) != n_far:
+        raise DeltaError("gaps and their escapes do not agree")
+    if np.count_nonzero(short == plain.ESCAPE_CODE) != n_big:
+        raise DeltaError("codes and their escapes do not agree")
+    parts = _parts(rows, gap_bytes, far, aligned, short, big, bytes_of[5])
+    for part in parts:
+        _check_places(*part)
+    return parts
 
 
 def _check_table(block: Block, codings: np.ndarray, changes: np.ndarray) -> None:
@@ -141,54 +138,42 @@ def _by_byte(numbers: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(numbers.astype("<u4").view(np.uint8).reshape(-1, 4).T)
 
 
-def _from_bytes(data: bytes | memoryview) -> np.ndarray:
+def _from_bytes(data: np.ndarray) -> np.ndarray:
     """uint32."""
-    return np.frombuffer(data, np.uint8).reshape(4, -1).T.copy().view(np.uint32).reshape(-1)
+    return data.reshape(4, -1).T.copy().view(np.uint32).reshape(-1)
 
 
-def _check_places(rows: list[tuple[Segment, int, int]], coded: Coded) -> None:
-    """Every place that the planes lead to lies within its segment, and there are as many escapes as are used."""
-    if np.count_nonzero(coded.gaps == plain.ESCAPE_GAP) != coded.far.size:
-        raise DeltaError("gaps and their escapes do not agree")
-    if np.count_nonzero(coded.short == plain.ESCAPE_CODE) != coded.big.size:
-        raise DeltaError("codes and their escapes do not agree")
-    for segment, coding, parts in parts_of(rows, coded):
-        if coding == GAPS:
-            gaps, far = parts[0], parts[1]
-            last = int(gaps.sum(dtype=np.int64)) + int(far.sum(dtype=np.int64)) + gaps.size - 1
-            wrong = last >= segment.count
-        elif coding == MASK:
-            mask, short = parts[0], parts[1]
-            beyond = int(mask[-1]) >> (segment.count % 64) if segment.count % 64 else 0
-            wrong = bool(beyond) or int(np.bitwise_count(mask).sum(dtype=np.int64)) != short.size
-        else:
-            continue
-        if wrong:
-            raise DeltaError(f"changes that do not lie within their segment ({CODINGS[coding]})")
+def _parts(rows: list[tuple[Segment, int, int]], *planes: np.ndarray) -> list[Part]:
+    """Cut the planes gaps, far, masks, short, big and body into the parts of segments."""
+    found: list[Part] = []
+    starts = [0] * len(planes)
 
+    def take(plane: int, count: int) -> np.ndarray:
+        starts[plane] += count
+        return planes[plane][starts[plane] - count : starts[plane]]
 
-def parts_of(rows: list[tuple[Segment, int, int]], coded: Coded) -> list[tuple[Segment, int, tuple[np.ndarray, ...]]]:
-    """What belongs to each segment that is not skipped: of GAPS (gaps, far, short, big), of MASK (mask, short, big), of
-    DENSE (bits,)."""
-    found: list[tuple[Segment, int, tuple[np.ndarray, ...]]] = []
-    gap = far = mask = code = big = at = 0
-    body = coded.body[0] if coded.body else np.zeros(0, np.uint8)
     for segment, coding, changes in rows:
-        if coding in (GAPS, MASK):
-            short = coded.short[code : code + changes]
-            escapes = int(np.count_nonzero(short == plain.ESCAPE_CODE))
-            steps = (short, coded.big[big : big + escapes])
-            code, big = code + changes, big + escapes
-        if coding == GAPS:
-            gaps = coded.gaps[gap : gap + changes]
-            escapes = int(np.count_nonzero(gaps == plain.ESCAPE_GAP))
-            found.append((segment, coding, (gaps, coded.far[far : far + escapes], *steps)))
-            gap, far = gap + changes, far + escapes
-        elif coding == MASK:
-            words = mask_words(segment)
-            found.append((segment, coding, (coded.masks[mask : mask + words], *steps)))
-            mask += words
-        elif coding == DENSE:
-            found.append((segment, coding, (body[at : at + segment.nbytes],)))
-            at += segment.nbytes
+        if coding == DENSE:
+            found.append((segment, coding, (take(5, segment.nbytes),)))
+        elif coding != SKIP:
+            gaps = take(0, changes) if coding == GAPS else np.empty(0, np.uint8)
+            far = take(1, int(np.count_nonzero(gaps == plain.ESCAPE_GAP)))
+            where = (gaps, far) if coding == GAPS else (take(2, segment.mask_words),)
+            short = take(3, changes)
+            big = take(4, int(np.count_nonzero(short == plain.ESCAPE_CODE)))
+            found.append((segment, coding, (*where, short, big)))
     return found
+
+
+def _check_places(segment: Segment, coding: int, planes: tuple[np.ndarray, ...]) -> None:
+    """Every place that the planes lead to lies within the segment."""
+    wrong = False
+    if coding == GAPS:
+        gaps, far = planes[:2]
+        wrong = int(gaps.sum(dtype=np.int64)) + int(far.sum(dtype=np.int64)) + gaps.size > segment.count
+    elif coding == MASK:
+        mask, short = planes[:2]
+        beyond = int(mask[-1]) >> (segment.count % 64) if segment.count % 64 else 0
+        wrong = bool(beyond) or int(np.bitwise_count(mask).sum(dtype=np.int64)) != short.size
+    if wrong:
+        raise DeltaError(f"changes that do not lie within their segment ({CODINGS[coding]})")

@@ -82,7 +82,6 @@ class Replica:
         """Set the tensors, blocks and parts of the weights to come. What is held is kept if it fits."""
         if len(self.layouts) == parts and (self.layouts[0].specs, self.layouts[0].block_bytes) == (specs, block_bytes):
             return
-        self.forget()
         self.layouts = [Layout(specs, block_bytes, part, parts) for part in range(parts)]
         if self._initial is not None and self._initial.specs == specs:
             self.state = self._initial
@@ -101,44 +100,40 @@ class Replica:
 
     def same_bits(self, version: int, digest: str) -> bool:
         """Are these bits already held? They then count as that version."""
-        if not digest or digest != self.digest:
-            return False
-        self._hold(version)
-        return True
+        same = bool(digest) and digest == self.digest
+        for part in self._parts if same else ():
+            part.version = version
+        return same
 
     def take(self, routes: Sequence[Route], version: int, digest: str) -> None:
         """Advance to a version with that digest, each part by its route. Raises Desync."""
         try:
-            deltas = [
-                [read(message, part.layout) for message in route.messages]
-                for part, route in zip(self._parts, routes, strict=True)
-            ]
-            for part, route, steps in zip(self._parts, routes, deltas, strict=True):
+            pairs = list(zip(self._parts, routes, strict=True))
+            deltas = [[read(message, part.layout) for message in route.messages] for part, route in pairs]
+            for (part, route), steps in zip(pairs, deltas, strict=True):
                 if route.base_snapshot is not None:
                     part.begin(route.base_snapshot, self.state)
-                self._advance(part, steps)
+                for delta in steps:
+                    self._advance(part, delta)
             self.digest = self._digest()
             if (self.version, self.digest) != (version, digest):
                 raise Desync("wrong digest", f"of version {version}: here is {self.version}")
-        except DeltaError as error:
+        except BaseException as error:
             self.forget()
-            raise Desync("broken delta", str(error)) from None
-        except BaseException:
-            self.forget()
+            if isinstance(error, DeltaError):
+                raise Desync("broken delta", str(error)) from None
             raise
 
-    def _advance(self, part: _Part, deltas: Sequence[Delta]) -> None:
-        for delta in deltas:
-            head = delta.head
-            if (head.base, head.base_digest) != (part.version, part.digest):
-                raise Desync("wrong base", f"a delta from version {head.base}, and here is {part.version}")
-            part.version = NOTHING
-            part.digest = advance(delta, part.layout, self.state, part.lanes)
-            if self._changes:
-                self._changes.add(delta, part.layout)
-            if part.digest != head.digest:
-                raise Desync("wrong digest", f"after the delta from version {head.base} to {head.version}")
-            part.version = head.version
+    def _advance(self, part: _Part, delta: Delta) -> None:
+        head = delta.head
+        if (head.base, head.base_digest) != (part.version, part.digest):
+            raise Desync("wrong base", f"a delta from version {head.base}, and here is {part.version}")
+        part.version, part.digest = NOTHING, advance(delta, part.layout, self.state, part.lanes)
+        if self._changes:
+            self._changes.add(delta)
+        if part.digest != head.digest:
+            raise Desync("wrong digest", f"after the delta from version {head.base} to {head.version}")
+        part.version = head.version
 
     def changes(self) -> Changes | None:
         """Changes since the last call, relative to the bits held then; None: anything may have changed."""
@@ -151,10 +146,6 @@ class Replica:
         if not right:
             self.forget()
         return right
-
-    def _hold(self, version: int) -> None:
-        for part in self._parts:
-            part.version = version
 
     def _digest(self) -> str:
         lanes = sum((part.lanes.total() for part in self._parts), np.zeros(2, np.uint64))

@@ -1,10 +1,10 @@
 """Serves histories of weights in chunks: each learner rank those of its part, a relay those of all parts.
 
-A subscriber sends `sync`: the part and version that it requests, the version that it holds, and its digest. The answer
-is a plan: the hops (`areal_like.weights.history`) that lead there; empty if there is no route. The subscriber fetches
-them in chunks. The answer `gone` means that a hop is no longer held; the subscriber then asks for the newest version. A
-plan may lead to the newest version here instead of the requested one: so a relay that lags still brings others forward.
-If there is nothing new yet, the answer is `later` with a count that grows, repeated until a plan can be made.
+A `sync` names the part and version that a subscriber requests, the version that it holds, and its digest. The answer is
+a plan: the hops (`areal_like.weights.history`) that lead there; empty if there is no route. The subscriber fetches
+them in chunks; `gone` means that a hop is no longer held, and that it must ask for the newest version. A plan may lead
+to the newest version here instead of the requested one: so a relay that lags still brings others forward. If there is
+nothing new yet, the answer is `later` with a count that grows, repeated until a plan can be made.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ MAX_FRAME_BYTES = 4096
 """Largest message that is received: requests are small."""
 UNSENT_CHUNKS = 32
 """Chunks that may wait for one subscriber; it asks for no more than a few at once."""
-LOOK_SECONDS = 0.002
-"""Seconds between checks whether a version that somebody waits for has arrived."""
-LATER_SECONDS = 0.5
-"""Seconds between messages to those who wait."""
+LOOK_SECONDS, LATER_SECONDS = 0.002, 0.5
+"""Seconds between checks whether a version that a peer waits for has arrived, and between messages to such peers."""
 MOST_WAITING = 10_000
 """Most peers at a time. Others are ignored, and try again."""
 
@@ -86,9 +84,9 @@ class WeightServer:
     def _plan(self, peer: bytes, asked: Sync) -> None:
         version, held, digest = asked.version, asked.held, asked.digest
         history = self._history(asked.part)
-        hops = history.plan(version, held, digest, wait=False) if history else None
+        hops = history.plan(version, held, digest) if history else None
         if history and not hops and NOTHING < held < history.version:  # a new joiner has seen no other version
-            hops = history.plan(history.version, held, digest, wait=False) or hops
+            hops = history.plan(history.version, held, digest) or hops
         if hops is not None:
             self._router.send(peer, Hops(asked.part, version, [hop.row() for hop in hops]))
         elif len(self._waiting) < MOST_WAITING:

@@ -9,8 +9,7 @@ import numpy as np
 
 from areal_like.weights import plain
 from areal_like.weights.delta import Delta
-from areal_like.weights.layout import Layout
-from areal_like.weights.planes import DENSE, GAPS, parts_of
+from areal_like.weights.planes import GAPS
 from areal_like.weights.state import State
 
 SINGLY_BELOW = 1 / 32
@@ -27,19 +26,13 @@ class Changes:
     since: str
     tensors: dict[int, list[Where]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, delta: Delta, layout: Layout) -> None:
+    def add(self, delta: Delta) -> None:
         """Add the changes of a delta."""
-        for block, coded in zip(layout.blocks, delta.blocks, strict=True):
-            rows = list(zip(block.segments, coded.codings.tolist(), coded.changes.tolist(), strict=True))
-            for segment, coding, parts in parts_of(rows, coded):
-                pieces = layout.pieces(segment)
-                single = coding == GAPS and parts[-2].size <= segment.count * SINGLY_BELOW
-                if coding == DENSE or not single:
-                    for tensor, start, stop in pieces:
-                        self.tensors[tensor].append(slice(start, stop))
-                    continue
-                (tensor, start, _), *_ = pieces
-                self.tensors[tensor].append(plain.decode_gaps(*parts[:2]) + start)
+        for segment, coding, planes in (part for block in delta.blocks for part in block):
+            where: Where = slice(segment.first, segment.first + segment.count)
+            if coding == GAPS and planes[0].size <= segment.count * SINGLY_BELOW:
+                where = plain.places_of(*planes[:2]) + segment.first
+            self.tensors[segment.tensor].append(where)
 
 
 @dataclass(frozen=True, slots=True)

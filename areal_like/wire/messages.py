@@ -17,8 +17,8 @@ from msgspec import Meta
 from areal_like.models.experts import NONE, Routing, Shape
 from areal_like.types import Lease as OneLease
 
-MOST, MOST_STATS, MAX_NAME, MAX_TEXT, MAX_SLOTS = 1 << 16, 128, 100, 2000, 1 << 20
-"""Entries of any list or map, of an actor's stats; characters of a name, of a text; slots of an engine."""
+MOST, MOST_STATS, MOST_HOPS, MAX_NAME, MAX_TEXT, MAX_SLOTS = 1 << 16, 128, 256, 100, 2000, 1 << 20
+"""Entries of any list or map, of an actor's stats, of a plan; characters of a name, of a text; slots of an engine."""
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Version = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Held = Annotated[int, Meta(ge=-1, lt=1 << 31)]
@@ -409,7 +409,7 @@ class Hops(Message):
 
     part: Count
     version: Version
-    hops: Annotated[list[tuple[Held, Version, Count, Text]], Meta(max_length=256)]
+    hops: Annotated[list[tuple[Held, Version, Count, Text]], Meta(max_length=MOST_HOPS)]
 
 
 class Later(Message):

@@ -84,8 +84,8 @@ def ours(before: State, after: State, digest: bool) -> Contender:
         return len(kept[0])
 
     def apply() -> None:
-        for block, coded in zip(layout.blocks, read(kept[0], layout).blocks, strict=True):
-            codec.apply(block, coded, state.buffer, lanes)
+        for parts in read(kept[0], layout).blocks:
+            codec.apply(parts, state.buffer, lanes)
 
     encode()
     apply()

@@ -161,7 +161,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("run.max_seconds", ["run.max_seconds=-1"]),
     ("run.target_reward", ["run.target_reward=.nan"]),
     ("buffer.heartbeat_timeout", ["buffer.heartbeat_timeout=inf"]),
-    ("weights.dense_above", ["weights.dense_above=2"]),
     ("weights.block_bytes", ["weights.block_bytes=5000"]),
     ("actors.min_alive", ["actors.min_alive=3", "actors.count=2"]),
     # transport, launcher, mode
@@ -226,7 +225,7 @@ def test_a_refusal_says_where_the_value_came_from(folder: Path) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        [f"run.seed={(1 << 64) - 1}", "run.max_seconds=inf", "weights.dense_above=0"],
+        [f"run.seed={(1 << 64) - 1}", "run.max_seconds=inf"],
         ["learner.betas=[0, 0.5]", "learner.normalise=12", "learner.lora={}", "scheduler.max_staleness=inf"],
         ["loss={name: decoupled_ppo, clip: 1, correction: none}"],
         [MAXRL, "learner.kl_loss=0.1", "learner.clip_grad=0"],

@@ -1,10 +1,9 @@
 """Copies from and to a device, here a CPU: every piece arrives, in order, and is reported once it has arrived."""
 
 import numpy as np
-import pytest
 import torch
 
-from areal_like.weights.transfer import Inbound, Outbound, to_device
+from areal_like.weights.transfer import Outbound, to_device
 
 
 def test_tensors_larger_than_a_piece_arrive_whole_and_in_order():
@@ -18,25 +17,6 @@ def test_tensors_larger_than_a_piece_arrive_whole_and_in_order():
     assert len(told) < len(sources), "the last ones are under way"
     outbound.drain()
     assert told == [(number, True) for number in range(len(sources))]
-
-
-@pytest.mark.parametrize("piece", [200, 1 << 16])
-def test_elements_of_many_tensors_travel_together(piece, monkeypatch):
-    rng, sent = np.random.default_rng(0), []
-    send = Inbound._send
-    monkeypatch.setattr(Inbound, "_send", lambda self, pinned: (sent.append(len(pinned)), send(self, pinned)))
-    inbound, wanted = Inbound(torch.device("cpu"), piece), []
-    for count in (300, 5, 0, 77) * 5:
-        source, target = torch.randn(count).bfloat16(), torch.zeros(count)
-        singly, stretch = np.flatnonzero(rng.random(count // 2) < 0.3), slice(count // 2, count)
-        expected = target.clone()
-        expected[singly], expected[stretch] = source[singly].float(), source[stretch].float()
-        for where in (singly, stretch):
-            inbound.put(source, target, where)
-        wanted.append((target, expected))
-    inbound.flush()
-    assert all(torch.equal(*pair) for pair in wanted)
-    assert max(sent) <= piece and (len(sent) == 1) == (piece > 200)
 
 
 def test_an_array_for_a_cpu_is_not_copied():

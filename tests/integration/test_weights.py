@@ -31,8 +31,10 @@ class RecordingEngine:
 
 def state(seed: int, nbytes: int) -> State:
     specs = [TensorSpec("a", "uint8", (3,)), TensorSpec("b", "uint8", (nbytes - 3,))]
-    values = np.random.default_rng(seed).integers(0, 256, State(specs).nbytes, dtype=np.uint8)
-    return State(specs, values)
+    made, rng = State(specs), np.random.default_rng(seed)
+    for spec, bits in made.tensors():
+        bits[:] = rng.integers(0, 256, spec.count)
+    return made
 
 
 def moved(before: State, seed: int, density: float = 0.01) -> State:

@@ -49,6 +49,13 @@ def changed(state: State, density: float, rng: np.random.Generator, small: float
     return after
 
 
+def in_parts(whole: State, parts: int, block: int) -> list[State]:
+    states = [State(whole.specs, part=part, parts=parts) for part in range(parts)]
+    for part, state in enumerate(states):
+        Layout(whole.specs, block, part, parts).copy_out(whole.buffer, state.buffer)
+    return states
+
+
 def message(before: State, after: State, layout: Layout, base: int = 0, version: int = 1) -> bytes:
     lanes = Lanes(layout, before.words)
     base_digest, encoder = text_of(lanes.total(), layout.nbytes // 8), Encoder(layout)

@@ -1,12 +1,16 @@
-"""The weights that a replica holds, keeps and discards, by its own report."""
+"""The weights that a replica holds, keeps and discards, and the changes that an engine writes after an update."""
 
 import numpy as np
 import pytest
+import torch
 
+from areal_like.models.causal_lm import write_state
+from areal_like.weights.delta import read
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route
 from areal_like.weights.state import State, TensorSpec
-from tests.areal_like.weights.states import changed, message, random_state, specs_of
+from areal_like.weights.update import Changes
+from tests.areal_like.weights.states import changed, compile_from, in_parts, message, random_state, specs_of
 from tests.seeds import seeded
 
 SPECS = specs_of("bfloat16")
@@ -22,36 +26,20 @@ def holding(parts: int = 1) -> tuple[Replica, State]:
     return replica, before
 
 
-def test_a_desync_says_why_and_counts_by_a_word_or_two() -> None:
-    assert (str(Desync("wrong base")), str(Desync("wrong base", "here is 3"))) == (
-        "wrong base",
-        "wrong base: here is 3",
-    )
-    assert Desync("wrong base", "here is 3").reason == "wrong base"
-
-
-def test_before_it_has_a_shape_it_holds_nothing() -> None:
-    replica = Replica()
-    assert (replica.version, replica.digest, replica.state.nbytes) == (NOTHING, "", 0) and NOTHING == -1
-    assert not replica.same_bits(0, "") and replica.changes() is None
-
-
 def test_initial_bits_are_of_the_version_with_their_digest_and_of_no_other() -> None:
+    replica = Replica()
+    assert (replica.version, replica.digest, replica.state.nbytes) == (NOTHING, "", 0)
+    assert not replica.same_bits(0, "") and replica.changes() is None
     before = random_state(SPECS, seeded(0))
     replica = Replica(before)
     replica.shape(SPECS, BLOCK)
     assert replica.state is before and replica.version == NOTHING and replica.held(0) == (NOTHING, "")
     assert not replica.same_bits(3, "0" * 32) and replica.version == NOTHING
     assert replica.same_bits(3, before.digest()) and replica.held(0) == (3, before.digest())
-
-
-def test_initial_bits_of_other_tensors_are_not_used() -> None:
     others = State([TensorSpec("w", "bfloat16", (2, 3))])
     replica = Replica(others)
     replica.shape(SPECS, BLOCK)
     assert replica.state is not others and replica.state.specs == SPECS
-    replica.shape(others.specs, BLOCK)
-    assert replica.state is not others, "only at first"
 
 
 def test_the_same_shape_keeps_what_is_held() -> None:
@@ -77,38 +65,123 @@ def test_a_part_is_forgotten_alone() -> None:
     assert not replica.same_bits(3, before.digest())
 
 
-def test_a_delta_leads_from_the_version_and_bits_that_it_names() -> None:
-    layout = Layout(SPECS, BLOCK)
-    for base, shift, text in ((2, 0, "wrong base: a delta from version 2, and here is 3"), (3, 1, "wrong base")):
-        replica, before = holding()
-        start = State(SPECS, before.buffer ^ np.uint8(shift))
-        after = changed(start, 0.01, seeded(1))
-        with pytest.raises(Desync, match=f"^{text}"):
-            replica.take([Route(None, [message(start, after, layout, base, 4)])], 4, after.digest())
-        assert replica.version == NOTHING and replica.state.buffer.tobytes() == before.buffer.tobytes()
-
-
-def test_the_version_and_digest_at_the_end_must_be_those_that_were_announced() -> None:
-    for version, digest in ((5, None), (4, "0" * 32)):
-        replica, before = holding()
-        after = changed(before, 0.01, seeded(1))
-        delta = message(before, after, Layout(SPECS, BLOCK), 3, 4)
-        with pytest.raises(Desync, match=f"^wrong digest: of version {version}: here is 4$"):
-            replica.take([Route(None, [delta])], version, digest or after.digest())
-        assert replica.version == NOTHING and replica.digest == ""
-
-
-def test_a_broken_second_delta_leaves_the_bits_as_they_were() -> None:
+@pytest.mark.parametrize(
+    ("base", "shift", "cut", "version", "digest", "reason"),
+    [
+        (2, 0, None, 4, "", "wrong base"),
+        (3, 1, None, 4, "", "wrong base"),
+        (3, 0, 10, 5, "", "broken delta"),
+        (3, 0, None, 5, "", "wrong digest"),
+        (3, 0, None, 4, "0" * 32, "wrong digest"),
+    ],
+    ids=["another version", "other bits", "a broken second delta", "another version at the end", "another digest"],
+)
+def test_a_delta_that_does_not_fit_is_a_desync(base, shift, cut, version, digest, reason) -> None:
     replica, before = holding()
-    after = changed(before, 0.01, seeded(1))
-    delta = message(before, after, Layout(SPECS, BLOCK), 3, 4)
-    with pytest.raises(Desync, match=r"^broken delta: a delta that is too short$"):
-        replica.take([Route(None, [delta, delta[:10]])], 5, after.digest())
-    assert replica.version == NOTHING and replica.state.buffer.tobytes() == before.buffer.tobytes()
+    start = State(SPECS, before.buffer ^ np.uint8(shift))
+    after = changed(start, 0.01, seeded(1))
+    delta = message(start, after, Layout(SPECS, BLOCK), base, 4)
+    with pytest.raises(Desync) as caught:
+        replica.take([Route(None, [delta, delta[:cut]] if cut else [delta])], version, digest or after.digest())
+    assert caught.value.reason == reason and replica.version == NOTHING and replica.digest == ""
+    if reason != "wrong digest":
+        assert replica.state.buffer.tobytes() == before.buffer.tobytes()
 
 
-def test_a_sweep_forgets_bits_that_have_changed_by_themselves() -> None:
-    replica, _ = holding()
+def test_bits_that_have_changed_by_themselves_are_noticed_by_a_sweep_and_after_a_delta() -> None:
+    replica, before = holding()
     assert replica.sweep() is True and replica.version == 3
     replica.state.buffer[0] ^= 1
+    after = changed(before, 1.0, seeded(1))
+    with pytest.raises(Desync, match="wrong digest"):
+        replica.take([Route(None, [message(before, after, Layout(SPECS, BLOCK), 3, 4)])], 4, "0" * 32)
+    replica, before = holding()
+    replica.state.buffer[0] ^= 1
     assert replica.sweep() is False and replica.version == NOTHING
+
+
+@pytest.mark.parametrize("compiled_from", [0, 1 << 60])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_parts_that_were_encoded_apart_make_the_weights_and_digest_of_one(parts, compiled_from, monkeypatch) -> None:
+    compile_from(monkeypatch, compiled_from)
+    replica, before = holding(parts)
+    rng = seeded(0)
+    for version, density in enumerate([0.001, 0.01, 0.1, 0.9, 0.0], 4):
+        after, sent = changed(before, density, rng), []
+        pairs = zip(in_parts(before, parts, BLOCK), in_parts(after, parts, BLOCK), strict=True)
+        for part, (old, new) in enumerate(pairs):
+            sent.append(message(old, new, Layout(SPECS, BLOCK, part, parts, apart=True), version - 1, version))
+            whole = message(before, after, Layout(SPECS, BLOCK, part, parts), version - 1, version)
+            assert sent[-1] == whole, "cut alike, wherever it is encoded"
+        replica.take([Route(None, [each]) for each in sent], version, after.digest())
+        assert replica.state.buffer.tobytes() == after.buffer.tobytes()
+        before = after
+
+
+# ---- changes ----
+
+
+def tensors_of(state: State) -> dict[str, torch.Tensor]:
+    tensors = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in state.specs}
+    write_state(state, tensors)
+    return tensors
+
+
+def bits_of(tensors: dict[str, torch.Tensor]) -> list[bytes]:
+    return [tensor.view(torch.uint8).numpy().tobytes() for tensor in tensors.values() if tensor.numel()]
+
+
+@pytest.mark.parametrize("compiled_from", [0, 1 << 60])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
+def test_a_chain_of_deltas_is_written_as_a_full_load_would_and_little_else(dtype, compiled_from, monkeypatch) -> None:
+    compile_from(monkeypatch, compiled_from)
+    rng, layout = seeded(0), Layout(specs_of(dtype), BLOCK)
+    before = random_state(layout.specs, rng)
+    replica, version = Replica(State(before.specs, before.buffer.copy())), 0
+    replica.shape(layout.specs, BLOCK)
+    assert replica.same_bits(0, before.digest())
+    tensors = tensors_of(before)
+    for densities in ([0.001], [0.01, 0.01], [0.0], [0.2], [0.9, 0.001], [0.003] * 3):
+        messages, start = [], before
+        for density in densities:
+            after = changed(before, density, rng)
+            messages.append(message(before, after, layout, version, version + 1))
+            before, version = after, version + 1
+        replica.take([Route(None, messages)], version, before.digest())
+        changes = replica.changes()
+        assert changes is not None and changes.since == start.digest()
+        write_state(replica.state, tensors, changes)
+        assert bits_of(tensors) == bits_of(tensors_of(before))
+        named = sum(
+            where.stop - where.start if isinstance(where, slice) else where.size
+            for found in changes.tensors.values()
+            for where in found
+        )
+        if max(densities) <= 0.003:
+            plain = sum(spec.count for spec in layout.specs if spec.count < 4096)
+            assert named <= 3 * plain + 4 * sum(densities) * layout.nbytes
+
+
+def test_whole_weights_leave_nothing_to_go_by() -> None:
+    replica, before = holding()
+    replica.forget()
+    replica.take([Route(5, [])], 5, before.digest())
+    assert replica.changes() is None
+    after = changed(before, 0.01, seeded(0))
+    replica.take([Route(None, [message(before, after, Layout(SPECS, BLOCK), 5, 6)])], 6, after.digest())
+    changes = replica.changes()
+    assert changes is not None and changes.since == before.digest() and changes.tensors
+
+
+@pytest.mark.parametrize(("share", "singly"), [(1 / 64, True), (1 / 32, True), (1 / 16, False), (1 / 8, False)])
+def test_few_changes_are_named_one_by_one_and_many_by_their_stretch(share: float, singly: bool) -> None:
+    before = State([TensorSpec("first", "bfloat16", (64, 64)), TensorSpec("w", "bfloat16", (64, 128))])
+    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 4096)
+    places = np.arange(0, 64 * 128, round(1 / share))
+    list(after.tensors())[1][1][places] += 1
+    changes = Changes(before.digest())
+    changes.add(read(message(before, after, layout), layout))
+    assert list(changes.tensors) == [1]
+    assert all(isinstance(each, np.ndarray) == singly for each in changes.tensors[1])
+    named = [np.arange(64 * 128)[each] for each in changes.tensors[1]]
+    assert np.concatenate(named).tolist() == (places.tolist() if singly else list(range(64 * 128)))
