@@ -8,6 +8,7 @@ from the code and from `configs/base.yaml`; nothing is imported. `--markdown FIL
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import re
 import sys
@@ -73,9 +74,12 @@ def top_keys(base: Base) -> str:
 
 
 def _rows(fields: Iterable[dataclasses.Field[Any]], base: Base, prefix: str) -> list[Row]:
-    keys = [(each.name, str(each.type), f"{prefix}{each.name}") for each in fields]
-    found = [(name, kind, RANGES.get(key, ""), *base.get(key, ("", ""))) for name, kind, key in keys]
-    return [(name, kind, default, limits, meaning) for name, kind, limits, default, meaning in found]
+    rows = []
+    for each in fields:
+        kind, limits = type_and_range(str(each.type))
+        default, meaning = base.get(f"{prefix}{each.name}", ("", ""))
+        rows.append((each.name, kind, default, limits, meaning))
+    return rows
 
 
 def component(kind: str, name: str) -> str:
@@ -90,7 +94,7 @@ def _knob_rows(knobs: Mapping[str, Knob]) -> list[Row]:
     rows = []
     for name, knob in knobs.items():
         default = "(must be set)" if knob.default is REQUIRED else "null" if knob.default is None else str(knob.default)
-        kind, limits = type_and_range(knob.annotation) if knob.annotation else ("", "")
+        kind, limits = type_and_range(ast.unparse(knob.annotation)) if knob.annotation else ("", "")
         rows.append((name, kind, default, limits, ""))
     return rows
 
@@ -157,8 +161,7 @@ def _one_knob(kind: str, name: str, knob: str) -> str:
 
 
 def _knob_part(path: str) -> str:
-    module, _, attribute = PARTS[path].partition(":")
-    return f"### {path}\n\n{table(_knob_rows(signature(module, attribute).knobs))}"
+    return f"### {path}\n\n{table(_knob_rows(signature(PARTS[path]).knobs))}"
 
 
 def reference() -> str:

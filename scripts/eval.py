@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_like import estimates
 from areal_like.config import run_config as configs
+from areal_like.config.heldout import heldout_workflow
 from areal_like.config.layers import parse_override
 from areal_like.config.run_config import ConfigError
 from areal_like.config.schema import OWN
@@ -140,7 +141,7 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     if not args.sets:
         assert run
         task = build("task", run.task, run.run.seed)
-        workflow = for_tasks(bind("workflow", configs.heldout_workflow(run)), task)
+        workflow = for_tasks(bind("workflow", heldout_workflow(run)), task)
         for name, rows in own_rows(run, task, args.prompts).items():
             title = f"{run.task['name'] if name == OWN else name} (held-out)"
             tokenized = "tokenizer" in str(run.task)  # a mixture names it in its tasks

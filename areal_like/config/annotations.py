@@ -7,22 +7,20 @@ finite. No range contains nan; one that ends with "inf]" contains infinity. Othe
 from __future__ import annotations
 
 import ast
-import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-_SCALARS: dict[str, Callable[[object], bool]] = {
-    "bool": lambda value: isinstance(value, bool),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value == value,
-    "str": lambda value: isinstance(value, str),
-    "Sequence": lambda value: isinstance(value, list | tuple),
-    "list": lambda value: isinstance(value, list | tuple),
-    "tuple": lambda value: isinstance(value, list | tuple),
-    "Mapping": lambda value: isinstance(value, Mapping),
-    "dict": lambda value: isinstance(value, Mapping),
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "Sequence": (list, tuple),
+    "list": (list, tuple),
+    "tuple": (list, tuple),
+    "Mapping": (Mapping,),
+    "dict": (Mapping,),
 }
 _MUST = "must be "
 _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
@@ -46,17 +44,22 @@ def _problem(value: object, annotation: ast.expr | None) -> str:
             return _of_union(annotation, _problem(value, left), _problem(value, right))
         case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
             return "" if value is None else _of_union(annotation, _problem(value, inner))
-        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, *notes])):
-            return _problem(value, inner) or _outside(value, notes)
+        case ast.Subscript(
+            value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, ast.Constant(value=str(text))])
+        ):
+            return _problem(value, inner) or outside(value, text)
         case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
-            known = any(value == choice and type(value) is type(choice) for choice in _choices(inner))
+            choices = ast.literal_eval(inner)
+            choices = choices if isinstance(choices, tuple) else (choices,)
+            known = any(value == choice and type(value) is type(choice) for choice in choices)
             return "" if known else f"expected {ast.unparse(annotation)}"
         case ast.Subscript(value=ast.Name(id="list" | "Sequence" | "tuple"), slice=inner):
             return _of_items(value, inner) if isinstance(value, list | tuple) else f"expected {_shown(annotation)}"
         case ast.Subscript(value=ast.Name() as container):
             return _problem(value, container)
         case ast.Name(id=name) if name in _SCALARS:
-            return "" if _SCALARS[name](value) else f"expected {name}"
+            fits = isinstance(value, _SCALARS[name]) and isinstance(value, bool) == (name == "bool") and value == value
+            return "" if fits else f"expected {name}"
     return ""
 
 
@@ -64,8 +67,7 @@ def _of_union(annotation: ast.expr, *problems: str) -> str:
     """If the value has the type of one branch but lies outside its range, report the range."""
     if "" in problems:
         return ""
-    outside = [problem for problem in problems if _MUST in problem]
-    return outside[0] if outside else f"expected {_shown(annotation)}"
+    return next((problem for problem in problems if _MUST in problem), f"expected {_shown(annotation)}")
 
 
 def _of_items(values: Sequence[object], inner: ast.expr) -> str:
@@ -79,67 +81,36 @@ def _of_items(values: Sequence[object], inner: ast.expr) -> str:
     return next((f"each {problem}" for problem in problems if problem), "")
 
 
-def _outside(value: object, notes: list[ast.expr]) -> str:
-    if not isinstance(value, int | float):
-        return ""
-    texts = [note.value for note in notes if isinstance(note, ast.Constant) and isinstance(note.value, str)]
-    ranges = [found for text in texts if (found := range_of(text))]
-    return next((problem for found in ranges if (problem := found.misfit(value))), "")
-
-
-def _choices(inner: ast.expr) -> tuple[object, ...]:
-    choices = ast.literal_eval(inner)
-    return choices if isinstance(choices, tuple) else (choices,)
-
-
-def type_and_range(annotation: ast.expr) -> tuple[str, str]:
-    """`Annotated[float, "(0, 1]"] | None` → ("float | None", "(0, 1]")."""
-    text = ast.unparse(annotation)
-    limits = _ANNOTATED.search(text)
-    return _ANNOTATED.sub(r"\1", text), limits[2] if limits else ""
+def type_and_range(annotation: str) -> tuple[str, str]:
+    """`Annotated[float, '(0, 1]'] | None` → ("float | None", "(0, 1]")."""
+    limits = _ANNOTATED.search(annotation)
+    return _ANNOTATED.sub(r"\1", annotation), limits[2] if limits else ""
 
 
 def _shown(annotation: ast.expr) -> str:
-    return type_and_range(annotation)[0]
+    return type_and_range(ast.unparse(annotation))[0]
 
 
-class Range(NamedTuple):
-    low: float
-    high: float
-    with_low: bool
-    with_high: bool
-
-    def contains(self, value: float) -> bool:
-        above = value >= self.low if self.with_low else value > self.low
-        return above and (value <= self.high if self.with_high else value < self.high)
-
-    def misfit(self, value: float) -> str:
-        """Why the value is outside, such as "must be at least 0 and below 1"; empty where it is inside."""
-        if self.contains(value):
-            return ""
-        if value != value:
-            return "must be a number"
-        ends = [f"{'at least' if self.with_low else 'above'} {self.low}"] if self.low > -math.inf else []
-        if self.high < math.inf:
-            ends.append(f"{'at most' if self.with_high else 'below'} {self.high}")
-        elif value == math.inf:
-            ends.append("finite")
-        return f"must be {' and '.join(ends)}"
-
-
-@functools.cache
-def range_of(text: str) -> Range | None:
-    """The range that an interval writes; None for a text that is no interval."""
-    found = _INTERVAL.fullmatch(text)
-    if not found:
-        return None
-    opening, low, high, closing = found.groups()
-    return Range(_number(low), _number(high), opening == "[", closing == "]")
+def outside(value: object, interval: str) -> str:
+    """Why a number is outside an interval, such as "must be at least 0 and below 1"; empty where it is inside, where
+    `value` is no number, and for a text that is no interval."""
+    found = _INTERVAL.fullmatch(interval)
+    if not found or not isinstance(value, int | float):
+        return ""
+    opening, low, high, closing = found[1], _number(found[2]), _number(found[3]), found[4]
+    above = value >= low if opening == "[" else value > low
+    if above and (value <= high if closing == "]" else value < high):
+        return ""
+    if value != value:
+        return "must be a number"
+    ends = [f"{'at least' if opening == '[' else 'above'} {low}"] if low > -math.inf else []
+    if high < math.inf:
+        ends.append(f"{'at most' if closing == ']' else 'below'} {high}")
+    elif value == math.inf:
+        ends.append("finite")
+    return f"{_MUST}{' and '.join(ends)}"
 
 
 def _number(text: str) -> float:
     """Whole numbers stay whole: 64 bits are more than a float holds."""
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    return int(text) if text.lstrip("-").isdigit() else float(text)

@@ -19,22 +19,18 @@ set.
 A knob that is set keeps its value. The values are part of the run's config. A resume or a replay has the same ones,
 except for defaults of learning that its own settings change (e.g. the rate of a replay that trains adapters).
 1e-5 is the upper end of usual rates for full training of language models by RL (1e-6 in TRL, 1.7e-5 in AReaL's example
-for 1.5B). It suits small models that a CPU can train, and tens of steps rather than thousands. LoRA needs ten times the
-rate of full training, for any model ("LoRA Without Regret", Thinking Machines, 2025). Adam's first steps move
-every weight by about lr, however small the gradient: hence the warm-up.
+for 1.5B). LoRA needs ten times the rate of full training, for any model ("LoRA Without Regret", Thinking Machines,
+2025). Adam's first steps move every weight by about lr, however small the gradient: hence the warm-up.
 
-With two cores an actor has one thread beside the learner's two. The actor idles most of the time, and a learner with
-one thread would leave that core idle, too. The number of threads changes the last bits of sums: another reason to keep
-it in the run's config.
-
-Imports no torch. Drivers: `config.run_config` fills in, `scripts.train` reports the result (`describe_learning`,
-`describe_machine`).
+With two cores an actor has one thread beside the learner's two: the actor idles most of the time, and a learner with
+one thread would leave that core idle, too. Imports no torch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from areal_like.config.placement import actors_on
 from areal_like.config.registry import is_supervised, marks, with_defaults
@@ -52,7 +48,7 @@ RUINOUS_LORA_LR = 10 * RUINOUS_LR
 
 
 def is_pretrained(config: Config) -> bool:
-    """Does the run begin with trained weights? The model component is marked so."""
+    """Whether the run begins with trained weights, by the mark of its model component."""
     return "pretrained" in marks("model", config.model["name"])
 
 
@@ -96,7 +92,9 @@ def is_large(config: Config) -> bool:
 def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = False) -> dict[str, object]:
     """Dotted key → value, for knobs that exist and are not set, on a machine with `cores` cores. `bfloat16`: the cores
     multiply in it faster than in float32. `gpu`: there is a GPU, on which an engine computes unless told otherwise."""
-    known = {kind: with_defaults(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")}
+    known: dict[str, dict[str, Any]] = {
+        kind: with_defaults(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")
+    }
     if known["engine"].get("device") == "auto":
         known["engine"]["device"] = "cuda" if gpu else "cpu"
     launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
@@ -108,8 +106,7 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
     quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
     shared = learns and acts and not rounds and not one_process
     actors = config.actors
-    few = 1 if acts else actors_on(config.placement, known["engine"])
-    few = few or (1 if large and decodes_on_gpu else 2)
+    few = 1 if acts else actors_on(config.placement, known["engine"]) or (1 if large and decodes_on_gpu else 2)
     count = actors.count or max(few, actors.min_alive)
     threads = actors.threads or max(1, (quarter if shared else cores) // count if acts else 1)
     found: dict[str, object] = {"actors.count": count, "actors.threads": threads}
@@ -125,9 +122,14 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
             half = known["learner"].get("compute_dtype") != "float32"
         chosen = found[f"{kind}.compute_dtype"] = "bfloat16" if half else "float32"
         half = (known[kind].get("compute_dtype") or chosen) == "bfloat16"  # an engine rounds as its learner does
-    values = {"actors.count": actors.count, "actors.threads": actors.threads}
-    values |= {f"{kind}.{knob}": value for kind in ("learner", "engine") for knob, value in known[kind].items()}
-    return {key: value for key, value in found.items() if values.get(key, "") is None}
+    known["actors"] = {"count": actors.count, "threads": actors.threads}
+    return {key: value for key, value in found.items() if _is_unset(key, known)}
+
+
+def _is_unset(key: str, known: Mapping[str, Mapping[str, object]]) -> bool:
+    """Whether the knob exists and has no value."""
+    kind, _, knob = key.partition(".")
+    return known[kind].get(knob, "") is None
 
 
 def _slots(config: Config, threads: int, actors: int) -> int:
@@ -148,12 +150,10 @@ def _on_cuda(known: Mapping[str, str]) -> bool:
 
 def describe_machine(config: Config, cores: int) -> str:
     """A line for people: which role gets which share of the machine."""
-    learner, engine, actors = config.learner, config.engine, config.actors
-    found = [("learner.threads", learner.get("threads")), ("learner.compute_dtype", learner.get("compute_dtype"))]
-    if not is_supervised(config):
-        found += [("engine.compute_dtype", engine.get("compute_dtype")), ("engine.slots", engine.get("slots"))]
-        found += [("actors.count", actors.count), ("actors.threads", actors.threads)]
-    shares = ", ".join(f"{key}={value}" for key, value in found if value is not None)
+    keys = ["learner.threads", "learner.compute_dtype"]
+    keys += [] if is_supervised(config) else ["engine.compute_dtype", "engine.slots", "actors.count", "actors.threads"]
+    values = [(key, getattr(config, kind).get(knob)) for key in keys for kind, _, knob in [key.partition(".")]]
+    shares = ", ".join(f"{key}={value}" for key, value in values if value is not None)
     return f"machine: {cores} core{'s' * (cores != 1)}; {shares}"
 
 
@@ -180,12 +180,11 @@ def describe_learning(config: Config) -> str:
 def ruinous_rate(config: Config) -> str:
     """A warning if the rate is likely to ruin a pretrained model; otherwise empty."""
     known = with_defaults("learner", config.learner)
-    lora = known.get("lora") is not None
-    if not is_pretrained(config) or (known.get("lr") or 0.0) <= (RUINOUS_LORA_LR if lora else RUINOUS_LR):
+    what, most, usual, unset = "a pretrained model", RUINOUS_LR, "1e-6 to 5e-5", PRETRAINED_LR
+    if known.get("lora") is not None:
+        what, most, usual, unset = "adapters (LoRA) of a pretrained model", RUINOUS_LORA_LR, "1e-5 to 5e-4", LORA_LR
+    if not is_pretrained(config) or (known.get("lr") or 0.0) <= most:
         return ""
-    what, usual, unset = "a pretrained model", "1e-6 to 5e-5", PRETRAINED_LR
-    if lora:
-        what, usual, unset = "adapters (LoRA) of a pretrained model", "1e-5 to 5e-4", LORA_LR
     return f"learner.lr={known['lr']:g} is likely to ruin {what}: usual are {usual} (unset: {unset:g} with warm-up)"
 
 

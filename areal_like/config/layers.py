@@ -10,8 +10,6 @@ either order.
   components: `algorithm: grpo` sets loss, advantage, normalisation and KL. They are merged before other choices.
 - A component whose `name` changes replaces the inherited one whole, at any depth: knobs of one never reach another.
 - Lists are replaced, never joined; interpolations (`${run.seed}`) stay text until the whole tree is there.
-
-Independent of the tree's shape: `areal_like.config.run_config` drives it and checks the result.
 """
 
 from __future__ import annotations
@@ -48,19 +46,18 @@ class Layers:
         self._origins: dict[str, str] = {}
         self._open: list[Path] = []
         """Files being merged, outermost first: a file that extends itself is refused."""
-        self._overriders = {COMMAND_LINE}
+        self._overrides: set[str] = set()
 
     def add_command_line(self, argv: Sequence[str], origins: Mapping[str, str] | None = None) -> None:
         """Merge `[file, key=value, ...]`. `origins`: where overrides came from, by key; the others from the command
         line. Raises ConfigError."""
-        origins = origins or {}
-        self._overriders |= set(origins.values())
         if "=" in argv[0]:
             raise ConfigError(f"{argv[0]!r} is an override where the config file should be; give the file first")
         main = find(argv[0], Path.cwd(), COMMAND_LINE)
-        overrides = [parse_override(text) for text in argv[1:]]
+        items = [(key, value, (origins or {}).get(key, COMMAND_LINE)) for key, value in map(parse_override, argv[1:])]
         self.add_file(main)
-        self._add([(key, value, origins.get(key, COMMAND_LINE)) for key, value in overrides], main.parent)
+        self._overrides = {origin for _, _, origin in items}
+        self._add(items, main.parent)
 
     def add_file(self, path: Path) -> None:
         if path in self._open:
@@ -81,7 +78,7 @@ class Layers:
 
     def is_overridden(self, key: str) -> bool:
         """Whether an override has set the value at a dotted path."""
-        return self.origin(key) in self._overriders
+        return self.origin(key) in self._overrides
 
     def note(self, keys: Iterable[str], origin: str) -> None:
         """Record the origin of values that were filled in after the layers."""
@@ -96,7 +93,7 @@ class Layers:
                 values.append((key, value, origin))
             elif not isinstance(value, dict) and (key in COMPONENTS or _group(key, folder)):
                 self._choose(key, str(value), folder, origin)
-            elif _names_component(key):
+            elif key.endswith(".name") and key.partition(".")[0] in COMPONENTS:  # replacing a component is a choice
                 self._merge(self.tree, _nested(key, value), origin)
             else:
                 values.append((key, value, origin))
@@ -106,15 +103,15 @@ class Layers:
 
     def _refuse_below_a_value(self, key: str, origin: str) -> None:
         """`run=5 run.steps=3`: the first took the place of a section, which the second asks for."""
-        above, tree = "", self.tree
-        for part in key.split(".")[:-1]:
-            above = f"{above}.{part}" if above else part
-            value = tree.get(part)
-            if not isinstance(value, dict):
-                if value is not None:
-                    set_by = f"{above} is {value!r} [from {self.origin(above)}], which has no keys"
-                    raise ConfigError(f"{key}: {set_by}; leave one of the two out [from {origin}]", key)
+        parts, tree = key.split("."), self.tree
+        for depth, part in enumerate(parts[:-1], 1):
+            value = tree.get(part, {})
+            if value is None:
                 return
+            if not isinstance(value, dict):
+                above = ".".join(parts[:depth])
+                set_by = f"{above} is {value!r} [from {self.origin(above)}], which has no keys"
+                raise ConfigError(f"{key}: {set_by}; leave one of the two out [from {origin}]", key)
             tree = value
 
     def _choose(self, key: str, name: str, folder: Path, origin: str) -> None:
@@ -150,11 +147,6 @@ def _replaces(path: str, inherited: Tree, spec: Tree) -> bool:
     return is_component and "name" in inherited and spec.get("name", inherited["name"]) != inherited["name"]
 
 
-def _names_component(key: str) -> bool:
-    """Whether the key is `scheduler.name` and its like: replacing a component is a choice, too."""
-    return key.endswith(".name") and key.partition(".")[0] in COMPONENTS
-
-
 def _nested(key: str, value: Value) -> Tree:
     for part in reversed(key.split(".")):
         value = {part: value}
@@ -171,15 +163,14 @@ def read(path: Path) -> Tree:
         return copy.deepcopy(_read(path, state.st_ino, state.st_mtime_ns, state.st_size))
     except OSError as error:
         raise ConfigError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{shown(path)}: not valid yaml: {' '.join(str(error).split())}") from None
 
 
 @functools.lru_cache(maxsize=256)
 def _read(path: Path, *state: int) -> Tree:
     """`read`, once for each state of a file: a study loads the same files hundreds of times."""
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{shown(path)}: not valid yaml: {_one_line(error)}") from None
+    content = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(content, dict):
         raise ConfigError(f"{shown(path)}: a config is a mapping (key: value), not a list")
     return cast(Tree, _with_infinities(cast(Tree, content)))
@@ -193,7 +184,7 @@ def parse_override(text: str) -> tuple[str, Value]:
     try:
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{text!r}: the value is not valid yaml: {_one_line(error)}", key) from None
+        raise ConfigError(f"{text!r}: the value is not valid yaml: {' '.join(str(error).split())}", key) from None
     return key, _with_infinities(cast(Tree, parsed)["value"])
 
 
@@ -204,10 +195,6 @@ def _with_infinities(value: Value) -> Value:
     if isinstance(value, list):
         return [_with_infinities(item) for item in value]
     return float(value) if value in ("inf", "-inf") else value
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 # Finding files

@@ -9,8 +9,7 @@ learner and the next ones to the actors. Where there is one device only, all sha
 
 Slurm and Ray choose the devices themselves: they are asked for each process's number of them (`Needs`).
 
-Pure: asks no device. Drivers: `areal_like.config.conflicts` refuses the impossible, `scripts.train` settles `auto`,
-`areal_like.launch.plan` reads the result.
+Pure: asks no device. `areal_like.config.conflicts` refuses the impossible, `scripts.train` settles `auto`.
 """
 
 from __future__ import annotations
@@ -53,13 +52,6 @@ class Needs:
     def total(self) -> int:
         return self.learner + self.actors * (self.per_actor or 0)
 
-    def __str__(self) -> str:
-        parts = [f"learner.ranks={self.ranks}"] if self.on_device else []
-        if self.actors and self.per_actor:
-            each = f" with engine.replicas * engine.tp_size = {self.per_actor} each" if self.per_actor > 1 else ""
-            parts.append(f"actors.count={self.actors}{each}")
-        return " and ".join(parts)
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -74,7 +66,8 @@ class Placement:
         named = [device for devices in (*self.ranks, *self.actors) for device in devices or ()]
         return tuple(sorted({device for device in named if named.count(device) > 1}))
 
-    def plain(self, needs: Needs) -> dict[str, list[int] | bool]:
+    @property
+    def plain(self) -> dict[str, list[int] | bool]:
         """In the form of the config."""
         lists = [[device for devices in some for device in devices or ()] for some in (self.ranks, self.actors)]
         return {"learner": lists[0], "actors": lists[1], "share": bool(self.shared)}
@@ -127,11 +120,8 @@ def place(spec: object, needs: Needs, count: int | None) -> Placement | None:
         named["actors"] = ()
     placement = Placement(_ranks(named["learner"], needs), _actors(named["actors"], needs))
     if placement.shared and not share:
-        raise ConfigError(
-            f"{KEY}: {_in_words(placement.shared)} would have several processes: give each its own devices, or say "
-            f"that they share: {KEY}.share=true",
-            KEY,
-        )
+        problem = f"{_in_words(placement.shared)} would have several processes"
+        raise ConfigError(f"{KEY}: {problem}: give each its own devices, or set {KEY}.share=true", KEY)
     return placement
 
 
@@ -173,29 +163,24 @@ def _automatic(needs: Needs, count: int) -> Placement:
         return Placement(_ranks(range(learner), needs), _actors(range(learner, needs.total), needs))
     if count == 1 and learner <= 1 and needs.per_actor in (0, 1, None):
         return Placement(_ranks([0] * learner, needs), _actors([0] * actors, needs))
+    why = f"learner.ranks={learner} and actors.count={needs.actors} with {needs.per_actor or 0} each"
     raise ConfigError(
-        f"{needs}: {needs.total} devices are needed, and there {'is 1' if count == 1 else f'are {count}'}: ask for "
-        f"fewer, or say which are shared, such as {KEY}={{learner: [0], actors: [0], share: true}}",
+        f"{KEY}: {needs.total} devices are needed, and there are {count}: {why}. Ask for fewer, or set which are "
+        f"shared, such as {KEY}={{learner: [0], actors: [0], share: true}}",
         KEY,
     )
 
 
 def _ranks(devices: Sequence[int], needs: Needs) -> tuple[Devices | None, ...]:
     """Of each rank. Raises ConfigError."""
-    key, many = f"{KEY}.learner", len(devices)
-    if needs.on_device is False:
-        if many:
-            raise ConfigError(
-                f"{key}: the learner computes on the CPU: say learner.device=cuda, or leave {key} out", key
-            )
-        return ((),) * needs.ranks
-    if needs.on_device is None and not many:
-        return (None,) * needs.ranks
-    if many != needs.ranks:
+    key = f"{KEY}.learner"
+    if needs.on_device is False and devices:
+        raise ConfigError(f"{key}: the learner computes on the CPU: set learner.device=cuda, or leave {key} out", key)
+    if not needs.on_device and not devices:
+        return (() if needs.on_device is False else None,) * needs.ranks
+    if len(devices) != needs.ranks:
         raise ConfigError(
-            f"{key} names {_many(many)}, and each of learner.ranks={needs.ranks} has one: name {needs.ranks}"
-            + (f", or say learner.ranks={many}" if many else ""),
-            key,
+            f"{key}: got {len(devices)} devices, expected one for each of learner.ranks={needs.ranks}", key
         )
     return tuple((device,) for device in devices)
 
@@ -203,27 +188,16 @@ def _ranks(devices: Sequence[int], needs: Needs) -> tuple[Devices | None, ...]:
 def _actors(devices: Sequence[int], needs: Needs) -> tuple[Devices | None, ...]:
     """Of each actor. Raises ConfigError."""
     key, many, each = f"{KEY}.actors", len(devices), needs.per_actor
-    if each == 0 and many and needs.actors:
-        raise ConfigError(f"{key}: the engine computes elsewhere: say engine.device=cuda, or leave {key} out", key)
-    if each is None:
-        if not many:
-            return (None,) * needs.actors
-        each, left = divmod(many, needs.actors)
-        if left:
-            raise ConfigError(f"{key}: actors.count={needs.actors} actors can't divide {_many(many)} evenly", key)
-    if many != needs.actors * each:
-        what = "has one" if each == 1 else f"has engine.replicas * engine.tp_size = {each}"
-        fitting = f", or say actors.count={many // each}" if many and many % each == 0 else ""
-        raise ConfigError(
-            f"{key} names {_many(many)}, and each of actors.count={needs.actors} {what}: name "
-            f"{needs.actors * each}{fitting}",
-            key,
-        )
+    if each == 0 and many:
+        raise ConfigError(f"{key}: the engine computes elsewhere: set engine.device=cuda, or leave {key} out", key)
+    if each is None and not many:
+        return (None,) * needs.actors
+    if each is None and many % needs.actors == 0:
+        each = many // needs.actors
+    if each is None or many != needs.actors * each:
+        of = "" if each is None else f", with engine.replicas * engine.tp_size = {each} each"
+        raise ConfigError(f"{key}: got {many} devices for actors.count={needs.actors}{of}", key)
     return tuple(tuple(devices[i * each : (i + 1) * each]) for i in range(needs.actors))
-
-
-def _many(count: int) -> str:
-    return "1 device" if count == 1 else f"{count or 'no'} devices"
 
 
 def _in_words(devices: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,7 +29,12 @@ from areal_like.config.signatures import REQUIRED, Knob, Signature, UnreadableEr
 from areal_like.errors import UserError
 from areal_like.places import CONFIGS
 
-T = TypeVar("T")
+
+def _named(module: str, names: str) -> dict[str, str]:
+    """Components that are called as they are in their module."""
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
 COMPONENTS: dict[str, dict[str, str]] = {
     "task": {
         "copy": "areal_like.tasks.copying:Copy",
@@ -43,28 +48,22 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "verifiers": "areal_like.tasks.verifiers:Verifiers",
     },
     "reward": {
-        "math_verify": "areal_like.tasks.maths:math_verify",
-        "exact": "areal_like.tasks.maths:exact",
+        **_named("areal_like.tasks.maths", "math_verify exact"),
         "last_number": "areal_like.tasks.numbers:last_number",
         "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
     },
     "group_reward": {
-        "none": "areal_like.tasks.comparing:none",
-        "length_rank": "areal_like.tasks.comparing:length_rank",
+        **_named("areal_like.tasks.comparing", "none length_rank"),
         "judge": "actors.judge:Judge",
     },
-    "model": {
-        "qwen2": "areal_like.models.causal_lm:qwen2",
-        "folder": "areal_like.models.causal_lm:folder",
-    },
+    "model": _named("areal_like.models.causal_lm", "qwen2 folder"),
     "engine": {
         "torch": "actors.engines.torch_engine:TorchEngine",
         "timed": "actors.engines.timed_engine:TimedEngine",
         "sglang": "actors.engines.sglang_engine:SglangEngine",
     },
     "workflow": {
-        "single_turn": "actors.workflows:single_turn",
-        "multi_turn": "actors.workflows:multi_turn",
+        **_named("actors.workflows", "single_turn multi_turn"),
         "agent": "actors.agents.workflow:agent",
     },
     "environment": {
@@ -79,68 +78,23 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "fixed": "buffer.sizing:Fixed",
         "sagc": "buffer.sizing:Sagc",
     },
-    "batch_policy": {
-        "in_order": "buffer.policies:in_order",
-        "fifo": "buffer.policies:fifo",
-        "windowed": "buffer.policies:windowed",
-        "priority": "buffer.policies:priority",
-    },
-    "sampler": {
-        "in_order": "buffer.samplers:in_order",
-        "pass_rate_pools": "buffer.samplers:pass_rate_pools",
-    },
-    "filter": {
-        "none": "buffer.policies:none",
-        "zero_variance": "buffer.policies:zero_variance",
-    },
+    "batch_policy": _named("buffer.policies", "in_order fifo windowed priority"),
+    "sampler": _named("buffer.samplers", "in_order pass_rate_pools"),
+    "filter": _named("buffer.policies", "none zero_variance"),
     "loss": {
-        "ppo": "learners.losses.clipped:ppo",
-        "decoupled_ppo": "learners.losses.clipped:decoupled_ppo",
+        **_named("learners.losses.clipped", "ppo decoupled_ppo gspo sapo"),
         "icepop": "learners.losses.clipped:decoupled_ppo",
-        "gspo": "learners.losses.clipped:gspo",
-        "sapo": "learners.losses.clipped:sapo",
-        "reinforce": "learners.losses.weighted:reinforce",
-        "is_pg": "learners.losses.weighted:reinforce",
-        "tis": "learners.losses.weighted:reinforce",
-        "cispo": "learners.losses.weighted:reinforce",
-        "topr": "learners.losses.weighted:reinforce",
-        "mis_po": "learners.losses.weighted:reinforce",
-        "vespo": "learners.losses.weighted:vespo",
-        "vtrace": "learners.losses.weighted:vtrace",
-        "m2po": "learners.losses.trusted:m2po",
-        "dppo": "learners.losses.trusted:dppo",
-        "dg": "learners.losses.delightful:dg",
-        "dg_kondo": "learners.losses.delightful:dg_kondo",
-        "pmpo": "learners.losses.targets:pmpo",
-        "tpo": "learners.losses.targets:tpo",
-        "sft": "learners.losses.weighted:sft",
+        **dict.fromkeys(("reinforce", "is_pg", "tis", "cispo", "topr", "mis_po"), "learners.losses.weighted:reinforce"),
+        **_named("learners.losses.weighted", "vespo vtrace sft"),
+        **_named("learners.losses.trusted", "m2po dppo"),
+        **_named("learners.losses.delightful", "dg dg_kondo"),
+        **_named("learners.losses.targets", "pmpo tpo"),
     },
-    "correction": {
-        "none": "learners.losses.corrections:none",
-        "ratio": "learners.losses.corrections:ratio",
-        "exact": "learners.losses.corrections:exact",
-        "tis": "learners.losses.corrections:tis",
-        "cispo": "learners.losses.corrections:cispo",
-        "capped": "learners.losses.corrections:capped",
-        "icepop": "learners.losses.corrections:icepop",
-        "kpop": "learners.losses.corrections:kpop",
-        "seq_tis": "learners.losses.corrections:seq_tis",
-        "seq_mis": "learners.losses.corrections:seq_mis",
-        "geo_mask": "learners.losses.corrections:geo_mask",
-        "sequence_mask": "learners.losses.corrections:sequence_mask",
-        "mis_po": "learners.losses.corrections:mis_po",
-        "topr": "learners.losses.corrections:topr",
-    },
-    "advantage": {
-        "group": "learners.advantages:group",
-        "rloo": "learners.advantages:rloo",
-        "maxrl": "learners.advantages:maxrl",
-        "batch": "learners.advantages:batch",
-        "reinforce_pp": "learners.advantages:reinforce_pp",
-        "turn": "learners.advantages:turn",
-        "gae": "learners.advantages:gae",
-        "distill": "learners.advantages:distill",
-    },
+    "correction": _named(
+        "learners.losses.corrections",
+        "none ratio exact tis cispo capped icepop kpop seq_tis seq_mis geo_mask sequence_mask mis_po topr",
+    ),
+    "advantage": _named("learners.advantages", "group rloo maxrl batch reinforce_pp turn gae distill"),
     "learner": {
         "torch": "learners.learner:TorchLearner",
         "timed": "learners.timed:TimedLearner",
@@ -161,17 +115,9 @@ PARTS = {"learner.lora": "learners.adapters:Adapters", "learner.teacher": "learn
 """Knobs whose value is itself a set of knobs: dotted path → the class that defines them."""
 
 
-USUAL_CORRECTIONS = {
-    "decoupled_ppo": "capped",
-    "icepop": "icepop",
-    "tis": "tis",
-    "cispo": "cispo",
-    "is_pg": "exact",
-    "mis_po": "mis_po",
-    "topr": "topr",
-}
+USUAL_CORRECTIONS = {"decoupled_ppo": "capped", "is_pg": "exact"}
+USUAL_CORRECTIONS |= {name: name for name in ("icepop", "tis", "cispo", "mis_po", "topr")}
 """A loss's name → its correction where the config sets none."""
-
 NO_CORRECTION: dict[str, object] = {"name": "none"}
 
 
@@ -187,20 +133,17 @@ class ConfigError(UserError):
 
 
 def resolve(kind: str, name: str) -> Any:
-    """Import the component `name` of `kind`. Raises ConfigError where there is no such name, module or attribute."""
-    module, attribute = _target(kind, name)
+    """Import the component `name` of `kind`. A `functools.partial` gets the marks of its function or class
+    (`needs_model`, ...). Raises ConfigError where there is no such name, module or attribute."""
+    module, attribute = target(kind, name).split(":")
     try:
-        return _with_marks(getattr(importlib.import_module(module), attribute))
+        component = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the component's own import failed: that is not about its name
         raise ConfigError(f"{kind}.name: {name!r} needs the module {module!r}, which cannot be found", kind) from None
     except AttributeError:
         raise ConfigError(f"{kind}.name: module {module!r} has no {attribute!r}", kind) from None
-
-
-def _with_marks(component: T) -> T:
-    """Give a `functools.partial` the marks of its function or class (`needs_model`, ...)."""
     if isinstance(component, functools.partial):
         for mark, value in inspect.getmembers(component.func, lambda value: isinstance(value, bool)):
             setattr(component, mark, value)
@@ -208,8 +151,8 @@ def _with_marks(component: T) -> T:
 
 
 def build(kind: str, spec: Mapping[str, object], *args: object) -> Any:
-    """Call the component of `spec` with `args` and the spec's knobs: makes an object, or a function's result. Raises
-    ConfigError, also where the component refuses the value of a knob (by ValueError)."""
+    """Call the component of `spec` with `args` and the spec's knobs. Raises ConfigError, also where the component
+    refuses the value of a knob (by ValueError)."""
     component = bind(kind, spec)
     try:
         return component(*args)
@@ -228,24 +171,18 @@ def bind(kind: str, spec: Mapping[str, object]) -> functools.partial[Any]:
     its correction, as another callable."""
     check(kind, spec)
     plain = _plain(spec)
-    correction = NO_CORRECTION
+    correction = correction_of(plain) if kind == "loss" else NO_CORRECTION
     if kind == "loss":
-        correction = correction_of(plain)
         plain.pop("correction", None)
     bound = functools.partial(resolve(kind, plain.pop("name")), **plain)
-    if correction == NO_CORRECTION:
-        return bound
-    return cast(functools.partial[Any], build("correction", correction, bound))
+    return bound if correction == NO_CORRECTION else build("correction", correction, bound)
 
 
 def correction_of(spec: Mapping[str, object]) -> dict[str, object]:
     """The spec of a loss's correction: that of the loss's spec (a name, knobs, or both), or the usual one of losses of
     its name. Knobs without a name are the usual one's, or those of `ratio`, which has all knobs. Raises ConfigError."""
     usual, given = USUAL_CORRECTIONS.get(str(spec["name"]), "none"), _plain(spec).get("correction")
-    if given is not None and not isinstance(given, str | Mapping):
-        key = "loss.correction"
-        raise ConfigError(f"{key}: got {given!r}, expected a name or {{name: ..., knobs}}", key)
-    knobs = as_spec(given) if given else {}
+    knobs = as_spec(given, "loss.correction") if given else {}
     return {"name": "ratio" if knobs and usual == "none" else usual} | knobs
 
 
@@ -258,29 +195,20 @@ def _plain(spec: Mapping[str, object]) -> dict[str, Any]:
 
 
 def check(kind: str, spec: Mapping[str, object]) -> None:
-    """Check a spec against its component's keyword-only parameters, without importing the component's module.
-
-    Raises ConfigError for an unknown name, an unknown knob, a missing knob that has no default, and a value that the
-    knob's annotation rules out (`areal_like.config.annotations`).
-    """
+    """Check a spec against its component's keyword-only parameters, without an import. Raises ConfigError for an
+    unknown name or knob, a missing knob, and a value that the knob's annotation rules out (`config.annotations`)."""
     plain = _plain(spec)
     name = plain.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"{kind}.name: {name!r} is not the name of a component: {_list(COMPONENTS[kind])}", kind)
+        raise ConfigError(f"{kind}.name: got {name!r}, expected one of {', '.join(COMPONENTS[kind])}", kind)
     if kind == "loss" and "correction" in plain:
         plain["correction"] = correction_of({"name": name, **plain})
     _validate_knobs(_signature_of(kind, name), kind, name, plain)
 
 
-def check_part(path: str, values: Mapping[str, object]) -> None:
-    """Check the knobs at a path of `PARTS` against those of their class. Raises ConfigError."""
-    check_knobs(PARTS[path], path, values)
-
-
 def check_knobs(target: str, path: str, values: Mapping[str, object]) -> None:
     """Check the values at a path against the keyword-only parameters of "module:name". Raises ConfigError."""
-    module, _, attribute = target.partition(":")
-    _validate_knobs(signature(module, attribute), path, path.rpartition(".")[2], values)
+    _validate_knobs(signature(target), path, path.rpartition(".")[2], values)
 
 
 def marks(kind: str, name: str) -> frozenset[str]:
@@ -307,34 +235,21 @@ def _validate_knobs(found: Signature, prefix: str, name: str, values: Mapping[st
         path = f"{prefix}.{knob}"
         if knob not in found.knobs:
             if not found.takes_any:
-                raise ConfigError(f"{path}: {_no_knob(found, path, name)}", path)
+                hint = " Knobs are keyword-only parameters." if ":" in name else key_hint(path, found.knobs)
+                raise ConfigError(
+                    f"{path}: {name!r} has no knob {knob!r}.{hint} It has {', '.join(found.knobs) or 'none'}", path
+                )
         elif problem := misfit(value, found.knobs[knob].annotation):
             raise ConfigError(f"{path}: {problem}", path)
-        elif knob in COMPONENTS:
-            _check_inner(path, knob, value)
+        elif knob in COMPONENTS:  # it takes a spec of this kind, or just a name
+            try:
+                check(knob, as_spec(value, knob))
+            except ConfigError as error:
+                raise ConfigError(f"{path.removesuffix(knob)}{error}", path) from None
     missing = [knob for knob, known in found.knobs.items() if known.default is REQUIRED and knob not in values]
     if missing:
         path = f"{prefix}.{missing[0]}"
         raise ConfigError(f"{path}: {name!r} needs it and has no default; set it with {path}=VALUE", path)
-
-
-def _no_knob(found: Signature, path: str, name: str) -> str:
-    """What is wrong with a knob that the component hasn't, and what to do."""
-    knob, is_own = path.rpartition(".")[2], ":" in name
-    if is_own and knob in found.optional:
-        return f"{knob!r} of {name} is not keyword-only: write `*, {found.optional[knob]}`"
-    hint = nearest(knob, found.knobs) if is_own else key_hint(path, found.knobs)
-    return f"{name!r} has no knob {knob!r}.{hint} Its knobs: {_list(found.knobs)}"
-
-
-def _check_inner(path: str, kind: str, spec: object) -> None:
-    """A knob that is named like a kind of component takes a spec of that kind, or just a name."""
-    if not isinstance(spec, Mapping | str):
-        raise ConfigError(f"{path}: expected a name or {{name: ..., knobs}}, got {spec!r}", path)
-    try:
-        check(kind, as_spec(spec))
-    except ConfigError as error:
-        raise ConfigError(f"{path.removesuffix(kind)}{error}", path) from None
 
 
 def knobs(kind: str, name: str) -> dict[str, Any]:
@@ -344,17 +259,14 @@ def knobs(kind: str, name: str) -> dict[str, Any]:
 
 def described(kind: str, name: str) -> tuple[Signature, str]:
     """The knobs of a component with their types, and its docstring. Raises ConfigError."""
-    return _signature_of(kind, name), docstring(*_target(kind, name))
+    return _signature_of(kind, name), docstring(target(kind, name))
 
 
-def as_spec(spec: str | Mapping[str, object]) -> dict[str, object]:
-    """A spec; a bare name becomes `{name: ...}`."""
+def as_spec(spec: object, key: str = "") -> dict[str, object]:
+    """A spec; a bare name becomes `{name: ...}`. Raises ConfigError for another value."""
+    if not isinstance(spec, str | Mapping):
+        raise ConfigError(f"{key}: got {spec!r}, expected a name or {{name: ..., knobs}}", key)
     return {"name": spec} if isinstance(spec, str) else _plain(spec)
-
-
-def target(kind: str, name: str) -> str:
-    """Where a component of this name is defined, as "module:name". Raises ConfigError."""
-    return ":".join(_target(kind, name))
 
 
 def with_defaults(kind: str, spec: Mapping[str, object]) -> dict[str, Any]:
@@ -382,28 +294,19 @@ def component_hint(kind: str, name: str, known: Iterable[str]) -> str:
     return nearest(name, known)
 
 
-def _list(words: Iterable[str]) -> str:
-    return ", ".join(words) or "none"
-
-
-def _target(kind: str, name: str) -> tuple[str, str]:
-    """(module, attribute) of a component's name."""
-    if kind not in COMPONENTS:
-        raise ConfigError(f"{kind}: there is no such kind of component.{nearest(kind, COMPONENTS)}", kind)
-    target = COMPONENTS[kind].get(name, name)
-    module, colon, attribute = target.partition(":")
-    if not (colon and module and attribute):
-        known = COMPONENTS[kind]
-        hint = component_hint(kind, name, known)
-        others = f"There are {_list(known)}; or name your own as module:Name"
-        raise ConfigError(f"{kind}.name: there is no {kind} {name!r}.{hint} {others}", f"{kind}.name")
-    return module, attribute
+def target(kind: str, name: str) -> str:
+    """Where a component of this name is defined, as "module:name". Raises ConfigError."""
+    known = COMPONENTS[kind]
+    found = known.get(name, name)
+    if not all(found.partition(":")):
+        hint = f"{component_hint(kind, name, known)} There are {', '.join(known)}; or name your own as module:Name"
+        raise ConfigError(f"{kind}.name: there is no {kind} {name!r}.{hint}", f"{kind}.name")
+    return found
 
 
 def _signature_of(kind: str, name: str) -> Signature:
-    module, attribute = _target(kind, name)
     try:
-        found = signature(module, attribute)
+        found = signature(target(kind, name))
         if kind != "loss":
             return found
         correction = Knob(USUAL_CORRECTIONS.get(name, "none"), None)

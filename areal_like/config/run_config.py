@@ -4,10 +4,7 @@
 
 Every key is known: `areal_like.config.schema` lists the sections with types; a component's knobs are its keyword-only
 parameters (`config.registry`). `config.layers` merges files and overrides into one tree. `configs/base.yaml`
-has the defaults and explains each key. The result is resolved and read-only; yaml holds all of it.
-
-Imports no torch: a wrong config is refused before anything heavy is loaded.
-Drivers: scripts call `load` and `save`; each process calls `load_resolved` on the run folder's `config.yaml`.
+has the defaults and explains each key. The result is resolved and read-only; yaml holds all of it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,29 +12,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from areal_like.config.annotations import range_of
-from areal_like.config.conflicts import (
-    AGES,
-    shares_of,
-    validate_eval_sets,
-    validate_launcher,
-    validate_mismatch,
-    validate_model,
-    validate_placement,
-    validate_replay,
-    validate_supervision,
-    validate_training,
-    validate_transport,
-    validate_words,
-)
+from areal_like.config.annotations import outside
+from areal_like.config.conflicts import AGES, BOUND, oldest_of, refuse_conflicts
 from areal_like.config.defaults import LEARNING, learning_defaults, machine_defaults
+from areal_like.config.heldout import check_heldout
 from areal_like.config.layers import Layers, Tree, Value, read, shown
 from areal_like.config.registry import COMPONENTS, ConfigError, check, key_hint, knobs, marks, with_defaults
 from areal_like.config.schema import RANGES, SECTIONS, Config
@@ -50,18 +35,13 @@ _CUT = (
     "is not supported: rollouts sample from the whole distribution, since a cut one would give behaviour logprobs that "
     "differ from the learner's. Leave it out; sampling.temperature is there"
 )
-REFUSED = {"sampling.top_p": _CUT, "sampling.top_k": _CUT}
-
-BOUND = "scheduler.max_staleness"
-IMPLIED_BY_ONE_PROCESS = {
+_REFUSED = {"sampling.top_p": _CUT, "sampling.top_k": _CUT}
+_IN_ONE_PROCESS = {
     "rewards.workers": 0,
     "weights.overlap": False,
     "buffer.lease_timeout": 0.0,
     "run.max_untrainable": 1,
 }
-
-
-# What callers use
 
 
 def load(argv: Sequence[str], inherited: Config | None = None, origins: Mapping[str, str] | None = None) -> Config:
@@ -76,7 +56,8 @@ def load(argv: Sequence[str], inherited: Config | None = None, origins: Mapping[
         _settle_mode(layers)
         _imply_bound(layers)
         _imply_one_process(layers)
-        return _with_defaults(_checked(layers.tree), inherited, layers)
+        _refuse_unknown_keys(layers.tree)
+        return _with_defaults(_consistent(_typed(layers.tree)), inherited, layers)
     except ConfigError as error:
         origin = layers.origin(error.key)
         raise ConfigError(f"{error} [from {origin}]" if origin else str(error), error.key) from None
@@ -133,24 +114,21 @@ def select(config: Config, key: str) -> Any:
 
 def differences(before: Config, now: Config, keys: Sequence[str]) -> list[str]:
     """What differs below some top-level keys, in words: "learner.lr=1e-06 (was 2e-05)"."""
-    old, new = ({key: value for name in keys for key, value in _leaves(name, select(c, name))} for c in (before, now))
-    changed = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    old, new = leaves(before), leaves(now)
+    changed = [key for key in {**old, **new} if key.partition(".")[0] in keys and old.get(key) != new.get(key)]
     return [f"{key}={new.get(key)} (was {old.get(key)})" for key in changed]
-
-
-def _leaves(path: str, value: Value) -> list[tuple[str, Value]]:
-    if not isinstance(value, dict):
-        return [(path, value)]
-    return [leaf for key, below in value.items() for leaf in _leaves(f"{path}.{key}", below)]
 
 
 def leaves(config: Config) -> dict[str, Value]:
     """Dotted key → value of the whole config."""
-    return _flat(_plain(config))
+    return _leaves(_plain(config))
 
 
-def _flat(tree: Tree) -> dict[str, Value]:
-    return {key: value for name, below in tree.items() for key, value in _leaves(name, below)}
+def _leaves(tree: Tree, prefix: str = "") -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for key, value in tree.items():
+        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def changed(config: Config) -> list[str]:
@@ -168,38 +146,21 @@ def replace(config: Config, key: str, value: object) -> Config:
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}", key) from None
 
 
-# Checking
-
-
-def _checked(tree: Tree) -> Config:
-    _refuse_unknown_keys(tree)
-    _refuse_yes_and_no(tree)
-    return _read_only(_consistent(_typed(tree)))
-
-
 def _consistent(config: Config) -> Config:
     """The config itself, if its values go together. Raises ConfigError."""
     tree = _plain(config)  # attributes of a config take ten times as long
     for kind in sorted(COMPONENTS.keys() & tree.keys()):
         check(kind, cast(dict[str, object], tree[kind]))
-    _check_mixture(config)
-    _check_heldout(config)
-    _refuse_outside(_flat(tree))
-    count = config.actors.count or max(1, config.actors.min_alive)  # None: as many as suit
-    if config.actors.min_alive > count:
-        raise ConfigError(f"actors.min_alive: at most actors.count={count}", "actors.min_alive")
-    if config.weights.block_bytes % 4096:
-        raise ConfigError("weights.block_bytes: must be a multiple of 4096", "weights.block_bytes")
-    _refuse_other_ages(config)
-    validate_transport(config)
-    validate_launcher(config)
-    validate_placement(config)
-    validate_model(config)
-    validate_training(config)
-    validate_replay(config)
-    validate_mismatch(config)
-    validate_supervision(config)
-    validate_words(config)
+    if config.task["name"] == "mixture":
+        from areal_like.tasks.mixture import check_members
+
+        check_members(cast(dict[str, Any], tree["task"]))
+    check_heldout(config)
+    values = _leaves(tree)
+    for key, interval in RANGES.items():
+        if problem := outside(values.get(key), interval):
+            raise ConfigError(f"{key}: {problem}, got {values[key]}", key)
+    refuse_conflicts(config)
     return config
 
 
@@ -208,13 +169,14 @@ def _with_defaults(config: Config, inherited: Config | None, layers: Layers) -> 
     found = learning_defaults(config) | machine_defaults(config, cores(), has_bfloat16(), has_gpu())
     layers.note(found, "a default")
     if inherited:
-        unset = [f"learner.{knob}" for knob in LEARNING if knob in inherited.learner]
-        usual = learning_defaults(from_tree(_with(inherited, dict.fromkeys(unset))))
+        bare = _plain(inherited)
+        bare["learner"] = {knob: value for knob, value in bare["learner"].items() if knob not in LEARNING}  # type: ignore[union-attr]
+        usual = learning_defaults(from_tree(bare))
         known = {key: select(inherited, key) for key in found}
         kept = {key: value for key, value in known.items() if value is not None and value != usual.get(key)}
         layers.note(kept, "the earlier run")
         found |= kept
-    return _filled(config, found) if found else config
+    return _filled(config, found)
 
 
 def _filled(config: Config, values: Mapping[str, object]) -> Config:
@@ -227,48 +189,15 @@ def _filled(config: Config, values: Mapping[str, object]) -> Config:
     return _read_only(_consistent(config))
 
 
-def _with(config: Config, values: Mapping[str, object]) -> Tree:
-    """The config as plain data, with other values of dotted keys."""
-    changed: DictConfig = OmegaConf.create(_plain(config))
-    for key, value in values.items():
-        OmegaConf.update(changed, key, value, force_add=True)
-    return _plain(changed)
-
-
-def _refuse_outside(values: Mapping[str, Value]) -> None:
-    for key, interval in RANGES.items():
-        value, allowed = values.get(key), range_of(interval)
-        if allowed and isinstance(value, int | float) and (problem := allowed.misfit(value)):
-            raise ConfigError(f"{key}: {problem}, got {value}", key)
-
-
-def _check_heldout(config: Config) -> None:
-    try:
-        check("workflow", heldout_workflow(config))
-    except ConfigError as error:
-        raise ConfigError(f"eval.{error}", f"eval.{error.key}") from None
-    workflow_of = functools.partial(heldout_workflow, config)
-    validate_eval_sets(select(config, "eval"), select(config, "task"), config.model.get("path"), workflow_of)
-
-
-def _check_mixture(config: Config) -> None:
-    if config.task["name"] == "mixture":
-        from areal_like.tasks.mixture import check_members
-
-        check_members(select(config, "task"))
-
-
 def _settle_mode(layers: Layers) -> None:
     """`mode` names the scheduler that runs. If only a scheduler was chosen, `mode` follows; the two may not differ."""
-    mode, scheduler = layers.tree.get("mode"), layers.tree.get("scheduler")
-    name = scheduler.get("name") if isinstance(scheduler, dict) else None
+    mode, name = layers.tree.get("mode"), _chosen(layers.tree, "scheduler")
     if name == mode or not {mode, name} <= {file.stem for file in (CONFIGS / "mode").glob("*.yaml")}:
         return
     if layers.origin("mode") == shown(CONFIGS / "base.yaml"):
         layers.tree["mode"] = name
     else:
-        key = "scheduler.name"
-        raise ConfigError(f"{key}={name} contradicts mode={mode}: say mode={name}, or leave {key} out", key)
+        raise ConfigError(f"scheduler.name: got {name} and mode={mode}: set mode={name} alone", "scheduler.name")
 
 
 def _imply_bound(layers: Layers) -> None:
@@ -277,49 +206,26 @@ def _imply_bound(layers: Layers) -> None:
     if layers.tree.get(AGES) is None or not isinstance(scheduler, dict) or "max_staleness" not in scheduler:
         return
     if origin in {shown(CONFIGS / file) for file in ("base.yaml", "mode/async.yaml")}:
-        scheduler["max_staleness"] = shares_of(layers.tree[AGES])[-1][0]
+        scheduler["max_staleness"] = oldest_of(layers.tree[AGES])
 
 
 def _imply_one_process(layers: Layers) -> None:
     """In one process a person may pause the roles for any time, and an error should show at once: so no time-outs and
     no helper processes. An override of the user's wins."""
-    launcher = layers.tree.get("launcher")
-    name = launcher.get("name") if isinstance(launcher, dict) else None
-    if not isinstance(name, str) or "ONE_PROCESS" not in marks("launcher", name):
-        return
-    for path, value in IMPLIED_BY_ONE_PROCESS.items():
-        section, _, key = path.partition(".")
-        values = layers.tree.get(section)
-        if isinstance(values, dict) and not layers.is_overridden(path):
-            values[key] = value
+    name = _chosen(layers.tree, "launcher")
+    if name and "ONE_PROCESS" in marks("launcher", name):
+        for path, value in _IN_ONE_PROCESS.items():
+            section, _, key = path.partition(".")
+            values = layers.tree.get(section)
+            if isinstance(values, dict) and not layers.is_overridden(path):
+                values[key] = value
 
 
-def _refuse_other_ages(config: Config) -> None:
-    spec = select(config, AGES)
-    if spec is None:
-        return
-    oldest, bound = shares_of(spec)[-1][0], config.scheduler.get("max_staleness", 0)
-    if oldest > bound:
-        raise ConfigError(f"{AGES}: groups {oldest} versions old break the bound of {bound} ({BOUND}, mode)", AGES)
-    if config.batch_policy["name"] != "in_order":
-        raise ConfigError(f"{AGES} gives each batch its own groups: it needs batch_policy=in_order", AGES)
-    if config.sizing["name"] != "fixed" or config.scheduler.get("oversample_prompts", 1) != 1:
-        raise ConfigError(f"{AGES} needs sizing=fixed and no scheduler.oversample_prompts: all places are set", AGES)
-
-
-def heldout_workflow(config: Config, of_set: object = None) -> dict[str, Any]:
-    """The workflow for held-out prompts: the run's workflow, with some knobs replaced by `eval.workflow`, and then by
-    those `of_set`."""
-    usual = _with_knobs(select(config, "workflow"), select(config, "eval.workflow"))
-    return _with_knobs(usual, dict(of_set)) if isinstance(of_set, Mapping) else usual
-
-
-def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
-    """The spec with some knobs replaced, at any depth; if `knobs` name another component, they replace all."""
-    if knobs.get("name", spec.get("name")) != spec.get("name"):
-        return knobs
-    both = [key for key, value in knobs.items() if isinstance(value, dict) and isinstance(spec.get(key), dict)]
-    return spec | knobs | {key: _with_knobs(spec[key], knobs[key]) for key in both}
+def _chosen(tree: Tree, kind: str) -> str | None:
+    """The name of the component of a kind, if the tree has one."""
+    spec = tree.get(kind)
+    name = spec.get("name") if isinstance(spec, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def actors_of(config: Config) -> int:
@@ -343,37 +249,31 @@ def _refuse_unknown_keys(tree: Tree) -> None:
     for name, section in SECTIONS.items():
         values = tree.get(name, {})
         if not isinstance(values, dict):
-            keys = ", ".join(field.name for field in dataclasses.fields(section))
-            raise ConfigError(f"{name}: expected a section with the keys {keys}; got {values!r}", name)
+            keys = ", ".join(_names(section))
+            raise ConfigError(f"{name}: got {values!r}, expected a section with the keys {keys}", name)
         _refuse_unknown(values, section, f"{name}.", tree)
+    for key in ("resume", "replay"):
+        if isinstance(tree.get(key), bool):
+            raise ConfigError(f"{key}: got yes or no, expected a run folder, or null for a run without it", key)
 
 
 def _refuse_unknown(values: Tree, shape: type, prefix: str, tree: Tree) -> None:
     known = _names(shape)
     for key in values:
         path = f"{prefix}{key}"
-        if path in REFUSED:
-            raise ConfigError(f"{path} {REFUSED[path]}", path)
+        if path in _REFUSED:
+            raise ConfigError(f"{path} {_REFUSED[path]}", path)
         if key not in known:
-            leaf = next(iter(_leaves(path, values[key])), (path,))[0]  # actor_rollout_ref.rollout.n
+            leaf = next(iter(_leaves({path: values[key]})), path)  # actor_rollout_ref.rollout.n
             hint = _elsewhere(str(key), tree) or key_hint(leaf, ()) or key_hint(str(key), known)
             raise ConfigError(f"unknown key {path!r}.{hint or ' There are ' + ', '.join(known)}", path)
-
-
-def _refuse_yes_and_no(tree: Tree) -> None:
-    for key, allowed in (("resume", "auto, a run folder"), ("replay", "a run folder")):
-        if isinstance(tree.get(key), bool):
-            raise ConfigError(f"{key}: expected {allowed}, or null for a run without it; got yes or no", key)
 
 
 def _elsewhere(key: str, tree: Tree) -> str:
     """Where else a key stands: in a section, or as a knob of a component that the config names."""
     found = [f"{name}.{key}" for name, section in SECTIONS.items() if key in _names(section)]
-    for kind, names in COMPONENTS.items():
-        spec = tree.get(kind)
-        name = spec.get("name") if isinstance(spec, dict) else None
-        if name in names and key in knobs(kind, str(name)):
-            found.append(f"{kind}.{key}")
+    chosen = {kind: _chosen(tree, kind) for kind in COMPONENTS}
+    found += [f"{kind}.{key}" for kind, name in chosen.items() if name in COMPONENTS[kind] and key in knobs(kind, name)]
     return f" Did you mean {' or '.join(found)}?" if found else ""
 
 
@@ -395,43 +295,23 @@ def _typed(tree: Tree) -> Config:
     buffer = tree.get("buffer")
     if isinstance(buffer, dict) and buffer.get("journal") is False:
         buffer["journal"] = "off"  # YAML 1.1 reads off as false
+    config, at = copy.deepcopy(_shape()), ""
     try:
-        config = _shaped(tree)
+        for name, value in tree.items():
+            below = value if name in SECTIONS and isinstance(value, dict) else {}
+            for key in below:  # key by key: `merge` takes three times as long
+                at = f"{name}.{key}"
+                OmegaConf.update(config[name], key, below[key], merge=False)
+            if not below:
+                at, config[name] = name, value
+        for key in sorted(OmegaConf.missing_keys(config)):
+            hint = "" if key.partition(".")[0] in tree else ", or let the file extend base"
+            raise ConfigError(f"{key} has no value: set it with {key}=VALUE{hint}", key)
         OmegaConf.resolve(config)
     except OmegaConfBaseException as error:
-        key = error.full_key or _culprit(tree)
+        key = error.full_key or at
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}", key) from None
     return cast(Config, config)
-
-
-def _shaped(tree: Tree) -> DictConfig:
-    """The tree in the shape of `Config`, nothing missing."""
-    config = copy.deepcopy(_shape())
-    for name, value in tree.items():
-        if name in SECTIONS and isinstance(value, dict):
-            for key, below in value.items():  # key by key: `merge` takes three times as long
-                OmegaConf.update(config[name], key, below, merge=False)
-        else:
-            config[name] = value
-    _refuse_missing(OmegaConf.missing_keys(config), tree)
-    return config
-
-
-def _refuse_missing(missing: Iterable[str], tree: Tree) -> None:
-    for key in sorted(missing)[:1]:
-        hint = "" if key.partition(".")[0] in tree else ", or let the file extend base"
-        raise ConfigError(f"{key} has no value: set it with {key}=VALUE{hint}", key)
-
-
-def _culprit(tree: Tree) -> str:
-    """The key whose value has the wrong type, where OmegaConf does not name it: a list in the place of names."""
-    for section, below in tree.items():
-        for name, value in below.items() if isinstance(below, dict) else ():
-            try:
-                OmegaConf.merge(_shape(), {section: {name: value}})
-            except OmegaConfBaseException:
-                return f"{section}.{name}"
-    return ""
 
 
 def _plain(config: Config | DictConfig) -> Tree:

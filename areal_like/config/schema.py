@@ -1,9 +1,15 @@
-"""The shape of a config: its sections and their keys, typed. What each key means stands in `configs/base.yaml`."""
+"""The shape of a config: its sections and their keys, with types and ranges (`areal_like.config.annotations`).
+
+`configs/base.yaml` explains each key. Times are in seconds, 1e7 at most: clocks and sockets take no more.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from areal_like.config.annotations import type_and_range
 
 if TYPE_CHECKING:
     import omegaconf
@@ -19,62 +25,62 @@ else:
 class Run:
     dir: str
     name: str | None
-    seed: int
-    steps: int
-    max_seconds: float | None
-    target_reward: float | None
-    max_untrainable: int
-    max_nonfinite: int
-    samples_bytes: int
+    seed: Annotated[int, "[0, 18446744073709551615]"]
+    steps: Annotated[int, "[0, inf)"]
+    max_seconds: Annotated[float, "[0, inf]"] | None
+    target_reward: Annotated[float, "[-inf, inf]"] | None
+    max_untrainable: Annotated[int, "[1, inf)"]
+    max_nonfinite: Annotated[int, "[1, inf)"]
+    samples_bytes: Annotated[int, "[0, inf)"]
     trackers: list[str]
     project: str
 
 
 @dataclass
 class Sampling:
-    temperature: float
-    max_new_tokens: int | None
+    temperature: Annotated[float, "[0, inf)"]
+    max_new_tokens: Annotated[int, "[1, inf)"] | None
 
 
 @dataclass
 class Eval:
-    every: int
-    prompts: int
-    samples: int
-    temperature: float
+    every: Annotated[int, "[0, inf)"]
+    prompts: Annotated[int, "[0, inf)"]
+    samples: Annotated[int, "[1, inf)"]
+    temperature: Annotated[float, "[0, inf)"]
     k: list[int] | None
-    right: float
+    right: Annotated[float, "[-inf, inf]"]
     workflow: Spec
     sets: Spec
 
 
 @dataclass
 class Actors:
-    count: int | None
-    max_restarts: int
-    restart_window: float
-    min_alive: int
-    threads: int | None
+    count: Annotated[int, "[1, inf)"] | None
+    max_restarts: Annotated[int, "[0, inf)"]
+    restart_window: Annotated[float, "[0, inf]"]
+    min_alive: Annotated[int, "[1, inf)"]
+    threads: Annotated[int, "[1, inf)"] | None
 
 
 @dataclass
 class Rewards:
-    workers: int
-    timeout: float
-    min_timeout: float
-    slack: float
-    max_timeouts: float | None
-    memory_limit: int | None
+    workers: Annotated[int, "[0, inf)"]
+    timeout: Annotated[float, "[0.01, 1e7]"]
+    min_timeout: Annotated[float, "[0.01, 1e7]"]
+    slack: Annotated[float, "[1, inf)"]
+    max_timeouts: Annotated[float, "(0, 1]"] | None
+    memory_limit: Annotated[int, "[67108864, inf)"] | None
 
 
 @dataclass
 class Buffer:
     transport: Literal["auto", "ipc", "tcp", "inproc"]
     host: str
-    port: int
-    max_bytes: int
-    heartbeat_timeout: float
-    lease_timeout: float
+    port: Annotated[int, "[0, 65535]"]
+    max_bytes: Annotated[int, "[1, inf)"]
+    heartbeat_timeout: Annotated[float, "[2, 1e7]"]
+    lease_timeout: Annotated[float, "[0, 1e7]"]
     journal: Literal["off", "memory", "fsync"]
     keep_journal: bool
 
@@ -82,14 +88,14 @@ class Buffer:
 @dataclass
 class Weights:
     coding: Literal["delta", "full"]
-    block_bytes: int
-    keep: int
-    snapshot_every: int
-    sweep_every: int
-    probe_every: int
-    probe_error: float | None
+    block_bytes: Annotated[int, "[4096, inf)"]
+    keep: Annotated[int, "[1, inf)"]
+    snapshot_every: Annotated[int, "[1, inf)"]
+    sweep_every: Annotated[int, "[1, inf)"]
+    probe_every: Annotated[int, "[0, inf)"]
+    probe_error: Annotated[float, "(0, inf]"] | None
     overlap: bool
-    fanout: int | None
+    fanout: Annotated[int, "[0, inf)"] | None
 
 
 @dataclass
@@ -99,23 +105,20 @@ class Security:
 
 @dataclass
 class Checkpoint:
-    every: int
-    keep: int
+    every: Annotated[int, "[0, inf)"]
+    keep: Annotated[int, "[1, inf)"]
 
 
 @dataclass
 class Config:
-    """The tree. What each key means stands in `configs/base.yaml`; the components' specs are free here.
-
-    At run time it is OmegaConf's DictConfig of this shape.
-    """
+    """The tree; the components' specs are free here. At run time it is OmegaConf's DictConfig of this shape."""
 
     mode: str
     run: Run
     resume: str | None
     replay: str | None
-    groups_per_batch: int
-    weight_sync_interval: int
+    groups_per_batch: Annotated[int, "[1, inf)"]
+    weight_sync_interval: Annotated[int, "[1, inf)"]
     staleness_policy: Literal["wait", "drop", "requeue", "mask_tokens"]
     partial_rollout: Literal["resume", "restart"]
     inject_staleness: Free
@@ -161,67 +164,10 @@ SECTIONS: dict[str, type] = {
     "checkpoint": Checkpoint,
 }
 
-_SECONDS = 10_000_000
-"""More than that, clocks and sockets do not take: 115 days."""
-
 RANGES = {
-    "run.seed": f"[0, {2**64 - 1}]",
-    "run.steps": "[0, inf)",
-    "run.max_seconds": "[0, inf]",
-    "run.target_reward": "[-inf, inf]",
-    "groups_per_batch": "[1, inf)",
-    "weight_sync_interval": "[1, inf)",
-    "sampling.temperature": "[0, inf)",
-    "sampling.max_new_tokens": "[1, inf)",
-    "eval.every": "[0, inf)",
-    "eval.prompts": "[0, inf)",
-    "eval.samples": "[1, inf)",
-    "eval.temperature": "[0, inf)",
-    "eval.right": "[-inf, inf]",
-    "actors.count": "[1, inf)",
-    "run.max_untrainable": "[1, inf)",
-    "run.max_nonfinite": "[1, inf)",
-    "run.samples_bytes": "[0, inf)",
-    "actors.max_restarts": "[0, inf)",
-    "actors.restart_window": "[0, inf]",
-    "actors.min_alive": "[1, inf)",
-    "actors.threads": "[1, inf)",
-    "learner.threads": "[1, inf)",
-    "learner.ranks": "[1, inf)",
-    "rewards.workers": "[0, inf)",
-    "rewards.timeout": f"[0.01, {_SECONDS}]",
-    "rewards.min_timeout": f"[0.01, {_SECONDS}]",
-    "rewards.slack": "[1, inf)",
-    "rewards.max_timeouts": "(0, 1]",
-    "rewards.memory_limit": f"[{1 << 26}, inf)",
-    "buffer.port": "[0, 65535]",
-    "buffer.max_bytes": "[1, inf)",
-    "buffer.heartbeat_timeout": f"[2, {_SECONDS}]",
-    "buffer.lease_timeout": f"[0, {_SECONDS}]",
-    "weights.block_bytes": "[4096, inf)",
-    "weights.keep": "[1, inf)",
-    "weights.snapshot_every": "[1, inf)",
-    "weights.sweep_every": "[1, inf)",
-    "weights.probe_every": "[0, inf)",
-    "weights.probe_error": "(0, inf]",
-    "weights.fanout": "[0, inf)",
-    "checkpoint.every": "[0, inf)",
-    "checkpoint.keep": "[1, inf)",
+    f"{name}.{field.name}".strip("."): limits
+    for name, shape in {"": Config, **SECTIONS}.items()
+    for field in dataclasses.fields(shape)
+    if (limits := type_and_range(str(field.type))[1])
 }
-"""Key → the interval of its number. Components state the ranges of their knobs themselves (`Annotated`);
-these are those of sections and of the top level. See `areal_like.config.annotations`."""
-
-
-def eval_set(
-    *,
-    task: object = None,
-    prompts: Annotated[int, "[1, inf)"] = 1,
-    samples: Annotated[int, "[1, inf)"] = 1,
-    temperature: Annotated[float, "[0, inf)"] = 0.0,
-    every: Annotated[int, "[0, inf)"] = 0,
-    k: list[Annotated[int, "[1, inf)"]] | None = None,
-    right: float = 1.0,
-    workflow: object = None,
-) -> None:
-    """The knobs of one of `eval.sets`, read by `conflicts.validate_eval_sets`. A set has the values of the section
-    `eval` for those that it leaves out."""
+"""Key → the interval of its number (`areal_like.config.annotations`); of knobs see their component."""

@@ -7,6 +7,7 @@ This finds top-level definitions, also within `try` and `if`. It follows imports
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -14,7 +15,7 @@ import inspect
 import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -38,23 +39,21 @@ class Signature:
     takes_any: bool
     """True where `**` accepts knobs that cannot be read from the source."""
     marks: frozenset[str] = frozenset()
-    optional: dict[str, str] = field(default_factory=dict)
-    """Parameters that have a default but are not keyword-only, so no knobs: name → `name=default`."""
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @functools.cache
-def signature(module: str, attribute: str) -> Signature:
-    """The knobs of a function, or of a class's `__init__`, its own or the first inherited one that has source.
+def signature(target: str) -> Signature:
+    """The knobs of "module:name": of a function, or of a class's `__init__`, its own or the first inherited one.
 
     A class whose `__init__` takes `**` passes on the knobs that it does not name: to the class that it calls with
     it, or else to its bases, whose knobs are added to its own. Raises UnreadableError.
     """
-    definition, home = _definition(module, attribute)
+    definition, home = _definition(target)
     if definition is None:
-        return _of_object(home, attribute)
+        return _of_object(target)
     if isinstance(definition, ast.Call):
         return _of_partial(home, definition)
     if isinstance(definition, _Function):
@@ -65,20 +64,18 @@ def signature(module: str, attribute: str) -> Signature:
     if init and (not own.takes_any or not passed_on):
         return own
     bases = [_of_base(home, base) for base in passed_on]
-    inherited: dict[str, Knob] = {}
-    for base in reversed(bases):
-        inherited |= base.knobs
-    return Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks, own.optional)
+    inherited = {knob: known for base in reversed(bases) for knob, known in base.knobs.items()}
+    return Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks)
 
 
-def docstring(module: str, attribute: str) -> str:
+def docstring(target: str) -> str:
     """The docstring of a function or class. Raises UnreadableError."""
-    definition, home = _definition(module, attribute)
+    definition, home = _definition(target)
     if isinstance(definition, _Function | ast.ClassDef):
         return ast.get_docstring(definition) or ""
     if isinstance(definition, ast.Call):
-        return docstring(home, ast.unparse(definition.args[0]))
-    return inspect.getdoc(_imported(f"{home}:{attribute}")) or ""
+        return docstring(f"{home}:{ast.unparse(definition.args[0])}")
+    return inspect.getdoc(_imported(target)) or ""
 
 
 def _called_with_rest(init: _Function) -> list[ast.expr]:
@@ -98,14 +95,11 @@ def _marks(module: str, definition: ast.ClassDef) -> frozenset[str]:
 
 
 def _of_base(module: str, base: ast.expr) -> Signature:
-    if isinstance(base, ast.Subscript):  # Generic[T], Protocol[T]
-        base = base.value
-    if not isinstance(base, ast.Name):
-        return Signature({}, takes_any=True)
-    if base.id in ("object", "Protocol", "Generic", "ABC"):
+    name = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+    if name in ("object", "Protocol", "Generic", "ABC"):
         return Signature({}, takes_any=False)
     try:
-        return signature(module, base.id)
+        return signature(f"{module}:{name}")
     except UnreadableError:
         return Signature({}, takes_any=True)  # a base without Python source: its own code refuses wrong knobs
 
@@ -118,14 +112,7 @@ def _of_function(function: _Function) -> Signature:
     }
     called = [node.func if isinstance(node, ast.Call) else node for node in function.decorator_list]
     names = frozenset(node.id for node in called if isinstance(node, ast.Name))
-    usual = [*arguments.posonlyargs, *arguments.args][-len(arguments.defaults) :] if arguments.defaults else []
-    pairs = zip(usual, arguments.defaults, strict=True)
-    optional = {each.arg: f"{each.arg}={ast.unparse(default)}" for each, default in pairs}
-    return Signature(found, arguments.kwarg is not None, names, optional)
-
-
-NUMBERS = {"math.inf": math.inf, "-math.inf": -math.inf}
-"""Defaults that are numbers, but no literals."""
+    return Signature(found, arguments.kwarg is not None, names)
 
 
 def _default(default: ast.expr | None) -> object:
@@ -134,38 +121,30 @@ def _default(default: ast.expr | None) -> object:
     try:
         return ast.literal_eval(default)
     except ValueError:
-        return NUMBERS.get(text := ast.unparse(default), text)
+        text = ast.unparse(default)
+        return {"math.inf": math.inf, "-math.inf": -math.inf}.get(text, text)
 
 
 def _of_partial(module: str, call: ast.Call) -> Signature:
     """The signature of `functools.partial(function, knob=value)`: the function's knobs, some with another default."""
-    function = signature(module, ast.unparse(call.args[0]))
-    bound = {
-        each.arg: replace(function.knobs[each.arg], default=_default(each.value))
-        for each in call.keywords
-        if each.arg in function.knobs
-    }
-    return replace(function, knobs=function.knobs | bound)
+    function = signature(f"{module}:{ast.unparse(call.args[0])}")
+    bound = {each.arg: _default(each.value) for each in call.keywords}
+    knobs = {name: Knob(bound.get(name, known.default), known.annotation) for name, known in function.knobs.items()}
+    return replace(function, knobs=knobs)
 
 
-def _of_object(module: str, attribute: str) -> Signature:
-    """The signature of something that exists only once its module is imported."""
-    found = _imported(f"{module}:{attribute}")
-    try:
-        parameters = inspect.signature(found).parameters.values()
-    except (TypeError, ValueError):
-        return Signature({}, takes_any=True)
-    knobs = {p.name: Knob(p.default, _annotation(p.annotation)) for p in parameters if p.kind is p.KEYWORD_ONLY}
+def _of_object(target: str) -> Signature:
+    """The signature of something that exists only once its module is imported. An annotation that is no text is left
+    unchecked."""
+    found = _imported(target)
+    parameters = inspect.signature(found).parameters.values()
+    knobs = {p.name: Knob(p.default, _parsed(p.annotation)) for p in parameters if p.kind is p.KEYWORD_ONLY}
     marks = inspect.getmembers(getattr(found, "func", found), lambda value: value is True)
     return Signature(knobs, any(p.kind is p.VAR_KEYWORD for p in parameters), frozenset(name for name, _ in marks))
 
 
-def _annotation(given: object) -> ast.expr | None:
-    text = given if isinstance(given, str) else inspect.formatannotation(given)
-    try:
-        return None if given is inspect.Parameter.empty else ast.parse(text, mode="eval").body
-    except SyntaxError:
-        return None
+def _parsed(annotation: object) -> ast.expr | None:
+    return ast.parse(annotation, mode="eval").body if isinstance(annotation, str) else None
 
 
 def _imported(path: str) -> Callable[..., object]:
@@ -181,22 +160,17 @@ def _imported(path: str) -> Callable[..., object]:
 
 def is_async(path: str) -> bool:
     """Is "module:name" an async function? Raises UnreadableError if there is no such name."""
-    module, _, attribute = path.partition(":")
-    try:
-        definition, _ = _definition(module, attribute)
-    except UnreadableError as unreadable:
-        try:
-            return inspect.iscoroutinefunction(_imported(path))  # "module:Class.method", or not written in Python
-        except UnreadableError:
-            raise unreadable from None
-    if isinstance(definition, _Function) and not definition.decorator_list:
-        return isinstance(definition, ast.AsyncFunctionDef)
-    return not isinstance(definition, ast.ClassDef) and inspect.iscoroutinefunction(_imported(path))
+    with contextlib.suppress(UnreadableError):  # "module:Class.method", or not written in Python
+        definition, _ = _definition(path)
+        if isinstance(definition, _Function) and not definition.decorator_list:
+            return isinstance(definition, ast.AsyncFunctionDef)
+    return inspect.iscoroutinefunction(_imported(path))
 
 
-def _definition(module: str, attribute: str) -> tuple[_Function | ast.ClassDef | ast.Call | None, str]:
-    """The definition of `attribute` (of calls: only `functools.partial`), and the module that has it; None if only the
-    imported module reveals it. Raises UnreadableError if there is no such name."""
+def _definition(target: str) -> tuple[_Function | ast.ClassDef | ast.Call | None, str]:
+    """The definition of "module:name" (of calls: only `functools.partial`), and the module that has it; None if only
+    the imported module reveals it. Raises UnreadableError if there is no such name."""
+    module, _, attribute = target.partition(":")
     unclear = False
     for node in _statements(_source(module).body):
         match node:
@@ -206,17 +180,19 @@ def _definition(module: str, attribute: str) -> tuple[_Function | ast.ClassDef |
             case ast.ImportFrom(names=names):
                 for alias in names:
                     if (alias.asname or alias.name) == attribute:
-                        return _definition(_absolute(module, node), alias.name)
+                        parent = _find(module).parent
+                        home = importlib.util.resolve_name("." * node.level + (node.module or ""), parent)
+                        return _definition(f"{home}:{alias.name}")
                     unclear |= alias.name == "*"
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == attribute:
                 if isinstance(value, ast.Name) and value.id != attribute:
-                    return _definition(module, value.id)
+                    return _definition(f"{module}:{value.id}")
                 unclear |= not isinstance(value, ast.Constant)
                 if isinstance(value, ast.Call) and _is_partial(value):
                     return value, module
     if unclear:
         return None, module
-    raise UnreadableError(f"{module}:{attribute}: the module defines no function or class {attribute!r}")
+    raise UnreadableError(f"{target}: the module defines no function or class {attribute!r}")
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -233,10 +209,6 @@ def _is_partial(call: ast.Call) -> bool:
     return named and ast.unparse(call.func) in ("partial", "functools.partial")
 
 
-def _absolute(module: str, node: ast.ImportFrom) -> str:
-    return importlib.util.resolve_name("." * node.level + (node.module or ""), _find(module).parent)
-
-
 def _find(module: str) -> ModuleSpec:
     try:
         spec = importlib.util.find_spec(module)  # imports the parent packages, which are empty here
@@ -249,9 +221,8 @@ def _find(module: str) -> ModuleSpec:
 
 @functools.cache
 def _source(module: str) -> ast.Module:
-    spec = _find(module)
-    assert spec.origin is not None
+    path = Path(str(_find(module).origin))
     try:
-        return ast.parse(Path(spec.origin).read_text(encoding="utf-8"), spec.origin)
+        return ast.parse(path.read_text(encoding="utf-8"), path)
     except SyntaxError as error:
         raise UnreadableError(f"module {module!r}: {error}") from None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from areal_like.config import run_config as configs
-from areal_like.config.conflicts import task_spec
+from areal_like.config.heldout import heldout_workflow, task_spec
 from areal_like.config.registry import build
 from areal_like.config.run_config import Config
 from areal_like.config.schema import OWN
@@ -72,9 +72,7 @@ def _rows_of(config: Config, task: Task, name: str, spec: Mapping[str, object]) 
         own = own_rows(config, task, most if isinstance(most, int) else None)
         return task, own[given] if isinstance(given, str) else [row for rows in own.values() for row in rows]
     assert isinstance(given, str | Mapping)
-    built: Task = build(
-        "task", task_spec(configs.select(config, "task"), config.model.get("path"), given), config.run.seed
-    )
+    built: Task = build("task", task_spec(config, given), config.run.seed)
     refuse_other_tokens(task, built, f"eval.sets.{name}.task: it and the run's task")
     whole = isinstance(given, str) and given.endswith(".jsonl")
     rows = [(split, row) for split in ((OWN, "train") if whole else (OWN,)) for row in range(built.size(split))]
@@ -100,6 +98,6 @@ def _made(
         int(said["every"]),
         tuple(said["k"] or powers(samples)),
         float(said["right"]),
-        configs.heldout_workflow(config, spec.get("workflow")),
+        heldout_workflow(config, spec.get("workflow")),
         own,
     )

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from areal_like.config.conflicts import problem_of_correction, problem_with_loss
+from areal_like.config.conflicts import problems_of_correction
 from areal_like.config.registry import as_spec, build
 from learners.losses.clipped import interpolated
 from learners.losses.contract import (
@@ -260,8 +260,8 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
     corrected = build("correction", as_spec(correction), knobs.pop("loss"))
     plain, links = (corrected.loss, corrected.links) if isinstance(corrected, Corrected) else (corrected, [])
     own = marks_of(plain).own_ratio
-    if problem := problem_of_correction(knobs) or problem_with_loss(knobs, own):
-        raise ValueError(f"{problem[0]}: {problem[1]}")
+    for knob, problem in problems_of_correction(knobs, own):
+        raise ValueError(f"{knob}: {problem}")
     known = pair or ("behaviour_proximal" if own == "proximal_current" else "behaviour_current")
     link = ChainLink(known, weight, weight_low, weight_high, self_normalise, reject, over, low, high, where, rejected)
     return Corrected(plain, [link, *links])

@@ -22,7 +22,7 @@ import torch
 from omegaconf import OmegaConf
 
 from areal_like.config.defaults import SLOTS
-from areal_like.config.registry import build, with_defaults
+from areal_like.config.registry import ConfigError, build, with_defaults
 from areal_like.models.model_folder import read_config
 from areal_like.weights.state import BITS
 
@@ -137,7 +137,11 @@ def model_of(plain: dict[str, Any]) -> Any:
 
         read_config(spec["path"])
         config = AutoConfig.from_pretrained(spec["path"], local_files_only=True)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        try:
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except AssertionError as error:  # e.g. a vocab_size below the id of padding
+            key = "model.path"
+            raise ConfigError(f"{key}: torch refuses the model of {spec['path']}/config.json: {error}", key) from None
 
 
 def update_bytes(plain: dict[str, Any], count: int) -> int:

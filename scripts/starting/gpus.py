@@ -58,7 +58,7 @@ def placed(config: Config, stated: Gpus | None = None) -> Config:
         return config
     gpus = stated or gpus_here()
     found = place(configs.select(config, KEY), needs, gpus.count) if gpus.count else None
-    return configs.replace(config, KEY, found.plain(needs)) if found else config
+    return configs.replace(config, KEY, found.plain) if found else config
 
 
 def sharing(config: Config) -> Iterator[str]:

@@ -12,8 +12,9 @@ from typing import Any
 import zmq
 
 from areal_like.config.defaults import ruinous_rate, spent_schedule
+from areal_like.config.heldout import heldout_workflow
 from areal_like.config.registry import as_spec, build, check, check_function, is_supervised, marks, with_defaults
-from areal_like.config.run_config import Config, ConfigError, heldout_workflow
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits

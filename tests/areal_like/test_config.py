@@ -15,6 +15,7 @@ from omegaconf.errors import ReadonlyConfigError
 
 from areal_like.config import layers, registry
 from areal_like.config import run_config as config
+from areal_like.config.heldout import heldout_workflow
 from areal_like.config.other_names import OTHER_NAMES
 from areal_like.config.registry import COMPONENTS, USUAL_CORRECTIONS, knobs
 from areal_like.config.run_config import ConfigError, load
@@ -332,7 +333,7 @@ def test_injected_ages_are_the_bound_where_none_was_set(ages: str, oldest: int) 
 )
 def test_held_out_prompts_take_the_workflow_with_knobs_of_their_own(overrides: list[str], expected: dict) -> None:
     loaded = load(["base", TURNS, *overrides])
-    assert config.heldout_workflow(loaded) == {"name": "multi_turn"} | expected
+    assert heldout_workflow(loaded) == {"name": "multi_turn"} | expected
     assert loaded.workflow["max_turns"] == 3 and loaded.workflow["environment"]["max_characters"] == 5
 
 

@@ -41,7 +41,7 @@ def test_auto_gives_the_first_devices_to_the_learner_and_says_nothing_without_de
     assert place("auto", needs, 0) is None and place("auto", needs, None) is None
     assert place("auto", Needs(4, False, 2, 0), 8) is None, "nothing computes on a device"
     single = place("auto", Needs(1, True, 1, 1), 1)
-    assert single and single.shared == (0,) and single.plain(needs) == {"learner": [0], "actors": [0], "share": True}
+    assert single and single.shared == (0,) and single.plain == {"learner": [0], "actors": [0], "share": True}
     several = place("auto", Needs(1, False, 2, 1), 1)
     assert several and several.actors == ((0,), (0,)) and several.shared == (0,)
     only_engine = place("auto", Needs(2, False, 1, 1), 1)

@@ -208,8 +208,8 @@ def test_the_teacher_is_as_large_as_it_was_and_adapters_learn_from_it(folder: st
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["advantage=distill"], r"needs a teacher: set learner.teacher.path"),
-        (["learner.teacher={path: x}"], r"learner.teacher has nothing to do: set advantage=distill"),
+        (["advantage=distill"], r"learner.teacher.path: got null"),
+        (["learner.teacher={path: x}"], r"learner.teacher: it has nothing to do"),
         (["advantage=distill", "learner.teacher={top: 3}"], r"learner.teacher.path: got null"),
         (["learner.teacher=x"], r"expected Mapping|expected \{path"),
         (["learner.teacher={path: x, tops: 3}"], r"learner.teacher.tops: .* has no knob"),

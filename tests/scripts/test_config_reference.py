@@ -1,5 +1,6 @@
 """The reference of all keys, made from the code and `configs/base.yaml`."""
 
+import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -26,11 +27,12 @@ def test_every_key_and_knob_has_a_meaning_and_every_number_a_range() -> None:
         for field in dataclasses.fields(shape):
             key = f"{name}.{field.name}".lstrip(".")
             bare += [key] if name and not base.get(key, ("", ""))[1] else []
-            unbounded += [key] if {"int", "float"} & set(str(field.type).split()) and key not in RANGES else []
+            is_number = {"int", "float"} & set(type_and_range(str(field.type))[0].split())
+            unbounded += [key] if is_number and key not in RANGES else []
     for kind, name in ((kind, name) for kind, names in COMPONENTS.items() for name in names):
         assert f"### {kind}: {name}\n" in page and all(f"| `{knob}` |" in page for knob in knobs(kind, name))
         for knob, known in described(kind, name)[0].knobs.items():
-            types, limits = type_and_range(known.annotation) if known.annotation else ("", "")
+            types, limits = type_and_range(ast.unparse(known.annotation)) if known.annotation else ("", "")
             is_number = {"int", "float"} & set(re.findall(r"\w+", re.sub(r"\w+\[.*\]", "", types)))
             unbounded += [f"{kind}.{name}.{knob}"] if is_number and not limits else []
     assert set(bare) <= {"buffer.host"} and unbounded == []

@@ -87,7 +87,7 @@ def test_a_failure_after_the_start_is_refused_before(tmp_path: Path, key: str, o
 def test_cuda_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Gpus) -> None:
     for module in (preflight, gpus):
         monkeypatch.setattr(module, "gpus_here", lambda: found)
-    key = "learner.ranks=2" if found.count else "learner.device=cuda"
+    key = "placement" if found.count else "learner.device=cuda"
     assert refusal(tmp_path, "learner.device=cuda", "learner.ranks=2").startswith(f"{key}: ")
 
 
