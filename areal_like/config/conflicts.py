@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from string import Template
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from areal_like.config.defaults import optimizer_steps
 from areal_like.config.placement import AUTO, needs_of, place
@@ -25,10 +25,9 @@ from areal_like.config.registry import (
     marks,
     with_defaults,
 )
-from areal_like.config.schema import Config
+from areal_like.config.schema import Config, Knobs
 from areal_like.models.model_folder import ROUTED, read_config
 
-Knobs = Mapping[str, Any]
 Problem = tuple[str, str]
 """A key and its fault."""
 AGES, BOUND = "inject_staleness", "scheduler.max_staleness"

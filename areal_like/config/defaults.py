@@ -30,11 +30,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from areal_like.config.placement import actors_on
 from areal_like.config.registry import is_supervised, marks, with_defaults
-from areal_like.config.schema import Config
+from areal_like.config.schema import Config, Knobs
 from areal_like.models.model_folder import weight_bytes
 
 RANDOM_LR = 2e-3
@@ -92,7 +91,7 @@ def is_large(config: Config) -> bool:
 def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = False) -> dict[str, object]:
     """Dotted key → value, for knobs that exist and are not set, on a machine with `cores` cores. `bfloat16`: the cores
     multiply in it faster than in float32. `gpu`: there is a GPU, on which an engine computes unless told otherwise."""
-    known: dict[str, dict[str, Any]] = {
+    known: dict[str, Knobs] = {
         kind: with_defaults(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")
     }
     if known["engine"].get("device") == "auto":

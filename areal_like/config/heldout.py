@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
-
-from omegaconf import OmegaConf
+from typing import Annotated
 
 from areal_like.config.registry import ConfigError, as_spec, check, check_knobs
-from areal_like.config.schema import OWN, Config
+from areal_like.config.schema import OWN, Config, Knobs
 
 _SET_NAME = re.compile(r"[A-Za-z][\w-]*")
 
@@ -29,18 +27,14 @@ def eval_set(
     """The knobs of one of `eval.sets`. A set has the values of the section `eval` for those that it leaves out."""
 
 
-def heldout_workflow(config: Config, of_set: object = None) -> dict[str, Any]:
+def heldout_workflow(config: Config, of_set: object = None) -> Knobs:
     """The workflow for held-out prompts: the run's workflow, with some knobs replaced by `eval.workflow`, and then by
     those `of_set`."""
-    usual = _with_knobs(_plain(config.workflow), _plain(config.eval.workflow))
+    usual = _with_knobs(as_spec(config.workflow), as_spec(config.eval.workflow))
     return _with_knobs(usual, dict(of_set)) if isinstance(of_set, Mapping) else usual
 
 
-def _plain(section: object) -> Any:
-    return OmegaConf.to_container(section)  # type: ignore[arg-type]
-
-
-def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
+def _with_knobs(spec: Knobs, knobs: Knobs) -> Knobs:
     """The spec with some knobs replaced, at any depth; if `knobs` name another component, they replace all."""
     if knobs.get("name", spec.get("name")) != spec.get("name"):
         return knobs
@@ -48,12 +42,12 @@ def _with_knobs(spec: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
     return spec | knobs | {key: _with_knobs(spec[key], knobs[key]) for key in both}
 
 
-def task_spec(config: Config, given: str | Mapping[str, object]) -> dict[str, object]:
+def task_spec(config: Config, given: str | Mapping[str, object]) -> Knobs:
     """The spec of a set's task. FILE.jsonl is read as the run's own task reads its file, if that is `jsonl`; else with
     the tokenizer of the run's task or model."""
     if not isinstance(given, str) or not given.endswith(".jsonl"):
         return as_spec(given)
-    task = _plain(config.task)
+    task = as_spec(config.task)
     if task["name"] == "jsonl":
         return {**task, "path": given, "heldout_path": None}
     return {"name": "jsonl", "path": given, "tokenizer": task.get("tokenizer") or config.model.get("path")}
@@ -65,7 +59,7 @@ def check_heldout(config: Config) -> None:
         check("workflow", heldout_workflow(config))
     except ConfigError as error:
         raise ConfigError(f"eval.{error}", f"eval.{error.key}") from None
-    own = _plain(config.eval)
+    own = as_spec(config.eval)
     _check_samples("eval", own)
     members = config.task.get("tasks") or ()
     for name, spec in own["sets"].items():
@@ -88,7 +82,7 @@ def check_heldout(config: Config) -> None:
             raise ConfigError(f"{key}.{error}", key) from None
 
 
-def _check_samples(key: str, section: Mapping[str, Any]) -> None:
+def _check_samples(key: str, section: Knobs) -> None:
     samples = section["samples"]
     if wrong := [k for k in section["k"] or () if not 1 <= k <= samples]:
         raise ConfigError(f"{key}.k: pass@{wrong[0]} needs at least as many samples; {key}.samples={samples}", key)

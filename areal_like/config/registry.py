@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from areal_like.config.annotations import misfit
 from areal_like.config.other_names import OTHER_NAMES
-from areal_like.config.schema import Config
+from areal_like.config.schema import Config, Knobs
 from areal_like.config.signatures import REQUIRED, Knob, Signature, UnreadableError, docstring, is_async, signature
 from areal_like.errors import UserError
 from areal_like.places import CONFIGS
@@ -186,9 +186,9 @@ def correction_of(spec: Mapping[str, object]) -> dict[str, object]:
     return {"name": "ratio" if knobs and usual == "none" else usual} | knobs
 
 
-def _plain(spec: Mapping[str, object]) -> dict[str, Any]:
+def _plain(spec: Mapping[str, object]) -> Knobs:
     """A spec as plain containers, so that components need no OmegaConf."""
-    return cast(dict[str, Any], OmegaConf.to_container(spec)) if isinstance(spec, DictConfig) else dict(spec)
+    return cast(Knobs, OmegaConf.to_container(spec)) if isinstance(spec, DictConfig) else dict(spec)
 
 
 # Checking specs
@@ -252,7 +252,7 @@ def _validate_knobs(found: Signature, prefix: str, name: str, values: Mapping[st
         raise ConfigError(f"{path}: {name!r} needs it and has no default; set it with {path}=VALUE", path)
 
 
-def knobs(kind: str, name: str) -> dict[str, Any]:
+def knobs(kind: str, name: str) -> Knobs:
     """Knob → default of a component (`REQUIRED` where there is none; source text where it is no literal)."""
     return {knob: known.default for knob, known in _signature_of(kind, name).knobs.items()}
 
@@ -262,14 +262,14 @@ def described(kind: str, name: str) -> tuple[Signature, str]:
     return _signature_of(kind, name), docstring(target(kind, name))
 
 
-def as_spec(spec: object, key: str = "") -> dict[str, object]:
+def as_spec(spec: object, key: str = "") -> Knobs:
     """A spec; a bare name becomes `{name: ...}`. Raises ConfigError for another value."""
     if not isinstance(spec, str | Mapping):
         raise ConfigError(f"{key}: got {spec!r}, expected a name or {{name: ..., knobs}}", key)
     return {"name": spec} if isinstance(spec, str) else _plain(spec)
 
 
-def with_defaults(kind: str, spec: Mapping[str, object]) -> dict[str, Any]:
+def with_defaults(kind: str, spec: Mapping[str, object]) -> Knobs:
     """A spec, completed by its component's defaults."""
     plain = _plain(spec)
     return knobs(kind, plain["name"]) | plain

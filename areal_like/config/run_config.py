@@ -25,7 +25,7 @@ from areal_like.config.defaults import LEARNING, learning_defaults, machine_defa
 from areal_like.config.heldout import check_heldout
 from areal_like.config.layers import Layers, Tree, Value, read, shown
 from areal_like.config.registry import COMPONENTS, ConfigError, check, key_hint, knobs, marks, with_defaults
-from areal_like.config.schema import RANGES, SECTIONS, Config
+from areal_like.config.schema import RANGES, SECTIONS, Config, Knobs
 from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.places import CONFIGS
 
@@ -154,7 +154,7 @@ def _consistent(config: Config) -> Config:
     if config.task["name"] == "mixture":
         from areal_like.tasks.mixture import check_members
 
-        check_members(cast(dict[str, Any], tree["task"]))
+        check_members(cast(Knobs, tree["task"]))
     check_heldout(config)
     values = _leaves(tree)
     for key, interval in RANGES.items():

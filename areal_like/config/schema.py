@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 else:
     Spec, Free = dict[str, Any], Any
 """A component's name and knobs, which are free here (`areal_like.config.registry`); a value of any form."""
+Knobs = dict[str, Any]
+"""Knob → value, as plain data."""
 
 
 @dataclass
