@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from statistics import mean
 
@@ -20,7 +19,7 @@ from areal_like.errors import UserError
 from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail
 
-from .console.arguments import command, interrupted, new_file, positive, refuse
+from .console.arguments import command, interrupted, json_file, new_file, positive, refuse
 from .console.output import console, table, write_json
 from .simulation import costs
 from .simulation.calibration import fitted, written
@@ -68,55 +67,46 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     add_costs(parser)
     parser.add_argument("--against", type=Path, metavar="RUN", help="folder of a real run to compare with")
-    parser.add_argument(
-        "--histories", type=positive, default=1, metavar="N", help="number of random seeds (default: 1)"
-    )
+    parser.add_argument("--histories", type=positive, default=1, metavar="N", help="random seeds (default: 1)")
     parser.add_argument("--write-costs", type=new_file, metavar="FILE", help="write the costs to this file")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures to this file")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the figures here (-: standard output)")
     return parser.parse_intermixed_args(argv)
 
 
 def shown(name: str, value: float) -> str:
-    if name in SHARES:
-        return f"{value:.1%}"
-    return f"{value:.0f}" if name in ("staleness_p95", "staleness_max") else f"{value:.4g}"
+    return f"{value:.1%}" if name in SHARES else f"{value:.4g}"
 
 
-def _main(args: argparse.Namespace) -> None:
-    out = console()
-    config = configs.load([args.config, *args.overrides])
-    cost = costs_of(config, args)
-    measured = figures_of(args.against) if args.against else {}
-    begin = time.perf_counter()
-    outcomes = [Simulation(config, cost, history).run() for history in range(args.histories)]
-    several = [outcome.figures for outcome in outcomes]
-    found = {name: mean(each[name] for each in several) for name in several[0]}
-    columns = ["mean", "least", "most"] if args.histories > 1 else ["simulated"]
+def show(found: dict[str, float], histories: list[dict[str, float]], measured: dict[str, float]) -> None:
+    columns = ["mean", "least", "most"] if len(histories) > 1 else ["simulated"]
     rows = table("", "", *columns, *(["measured", "error"] if measured else []))
     for name, value in found.items():
-        each = [figures[name] for figures in several]
-        cells = [value, min(each), max(each)] if args.histories > 1 else [value]
-        words = [shown(name, cell) for cell in cells]
-        if name in measured:
+        each = [figures[name] for figures in histories]
+        words = [shown(name, cell) for cell in ([value, min(each), max(each)] if len(each) > 1 else [value])]
+        if measured:
             words += [shown(name, measured[name]), f"{difference(name, value, measured[name]):+.1%}"]
         rows.add_row(name, *words)
-    out.print(f"costs: {cost.source}", soft_wrap=True)
-    out.print(rows)
-    run, events, turns = (sum(getattr(each, name) for each in outcomes) for name in ("seconds", "events", "turns"))
-    out.print(f"{run:.1f} s of the run took {time.perf_counter() - begin:.1f} s: {events} events, {turns} turns")
-    if args.write_costs:
-        args.write_costs.write_text(written(cost))
-    write_json(args.json, {"simulated": found, "measured": measured, "histories": several})
+    console().print(rows)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     try:
-        _main(args)
+        config = configs.load([args.config, *args.overrides])
+        cost = costs_of(config, args)
+        measured = figures_of(args.against) if args.against else {}
+        histories = [Simulation(config, cost, history).run().figures for history in range(args.histories)]
     except KeyboardInterrupt:
         return interrupted("nothing is kept")
     except FAILURES as error:
         refuse(error)
+    found = {name: mean(each[name] for each in histories) for name in histories[0]}
+    if args.json != Path("-"):
+        console().print(f"costs: {cost.source}", soft_wrap=True)
+        show(found, histories, measured)
+    if args.write_costs:
+        args.write_costs.write_text(written(cost))
+    write_json(args.json, {"simulated": found, "measured": measured, "histories": histories})
     return 0
 
 

@@ -10,7 +10,6 @@ actors_10000_minutes, actors_10000_gb                     wall-clock and peak me
 
 from __future__ import annotations
 
-import os
 import resource
 import tempfile
 import time
@@ -66,7 +65,6 @@ def real(overrides: Sequence[str], run: Path) -> dict[str, float]:
 def simulated(overrides: Sequence[str]) -> Figures:
     config = configs.load([CONFIG, *overrides])
     cost = costs.of_timed(config)
-    cost.sample.cores = len(os.sched_getaffinity(0))  # the real processes share them
     return [Simulation(config, cost, history).run().figures for history in range(HISTORIES)]
 
 

@@ -7,11 +7,13 @@ code's. Tokens are all 0: only their number counts.
 from __future__ import annotations
 
 import math
+import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +27,11 @@ from areal_like.wire.messages import Message
 from areal_like.wire.partials import decode_partial, encode_partial
 
 from .costs import Costs
-from .timeline import Call, Cores, Process, SimulatedRouter
+from .timeline import SimulatedRouter
 
 HELDOUT, RIGHT, VERIFY = 1, 2, 3
 """Names of random streams."""
 MAX_GROUPS_PER_PUSH = 64
-_NORMAL = NormalDist()
 _ZEROS = memoryview(bytes(1 << 28))
 """All payloads are parts of it: virtual memory that is never written."""
 PromptOf = Callable[[str, int], tuple[int, int, int]]
@@ -39,7 +40,7 @@ PromptOf = Callable[[str, int], tuple[int, int, int]]
 
 @dataclass(eq=False, slots=True)
 class _Sample(TimedRequest):
-    """`before`: runs of an earlier lease."""
+    """`before`: runs of an earlier lease. `open`: it occupies a slot of its actor."""
 
     group: _Group = None  # type: ignore[assignment]
     index: int = 0
@@ -47,7 +48,7 @@ class _Sample(TimedRequest):
     right: bool = False
     before: Sequence[tuple[int, int]] = ()
     finish: Finish = "abort"
-    open: bool = True  # it occupies a slot of its actor
+    open: bool = True
 
     @property
     def all_runs(self) -> Runs:
@@ -69,21 +70,28 @@ class _Group:
 
 @dataclass(frozen=True)
 class World:
-    """Shared by all actors of a run. `seed`: of the run; `most`: longest answer (None: the task's limit)."""
+    """Shared by all actors of a run. `seed`: of the run; `most`: longest answer (None: the task's limit); `dice`: of
+    the jitter."""
 
     router: SimulatedRouter
     costs: Costs
     prompt_of: PromptOf
     seed: int
     most: int | None
-    cores: Cores
+    dice: random.Random
+
+    def pace(self) -> float:
+        """A factor of durations: 1 on average, with a relative standard deviation of `jitter` (gamma distribution)."""
+        if not (jitter := self.costs.sample.jitter):
+            return 1.0
+        return self.dice.gammavariate(jitter**-2, jitter**2)
 
 
-class SimulatedActor(Process):
-    """`update`: seconds from an announcement until the weights are there."""
+class SimulatedActor:
+    """Works in turns of its loop: once a call is due it takes `wake` seconds, works, and sends its messages. `update`:
+    seconds from an announcement until the weights are there."""
 
     def __init__(self, name: str, world: World, update: float):
-        super().__init__(world.cores)
         self.name, self.peer, self.world, self._update = name, name.encode(), world, update
         self.timeline, engine = world.router.timeline, world.costs.engine
         self.engine = DecodeClock(engine.cost, engine.slots, interruptible=engine.interruptible)
@@ -94,13 +102,17 @@ class SimulatedActor(Process):
         self._digests: dict[int, str] = {}
         self._newest: messages.Manifest | None = None
         self._fetching = False
-        self._ended = self._reported = 0
+        self._active = self._ended = self._reported = 0  # samples of training groups
+        self._smallest = engine.slots  # samples of the smallest lease so far
         self._ready: list[_Group] = []
         self._planned = math.inf
+        self._asleep, self._pace, self._worked = True, 1.0, 0.0  # seconds of work in this turn
+        self._calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._unsent: list[tuple[Message, Payloads]] = []
         world.router.peers[self.peer] = self
 
     def hello(self) -> None:
-        self.send(messages.Hello("actor", self.name, 1, self.engine.slots), ())
+        self.world.router.say(self.peer, messages.Hello("actor", self.name, 1, self.engine.slots))
 
     def idled(self) -> tuple[float, float]:
         """Seconds without work since the first lease, and all seconds since then."""
@@ -110,25 +122,58 @@ class SimulatedActor(Process):
         wall = self.timeline.now - self._first_lease
         return wall - self.engine.totals["busy_seconds"], wall
 
-    def send(self, message: Message, payloads: Payloads) -> None:
-        self.world.router.say(self.peer, message, payloads)
-
     def receive(self, message: Message, payloads: Payloads) -> None:
-        if isinstance(message, messages.Lease | messages.Announce | messages.Cancel):
-            self.due(self._handle, message, payloads)
+        match message:
+            case messages.Lease():
+                self._due(self._start, message, payloads)
+            case messages.Announce(manifest):
+                self._due(self._announced, manifest)
+            case messages.Cancel(ids, hand_back):
+                self._due(self._cancel, ids, hand_back)
 
-    def turn(self, calls: Sequence[Call]) -> None:
-        """Handle what is due; report freed slots and finished groups, once each; plan when to look again."""
+    # ---- turns ------------------------------------------------------------------------------------------------------
+
+    def _due(self, call: Callable[..., object], *arguments: object) -> None:
+        """Make this call in the next turn."""
+        self._calls.append((call, arguments))
+        if self._asleep:
+            self._asleep = False
+            self.timeline.after(self.world.costs.sample.wake * self.world.pace(), self._turn)
+
+    def _say(self, message: Message, payloads: Payloads = ()) -> None:
+        """Send a message at the turn's end."""
+        self._unsent.append((message, payloads))
+
+    def _work(self, seconds: float) -> float:
+        """Work for so long, on average. Returns when that ends."""
+        self._worked += self._pace * seconds
+        return self.timeline.now + self._worked
+
+    def _turn(self) -> None:
+        """Make the calls that are due; report freed slots, as `actors.worker` does, and finished groups."""
+        self._pace, self._worked = self.world.pace(), 0.0
+        calls, self._calls = self._calls, []
         self.engine.advance(self.timeline.now)
         for call, arguments in calls:
             call(*arguments)
-        if self._reported != self._ended:
+        free = self.engine.slots - self._active
+        known = free - (self._ended - self._reported)
+        if known < free and (not self._active or free // self._smallest > known // self._smallest):
             self._reported = self._ended
-            self.say(messages.Credit(self._ended))
+            self._say(messages.Credit(self._ended))
         ready, self._ready = self._ready, []
         for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
             self._push(ready[start : start + MAX_GROUPS_PER_PUSH])
         self._plan()
+        self.timeline.after(self._worked, self._end_turn)
+
+    def _end_turn(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for message, payloads in unsent:
+            self.world.router.say(self.peer, message, payloads)
+        self._asleep = not self._calls
+        if self._calls:
+            self._turn()
 
     def _plan(self) -> None:
         due = self.engine.due()
@@ -143,33 +188,27 @@ class SimulatedActor(Process):
             self.engine.advance(self.timeline.now)
             self._plan()
 
-    def _handle(self, message: Message, payloads: Payloads) -> None:
-        match message:
-            case messages.Lease():
-                self._start(message, payloads)
-            case messages.Announce():
-                self._newest = message.manifest
-                self._digests[message.manifest.version] = message.manifest.digest
-                self._fetch()
-            case messages.Cancel():
-                self._cancel(message.ids, message.hand_back)
-
     # ---- weights ----------------------------------------------------------------------------------------------------
+
+    def _announced(self, manifest: messages.Manifest) -> None:
+        self._newest = manifest
+        self._digests[manifest.version] = manifest.digest
+        self._fetch()
 
     def _fetch(self) -> None:
         newest = self._newest
         if not self._fetching and newest and newest.version > self.engine.version:
             self._fetching = True
-            self.timeline.after(self._update, self.due, self._load, newest)
+            self.timeline.after(self._update, self._due, self._load, newest)
 
     def _load(self, manifest: messages.Manifest) -> None:
         applied = messages.Applied(manifest.version, manifest.digest)
-        self.engine.load(Load(manifest.version, self.timeline.now, lambda: self.due(self._applied, applied)))
+        self.engine.load(Load(manifest.version, self.timeline.now, lambda: self._due(self._applied, applied)))
         self.engine.advance(self.timeline.now)
 
     def _applied(self, message: messages.Applied) -> None:
         self._fetching = False
-        self.say(message)
+        self._say(message)
         self._fetch()
 
     # ---- groups -----------------------------------------------------------------------------------------------------
@@ -187,11 +226,13 @@ class SimulatedActor(Process):
             left = carried.get(lease.group_id)
             group.digests = left.digests if left else {}
             self._groups[lease.group_id] = group
+            self._smallest = min(self._smallest, lease.launch)
+            self._active += lease.launch
             for index in range(lease.launch):
                 begun = left.samples.get(index) if left else None
                 before = [run for call in begun.calls.values() for run in call.runs] if begun else ()
                 key = stream_key(self.world.seed, lease.group_id, index)
-                self._add(group, index, key, digest, longest, before)
+                group.samples.append(self._add(group, index, key, digest, longest, before))
         self.engine.advance(self.timeline.now)
 
     def _add(
@@ -202,33 +243,32 @@ class SimulatedActor(Process):
         digest: int,
         longest: int,
         before: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        """Begin a sample, or go on with one."""
+    ) -> _Sample:
+        """Begin a sample, or continue one."""
         most, whole, made = self.world.most or longest, self._lengths.of(digest, key), sum(n for _, n in before)
-        length, begins = min(whole, most) - made, self.begins_sample()
+        length, begins = min(whole, most) - made, self._work(self.world.costs.sample.begin)
+        right = uniform(stream_key(key, RIGHT)) < _chance(self.world.costs.answers.right, digest)
         sample = _Sample("", length, whole <= most, begins, self._decoded, group.prompt + made)
-        sample.group, sample.index, sample.key, sample.before = group, index, key, before
-        sample.right = uniform(stream_key(key, RIGHT)) < _chance(self.world.costs.answers.right, digest)
-        if group.lease.split == "train":
-            group.samples.append(sample)
+        sample.group, sample.index, sample.key, sample.right, sample.before = group, index, key, right, before
         if length > 0:
             self.engine.submit(sample)
         else:  # it was complete, but not yet verified
             self.timeline.at(begins, self._decoded, sample, "stop" if sample.stops else "length")
+        return sample
 
     def _decoded(self, request: TimedRequest, finish: Finish) -> None:
         assert isinstance(request, _Sample)
         request.finish = finish
         if finish != "abort":
-            self.due(self._verify, request)
+            self._due(self._verify, request)
 
     def _verify(self, sample: _Sample) -> None:
-        self.takes_sample()
+        self._work(self.world.costs.sample.actor)
         verifier = self.world.costs.verifier
         if verifier.median:
-            draw = _NORMAL.inv_cdf(max(uniform(stream_key(sample.key, VERIFY)), 2.0**-53))
-            seconds = self.seconds + verifier.median * math.exp(verifier.sigma * draw)
-            self.timeline.after(seconds, self.due, self._sampled, sample)
+            draw = NormalDist().inv_cdf(max(uniform(stream_key(sample.key, VERIFY)), 2.0**-53))
+            seconds = self._worked + verifier.median * math.exp(verifier.sigma * draw)
+            self.timeline.after(seconds, self._due, self._sampled, sample)
         else:
             self._sampled(sample)
 
@@ -240,7 +280,7 @@ class SimulatedActor(Process):
         if group.lease.split != "train":
             versions = [version for version, _ in runs]
             ages, length = (min(versions), max(versions)), sum(n for _, n in runs)
-            self.say(messages.Evaluated(group.lease.group_id, float(sample.right), *ages, length, None))
+            self._say(messages.Evaluated(group.lease.group_id, float(sample.right), *ages, length, None))
             return
         group.good.append(sample.index)
         if len(group.good) == group.lease.need:
@@ -248,14 +288,16 @@ class SimulatedActor(Process):
             if rest := [each for each in group.samples if each.open]:
                 self._close(rest)
                 cut = sorted(length for each in rest if (length := sum(n for _, n in each.all_runs)))
-                self.say(messages.LeftOut(group.lease.group_id, cut, []))
+                self._say(messages.LeftOut(group.lease.group_id, cut, []))
             self._ready.append(group)
 
     def _close(self, samples: list[_Sample]) -> None:
         """Free the slots of samples that are open."""
         for sample in samples:
             sample.open = False
-            self._ended += sample.group.lease.split == "train"
+            if sample.group.lease.split == "train":
+                self._ended += 1
+                self._active -= 1
         self.engine.abort(samples, self.timeline.now)
 
     def _cancel(self, ids: Iterable[int], hand_back: bool) -> None:
@@ -264,7 +306,7 @@ class SimulatedActor(Process):
         if hand_back:
             kept = [each for each in map(self._partial, groups) if each]
             ids = [group.lease.group_id for group in groups]
-            self.say(messages.HandBack(ids, [head for head, _ in kept], False), [part for _, part in kept])
+            self._say(messages.HandBack(ids, [head for head, _ in kept], False), [part for _, part in kept])
         for group in groups:
             group.samples = []  # they refer to the group, and no garbage collector runs
 
@@ -296,7 +338,7 @@ class SimulatedActor(Process):
             table.groups.append((group.lease.group_id, len(samples), self.timeline.now - group.began))
             payloads.append(_ZEROS[: 4 * group.prompt * len(samples) + 9 * tokens])
         table.rows, table.runs = np.array(rows, ROW).tobytes(), runs.tobytes()
-        self.say(messages.Push(table), payloads)
+        self._say(messages.Push(table), payloads)
 
 
 @lru_cache(1 << 16)

@@ -14,7 +14,7 @@ import yaml
 
 from actors.engines.step_costs import COSTS
 from areal_like.config.registry import with_defaults
-from areal_like.config.run_config import Config, ConfigError, load_resolved, ranks_of
+from areal_like.config.run_config import ConfigError, load_resolved, ranks_of
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG
 
@@ -39,25 +39,52 @@ def fitted(run: Path) -> Costs:
     counted = [json.loads(path.read_text()) for path in sorted((run / COSTS).glob("*.json"))]
     if not counted:
         raise ConfigError(f"{run}: got no costs of decode steps, expected engine=torch; write a file by hand")
-    engine, engine_error = _engine(config, rows, counted)
-    learner, learner_error = _learner(config, rows)
-    errors = f"errors of the fits: decode step {engine_error:.0%}, train step {learner_error:.0%}"
-    trace = [lengths for each in counted for lengths in each["lengths"]]
-    fetch = _mean(rows, "rollout/update_fetch_seconds") + _mean(rows, "rollout/update_replica_seconds")
+
+    def mean(name: str) -> float:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        return float(np.mean(values)) if values else 0.0
+
+    (base, per_sequence, per_token), decode_error = fit(np.sum([each["steps"] for each in counted], axis=0))
+    tokens, seconds = np.sum([each["prefill"] for each in counted], axis=0).tolist()
+    (step, per_trained), train_error = fit(_train_steps(rows))
+    knobs = with_defaults("engine", config.engine)
     return Costs(
-        engine,
-        Answers(trace=trace, right=min(1.0, max(0.0, _mean(rows, "reward/mean")))),
-        learner,
-        WeightsCost(_mean(rows, "publish/encode_seconds"), fetch),
+        Engine(
+            base,
+            per_sequence,
+            per_token,
+            prefill=seconds / max(1.0, tokens),
+            apply=mean("rollout/update_pause_seconds"),
+            recompute=knobs["kv_policy"] == "recompute",
+            slots=knobs["slots"] or 64,
+        ),
+        Answers(
+            trace=[lengths for each in counted for lengths in each["lengths"]],
+            right=min(1.0, max(0.0, mean("reward/mean"))),
+        ),
+        LearnerCost(step, 0.0, per_trained, mean("publish/seconds"), gpus=ranks_of(config)),
+        WeightsCost(
+            mean("publish/encode_seconds"),
+            mean("rollout/update_fetch_seconds") + mean("rollout/update_replica_seconds"),
+        ),
         processes(),
-        Verifier(_mean(rows, "rewards/seconds_p50")),
-        source=f"{len(rows)} train steps of {run.name} ({errors})",
+        Verifier(mean("rewards/seconds_p50")),
+        source=f"{len(rows)} train steps of {run.name} (errors of the fits: decode step {decode_error:.0%}, "
+        f"train step {train_error:.0%})",
     )
 
 
-def _mean(rows: Sequence[dict[str, Any]], name: str) -> float:
-    values = [row[name] for row in rows if row.get(name) is not None]
-    return float(np.mean(values)) if values else 0.0
+def _train_steps(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Sums of products of 1, trained tokens, and seconds per train step. `rows`: of all train steps. All time of the
+    learner that is not spent waiting or publishing is a step's."""
+    tokens, rate, idle = (
+        np.array([row[name] for row in rows]) for name in ("tokens", "train/tokens_per_second", "train/idle_share")
+    )
+    publish = np.array([row.get("publish/seconds", 0.0) for row in rows])
+    busy = np.cumsum(tokens) / rate * (1.0 - idle)  # seconds since the first batch
+    seconds = (np.diff(busy) - publish[1:])[WARMUP_STEPS:]
+    columns = np.stack([np.ones(len(seconds)), tokens[WARMUP_STEPS + 1 :], seconds])
+    return columns @ columns.T
 
 
 def fit(products: np.ndarray) -> tuple[list[float], float]:
@@ -73,25 +100,3 @@ def fit(products: np.ndarray) -> tuple[list[float], float]:
         kept.pop(int(np.argmin(solved)))
     missed = total - 2 * found @ products[:-1, -1] + found @ products[:-1, :-1] @ found
     return found.tolist(), math.sqrt(max(0.0, missed) / total)
-
-
-def _engine(config: Config, rows: Sequence[dict[str, Any]], counted: Sequence[dict[str, Any]]) -> tuple[Engine, float]:
-    (base, per_sequence, per_token), error = fit(np.sum([each["steps"] for each in counted], axis=0))
-    tokens, seconds = np.sum([each["prefill"] for each in counted], axis=0).tolist()
-    knobs = with_defaults("engine", config.engine)
-    pause = _mean(rows, "rollout/update_pause_seconds")
-    prefill, recompute = seconds / max(1.0, tokens), knobs["kv_policy"] == "recompute"
-    return Engine(base, per_sequence, per_token, prefill, pause, recompute, knobs["slots"] or 64), error
-
-
-def _learner(config: Config, rows: Sequence[dict[str, Any]]) -> tuple[LearnerCost, float]:
-    """`rows`: of all train steps. All time of the learner that is not spent waiting or publishing is a step's."""
-    tokens, rate, idle = (
-        np.array([row[name] for row in rows]) for name in ("tokens", "train/tokens_per_second", "train/idle_share")
-    )
-    publish = np.array([row.get("publish/seconds", 0.0) for row in rows])
-    busy = np.cumsum(tokens) / rate * (1.0 - idle)  # seconds since the first batch
-    seconds = (np.diff(busy) - publish[1:])[WARMUP_STEPS:]
-    columns = np.stack([np.ones(len(seconds)), tokens[WARMUP_STEPS + 1 :], seconds])
-    (base, per_token), error = fit(columns @ columns.T)
-    return LearnerCost(base, 0.0, per_token, _mean(rows, "publish/seconds"), gpus=ranks_of(config)), error

@@ -22,11 +22,12 @@ Spread = Annotated[float, msgspec.Meta(ge=0, le=10)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
-LEARNER_PER_SAMPLE, ENCODE, FETCH = 3.0e-5, 5.0e-3, 3.0e-3
-"""Seconds of the processes around a timed learner: per finished sample, per published version, per update."""
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    pass
 
 
-class Engine(msgspec.Struct, forbid_unknown_fields=True):
+class Engine(Part):
     """A server: see `actors.engines.decode_clock`. The config's engine knobs of these names take precedence."""
 
     base: Seconds = 0.02
@@ -47,7 +48,7 @@ class Engine(msgspec.Struct, forbid_unknown_fields=True):
         return DecodeCost(self.base, self.per_sequence, self.per_token, self.prefill, self.apply, self.recompute)
 
 
-class Answers(msgspec.Struct, forbid_unknown_fields=True):
+class Answers(Part):
     """Lengths of answers in tokens (`actors.engines.lengths`), at most `most` (None: the config's or the task's limit),
     after prompts of `prompt` tokens (None: the task's prompts). `trace`: one list of lengths per prompt. `right`:
     share of right answers; a prompt's share is uniform around it."""
@@ -69,7 +70,7 @@ class Answers(msgspec.Struct, forbid_unknown_fields=True):
         return AnswerLengths(self.median, self.sigma, self.noise, self.seed, self.trace)
 
 
-class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
+class LearnerCost(Part):
     """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens; then `publish`
     before the next one, if weights are published. `least`: GPUs that the model needs."""
 
@@ -81,7 +82,7 @@ class LearnerCost(msgspec.Struct, forbid_unknown_fields=True):
     least: Count = 1
 
 
-class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
+class WeightsCost(Part):
     """`encode`: from a train step's end to the announcement. `fetch`: seconds of an actor. `size`: bytes of an update,
     and `link`: bytes per second that a source (a rank of the learner, or a relay) sends to all its receivers."""
 
@@ -100,28 +101,26 @@ class WeightsCost(msgspec.Struct, forbid_unknown_fields=True):
         return self.fetch + sent * (1.0 / ranks + levels)
 
 
-class Sample(msgspec.Struct, forbid_unknown_fields=True):
+class Sample(Part):
     """Costs of a sample beside its tokens: of its actor's process to `begin` it and, once it has ended, of the `actor`
-    and the `buffer`. Actors work in turns of their loop, on `cores` that all of them share (None: each has its own).
-    `jitter`: relative standard deviation of a turn's seconds. `wake`: seconds until a sleeping process begins its
-    turn."""
+    and the `buffer`. Actors work in turns of their loop. `jitter`: relative standard deviation of a turn's seconds.
+    `wake`: seconds until a sleeping process begins its turn."""
 
     begin: Seconds = 0.0
     actor: Seconds = 0.0
     buffer: Seconds = 0.0
-    cores: Count | None = None
     jitter: Spread = 0.0
     wake: Seconds = 0.0
 
 
-class Verifier(msgspec.Struct, forbid_unknown_fields=True):
+class Verifier(Part):
     """Seconds of a verification: log-normal(`median`, `sigma`)."""
 
     median: Seconds = 0.0
     sigma: Spread = 0.0
 
 
-class Costs(msgspec.Struct, forbid_unknown_fields=True):
+class Costs(Part):
     """`latency`: of a message. `buffer`: of the buffer per message. `source`: origin of the figures, in words."""
 
     engine: Engine = msgspec.field(default_factory=Engine)
@@ -135,17 +134,16 @@ class Costs(msgspec.Struct, forbid_unknown_fields=True):
     source: str = ""
 
 
-def scaled(costs: Costs, gpus: int, efficiency: float = 0.95) -> Costs:
-    """Costs with a learner of so many GPUs: each doubling makes its steps `2 · efficiency` times as fast."""
+def scaled(costs: Costs, gpus: int) -> Costs:
+    """Costs with a learner of so many GPUs: each doubling makes its steps 1.9 times as fast."""
     each = costs.learner
-    slower = (each.gpus / gpus) / efficiency ** math.log2(gpus / each.gpus)
+    slower = 1.9 ** -math.log2(gpus / each.gpus)
     step = {name: getattr(each, name) * slower for name in ("base", "per_sample", "per_token")}
     return msgspec.structs.replace(costs, learner=msgspec.structs.replace(each, gpus=gpus, **step))
 
 
 def processes() -> Sample:
-    """Costs of a sample around an engine, as measured on a CPU: 0.1 ms of the actor once it has ended, 0.025 to
-    0.045 ms from its lease to the engine."""
+    """Costs of a sample around an engine, as measured on a CPU."""
     return Sample(begin=4.0e-5, actor=1.1e-4, buffer=5.0e-5, jitter=1.0, wake=1.0e-3)
 
 
@@ -161,8 +159,8 @@ def of_timed(config: Config) -> Costs:
     return Costs(
         Engine(**shared, recompute=engine["kv_policy"] == "recompute"),
         Answers(engine["median"], engine["sigma"], engine["noise"], engine["seed"]),
-        LearnerCost(learner["base"], learner["per_sample"] + LEARNER_PER_SAMPLE, learner["per_token"]),
-        WeightsCost(encode=ENCODE, fetch=FETCH),
+        LearnerCost(learner["base"], learner["per_sample"] + 3.0e-5, learner["per_token"]),
+        WeightsCost(encode=5.0e-3, fetch=3.0e-3),  # of the processes around a timed learner, as measured
         processes(),
         source="the config's timed engine and learner",
     )
@@ -208,47 +206,38 @@ GPUS = {  # FLOP/s in dense bfloat16, bytes per second of the memory, its bytes;
     "H200": (989e12, 4.8e12, 141e9),
     "B200": (2250e12, 8e12, 180e9),
 }
-MEMORY_SHARE, DECODE_SHARE, TRAIN_SHARE = 0.6, 0.4, 0.35
-"""Assumed shares of the peaks: bandwidth in decoding, FLOP/s in prefill and decoding, FLOP/s in training."""
-NETWORK, DOUBLING, FREE, TRAINED = 25e9, 0.9, 0.9, 18
-"""Assumed: bytes per second that a source of weights sends; speed-up / 2 of an engine on twice as many GPUs; usable
-share of a GPU's memory; bytes per parameter of a learner (weights, gradients, master weights, Adam's moments)."""
+NETWORK = 25e9
+"""Assumed bytes per second that a source of weights sends."""
 
 
 def on(gpu: str, config: Config, each: int, costs: Costs) -> Costs:
     """Costs of the config's model by a roofline: an engine on `each` GPUs, a learner on one. The others are those of
     `costs`. A decode step reads weights and cache once, and takes 2 FLOPs per parameter and sequence; a train step
-    takes 8 per token (forward, backward, the proximal policy's forward) and moves 32 bytes per parameter. Not measured:
-    within a factor of 1.5 at best. Raises ConfigError."""
+    takes 8 per token (forward, backward, the proximal policy's forward) and moves 32 bytes per parameter. Assumed: 60 %
+    of the bandwidth, 40 % of the FLOP/s in decoding and 35 % in training, 90 % of the memory, an engine 1.8 times as
+    fast on twice as many GPUs, 18 bytes per trained parameter. Within a factor of 1.5 at best. Raises ConfigError."""
     from ..starting.estimate import Sizes, model_of, plain_of
 
     if (model := model_of(plain_of(config))) is None:
         raise ConfigError("--hardware: got a config without a model, expected engine or learner to compute one")
     sizes, (flops, bandwidth, memory) = Sizes.of(model), GPUS[gpu]
-    weights, faster, kv = 2.0 * sizes.count, each * DOUBLING ** math.log2(each), sizes.kv(2)
-    free = FREE * memory * each - weights
+    weights, cache, faster = 2.0 * sizes.count, sizes.kv(2), 1.8 ** math.log2(each)
+    free = 0.9 * memory * each - weights
     if free < weights / 10:
         raise ConfigError(f"--gpus-per-actor: got {each} × {gpu} for {weights / 1e9:.0f} GB of weights; use more")
     lengths = np.array([costs.answers.lengths.of(number, number) for number in range(1024)], np.float64)
     held = (costs.answers.prompt or 0) + float((lengths**2).mean() / (2 * lengths.mean()))  # of a running sequence
-    read_seconds, compute = bandwidth * MEMORY_SHARE * faster, weights / (flops * DECODE_SHARE * faster)
+    read, compute = 0.6 * bandwidth * faster, weights / (0.4 * flops * faster)
+    slots = max(1, min(256, int(free / (cache * held))))
+    base = 0.002 + weights / read  # 2 ms of the engine's own work
     return msgspec.structs.replace(
         costs,
-        engine=Engine(
-            base=0.002 + weights / read_seconds,  # 2 ms of the engine's own work
-            per_sequence=compute,
-            per_token=kv / read_seconds,
-            prefill=compute,
-            apply=2 * weights / read_seconds,
-            slots=max(1, min(256, int(free / (kv * held)))),
-        ),
+        engine=Engine(base, compute, cache / read, prefill=compute, apply=2 * weights / read, slots=slots),
         learner=LearnerCost(
-            base=32.0 * sizes.count / (bandwidth * MEMORY_SHARE),
-            per_token=8.0 * sizes.count / (flops * TRAIN_SHARE),
-            least=math.ceil(TRAINED * sizes.count / (FREE * memory)),
+            base=32.0 * sizes.count / (0.6 * bandwidth),
+            per_token=8.0 * sizes.count / (0.35 * flops),
+            least=math.ceil(18 * sizes.count / (0.9 * memory)),
         ),
         weights=WeightsCost(encode=weights / NETWORK, size=costs.weights.size or weights, link=NETWORK),
-        sample=msgspec.structs.replace(costs.sample, cores=None),
-        source=f"the public figures of {gpu}, not measured"
-        + (f"; the rest from {costs.source}" if costs.source else ""),
+        source=f"the public figures of {gpu}, not measured; the rest: {costs.source or 'defaults'}",
     )

@@ -14,7 +14,7 @@ from areal_like.run.run_folder import reason_to_stop
 from areal_like.wire import messages
 from areal_like.wire.frames import Payloads
 from areal_like.wire.groups import ROW, RUN
-from areal_like.wire.messages import Message, Table
+from areal_like.wire.messages import Message
 
 from .costs import Costs
 from .timeline import SimulatedRouter
@@ -75,22 +75,19 @@ class SimulatedLearner:
                 self.report, self.timeline.over = message.report, True
 
     def _next(self) -> None:
-        """Work on the received batches, in their order."""
-        while self._inbox and not self._busy and not self.reason:
-            self._train(self._inbox.popleft())
-
-    def _train(self, batch: messages.Batch) -> None:
-        self._busy, now = True, self.timeline.now
+        """Begin a train step on the next received batch, unless one is under way or the run is over."""
+        if not self._inbox or self._busy or self.reason:
+            return
+        batch, now = self._inbox.popleft(), self.timeline.now
+        self._busy = True
         if self._began is None:
             self._began = now
         else:
             self.waited += now - self._waits_since
         self._want(batch.index + 1)
-        self.timeline.after(self.costs.base + self._cost_of(batch.table), self._trained, batch)
-
-    def _cost_of(self, table: Table) -> float:
-        lengths = np.frombuffer(table.rows, ROW)["response"]
-        return self.costs.per_sample * len(lengths) + self.costs.per_token * int(lengths.sum())
+        lengths, costs = np.frombuffer(batch.table.rows, ROW)["response"], self.costs
+        seconds = costs.base + costs.per_sample * len(lengths) + costs.per_token * int(lengths.sum())
+        self.timeline.after(seconds, self._trained, batch)
 
     def _trained(self, batch: messages.Batch) -> None:
         self._say(messages.Trained(batch.index))
@@ -102,7 +99,7 @@ class SimulatedLearner:
         self.timeline.after(self.costs.publish if published else 0.0, self._finish)
 
     def _finish(self) -> None:
-        """End the step: wait for the next batch, or end the run."""
+        """End the step: begin the next one, or end the run."""
         if self._began is not None:
             self.elapsed = self.timeline.now - self._began
         self._busy, self._waits_since = False, self.timeline.now
@@ -123,7 +120,3 @@ class SimulatedLearner:
         self.tokens += int(rows["response"].sum())
         self.seconds.append(batch.info["seconds"])
         self._evaluations += batch.info["evaluations"]
-
-    @property
-    def idle_share(self) -> float:
-        return self.waited / max(1e-9, self.elapsed)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from areal_like.config import run_config as configs
@@ -27,7 +28,7 @@ from buffer.store import Stage
 from .actors import PromptOf, SimulatedActor, World
 from .costs import Costs, check
 from .learner import SimulatedLearner
-from .timeline import BufferLoop, Cores, SimulatedRouter, Timeline
+from .timeline import BufferLoop, SimulatedRouter, Timeline
 
 WARMUP_STEPS = 3
 """The first batches fill the pipeline; rates leave them out."""
@@ -42,39 +43,25 @@ class Stuck(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`seconds` since the first lease; `samples_per_second` without the first steps, over `measured` seconds; seconds
-    of the `slowest` group; samples by staleness in versions and in train steps (`lags`); trained `tokens`;
-    `events` and `turns` of the buffer that the simulation took."""
+    """`figures`: those that are compared with a real run; `samples_per_second` leaves out the first steps and is
+    measured over `window` seconds; seconds of the `slowest` group; samples by staleness in versions and in train steps
+    (`lags`); trained `tokens`."""
 
-    seconds: float
-    samples_per_second: float
-    measured: float
+    figures: dict[str, float]
+    window: float
     slowest: float
-    actor_idle: float
-    learner_idle: float
     staleness: Counter[int]
     lags: Counter[int]
     tokens: int
-    events: int
-    turns: int
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.figures["samples_per_second"]
 
     @property
     def tokens_per_second(self) -> float:
         """Trained ones."""
         return self.samples_per_second * self.tokens / max(1, self.staleness.total())
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Those that are compared with a real run."""
-        return {
-            "samples_per_second": self.samples_per_second,
-            "staleness_mean": mean_of(self.staleness),
-            "staleness_p95": float(quantile(self.staleness, 0.95)),
-            "staleness_max": float(max(self.staleness, default=0)),
-            "actor_idle_share": self.actor_idle,
-            "learner_idle_share": self.learner_idle,
-            "seconds": self.seconds,
-        }
 
 
 def figures_of(run: Path) -> dict[str, float]:
@@ -85,12 +72,20 @@ def figures_of(run: Path) -> dict[str, float]:
     ages = Counter[int]()
     for row in rows:
         ages.update({int(age): count for age, count in row["staleness/histogram"].items()})
+    rate, _ = _rate(ages.total(), [row["seconds"] for row in rows], WARMUP_STEPS)
+    return _figures(rate, ages, *(found[name] for name in (*SHARES, "seconds")))
+
+
+def _figures(
+    rate: float, ages: Mapping[int, int], actor_idle: float, learner_idle: float, seconds: float
+) -> dict[str, float]:
     return {
-        "samples_per_second": _rate(ages.total(), [row["seconds"] for row in rows], WARMUP_STEPS)[0],
-        "staleness_mean": found["staleness_mean"],
-        "staleness_p95": float(quantile(ages, 0.95)),
+        "samples_per_second": rate,
+        "staleness_mean": mean_of(ages),
         "staleness_max": float(max(ages, default=0)),
-        **{name: found[name] for name in (*SHARES, "seconds")},
+        "actor_idle_share": actor_idle,
+        "learner_idle_share": learner_idle,
+        "seconds": seconds,
     }
 
 
@@ -106,16 +101,6 @@ def _rate(samples: int, seconds: list[float], warmup: int) -> tuple[float, float
 
 def mean_of(ages: Mapping[int, int]) -> float:
     return sum(age * n for age, n in ages.items()) / max(1, sum(ages.values()))
-
-
-def quantile(ages: Mapping[int, int], share: float) -> int:
-    """The least age that `share` of the counted samples do not exceed."""
-    wanted, so_far = share * sum(ages.values()), 0
-    for age in sorted(ages):
-        so_far += ages[age]
-        if so_far >= wanted:
-            return age
-    return 0
 
 
 def difference(name: str, simulated: float, measured: float) -> float:
@@ -146,7 +131,7 @@ class Simulation:
         if ranks_of(config) > 1:  # one modelled learner: its costs are those of all ranks
             config = configs.replace(config, "learner.ranks", 1)
         self.config, self.costs, self.timeline = config, costs, Timeline()
-        self.turns, self._idle_share = 0, 0.0
+        self._idle_share = 0.0
         self.router = router = SimulatedRouter(self.timeline, costs.latency)
         task: Task = build("task", config.task, config.run.seed)
         scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
@@ -157,21 +142,15 @@ class Simulation:
         restore_scheduler(scheduler, groups, dispatcher.gauges)
         self.buffer = build_server(config, dispatcher)
         self.buffer.heartbeat_timeout, self.buffer.deadlines.timeout = math.inf, 0.0  # there are no heartbeats
-        cores = Cores(self.timeline, costs.sample, history)
-        BufferLoop(router, cores, self._turn, costs.buffer, costs.sample.buffer)
+        BufferLoop(router, partial(self.buffer.step, 0), costs.buffer, costs.sample.buffer)
         most = costs.answers.most or config.sampling.max_new_tokens
-        self._world = World(router, costs, prompt_of(task, costs), config.run.seed, most, cores)
-        self.actors = [self._actor(place) for place in range(actors_of(config))]
+        world = World(router, costs, prompt_of(task, costs), config.run.seed, most, random.Random(history))
+        count, fanout = actors_of(config), config.weights.fanout
+        self.actors = []
+        for place in range(count):
+            update = costs.weights.seconds(place, count, count if fanout is None else fanout, costs.learner.gpus)
+            self.actors.append(SimulatedActor(f"actor-{place}", world, update))
         self.learner = SimulatedLearner(config, router, costs, self._note_idle)
-
-    def _actor(self, place: int) -> SimulatedActor:
-        count, fanout = actors_of(self.config), self.config.weights.fanout
-        update = self.costs.weights.seconds(place, count, count if fanout is None else fanout, self.costs.learner.gpus)
-        return SimulatedActor(f"actor-{place}", self._world, update)
-
-    def _turn(self) -> None:
-        self.turns += 1
-        self.buffer.step(0)
 
     def _note_idle(self) -> None:
         """At the end of the run."""
@@ -192,18 +171,10 @@ class Simulation:
                 gc.enable()
         learner, report = self.learner, self.learner.report
         assert report is not None
-        return Outcome(
-            report["trained_seconds"] or 0.0,
-            *_rate(learner.samples, learner.seconds, warmup),
-            learner.slowest,
-            self._idle_share,
-            learner.idle_share,
-            learner.ages,
-            learner.lags,
-            learner.tokens,
-            self.timeline.events,
-            self.turns,
-        )
+        rate, window = _rate(learner.samples, learner.seconds, warmup)
+        waited, seconds = learner.waited / max(1e-9, learner.elapsed), report["trained_seconds"] or 0.0
+        figures = _figures(rate, learner.ages, self._idle_share, waited, seconds)
+        return Outcome(figures, window, learner.slowest, learner.ages, learner.lags, learner.tokens)
 
     def _run(self) -> None:
         self.learner.hello()

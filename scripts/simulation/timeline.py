@@ -1,21 +1,17 @@
-"""Virtual time: events in order, the wire between the buffer and its peers, and processes that share cores."""
+"""Virtual time: events in order, the wire between the buffer and its peers, and the turns of the buffer."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import math
-import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from areal_like.wire.frames import Payloads, Received
 from areal_like.wire.messages import Message, Push, Refused
 
-from .costs import Sample
-
-Call = tuple[Callable[..., object], tuple[Any, ...]]
 IDLE_SECONDS = 0.2
 """The buffer's loop turns so often without a message."""
 
@@ -88,14 +84,11 @@ class SimulatedRouter:
 
 
 class BufferLoop:
-    """Schedules the turns of the buffer: at once when a message is there, unless it is still busy with earlier ones, of
-    which each takes `per_message` seconds, and each pushed sample `per_sample` on one of the `cores`; and
-    `IDLE_SECONDS` after its last turn."""
+    """Schedules the turns of the buffer: when a message is there and it has handled the earlier ones, of which each
+    takes `per_message` seconds, and each pushed sample `per_sample`; and `IDLE_SECONDS` after its last turn."""
 
-    def __init__(
-        self, router: SimulatedRouter, cores: Cores, turn: Callable[[], None], per_message: float, per_sample: float
-    ):
-        self._timeline, self._router, self._cores, self._turn = router.timeline, router, cores, turn
+    def __init__(self, router: SimulatedRouter, turn: Callable[[], None], per_message: float, per_sample: float):
+        self._timeline, self._router, self._turn = router.timeline, router, turn
         self._per_message, self._per_sample = per_message, per_sample
         self._free_at, self._due = 0.0, math.inf
         router.wake = lambda: self._plan(max(self._timeline.now, self._free_at))
@@ -112,7 +105,6 @@ class BufferLoop:
         self._due = math.inf
         samples, self._router.samples = self._router.samples, 0
         if busy := samples * self._per_sample:  # the buffer decides once it has read these samples
-            self._cores.hold(1, busy)
             self._free_at = self._timeline.now + busy
             self._plan(self._free_at)
             return
@@ -120,100 +112,3 @@ class BufferLoop:
         self._turn()
         self._free_at = self._timeline.now + (count - len(self._router.incoming)) * self._per_message
         self._plan(self._free_at if self._router.incoming else self._timeline.now + IDLE_SECONDS)
-
-
-class Cores:
-    """Cores of the machine that all actors share (`sample.cores` None: each has its own). The process that waits
-    longest gets the next free one. `seed`: of the jitter."""
-
-    def __init__(self, timeline: Timeline, sample: Sample, seed: int):
-        self.timeline, self.sample = timeline, sample
-        self._free = math.inf if sample.cores is None else sample.cores
-        self._waiting: deque[Process] = deque()
-        self._dice = random.Random(seed)
-
-    def pace(self) -> float:
-        """A factor of durations: 1 on average, with a relative standard deviation of `jitter` (gamma distribution)."""
-        if not self.sample.jitter:
-            return 1.0
-        shape = self.sample.jitter**-2
-        return self._dice.gammavariate(shape, 1.0 / shape)
-
-    def hold(self, cores: int, seconds: float) -> None:
-        """Buffer or learner take so many cores for so long; one is left to the actors. Turns under way go on."""
-        if self.sample.cores is not None and (held := min(cores, self.sample.cores - 1)):
-            self._free -= held
-            self.timeline.after(seconds, self._release, held)
-
-    def ask(self, process: Process) -> None:
-        """Queue a process for a turn."""
-        self._waiting.append(process)
-        self._release(0)
-
-    def _release(self, cores: int) -> None:
-        self._free += cores
-        while self._waiting and self._free > 0:
-            process = self._waiting.popleft()
-            self._free -= 1
-            self.timeline.after(process.work(), self._end, process)
-
-    def _end(self, process: Process) -> None:
-        process.end()
-        self._release(1)
-
-
-class Process:
-    """A process that works in turns of its loop, on the cores:
-
-        asleep ──► something is due ──► `wake` seconds ──► waits for a core ──► works ──► sends its messages ──► asleep
-
-    `turn` handles the calls that are due when it begins; a later one the rest. `send` puts a message on the wire.
-    `seconds`: of the turn so far."""
-
-    def __init__(self, cores: Cores):
-        self._cores, self.seconds = cores, 0.0
-        self._asleep, self._pace = True, 1.0
-        self._calls: list[Call] = []
-        self._unsent: list[tuple[Message, Payloads]] = []
-
-    def due(self, call: Callable[..., object], *arguments: object) -> None:
-        """Make this call in the next turn."""
-        self._calls.append((call, arguments))
-        if self._asleep:
-            self._asleep = False
-            self._cores.timeline.after(self._cores.sample.wake * self._cores.pace(), self._cores.ask, self)
-
-    def say(self, message: Message, payloads: Payloads = ()) -> None:
-        """Send a message at the turn's end."""
-        self._unsent.append((message, payloads))
-
-    def takes_sample(self) -> None:
-        """This turn handles a sample that has ended."""
-        self.seconds += self._pace * self._cores.sample.actor
-
-    def begins_sample(self) -> float:
-        """This turn begins a sample. Returns when the engine gets it."""
-        self.seconds += self._pace * self._cores.sample.begin
-        return self._cores.timeline.now + self.seconds
-
-    def work(self) -> float:
-        """Begin a turn. Returns its seconds."""
-        self._pace, self.seconds = self._cores.pace(), 0.0
-        calls, self._calls = self._calls, []
-        self.turn(calls)
-        return self.seconds
-
-    def turn(self, calls: Sequence[Call]) -> None:
-        raise NotImplementedError
-
-    def send(self, message: Message, payloads: Payloads) -> None:
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """End a turn."""
-        unsent, self._unsent = self._unsent, []
-        for message, payloads in unsent:
-            self.send(message, payloads)
-        self._asleep = not self._calls
-        if self._calls:
-            self._cores.ask(self)

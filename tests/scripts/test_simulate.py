@@ -1,18 +1,15 @@
 """The simulator: arithmetic where lengths are equal, all modes with the production buffer, costs, the command."""
 
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
 
 from actors.engines.step_costs import StepCosts
 from areal_like.config import run_config as configs
-from scripts.bench import simulate as bench
 from scripts.simulate import main
 from scripts.simulation import calibration, costs
-from scripts.simulation.run import Simulation, Stuck, quantile
-from scripts.simulation.timeline import Cores, Process, Timeline
+from scripts.simulation.run import Simulation, Stuck
 
 BASE = "configs/bench/modes.yaml"
 LONGTAIL = ["engine.median=60", "engine.sigma=1.0", "engine.noise=0.3", "learner.base=0.105", "actors.count=2"]
@@ -34,10 +31,11 @@ def test_equal_lengths_come_to_what_arithmetic_says():
     """128 samples per step on 2 · 64 slots: 0.1 s of decoding and 0.2 s of training in turns, or at once."""
     sync = run("mode=sync", "actors.count=2", cost=EXACT)
     assert sync.samples_per_second == pytest.approx(128 / 0.3, rel=0.01) and max(sync.staleness) == 0
-    assert sync.actor_idle == pytest.approx(2 / 3, abs=0.02) and sync.learner_idle == pytest.approx(1 / 3, abs=0.02)
+    idle = [sync.figures[f"{side}_idle_share"] for side in ("actor", "learner")]
+    assert idle == pytest.approx([2 / 3, 1 / 3], abs=0.02)
     both = run("scheduler.max_staleness=2", "actors.count=2", cost=EXACT)
     assert both.samples_per_second == pytest.approx(128 / 0.2, rel=0.01)
-    assert both.learner_idle < 0.02 and set(both.staleness) <= {0, 1, 2}
+    assert both.figures["learner_idle_share"] < 0.02 and set(both.staleness) <= {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -75,31 +73,6 @@ def test_a_run_that_makes_no_progress_is_stuck(monkeypatch):
     cost = costs.Costs(costs.Engine(slots=8), costs.Answers(20, right=1.0, prompt=8))
     with pytest.raises(Stuck):
         run("filter.name=zero_variance", "sizing.group_size=2", cost=cost)
-
-
-def test_processes_on_one_core_take_turns_and_leave_it_to_the_buffer():
-    timeline, ends = Timeline(), []
-
-    class Worker(Process):
-        def turn(self, calls):
-            for _ in calls:
-                self.takes_sample()
-            self.say(len(calls))
-
-        def send(self, message, payloads):
-            ends.append((round(timeline.now, 9), message))
-
-    cores = Cores(timeline, costs.Sample(actor=0.5, wake=0.25, cores=1), 0)
-    first, second = Worker(cores), Worker(cores)
-    for process, count in ((first, 1), (second, 2)):
-        for _ in range(count):
-            process.due(print)
-    timeline.at(0.5, first.due, print)
-    timeline.run(100)
-    assert ends == [(0.75, 1), (1.75, 2), (2.25, 1)]
-    assert np.mean([Cores(timeline, costs.Sample(jitter=1.0), seed).pace() for seed in range(2000)]) == pytest.approx(
-        1.0, abs=0.1
-    )
 
 
 def test_actors_of_a_source_share_its_link():
@@ -202,26 +175,11 @@ def test_the_command_compares_histories_with_a_run(tmp_path, capsys):
     summary = {"staleness_mean": 1.0, "actor_idle_share": 0.2, "learner_idle_share": 0.5, "seconds": 4.8}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     words = [BASE, *LONGTAIL, "scheduler.max_staleness=1", "--histories", "2", "--against", str(tmp_path)]
-    assert main([*words, "--json", str(tmp_path / "found.json")]) == 0
-    found = json.loads((tmp_path / "found.json").read_text())
+    assert main([*words, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["measured"]["samples_per_second"] == pytest.approx(128 / 0.3)
     assert len(found["histories"]) == 2 and found["simulated"].keys() == found["measured"].keys()
     for wrong in (["quickstart"], [BASE, "--gpus-per-actor", "2"], [BASE, "--costs-from", str(tmp_path / "none")]):
         with pytest.raises(SystemExit):
             main(wrong)
     assert "--costs" in capsys.readouterr().err
-
-
-def test_quantiles_of_counts():
-    assert [quantile(Counter({0: 5, 3: 4, 8: 1}), share) for share in (0.5, 0.9, 0.95, 1.0)] == [0, 3, 8, 8]
-
-
-def test_the_bench_has_its_metrics(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "SETTINGS", {"one": [*LONGTAIL, "run.steps=6"]})
-    monkeypatch.setattr(bench, "real", lambda overrides, folder: bench.simulated(overrides)[0])
-    assert bench.main(["--repeats", "1", "--json", str(tmp_path / "found.json")]) == 0
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found.keys() == {"samples_error_max", "staleness_error_max", "idle_error_max"}
-    assert all(0 <= error < 0.1 for error in found.values())
-    monkeypatch.setattr(bench, "MANY_OVERRIDES", ["actors.count=20", "groups_per_batch=32", "run.steps=2"])
-    assert bench.many().keys() == {"actors_10000_minutes", "actors_10000_gb"}
