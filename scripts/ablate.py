@@ -19,7 +19,7 @@ from .ablation.results import Choice, gather
 from .ablation.runs import Folder, run_all, say
 from .ablation.study import MAIN, TUNE, Run
 from .console.arguments import EXIT_INTERRUPTED, command, positive
-from .console.signals import Interrupted, Signals
+from .console.process import Interrupted, Signals
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -28,12 +28,11 @@ VERBS = {
     "check": "check your own loss, advantage, reward or environment",
     "keys": "make encryption keys",
 }
-"""Verb → what it does. Users may write a dash for an underscore."""
 
 
 def usage() -> str:
     width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {verb.replace('_', '-'):<{width}}  {what}" for verb, what in VERBS.items())
+    verbs = "\n".join(f"  {verb:<{width}}  {what}" for verb, what in VERBS.items())
     first = "usage: areal-like VERB [arguments]      in a clone also: python -m scripts.cli VERB"
     return f"{first}\n\n{verbs}\n\nareal-like VERB --help explains a verb."
 
@@ -43,11 +42,11 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0 if arguments else 2
-    verb = arguments[0].replace("-", "_")
+    verb = arguments[0]
     if verb not in VERBS:
-        print(f"error: areal-like has no verb {arguments[0]!r}\n\n{usage()}", file=sys.stderr)
+        print(f"error: areal-like has no verb {verb!r}\n\n{usage()}", file=sys.stderr)
         return 2
-    sys.argv = [f"areal-like {arguments[0]}", *arguments[1:]]
+    sys.argv = [f"areal-like {verb}", *arguments[1:]]
     sys.path[:0] = [os.getcwd()] * (os.getcwd() not in sys.path)  # the user's own modules, as with `python -m`
     return importlib.import_module(f".{verb}", __package__).main() or 0
 

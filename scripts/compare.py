@@ -1,4 +1,4 @@
-"""Compare runs: `areal-like compare RUN RUN ... [--plot FILE] [--json FILE]`.
+"""Compare runs: `areal-like compare RUN RUN ... [--json FILE]`.
 
 Shows the keys of the config that differ, the reward's curve, and each measure of each setting. Runs that differ only in
 the seed are one setting. With five seeds or more it has 95 % intervals of the mean, with fewer the range. A folder with
@@ -20,7 +20,7 @@ from areal_like.errors import UserError
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, config_file, summary_of
 
-from .console.arguments import command, json_file, picture, refuse
+from .console.arguments import command, json_file, refuse
 from .console.output import console, shortened, sparkline, table, visible, write_json
 
 REWARD, SEED = "reward/mean", "run.seed"
@@ -43,7 +43,6 @@ CURVE = 24
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("compare", __doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of runs")
-    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the curves of the reward")
     parser.add_argument("--json", type=json_file, metavar="FILE", help="write all figures here (-: standard output)")
     return parser.parse_args(argv)
 
@@ -60,15 +59,15 @@ def runs_of(paths: Iterable[Path]) -> list[Path]:
     return list(found.values())
 
 
-def curve(run: Path) -> tuple[list[float], list[float]]:
-    """Train steps and mean rewards of their batches."""
-    rows = [row for row in MetricsFollower(run / "metrics.jsonl").each_new_row() if row.get(REWARD) is not None]
-    return [row["step"] for row in rows], [row[REWARD] for row in rows]
+def curve(run: Path) -> list[float]:
+    """Mean rewards of the batches."""
+    rows = MetricsFollower(run / "metrics.jsonl").each_new_row()
+    return [row[REWARD] for row in rows if row.get(REWARD) is not None]
 
 
 def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """A row per setting: all that differs (`settings`), the runs' folders and curves, and of each measure the mean, an
-    interval or the range, and the number of runs that have it. Raises ConfigError, OSError."""
+    """A row per setting: all that differs (`settings`), the runs' folders, the rewards of the first run, and of each
+    measure the mean, an interval or the range, and the number of runs that have it. Raises ConfigError, OSError."""
     configs = [leaves(load_resolved(config_file(run))) for run in runs]
     keys = [key for key in dict.fromkeys(key for config in configs for key in config)
             if key in TELLING or not key.startswith(UNTELLING)]  # fmt: skip
@@ -82,7 +81,7 @@ def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
         measures = {name: measured([each.get(key) for each in summaries]) for name, key in MEASURES.items()}
         settings = dict(zip(differ, values, strict=True))
         row: dict[str, Any] = {"settings": settings, "runs": [str(run) for run in its], "measures": measures}
-        rows.append(row | {"curves": [curve(run) for run in its]})
+        rows.append(row | {"curve": curve(its[0])})
     return rows
 
 
@@ -102,7 +101,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     out = console()
     for number, row in enumerate(rows, 1):
         names = ", ".join(visible(Path(folder).resolve().name) for folder in row["runs"])
-        out.print(f"{number}: {names}  {sparkline(row['curves'][0][1], CURVE)}", soft_wrap=True)
+        out.print(f"{number}: {names}  {sparkline(row['curve'], CURVE)}", soft_wrap=True)
     if keys := list(rows[0]["settings"]):
         differ = table("what differs", "", *(str(number) for number in range(1, len(rows) + 1)))
         for key in keys:
@@ -119,34 +118,15 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     out.print("low, high: 95 % interval of the mean of five runs or more, else the range")
 
 
-def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A line per setting. Raises OSError."""
-    from matplotlib.figure import Figure
-
-    from .analysis.intervals import draw_band
-
-    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    axis = figure.subplots()
-    for row in rows:
-        label = ", ".join(f"{key}={value}" for key, value in row["settings"].items()) or "all runs"
-        if curves := [each for each in row["curves"] if each[0]]:
-            draw_band(axis, curves, label)
-    axis.set(xlabel="train step", ylabel="mean reward of the batch")
-    axis.legend(fontsize=7)
-    figure.savefig(path)
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
         rows = compare(runs_of(args.runs))
-        if args.plot:
-            draw(args.plot, rows)
     except (ValueError, OSError, UserError) as error:
         refuse(error)
     if args.json != Path("-"):
         show(rows)
-    write_json(args.json, [{key: value for key, value in row.items() if key != "curves"} for row in rows])
+    write_json(args.json, rows)
     return 0
 
 

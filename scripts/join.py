@@ -24,7 +24,7 @@ from areal_like.run.run_folder import RENDEZVOUS, SUMMARY
 from areal_like.wire.link import BusError
 
 from .console.arguments import EXIT_INTERRUPTED, command, positive, refuse
-from .console.signals import Interrupted, Signals
+from .console.process import Interrupted, Signals
 from .following.running import NotRunning, Running, add_arguments
 
 POLL_SECONDS = 0.1

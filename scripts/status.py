@@ -1,9 +1,7 @@
 """Show the status of a run, from anywhere: `areal-like status RUN`, live; `--once`: once; `--json FILE`: as JSON.
 
 Shows waiting processes, staleness, the ledger, each actor's version and work, and the metrics of the last train step.
-With `--prometheus PORT` it serves the same numbers to Prometheus (default: on loopback; see `--address`), and asks the
-buffer at each scrape. Any number of these may run at once; nothing in the run waits for them. For a finished run it
-shows the summary.
+Any number of these may run at once; nothing in the run waits for them. For a finished run it shows the summary.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from areal_like.run.run_folder import is_going_on, summary_of
 from areal_like.wire.link import BusError
 
 from .console import output
-from .console.arguments import command, json_file, port, refuse
-from .following.exporter import serve
+from .console.arguments import command, json_file, refuse
 from .following.running import Running, add_arguments
 from .following.summary import ledger_lines, print_summary
 
@@ -38,10 +35,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument("--once", action="store_true", help="print the status once, without a live view")
     parser.add_argument("--json", type=json_file, metavar="FILE", help="write the status once (-: standard output)")
-    parser.add_argument(
-        "--prometheus", type=port, metavar="PORT", help="serve metrics to Prometheus until the run ends"
-    )
-    parser.add_argument("--address", default="127.0.0.1", help="address that --prometheus binds to")
     return parser.parse_args(argv)
 
 
@@ -99,9 +92,7 @@ def _work(engine: str, stats: dict[str, Any]) -> str:
 def follow(running: Running, args: argparse.Namespace) -> None:
     """Show or write the status as asked: once, or until the run ends."""
     console, steps = output.console(WIDTH), running.config.run.steps
-    if args.prometheus is not None:
-        serve(running, args.address, args.prometheus)
-    elif args.json:
+    if args.json:
         output.write_json(args.json, running.look())
     elif args.once or not console.is_terminal:
         console.print(render(running.look(), steps), markup=False)

@@ -27,7 +27,7 @@ from areal_like import turns
 from areal_like.config import run_config as configs
 from areal_like.config.defaults import describe_learning, describe_machine
 from areal_like.config.placement import needs_of
-from areal_like.config.registry import key_hint, resolve
+from areal_like.config.registry import build, key_hint, resolve
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.machine import cores, has_gpu
@@ -38,11 +38,10 @@ from areal_like.wire import keys
 from areal_like.wire.bus import NODE, is_loopback
 from areal_like.wire.link import BusError
 
-from .console.arguments import EXIT_INTERRUPTED, command
-from .console.signals import Interrupted, Signals
-from .console.streams import lasting_output
+from .console.arguments import EXIT_INTERRUPTED, command, whole
+from .console.process import Interrupted, Signals, lasting_output
 from .starting.earlier_runs import (
-    NEVER_TOLD,
+    OF_A_START,
     changes,
     find_run_to_resume,
     fit_to_replay,
@@ -53,118 +52,62 @@ from .starting.earlier_runs import (
 from .starting.gpus import Gpus, gpus_here, memory_in, placed
 from .starting.preflight import preflight
 
-SHOWN = ("run.trackers", "run.project")
-"""Settings of how a run is watched; its name leaves them out."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+UNNAMED = (*OF_A_START, "run.trackers", "run.project")
+"""Settings that a run's name leaves out."""
 NAMED = 60
 """Most characters of a run's name that describe overrides."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = command(
         "train",
         "Train a language model by actor-learner reinforcement learning.",
-        "examples:  areal-like train quickstart mode=sync learner.lr=1e-3   "
-        "areal-like train quickstart --print-config loss=ppo.  "
+        "example: areal-like train quickstart mode=sync learner.lr=1e-3.  "
         "Every key, with its default and meaning: areal-like config [loss.dg|learner|run.steps|...].",
     )
     parser.add_argument("config", help="a yaml file, or the name of a shipped one, such as quickstart")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--resume", metavar="RUN", help="continue this run folder; auto: the newest unfinished run")
     parser.add_argument("--replay", metavar="RUN", help="train again on this run's recorded batches, without actors")
-    parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
-    parser.add_argument("--all", action="store_true", help="with --print-config: also knobs that have their defaults")
+    parser.add_argument("--print-config", action="store_true", help="print the whole config and stop")
     parser.add_argument("--dry-run", action="store_true", help="print the processes and their memory needs, and stop")
-    parser.add_argument("--devices", type=int, metavar="N", help="with --dry-run: as if there were N GPUs")
+    parser.add_argument("--devices", type=whole, metavar="N", help="with --dry-run: as if there were N GPUs")
     parser.add_argument("--device-memory", type=memory_in, metavar="80GB", help="with --dry-run: the memory of each")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live display")
     args, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         hint = key_hint(unknown[0].lstrip("-").partition("=")[0].replace("-", "_"), ())
         parser.error(f"unrecognized arguments: {' '.join(unknown)}.{hint} A setting is key=value, such as run.steps=5.")
-    args.overrides += [f"{key}={run}" for key in ("resume", "replay") if (run := getattr(args, key)) is not None]
-    if args.all and not args.print_config:
-        parser.error("--all goes with --print-config")
     if not args.dry_run and (args.devices is not None or args.device_memory):
         parser.error("--devices and --device-memory go with --dry-run; placement says which devices a run gets")
-    if args.devices is not None and args.devices < 0:
-        parser.error("--devices: how many GPUs there are, 0 or more")
+    args.overrides += [f"{key}={run}" for key in ("resume", "replay") if (run := getattr(args, key)) is not None]
+    args.gpus = None if args.devices is None else Gpus("stated", args.devices)
     return args
 
 
-def told_apart(stem: str, overrides: Sequence[str]) -> str:
-    """A run's name: its config and what the command line sets, e.g. `quickstart-mode=sync-lr=1e-3`. Keys have no dash,
-    so that the config's name ends where the first one begins (`find_run_to_resume`)."""
-    words = []
-    for key, _, value in (pair.partition("=") for pair in overrides):
-        if key not in (*NEVER_TOLD, *SHOWN):
-            word = f"{key.rpartition('.')[2].replace('-', '_')}={value}"
-            words.append(re.sub(r"[^\w.=+,-]+", "_", word))
-    return "-".join([stem, *words])[: len(stem) + 1 + NAMED].rstrip("-_.") if words else stem
+# ---- the config -----------------------------------------------------------------------------------------------------
 
 
-def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
-    """A new folder under `run.dir`. An explicit `run.name` that exists is refused: it holds another run's data. Raises
-    ConfigError, OSError for a full disk."""
-    name = config.run.name or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for attempt in itertools.count(1):
-        folder = Path(config.run.dir) / (name if attempt == 1 else f"{name}-{attempt}")
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:
-            if config.run.name:
-                more = f", or give it more run.steps with resume={folder}" if (folder / SUMMARY).exists() else ""
-                raise ConfigError(
-                    f"run.name={name}: {folder} exists; choose another name or remove it{more}", "run.name"
-                ) from None
-        except OSError as error:
-            if error.errno in FULL:
-                raise
-            why = f"cannot be written ({error.strerror}); name another folder"
-            raise ConfigError(f"run.dir={config.run.dir}: {why}", "run.dir") from None
-    return folder, configs.replace(config, "run.name", folder.name)
+def load(args: argparse.Namespace) -> Config:
+    """The config of the command line; unset keys come from the run that it resumes or replays. Raises
+    ConfigError."""
 
+    def read(inherited: Config | None = None) -> Config:
+        config = configs.load([args.config, *args.overrides], inherited)
+        return placed(resolve_folders(resolve_transport(config)), args.gpus)
 
-def write_record(config: Config, folder: Path, argv: list[str]) -> None:
-    """Write all that is needed to repeat this run: resolved config, command line, commit, seeds."""
-    configs.save(config, folder / CONFIG)
-    record = {
-        "command": ["python", "-m", f"{COMMANDS}.train", *argv],
-        "commit": commit(),
-        "seed": config.run.seed,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "settings": settings_of(config),
-    }
-    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-
-
-def settings_of(config: Config) -> list[str]:
-    """Lines for the user: the values of defaults that depend on the model."""
-    machine = "" if launcher_class(config).ACROSS_HOSTS else describe_machine(config, cores())
-    return [line for line in (describe_learning(config), machine) if line]
-
-
-def commit() -> str | None:
-    """The commit of this code, with "-dirty" if files differ from it; of an installed package, its version. None
-    without git or outside a repository."""
-    if INSTALLED:
-        return metadata.version("areal_like")
-    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-    except OSError:
-        return None
-
-
-def launcher_class(config: Config) -> Any:
-    return resolve("launcher", config.launcher["name"])
+    config = read()
+    earlier = Path(config.replay) if config.replay else earlier_run(config, args)
+    if earlier and (earlier / CONFIG).is_file():
+        return read(configs.load_resolved(earlier / CONFIG))
+    return config
 
 
 def resolve_transport(config: Config) -> Config:
     """`auto`: files on one host, inproc within a process; with a port, or an address that others reach: tcp. A launcher
     for several hosts needs tcp, and addresses that they reach."""
-    launcher, local = launcher_class(config), is_loopback(config.buffer.host)
+    launcher, local = resolve("launcher", config.launcher["name"]), is_loopback(config.buffer.host)
     if launcher.ACROSS_HOSTS:
         host = NODE if local else config.buffer.host
         return configs.replace(configs.replace(config, "buffer.transport", "tcp"), "buffer.host", host)
@@ -187,6 +130,71 @@ def resolve_folders(config: Config) -> Config:
     return config
 
 
+def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
+    return find_run_to_resume(config, Path(args.config).stem) if config.resume else None
+
+
+def settings_of(config: Config) -> list[str]:
+    """Lines for the user: the values of defaults that depend on the model and on the machine."""
+    across = resolve("launcher", config.launcher["name"]).ACROSS_HOSTS
+    return [line for line in (describe_learning(config), "" if across else describe_machine(config, cores())) if line]
+
+
+# ---- the run folder -------------------------------------------------------------------------------------------------
+
+
+def name_of(stem: str, overrides: Sequence[str]) -> str:
+    """A run's name: its config and what the command line sets, e.g. `quickstart-mode=sync-lr=1e-3`. Keys have no dash,
+    so that the config's name ends where the first one begins (`find_run_to_resume`)."""
+    words = []
+    for key, _, value in (pair.partition("=") for pair in overrides):
+        if key not in UNNAMED:
+            word = f"{key.rpartition('.')[2].replace('-', '_')}={value}"
+            words.append(re.sub(r"[^\w.=+,-]+", "_", word))
+    return "-".join([stem, *words])[: len(stem) + 1 + NAMED].rstrip("-_.") if words else stem
+
+
+def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
+    """A new folder under `run.dir`. An explicit `run.name` that exists is refused: it holds another run's data. Raises
+    ConfigError, OSError for a full disk."""
+    name = config.run.name or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for attempt in itertools.count(1):
+        folder = Path(config.run.dir) / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            if config.run.name:
+                more = f", or give it more run.steps with resume={folder}" if (folder / SUMMARY).exists() else ""
+                why = f"{folder} exists; choose another name or remove it{more}"
+                raise ConfigError(f"run.name={name}: {why}", "run.name") from None
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            why = f"cannot be written ({error.strerror}); name another folder"
+            raise ConfigError(f"run.dir={config.run.dir}: {why}", "run.dir") from None
+    return folder, configs.replace(config, "run.name", folder.name)
+
+
+def write_record(config: Config, folder: Path, argv: list[str]) -> None:
+    """Write all that is needed to repeat this run: resolved config (with the seed), command line, commit."""
+    configs.save(config, folder / CONFIG)
+    command = ["python", "-m", f"{COMMANDS}.train", *argv]
+    record = {"command": command, "commit": commit(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def commit() -> str | None:
+    """The commit of this code, with "-dirty" if files differ from it; of an installed package, its version. None
+    without git or outside a repository."""
+    if INSTALLED:
+        return metadata.version("areal_like")
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    return None
+
+
 def provide_keys(config: Config, folder: Path) -> Config:
     """Make keys for the run if its sockets are on TCP, also on loopback, and no keys are named."""
     if config.security.key_folder or config.buffer.transport != "tcp":
@@ -194,6 +202,78 @@ def provide_keys(config: Config, folder: Path) -> Config:
     place = folder.resolve() / "keys"
     keys.provide(place)
     return configs.replace(config, "security.key_folder", str(place))
+
+
+def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
+    """The run's folder, config and lock, or None if the command only prints something. Raises ValueError, OSError."""
+    config = load(args)
+    if args.print_config:
+        print(configs.to_yaml(configs.with_every_knob(config)), end="")
+        return None
+    if args.dry_run:
+        dry_run(config, args)
+        return None
+    warn(preflight(config))
+    if config.replay:
+        config = fit_to_replay(config)
+    earlier, stem = earlier_run(config, args), Path(args.config).stem
+    if config.resume and not earlier:
+        print(f"resume=auto: {config.run.dir} has no unfinished run of {config.run.name or stem}; a new one starts")
+    if earlier:
+        held = lock(earlier)
+        config = provide_keys(reopen_run_folder(config, earlier), earlier)
+        changed = changes(config, earlier)
+        print(f"resuming {earlier}{' with ' if changed else ''}{', '.join(changed)}")
+        discard(earlier)
+        (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run.run_folder
+        write_record(config, earlier / NEXT, argv)
+        return earlier, config, held
+    folder, config = make_run_folder(config, name_of(stem, args.overrides))
+    try:
+        config = provide_keys(config, folder)
+        write_record(config, folder, argv)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise OSError(error.errno, error.strerror, str(folder)) from None
+    return folder, config, lock(folder)
+
+
+def warn(notes: str) -> None:
+    if notes:
+        print(f"note: {notes}", file=sys.stderr)
+
+
+# ---- the run --------------------------------------------------------------------------------------------------------
+
+
+def launcher_of(config: Config, folder: Path) -> Any:
+    from areal_like.launch.plan import limits
+
+    return build("launcher", config.launcher, folder, limits(config))
+
+
+def dry_run(config: Config, args: argparse.Namespace) -> None:
+    """Print the processes, their memory needs, and what would be submitted. Then raises errors of the checks:
+    ValueError, OSError."""
+    from areal_like.launch.plan import describe, plan
+
+    from .starting import devices, estimate  # import torch
+
+    config = fit_to_replay(config) if config.replay else config
+    roles = plan(config)
+    launcher = launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME"))
+    print(describe(roles), *settings_of(config), sep="\n")
+    print(launcher.placement(roles), end="")
+    model = estimate.model_of(estimate.plain_of(config))
+    print(estimate.describe(estimate.estimate(config, model)))
+    if model is not None:
+        memory = args.device_memory or 0
+        if not memory and not args.gpus and needs_of(config, has_gpu()).total:
+            memory = gpus_here().memory
+        print(devices.describe(config, roles, model, memory), end="")
+    if submission := launcher.submission(roles):
+        print(f"\n{submission.describe()}", end="")
+    warn(preflight(config, args.gpus))
 
 
 def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str, Any]:
@@ -204,7 +284,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     from .following.display import Display
 
     launcher, roles = launcher_of(config, folder), plan(config)
-    display = Display(config, folder, plain or launcher_class(config).ONE_PROCESS)
+    display = Display(config, folder, plain or launcher.ONE_PROCESS)
     try:
         signals.check()
         shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
@@ -231,97 +311,6 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     return summary
 
 
-def launcher_of(config: Config, folder: Path) -> Any:
-    from areal_like.config.registry import build
-    from areal_like.launch.plan import limits
-
-    return build("launcher", config.launcher, folder, limits(config))
-
-
-def dry_run(config: Config, args: argparse.Namespace) -> None:
-    """Print the processes, their memory needs, and what would be submitted. Then raises errors of the checks:
-    ValueError, OSError."""
-    from areal_like.launch.plan import describe, plan
-
-    from .starting import devices, estimate  # import torch
-
-    config = fit_to_replay(config) if config.replay else config
-    roles, stated = plan(config), None if args.devices is None else Gpus("stated", args.devices)
-    launcher = launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME"))
-    print(describe(roles), *settings_of(config), sep="\n")
-    print(launcher.placement(roles), end="")
-    model = estimate.model_of(estimate.plain_of(config))
-    print(estimate.describe(estimate.estimate(config, model)))
-    if model is not None:
-        memory = args.device_memory or 0
-        if not memory and not stated and needs_of(config, has_gpu()).total:
-            memory = gpus_here().memory
-        print(devices.describe(config, roles, model, memory), end="")
-    if submission := launcher.submission(roles):
-        print(f"\n{submission.describe()}", end="")
-    warn(preflight(config, stated))
-
-
-def warn(notes: str) -> None:
-    if notes:
-        print(f"note: {notes}", file=sys.stderr)
-
-
-def load(args: argparse.Namespace) -> Config:
-    """The config of the command line; unset keys come from the run that it resumes or replays. Raises
-    ConfigError."""
-
-    stated = None if args.devices is None else Gpus("stated", args.devices)
-
-    def read(inherited: Config | None = None) -> Config:
-        config = configs.load([args.config, *args.overrides], inherited)
-        return placed(resolve_folders(resolve_transport(config)), stated)
-
-    config = read()
-    earlier = Path(config.replay) if config.replay else earlier_run(config, args)
-    if earlier and (earlier / CONFIG).is_file():
-        return read(configs.load_resolved(earlier / CONFIG))
-    return config
-
-
-def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
-    return find_run_to_resume(config, Path(args.config).stem) if config.resume else None
-
-
-def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, TextIO] | None:
-    """The run's folder, config and lock, or None if the command only prints something. Raises ValueError, OSError."""
-    config = load(args)
-    if args.print_config:
-        print(configs.to_yaml(configs.with_every_knob(config) if args.all else config), end="")
-        return None
-    if args.dry_run:
-        dry_run(config, args)
-        return None
-    warn(preflight(config))
-    if config.replay:
-        config = fit_to_replay(config)
-    earlier, stem = earlier_run(config, args), Path(args.config).stem
-    if config.resume and not earlier:
-        print(f"resume=auto: {config.run.dir} has no unfinished run of {config.run.name or stem}; a new one starts")
-    if earlier:
-        held = lock(earlier)
-        config = provide_keys(reopen_run_folder(config, earlier), earlier)
-        changed = changes(config, earlier)
-        print(f"resuming {earlier}{' with ' if changed else ''}{', '.join(changed)}")
-        discard(earlier)
-        (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run.run_folder
-        write_record(config, earlier / NEXT, argv)
-        return earlier, config, held
-    folder, config = make_run_folder(config, told_apart(stem, args.overrides))
-    try:
-        config = provide_keys(config, folder)
-        write_record(config, folder, argv)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise OSError(error.errno, error.strerror, str(folder)) from None
-    return folder, config, lock(folder)
-
-
 def submit(submission: Any, folder: Path, held: TextIO) -> int:
     """Submit the job, and print the commands to watch it. Raises OSError."""
     (folder / "logs").mkdir(exist_ok=True)
@@ -340,64 +329,14 @@ def in_words(error: Exception, place: str | Path) -> str:
     return str(error)
 
 
-def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    with lasting_output():
-        args, signals = parse(argv), Signals()
-        try:
-            return start(args, argv, signals)
-        finally:
-            signals.end()
-
-
-def start(args: argparse.Namespace, argv: list[str], signals: Signals) -> int:
-    """Returns the exit code."""
-    try:
-        prepared = prepare(args, argv)
-    except (ValueError, OSError) as error:
-        print(f"error: {' '.join(in_words(error, '.').split())}", file=sys.stderr)
-        return 2
-    if prepared is None:
-        return 0
-    folder, config, held = prepared
-    print(*settings_of(config), sep="\n", flush=True)
-    try:
-        return train(config, folder, args.plain, signals, held)
-    finally:
-        discard(folder)
-
-
-def inline(config: str, *overrides: str) -> dict[str, Any]:
-    """For notebooks and tests: the run of a config in this process, to its end (`launcher=inline`). Returns the
-    summary. Raises what a role has raised, ValueError (a wrong config), OSError, KeyboardInterrupt, RunStopped."""
-    from areal_like.launch.outcome import RunFailed
-
-    argv = [config, "launcher=inline", *overrides]
-    error: BaseException
-    signals = Signals()
-    try:
-        prepared = prepare(parse(argv), argv)
-        assert prepared, "a config and overrides always start a run"
-        folder, resolved, held = prepared
-        with held, contextlib.ExitStack() as left:
-            left.callback(discard, folder)
-            return run(resolved, folder, True, signals)
-    except RunFailed as failed:
-        error = failed.__cause__ or failed
-    except Interrupted as signalled:
-        error = KeyboardInterrupt(str(signalled))
-    finally:
-        signals.end()
-    raise error  # outside of the handlers, which would add their own context
-
-
-def train(config: Config, folder: Path, plain: bool, signals: Signals, held: TextIO) -> int:
+def train(folder: Path, config: Config, held: TextIO, plain: bool, signals: Signals) -> int:
     """Submit the run, or run it to its end and report how it ended. Returns the exit code."""
     from areal_like.launch.outcome import RunFailed, RunStopped
     from areal_like.launch.plan import plan
 
     from .following.summary import print_summary
 
+    print(*settings_of(config), sep="\n", flush=True)
     try:
         if submission := launcher_of(config, folder).submission(plan(config)):
             return submit(submission, folder, held)
@@ -412,9 +351,46 @@ def train(config: Config, folder: Path, plain: bool, signals: Signals, held: Tex
     except (RunFailed, BusError, UserError, OSError) as error:
         code, resumable = 1, not isinstance(error, UserError) and getattr(error, "resumable", True)
         print(f"error: {in_words(error, folder)}", file=sys.stderr)
+    finally:
+        discard(folder)
     if resumable and holds_progress(config, folder):
         print(f"to continue: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
     return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    with lasting_output():
+        args, signals = parse(argv), Signals()
+        with contextlib.closing(signals):
+            try:
+                prepared = prepare(args, argv)
+            except (ValueError, OSError) as error:
+                print(f"error: {' '.join(in_words(error, '.').split())}", file=sys.stderr)
+                return 2
+            return train(*prepared, args.plain, signals) if prepared else 0
+
+
+def inline(config: str, *overrides: str) -> dict[str, Any]:
+    """For notebooks and tests: the run of a config in this process, to its end (`launcher=inline`). Returns the
+    summary. Raises what a role has raised, ValueError (a wrong config), OSError, KeyboardInterrupt, RunStopped."""
+    from areal_like.launch.outcome import RunFailed
+
+    argv = [config, "launcher=inline", *overrides]
+    error: BaseException
+    with contextlib.closing(Signals()) as signals:
+        try:
+            prepared = prepare(parse(argv), argv)
+            assert prepared, "a config and overrides always start a run"
+            folder, resolved, held = prepared
+            with held, contextlib.ExitStack() as left:
+                left.callback(discard, folder)
+                return run(resolved, folder, True, signals)
+        except RunFailed as failed:
+            error = failed.__cause__ or failed
+        except Interrupted as signalled:
+            error = KeyboardInterrupt(str(signalled))
+    raise error  # outside of the handlers, which would add their own context
 
 
 if __name__ == "__main__":

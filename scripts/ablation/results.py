@@ -35,7 +35,7 @@ def gather(study: Study, runs: Iterable[Run], folder: Folder) -> list[Result]:
     results = []
     for run in runs:
         outcome = Outcome(folder.run(run), run.config) if folder.is_finished(run) else None
-        numbers = {name: outcome.measure(measure) if outcome else None for name, measure in study.measures.items()}
+        numbers = {name: outcome.measure(measure) if outcome else None for name, measure in study.measure.items()}
         results.append(Result(run, outcome, numbers))
     return results
 
@@ -65,7 +65,7 @@ def choose(study: Study, results: Sequence[Result]) -> list[Choice]:
     by, by_key = study.tune.by, defaultdict[Key, list[Result]](list)
     for result in results:
         by_key[study.tuned_for(result.run.labels)].append(result)
-    sign, choices = 1 if study.measures[by].higher_is_better else -1, []
+    sign, choices = 1 if study.measure[by].higher_is_better else -1, []
     for key, members in by_key.items():
         scores = [
             (candidate, bootstrap(result.numbers[by] for result in members if result.run.tuned == candidate))
@@ -85,7 +85,7 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     beside = folder / "results.tmp"
     with beside.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["stage", *study.grid, *(f"tuned {key}" for key in tuned), "seed", *study.measures, "run"])
+        writer.writerow(["stage", *study.grid, *(f"tuned {key}" for key in tuned), "seed", *study.measure, "run"])
         for result in results:
             run, numbers = result.run, ("" if number is None else number for number in result.numbers.values())
             writer.writerow([run.stage, *run.labels.values(), *run.tuned.values(), run.seed, *numbers, run.name])
@@ -97,9 +97,9 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     text += f"\n## Means over seeds ({len(study.seeds)}) with {spread}\n\n"
     rows: list[list[Any]] = []
     for key, found in by_point(study, results).items():
-        estimates = [bootstrap(result.numbers[measure] for result in found) for measure in study.measures]
+        estimates = [bootstrap(result.numbers[measure] for result in found) for measure in study.measure]
         rows.append([*key, *(found[0].run.tuned[name] for name in tuned), *estimates])
-    text += markdown_table([*study.grid, *tuned, *study.measures], rows)
+    text += markdown_table([*study.grid, *tuned, *study.measure], rows)
     if study.tune and choices:
         rows = [
             [*choice.key, *candidate.values(), score, "yes" if candidate == choice.picked else ""]
@@ -107,7 +107,7 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
             for candidate, score in choice.scores
         ]
         text += f"\n## Tuning\n\n{markdown_table([*study.tune.per, *tuned, study.tune.by, 'picked'], rows)}"
-    for name, measure in study.measures.items():
+    for name, measure in study.measure.items():
         if finished and all(result.numbers[name] is None for result in finished):
             text += f"\nNo finished run has a number for {name!r} ({measure.source}: {measure.key}).\n"
     (folder / "results.md").write_text(text)

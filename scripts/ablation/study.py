@@ -43,7 +43,7 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.places import CONFIGS
 
 from ..starting.preflight import preflight
-from .measures import Curve, Measure, read_curve, read_measure
+from .measures import read_curve, read_measure
 
 Overrides = dict[str, Any]
 Seed = Annotated[int, msgspec.Meta(ge=0)]
@@ -52,17 +52,6 @@ Labels = dict[str, str]
 OWN_KEYS = ("run.seed", "run.dir", "run.name", "resume")
 """Set for each run by the ablation itself."""
 TUNE, MAIN = "tune", "main"
-
-
-@dataclass(frozen=True)
-class Tune:
-    """`grid` has factors like the study's; `per`, `at` and `by` name factors and measures of the study."""
-
-    grid: dict[str, dict[str, Overrides]]
-    per: tuple[str, ...]
-    at: Labels
-    seeds: tuple[int, ...]
-    by: str
 
 
 @dataclass(frozen=True)
@@ -96,20 +85,29 @@ class Run:
         return [f"{factor.rpartition('.')[2]}={label}" for factor, label in (self.labels | self.tuned).items()]
 
 
-@dataclass(frozen=True)
-class Study:
-    """A checked ablation. `grid`: factor → label → overrides, in the order of the file."""
+class Tune(msgspec.Struct, forbid_unknown_fields=True):
+    """`grid` has factors like the study's; `per`, `at` and `by` name factors and measures of the study."""
+
+    grid: dict[str, Any]
+    seeds: list[Seed]
+    per: list[str] = []
+    at: dict[str, Any] = {}
+    by: str = ""
+
+
+class Study(msgspec.Struct, forbid_unknown_fields=True):
+    """The yaml, and after `load` a checked ablation. `grid`: factor → label → overrides, in the order of the file."""
 
     name: str
     file: str
-    base: str
-    common: Overrides
-    grid: dict[str, dict[str, Overrides]]
-    seeds: tuple[int, ...]
-    measures: dict[str, Measure]
-    curve: Curve
+    grid: dict[str, Any]
+    seeds: list[Seed]
+    measure: dict[str, Any]
+    config: str = "base"
+    set: Overrides = {}
+    curve: Any = {}
     tune: Tune | None = None
-    slurm: Mapping[str, Any] = field(default_factory=dict)
+    slurm: dict[str, Any] = {}
 
     def points(self) -> Iterator[Labels]:
         return _points(self.grid)
@@ -150,7 +148,7 @@ class Study:
         """Make the config of every point and of every tuning run. Raises ConfigError."""
         for run in self.tuning_runs():
             _ = run.config
-        by_samples = self.curve.x == "samples" or any("samples" in each.source for each in self.measures.values())
+        by_samples = self.curve.x == "samples" or any("samples" in each.source for each in self.measure.values())
         for config in self.main_configs():
             if by_samples and "group_size" not in config.sizing:
                 raise ConfigError(f"sizing={config.sizing['name']} has no group_size: measure steps, not samples")
@@ -162,10 +160,10 @@ class Study:
         chosen = [("grid", self.grid[factor][label]) for factor, label in labels.items()]
         chosen += [("tune.grid", self.tune.grid[factor][label]) for factor, label in tuned.items() if self.tune]
         values, origins = dict[str, Any](), dict[str, str]()
-        for section, overrides in [("set", self.common), *chosen]:
+        for section, overrides in [("set", self.set), *chosen]:
             values |= overrides
             origins |= dict.fromkeys(overrides, f"{section} in {self.file}")
-        arguments = (self.base, *(f"{key}={_text(value)}" for key, value in values.items()))
+        arguments = (self.config, *(f"{key}={_text(value)}" for key, value in values.items()))
         try:
             return _loaded(arguments, tuple(origins.items()))
         except (ValueError, OSError) as error:
@@ -195,25 +193,6 @@ def _text(value: Any) -> str:
 # Reading
 
 
-class TuneSection(msgspec.Struct, forbid_unknown_fields=True):
-    grid: dict[str, Any]
-    seeds: list[Seed]
-    per: list[str] = []
-    at: dict[str, Any] = {}
-    by: str | None = None
-
-
-class StudyFile(msgspec.Struct, forbid_unknown_fields=True):
-    grid: dict[str, Any]
-    seeds: list[Seed]
-    measure: dict[str, Any]
-    config: str = "base"
-    set: Overrides = {}
-    tune: TuneSection | None = None
-    curve: dict[str, Any] = {}
-    slurm: dict[str, Any] = {}
-
-
 def named(name: str) -> Path:
     """The file of a study: a path, or the name of one in `configs/ablation`. Raises ConfigError."""
     if Path(name).is_file():
@@ -228,25 +207,22 @@ def named(name: str) -> Path:
 def load(path: Path) -> Study:
     """The study of a yaml file, with the configs of all its runs checked. Raises ConfigError."""
     try:
-        file = msgspec.convert(read(path), StudyFile)
+        study = msgspec.convert(read(path) | {"name": path.stem, "file": shown(path)}, Study)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}; see docs/ablations.md") from None
-    grid = {factor: _values(factor, values) for factor, values in file.grid.items()}
-    measures = {name: read_measure(name, spec) for name, spec in file.measure.items()}
-    if not grid or not measures:
+    if not study.grid or not study.measure:
         raise ConfigError(f"{path}: an ablation needs a grid with a factor and something to measure")
-    study = Study(
-        name=path.stem,
-        file=shown(path),
-        base=str(find(file.config, path.parent, f"config in {path}")),
-        common=file.set,
-        grid=grid,
-        seeds=_distinct(file.seeds, "seeds"),
-        measures=measures,
-        curve=read_curve(file.curve),
-        tune=_tune(file.tune, grid, measures) if file.tune else None,
-        slurm=file.slurm,
-    )
+    study.config = str(find(study.config, path.parent, f"config in {path}"))
+    study.measure = {name: read_measure(name, spec) for name, spec in study.measure.items()}
+    study.curve = read_curve(study.curve)
+    for section, prefix in ((study, ""), *([(study.tune, "tune.")] if study.tune else [])):
+        section.grid = {
+            factor: _values(f"{prefix}grid.{factor}", factor, each) for factor, each in section.grid.items()
+        }
+        if len({*section.seeds}) < max(1, len(section.seeds)):
+            raise ConfigError(f"{prefix}seeds: got {section.seeds}, expected different whole numbers", f"{prefix}seeds")
+    if study.tune:
+        _check_names(study.tune, study)
     _refuse_lost_values(study)
     study.check()
     return study
@@ -256,7 +232,7 @@ def _refuse_lost_values(study: Study) -> None:
     """If two factors set one key, only one of the values would reach the runs. Raises ConfigError."""
     owners = dict.fromkeys(OWN_KEYS, "the ablation, for each of its seeds")
     factors = [*study.grid.items(), *(study.tune.grid.items() if study.tune else ())]
-    for name, values in [("set", {"": study.common}), *factors]:
+    for name, values in [("set", {"": study.set}), *factors]:
         keys = {key for overrides in values.values() for key in overrides}
         for key in sorted(keys & owners.keys()):
             raise ConfigError(f"{name}: {key} is set by {owners[key]} already", key)
@@ -264,31 +240,26 @@ def _refuse_lost_values(study: Study) -> None:
             owners |= dict.fromkeys(keys, repr(name))
 
 
-def _tune(section: TuneSection, grid: dict[str, dict[str, Overrides]], measures: dict[str, Measure]) -> Tune:
-    at, by = {key: str(label) for key, label in section.at.items()}, section.by or next(iter(measures))
-    asked: list[tuple[str, str, Mapping[str, object]]] = [("per", factor, grid) for factor in (*section.per, *at)]
-    asked += [("by", by, measures)]
-    asked += [(f"at.{factor}", label, grid[factor]) for factor, label in at.items() if factor in grid]
+def _check_names(tune: Tune, study: Study) -> None:
+    """Raises ConfigError for names of factors, labels or measures that the study does not have."""
+    tune.at = {factor: str(label) for factor, label in tune.at.items()}
+    tune.by = tune.by or next(iter(study.measure))
+    asked: list[tuple[str, str, Iterable[str]]] = [("per", factor, study.grid) for factor in (*tune.per, *tune.at)]
+    asked += [("by", tune.by, study.measure)]
+    asked += [(f"at.{factor}", label, study.grid.get(factor, ())) for factor, label in tune.at.items()]
     for key, name, known in asked:
         if name not in known:
             raise ConfigError(f"tune.{key}: got {name!r}, expected one of {', '.join(known)}", f"tune.{key}")
-    found = {factor: _values(factor, values) for factor, values in section.grid.items()}
-    return Tune(found, tuple(section.per), at, _distinct(section.seeds, "tune.seeds"), by)
 
 
-def _values(factor: str, values: Any) -> dict[str, Overrides]:
+def _values(prefix: str, factor: str, values: Any) -> dict[str, Overrides]:
     """Label → overrides. A list gives values of the key `factor`; a mapping names sets of overrides."""
+    key = f"{prefix}grid.{factor}"
     if isinstance(values, list) and values:
         found = {_text(value): {factor: value} for value in values}
         if len(found) < len(values):
-            raise ConfigError(f"grid.{factor}: a value appears twice")
+            raise ConfigError(f"{key}: a value appears twice")
         return found
     if isinstance(values, dict) and values and all(isinstance(item, dict) for item in values.values()):
         return {str(label): overrides for label, overrides in values.items()}
-    raise ConfigError(f"grid.{factor}: expected a list of values, or labels with overrides; got {values!r}")
-
-
-def _distinct(seeds: list[int], key: str) -> tuple[int, ...]:
-    if len(set(seeds)) < max(1, len(seeds)):
-        raise ConfigError(f"{key}: got {seeds}, expected different whole numbers", key)
-    return tuple(seeds)
+    raise ConfigError(f"{key}: expected a list of values, or labels with overrides; got {values!r}")

@@ -66,6 +66,10 @@ def positive(text: str) -> int:
     return _number(text, int, lambda value: value >= 1, "a whole number of at least 1")
 
 
+def whole(text: str) -> int:
+    return _number(text, int, lambda value: value >= 0, "a whole number of at least 0")
+
+
 def amount(text: str) -> float:
     return _number(text, float, lambda value: 0 <= value < math.inf, "a number of at least 0")
 

@@ -9,13 +9,12 @@ at all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from areal_like.config.run_config import Config
 from areal_like.launch.plan import RoleSpec
 
-from .estimate import FLOAT, HALF, Figures, Lengths, Sizes, actor_of, knobs_of, learner_of, lengths_of, plain_of
+from .estimate import FLOAT, HALF, Figures, Sizes, actor_of, knobs_of, learner_of, lengths_of, plain_of
 
 GIB = 1 << 30
 STEP_LOGITS = 3
@@ -28,72 +27,40 @@ SERVER_FRACTION = 0.85
 """Of the memory that SGLang takes for weights and KV cache where mem-fraction-static is not set."""
 KV_SHARE = 0.25
 """Of a GPU's memory that the embedded engine takes for keys and values by default."""
-FEW = 8
-"""A server with room for fewer longest sequences than this part of its slots would wait for memory most of the time."""
-KINDS = {True: "each rank of the learner", False: "each actor's device"}
 FRACTION = "mem-fraction-static"
 BESIDE = ("ranks, of which one needs (n)", "trained parameters (n)", "published versions (host)", "sum")
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Bytes of one process on one device, by part. `lacking`: bytes that it needs beyond these. An engine has room for
-    `longest` of its `slots` sequences of the longest length."""
-
-    parts: Figures
-    lacking: float = 0.0
-    longest: int = 0
-    slots: int = 0
-
-    @property
-    def needed(self) -> float:
-        return sum(self.parts.values()) + self.lacking
-
-
-def use_of(plain: dict[str, Any], model: Any, memory: int, learns: bool) -> Use:
-    """Of a rank of the learner, or of an actor's engine, on a device of `memory` bytes (0: unknown)."""
-    longest = lengths_of(plain)
+def use_of(plain: dict[str, Any], model: Any, memory: int, learns: bool) -> Figures:
+    """Bytes by part, of a rank of the learner or of an actor's engine, on a device of `memory` bytes (0: unknown). An
+    engine has keys and values for one longest sequence at least."""
+    longest, known = lengths_of(plain), knobs_of(plain, "engine")
     if learns:
         figures = learner_of(plain, model, longest)
-        parts = {name: value for name, value in figures.items() if value and name not in BESIDE}
-        return Use(parts | {"runtime": RUNTIME})
-    engine = _server_use if plain["engine"]["name"] == "sglang" else _engine_use
-    return engine(plain, Sizes.of(model), longest, memory)
-
-
-def _engine_use(plain: dict[str, Any], sizes: Sizes, longest: Lengths, memory: int) -> Use:
-    """Of an embedded engine: it takes its keys' and values' memory at the start."""
-    known, figures = knobs_of(plain, "engine"), actor_of(plain, sizes, longest)
-    token, slots = figures["KV cache, per token"], known["slots"] or 64
-    wanted = slots * longest.whole
+        return {name: value for name, value in figures.items() if value and name not in BESIDE} | {"runtime": RUNTIME}
+    sizes, slots = Sizes.of(model), known["slots"] or 64
+    if plain["engine"]["name"] == "sglang":  # one of the devices of a server, which takes a share of the card
+        width = FLOAT if known["dtype"] == "float32" else HALF
+        weights, token = width * sizes.count / known["tp_size"], sizes.kv(width) / known["tp_size"]
+        server = known.get("server") or {}
+        fraction = float(server.get(FRACTION, server.get(FRACTION.replace("-", "_"), SERVER_FRACTION)))
+        cache = max(fraction * memory - weights if memory else token * slots * longest.whole, token * longest.whole)
+        return {"weights": weights, "keys and values": cache, "runtime": SERVER_RUNTIME}
+    figures = actor_of(plain, sizes, longest)
+    token, wanted = figures["KV cache, per token"], slots * longest.whole
     tokens = min(wanted, known["kv_tokens"] or wanted)
     if known.get("memory") is not None:
         tokens = min(known["kv_tokens"] or wanted, int(known["memory"] * GIB / token))
     elif known["kv_tokens"] is None and memory:
         tokens = min(tokens, int(KV_SHARE * memory / token))
     narrow = HALF if known["compute_dtype"] == "bfloat16" else FLOAT
-    parts = {
+    return {
         "weights": figures["weights"],
-        "keys and values": token * tokens,
+        "keys and values": token * max(tokens, longest.whole),
         "logits of a step": STEP_LOGITS * FLOAT * slots * sizes.vocabulary,
         "a prefill": 8192 * (4 * FLOAT * sizes.hidden + 3 * narrow * sizes.inner),
         "runtime": RUNTIME,
     }
-    return Use(parts, max(0.0, token * (longest.whole - tokens)), min(slots, tokens // longest.whole), slots)
-
-
-def _server_use(plain: dict[str, Any], sizes: Sizes, longest: Lengths, memory: int) -> Use:
-    """Of an SGLang server on one of its devices: it takes a share of the card at the start."""
-    known = knobs_of(plain, "engine")
-    tp_size, slots = known["tp_size"], -(-(known["slots"] or 64) // known["replicas"])
-    width = FLOAT if known["dtype"] == "float32" else HALF
-    weights, token = width * sizes.count / tp_size, sizes.kv(width) / tp_size
-    server = known.get("server") or {}
-    fraction = float(server.get(FRACTION, server.get(FRACTION.replace("-", "_"), SERVER_FRACTION)))
-    cache = fraction * memory - weights if memory else token * slots * longest.whole
-    tokens = max(0, int(cache / token))
-    parts = {"weights": weights, "keys and values": token * tokens, "runtime": SERVER_RUNTIME}
-    return Use(parts, max(0.0, token * longest.whole - cache), min(slots, tokens // longest.whole), slots)
 
 
 def describe(config: Config, roles: Sequence[RoleSpec], model: Any, memory: int) -> str:
@@ -106,21 +73,20 @@ def describe(config: Config, roles: Sequence[RoleSpec], model: Any, memory: int)
             on.setdefault(str(device), []).append(role)
     if not on:
         return ""
-    plain = plain_of(config)
+    plain, small = plain_of(config), list[list[RoleSpec]]()
     uses = {learns: use_of(plain, model, memory, learns) for learns in {r.essential for rs in on.values() for r in rs}}
     of = f" of {_gib(memory)}" if memory else " (state their size: --device-memory 80GB)"
-    lines, small = [f"\n{len(on)} device{'s' * (len(on) > 1)}{of}"], list[list[RoleSpec]]()
+    lines = [f"\n{len(on)} device{'s' * (len(on) > 1)}{of}"]
     for device, here in sorted(on.items(), key=lambda item: (item[0].zfill(6), item[0])):
-        needed = sum(uses[role.essential].needed for role in here)
+        needed = sum(sum(uses[role.essential].values()) for role in here)
         left = f"{_gib(memory - needed)} left" if needed <= memory else f"{_gib(needed - memory)} TOO MUCH"
         lines.append(f"  {device:<10}{', '.join(r.name for r in here):<22}{_gib(needed):>10}  {left if memory else ''}")
         small += [here] if needed > memory else []
     for learns, use in uses.items():
-        room = f"; room for {use.longest} of {use.slots} longest sequences" if use.slots else ""
-        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in use.parts.items())
-        lines.append(f"{KINDS[learns]}, in GiB: {parts}{room}")
+        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in use.items())
+        lines.append(f"{'each rank of the learner' if learns else 'each device of an actor'}, in GiB: {parts}")
     if memory:
-        lines += list(_hints(small, uses, plain["engine"]["name"] == "sglang")) or ["it fits"]
+        lines += list(_hints(small, plain["engine"]["name"] == "sglang")) or ["it fits"]
     return "\n".join(lines) + "\n"
 
 
@@ -128,8 +94,8 @@ def _gib(value: float) -> str:
     return f"{value / GIB:.1f} GiB"
 
 
-def _hints(small: list[list[RoleSpec]], uses: dict[bool, Use], serves: bool) -> Iterator[str]:
-    """Keys to change where a device is too `small` for its roles, or a server has room for few sequences."""
+def _hints(small: list[list[RoleSpec]], serves: bool) -> Iterator[str]:
+    """Keys to change where a device is too `small` for its roles."""
     kinds = {role.essential for roles in small for role in roles}
     if any(len(roles) > 1 for roles in small):
         yield "too small for both: placement={learner: 0, actors: 1} gives learner and actors devices of their own"
@@ -140,5 +106,3 @@ def _hints(small: list[list[RoleSpec]], uses: dict[bool, Use], serves: bool) -> 
         )
     if False in kinds:
         yield f"too small for the engine: {'engine.tp_size=2' if serves else 'a smaller engine.kv_tokens'}"
-    elif serves and any(FEW * use.longest < use.slots for use in uses.values()):
-        yield "little room for keys and values: engine.tp_size=2, or fewer engine.slots"

@@ -36,7 +36,7 @@ LEARNER_MAY_CHANGE = (
 """Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that training will not make
 again are then rolled out again (`buffer.main.other_settings`)."""
 
-NEVER_TOLD = ("resume", "replay", "run.name", "run.dir", "security.key_folder")
+OF_A_START = ("resume", "replay", "run.name", "run.dir", "security.key_folder")
 """Settings of a start, not of the run."""
 
 ORPHAN_SECONDS = 10.0
@@ -46,16 +46,21 @@ ORPHAN_SECONDS = 10.0
 def find_run_to_resume(config: Config, stem: str) -> Path | None:
     """The folder that `resume` names. None for `auto` if there is nothing to resume. Raises ConfigError."""
     if config.resume != "auto":
-        folder = Path(config.resume or "")
-        if not (folder / "config.yaml").is_file():
-            raise ConfigError(f"resume={config.resume}: no run folder (config.yaml is missing)")
-        return folder
+        return _run_folder("resume", config)
     # As `scripts.train` names runs: quickstart, quickstart-mode=sync-lr=1e-3; but quickstart-long is another config.
     name = config.run.name and re.escape(config.run.name)
     named = re.compile(name or rf"{re.escape(stem)}(-\w+=.*)?-\d{{8}}-\d{{6}}(-\d+)?")
-    found = [path.parent for path in Path(config.run.dir).glob("*/config.yaml") if named.fullmatch(path.parent.name)]
-    unfinished = [folder for folder in found if not (folder / "summary.json").exists()]
-    return max(unfinished, key=lambda folder: (folder / "config.yaml").stat().st_mtime, default=None)
+    found = [path.parent for path in Path(config.run.dir).glob(f"*/{CONFIG}") if named.fullmatch(path.parent.name)]
+    unfinished = [folder for folder in found if not (folder / SUMMARY).exists()]
+    return max(unfinished, key=lambda folder: (folder / CONFIG).stat().st_mtime, default=None)
+
+
+def _run_folder(key: str, config: Config) -> Path:
+    """The run folder that a key names. Raises ConfigError."""
+    folder = Path(configs.select(config, key) or "")
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{key}={configs.select(config, key)}: no run folder ({CONFIG} is missing)")
+    return folder
 
 
 def reopen_run_folder(config: Config, folder: Path) -> Config:
@@ -66,11 +71,16 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
     before, now = ({key: _value(each, key) for key in MUST_AGREE} for each in (earlier, config))
     _refuse_change("resume", before, now, folder, "repeat the setting of then, or start a new run to change it")
     before, now = (_state_of_learner(each) for each in (earlier, config))
-    hint = (
-        "the state in its checkpoints does not fit; start a new run to change it (lr, schedule and others may change)"
-    )
+    hint = "its checkpoints' state does not fit; start a new run to change it (lr, schedule and others may change)"
     _refuse_change("resume", before, now, folder, hint)
-    _check_bound(earlier, config, folder)
+
+    # Groups in the buffer were admitted under the earlier bound.
+    old, new = (build("scheduler", each.scheduler, build("sizing", each.sizing)) for each in (earlier, config))
+    if new.max_staleness < old.max_staleness:
+        raise ConfigError(
+            f"resume: the staleness bound was {old.max_staleness} in {folder} and is {new.max_staleness} now: its "
+            "groups may be older than that; start a new run to lower it"
+        )
     _check_journal(earlier, config, folder)
     _check_work_left(config, folder)
     if earlier.buffer.keep_journal:  # a record without its beginning is useless
@@ -82,7 +92,7 @@ def changes(config: Config, folder: Path) -> list[str]:
     """How the config differs from the earlier one of the folder, in words."""
     keys = [field.name for field in fields(Config)]
     found = configs.differences(configs.load_resolved(folder / CONFIG), config, keys)
-    return [text for text in found if not text.startswith(tuple(f"{key}=" for key in NEVER_TOLD))]
+    return [text for text in found if text.partition("=")[0] not in OF_A_START]
 
 
 def _value(config: Config, key: str) -> Any:
@@ -93,7 +103,7 @@ def _value(config: Config, key: str) -> Any:
 
 def _state_of_learner(config: Config) -> dict[str, Any]:
     """Knobs that its checkpoints depend on."""
-    known = {"name": ""} | with_defaults("learner", configs.select(config, "learner"))  # the name is compared first
+    known = {"name": ""} | _value(config, "learner")  # the name is compared first
     return {f"learner.{knob}": value for knob, value in known.items() if knob not in LEARNER_MAY_CHANGE}
 
 
@@ -102,16 +112,6 @@ def _refuse_change(verb: str, before: Mapping[str, Any], now: Mapping[str, Any],
     for key in dict.fromkeys([*before, *now]):
         if (old := before.get(key)) != (new := now.get(key)):
             raise ConfigError(f"{verb}: {key} was {old} in {folder} and is {new} now; {hint}", key)
-
-
-def _check_bound(earlier: Config, config: Config, folder: Path) -> None:
-    """Groups in the buffer were admitted under the earlier bound. Raises ConfigError."""
-    before, now = (build("scheduler", each.scheduler, build("sizing", each.sizing)) for each in (earlier, config))
-    if now.max_staleness < before.max_staleness:
-        raise ConfigError(
-            f"resume: the staleness bound was {before.max_staleness} in {folder} and is {now.max_staleness} now: its "
-            "groups may be older than that; start a new run to lower it"
-        )
 
 
 def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
@@ -147,10 +147,9 @@ def holds_progress(config: Config, folder: Path) -> bool:
 
     if config.buffer.journal == "off" or not (folder / CONFIG).is_file():
         return False
-    if checkpoints.latest(folder):
-        return True
     try:
-        return any(not isinstance(each.event, Begin) for each in scan(folder / "journal"))
+        events = (each.event for each in scan(folder / "journal"))
+        return bool(checkpoints.latest(folder)) or not all(isinstance(event, Begin) for event in events)
     except (ValueError, OSError):
         return False
 
@@ -160,22 +159,19 @@ def fit_to_replay(config: Config) -> Config:
     may differ: a replay exists to compare those. Raises ConfigError."""
     from buffer.replay_server import branches, count_batches
 
-    folder = Path(config.replay or "")
-    if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"replay={config.replay}: no run folder (config.yaml is missing)")
+    folder = _run_folder("replay", config)
     earlier = configs.load_resolved(folder / CONFIG)
     before, now = ({key: _value(each, key) for key in REPLAYS_WITH} for each in (earlier, config))
     _refuse_change("replay", before, now, folder, "it must be the same")
     differs = configs.differences(earlier, config, ["learner", "loss", "advantage"])
     if (found := branches(folder / "journal")) and not differs:
-        told = "; ".join(f"after step {step}: {changed}" for step, changed in found)
+        resumed = "; ".join(f"after step {step}: {changed}" for step, changed in found)
         raise ConfigError(
-            f"replay: {folder} was resumed with other settings ({told}), so no single config reproduces its weights. "
-            "Its batches can be trained on with another learner or loss: set what you want to compare, e.g. learner.lr"
+            f"replay: {folder} was resumed with other settings ({resumed}), so no single config reproduces its weights."
+            " Its batches can be trained on with another learner or loss: set what you want to compare, e.g. learner.lr"
         )
-    steps = count_batches(folder / "journal")
     config = configs.replace(config, "replay", str(folder.resolve()))
-    return configs.replace(config, "run.steps", min(config.run.steps, steps))
+    return configs.replace(config, "run.steps", min(config.run.steps, count_batches(folder / "journal")))
 
 
 def lock(folder: Path) -> TextIO:

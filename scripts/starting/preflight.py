@@ -43,7 +43,6 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     build("launcher", config.launcher, Path(config.run.dir), limits(config))
     sizing = _built("sizing", config.sizing, Sizing)
     scheduler = _built("scheduler", config.scheduler, Scheduler, sizing)
-    check_sizes(sizing, config.groups_per_batch)
     check_batch(config, sizing)
     if config.learner["name"] == "torch" and config.sampling.temperature == 0:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
@@ -75,6 +74,17 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     return "; ".join(filter(None, notes(task, config, scheduler)))
 
 
+def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
+    """Warnings about settings that are allowed but possibly not meant."""
+    yield ruinous_rate(config)
+    yield spent_schedule(config)
+    yield from sharing(config)
+    if config.partial_rollout == "resume":
+        yield scheduler.warning()
+    if (rows := task.size("train")) < config.groups_per_batch:
+        yield f"groups_per_batch={config.groups_per_batch}: there are {rows} training prompts, so a batch repeats them"
+
+
 def _built(kind: str, spec: Mapping[str, Any], base: type, *args: object) -> Any:
     made = build(kind, spec, *args)
     if not isinstance(made, base):
@@ -85,6 +95,7 @@ def _built(kind: str, spec: Mapping[str, Any], base: type, *args: object) -> Any
 
 def check_batch(config: Config, sizing: Sizing) -> None:
     """Check that the buffer can hold a batch, even one of the shortest prompts and answers."""
+    check_sizes(sizing, config.groups_per_batch)
     if len(sizing.sizes) > 1 and config.batch_policy["name"] != "in_order":
         raise ConfigError("sizing: a group size that changes from batch to batch needs batch_policy=in_order", "sizing")
     key, room = "groups_per_batch", config.buffer.max_bytes // LEAST_BYTES
@@ -95,18 +106,17 @@ def check_batch(config: Config, sizing: Sizing) -> None:
 
 def check_packages(config: Config) -> None:
     """Raises ConfigError where an optional package is missing that a setting needs."""
-    needed = {
-        "learner.lora": ("peft", "lora", config.learner.get("lora") is not None),
-        "group_reward=judge": ("openai", "judge", config.group_reward["name"] == "judge"),
-        "workflow=agent": ("aiohttp", "openai", config.workflow["name"] == "agent"),
-        **{f"run.trackers={name}": (name, name, ":" not in name) for name in config.run.trackers},
-    }
     for name in config.run.trackers:
         try:
             check("tracker", {"name": name})
         except ConfigError as error:
             raise ConfigError(f"run.trackers: {error}", "run.trackers") from None
-    for key, (package, extra, is_needed) in needed.items():
+    for key, package, extra, is_needed in (
+        ("learner.lora", "peft", "lora", config.learner.get("lora") is not None),
+        ("group_reward=judge", "openai", "judge", config.group_reward["name"] == "judge"),
+        ("workflow=agent", "aiohttp", "openai", config.workflow["name"] == "agent"),
+        *((f"run.trackers={name}", name, name, ":" not in name) for name in config.run.trackers),
+    ):
         if is_needed and find_spec(package) is None:
             raise ConfigError(f"{key} needs {package}: pip install 'areal_like[{extra}]'", key.partition("=")[0])
 
@@ -129,20 +139,17 @@ def check_workflows(config: Config) -> None:
     of_tasks = {f"task.workflows.{name}": as_spec(spec) for name, spec in (config.task.get("workflows") or {}).items()}
     found = {"workflow": config.workflow, "eval.workflow": heldout_workflow(config), **of_tasks}
     for prefix, spec in found.items():
-        environment = spec.get("environment")
+        key, environment = f"{prefix}.environment", spec.get("environment")
         if spec["name"] == "agent":
             check_agent(f"{prefix}.agent", spec["agent"])
-        for tool in (environment or {}).get("tools", ()):
-            if ":" in tool:
-                check_function(f"{prefix}.environment.tools", tool)
         if environment:
-            check_environment(f"{prefix}.environment", environment)
+            for tool in environment.get("tools", ()):
+                if ":" in tool:
+                    check_function(f"{key}.tools", tool)
+            check_environment(key, environment)
         elif "needs_environment" in marks("task", config.task["name"]):  # never a mixture
-            raise ConfigError(
-                f"{prefix}.environment: task={config.task['name']} has no rewards of its own; set {prefix}={{name: "
-                "multi_turn, environment: {name: openenv, server: URL, action: FIELD}}",
-                f"{prefix}.environment",
-            )
+            wanted = f"{prefix}={{name: multi_turn, environment: {{name: openenv, server: URL, action: FIELD}}}}"
+            raise ConfigError(f"{key}: task={config.task['name']} has no rewards of its own; set {wanted}", key)
     if config.batch_policy["name"] == "priority":
         check_function("batch_policy.key", config.batch_policy["key"])
 
@@ -182,7 +189,7 @@ def check_address(host: str, port: int) -> None:
 def check_texts(task: Task, config: Config) -> None:
     """Check that the task has the text that the workflows and a judge need, and an end of answers where cut ones are
     treated apart."""
-    codec, stops, name = task.prompt("train", 0).codec, task.stop_tokens, config.task["name"]
+    codec, name = task.prompt("train", 0).codec, config.task["name"]
     if config.group_reward["name"] == "judge" and codec is None:
         raise ConfigError(f"group_reward=judge reads text, e.g. of task=jsonl; task={name} has none", "group_reward")
     for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
@@ -190,7 +197,7 @@ def check_texts(task: Task, config: Config) -> None:
         if needed and not hasattr(codec, needed):
             raise ConfigError(f"{prefix}={spec['name']} needs a task with text, e.g. jsonl, not {name}", prefix)
     for key, knobs in {"learner.overlong_filter": config.learner, "advantage.bootstrap": config.advantage}.items():
-        if knobs.get(key.rpartition(".")[2]) and not stops:
+        if knobs.get(key.rpartition(".")[2]) and not task.stop_tokens:
             raise ConfigError(f"{key}: answers of task={name} have a fixed length, so each of them is cut", key)
 
 
@@ -214,13 +221,10 @@ def check_teacher(config: Config, task: Task) -> None:
 
 
 def _check_vocabulary(key: str, path: str, model: Mapping[str, Any], task: Task) -> None:
-    known = model.get("vocab_size")
-    if known is not None and known < task.vocab_size:
-        raise ConfigError(
-            f"{key}: the model in {path!r} knows {known} token ids, the task uses {task.vocab_size}: take a model and "
-            "a tokenizer that belong together",
-            key,
-        )
+    known = model.get("vocab_size", task.vocab_size)
+    if known < task.vocab_size:
+        fact = f"the model in {path!r} knows {known} token ids, the task uses {task.vocab_size}"
+        raise ConfigError(f"{key}: {fact}: take a model and a tokenizer that belong together", key)
 
 
 def model_config(config: Config) -> dict[str, Any] | None:
@@ -245,16 +249,14 @@ def check_lengths(task: Task, heldout: int, config: Config, model: dict[str, Any
     """Every prompt can be made and, with its longest response, fits the model; of a task without `rows_beyond`, the
     first `ROWS` of each split, and of those that are held out no more than the first `heldout`. Raises ConfigError."""
     computes = "needs_model" in marks("engine", config.engine["name"])
-    bounds = {
-        "engine.kv_tokens": config.engine.get("kv_tokens"),
-        POSITIONS: positions_of(config, model) if computes else None,
-    }
+    positions = positions_of(config, model) if computes else None
+    bounds = {"engine.kv_tokens": config.engine.get("kv_tokens"), POSITIONS: positions}
     known = {name: bound for name, bound in bounds.items() if bound is not None}
-    most = config.sampling.max_new_tokens
 
     def problem(split: str, row: int) -> str:
         prompt = task.prompt(split, row)
-        response = (most or prompt.max_tokens) + (max(prompt.filler, default=0) if split == "train" else 0)
+        most = config.sampling.max_new_tokens or prompt.max_tokens
+        response = most + (max(prompt.filler, default=0) if split == "train" else 0)
         needed = len(prompt.tokens) + response
         total = f"a prompt of {len(prompt.tokens)} tokens with a response of up to {response} needs {needed}"
         short = [f"{total}; {name}={bound}" for name, bound in known.items() if needed > bound]
@@ -315,14 +317,3 @@ def rows_to_check(task: Task, split: str, heldout: int, config: Config, bound: i
 def asked_prompts(task: Task, sets: Iterable[HeldoutSet]) -> int:
     """How many of a task's held-out prompts, from the first, a run asks at most: in its sets, and in probes."""
     return max([PROMPTS, *(len(each.rows) for each in sets if each.task is task)])
-
-
-def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
-    """Warnings about settings that are allowed but possibly not meant."""
-    yield ruinous_rate(config)
-    yield spent_schedule(config)
-    yield from sharing(config)
-    if config.partial_rollout == "resume":
-        yield scheduler.warning()
-    if (rows := task.size("train")) < config.groups_per_batch:
-        yield f"groups_per_batch={config.groups_per_batch}: there are {rows} training prompts, so a batch repeats them"

@@ -64,7 +64,7 @@ def test_a_run_leaves_its_folder_and_nothing_else(place: Path) -> None:
     assert summary(run.folder)["ledger"]["trained"] == 6 * 4
     assert_balanced(summary(run.folder)["ledger"])
     record = json.loads((run.folder / "run.json").read_text())
-    assert record["seed"] == 0 and "commit" in record and "configs/quickstart.yaml" in record["command"]
+    assert "commit" in record and "configs/quickstart.yaml" in record["command"]
     assert "\x1b" not in run.text(), "control codes although the output is no terminal"
     assert str(run.folder / "checkpoints" / "final") in run.text()
 

@@ -189,15 +189,15 @@ def test_every_shipped_study_loads_and_tunes(path: Path, tmp_path: Path, monkeyp
         file = Path(write_folder(tmp_path / "models" / "smollm2-135m-instruct", "llama")) / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 8192}))
     found = study.load(path)
-    if "reward" in found.measures:
+    if "reward" in found.measure:
         assert len(found.seeds) >= 5 and found.tune and not set(found.tune.seeds) & set(found.seeds)
         assert len(found.tuning_runs()) >= 3 * len(found.candidates())
-    if any(m.key == "reward_after" for m in found.measures.values()):
+    if any(m.key == "reward_after" for m in found.measure.values()):
         targets = {run.config.run.target_reward for run in found.tuning_runs()}
         targets |= {config.run.target_reward for config in found.main_configs()}
         assert targets == {None}, "rewards at the end are at equal samples, or at equal time"
     else:
-        assert "seconds" in found.measures and len(found.seeds) >= 3
+        assert "seconds" in found.measure and len(found.seeds) >= 3
 
 
 # Measures

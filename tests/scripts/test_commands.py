@@ -170,7 +170,7 @@ def test_the_home_folder_is_found_where_the_shell_leaves_it_alone(monkeypatch: p
 
 PRINTS = """
 import sys, time
-from scripts.console.streams import lasting_output
+from scripts.console.process import lasting_output
 with lasting_output():
     print("one", flush=True)
     sys.stdin.readline()

@@ -53,7 +53,6 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("8x", "0.5b", "it fits"),
         ("8x", "7b", "it fits"),
         ("8x", "32b", "too small for the learner: "),
-        ("8x", "32b", "little room for keys and values: "),
     ],
 )
 def test_on_h100_each_size_fits_or_is_told_what_to_change(shapes: Path, gpu: str, size: str, words: str) -> None:

@@ -28,7 +28,7 @@ from scripts.starting.earlier_runs import (
     lock,
     reopen_run_folder,
 )
-from scripts.train import launcher_of, load, parse, prepare, submit, told_apart
+from scripts.train import launcher_of, load, name_of, parse, prepare, submit
 
 
 @pytest.fixture
@@ -274,8 +274,8 @@ def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tm
     [
         ("copy4-20260102-030405", "copy4"),
         ("copy4-20260102-030405-2", "copy4"),  # two began in one second
-        (f"{told_apart('copy4', ['mode=sync', 'loss.clip-x=[1, 2]'])}-20260102-030405", "copy4"),
-        (f"{told_apart('copy4', ['launcher.options.cpus-per-task=2'])}-20260102-030405", "copy4"),
+        (f"{name_of('copy4', ['mode=sync', 'loss.clip-x=[1, 2]'])}-20260102-030405", "copy4"),
+        (f"{name_of('copy4', ['launcher.options.cpus-per-task=2'])}-20260102-030405", "copy4"),
         ("copy4-long-20260102-030405", "copy4-long"),
         ("copy4-long-lr=1e-3-20260102-030405", "copy4-long"),
         ("copy4-20260102", ""),

@@ -13,7 +13,7 @@ import pytest
 from areal_like.config import run_config as configs
 from areal_like.config.registry import COMPONENTS, knobs
 from areal_like.config.run_config import ConfigError
-from scripts.train import main, make_run_folder, parse, prepare, resolve_transport, told_apart, write_record
+from scripts.train import make_run_folder, name_of, parse, prepare, resolve_transport, write_record
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 QUICKSTART = "configs/quickstart.yaml"
@@ -35,22 +35,15 @@ def run_light(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
 
 
-def test_print_config_is_light_and_can_be_read_back(tmp_path: Path) -> None:
-    done = run_light(QUICKSTART, "--print-config", "learner.lr=5e-3")
+def test_print_config_is_light_has_every_knob_and_is_a_config(tmp_path: Path) -> None:
+    done = run_light(QUICKSTART, "--print-config", "learner.lr=5e-3", "algorithm=grpo")
     assert done.returncode == 0, done.stderr
     (tmp_path / "config.yaml").write_text(done.stdout)
     assert configs.load_resolved(tmp_path / "config.yaml").learner.lr == 5e-3
-
-
-def test_print_config_all_has_every_knob_and_is_a_config(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    assert main([QUICKSTART, "--print-config", "--all", "algorithm=grpo"]) == 0
-    (tmp_path / "whole.yaml").write_text(capsys.readouterr().out)
-    whole = configs.load([str(tmp_path / "whole.yaml")])
+    whole = configs.load([str(tmp_path / "config.yaml")])
     for kind in COMPONENTS.keys() & configs.Config.__dataclass_fields__.keys():
         assert set(getattr(whole, kind)) == {"name", *knobs(kind, getattr(whole, kind)["name"])}
     assert whole.loss["clip"] == 0.2 and whole.learner["micro_batch_tokens"] == 16384
-    with pytest.raises(SystemExit):
-        main([QUICKSTART, "--all"])
 
 
 def test_resume_and_replay_are_options_too() -> None:
@@ -127,9 +120,7 @@ def test_the_record_is_enough_to_run_again(tmp_path: Path) -> None:
     write_record(config, tmp_path, argv)
     assert configs.load_resolved(tmp_path / "config.yaml") == config
     record = json.loads((tmp_path / "run.json").read_text())
-    assert record["seed"] == 7
     assert record["command"][-3:] == argv
-    assert record["settings"][0].startswith("learning: learner.lr=0.003, constant")
     again = configs.load([str(tmp_path / "config.yaml")])
     assert again == config
 
@@ -164,4 +155,4 @@ def test_transport_follows_the_port() -> None:
     ],
 )
 def test_a_run_is_named_by_what_its_command_sets(overrides: list[str], name: str) -> None:
-    assert told_apart("quickstart", overrides) == name
+    assert name_of("quickstart", overrides) == name
