@@ -19,10 +19,28 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 
-def compares_samples(advantage: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark an advantage function that compares the samples of a prompt with one another: a single one gets 0."""
-    advantage.compares_samples = True  # type: ignore[attr-defined]
-    return advantage
+def _mark(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def mark(advantage: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(advantage, name, True)
+        return advantage
+
+    return mark
+
+
+compares_samples = _mark("compares_samples")  # the samples of a prompt with one another: a single one gets 0
+per_token = _mark("per_token")  # the second form
+needs_teacher = _mark("needs_teacher")  # it reads `Episodes.teacher`
+
+
+def marked(advantage: Callable[..., Any], mark: str) -> bool:
+    """Does an advantage function, bare or bound with `functools.partial`, carry this mark?"""
+    return getattr(getattr(advantage, "func", advantage), mark, False)
+
+
+def needs_current(advantage: Callable[..., Any]) -> bool:
+    """Is `Episodes.student` the learner's policy at the start of the train step, instead of the behaviour policy?"""
+    knobs = getattr(advantage, "keywords", {})
+    return marked(advantage, "needs_teacher") and bool(knobs.get("sampled", 1.0)) and knobs.get("of") != "behaviour"
 
 
 @compares_samples
@@ -41,23 +59,15 @@ def group(
     group of 8 its advantages are 6.5 % smaller. Groups whose rewards are all equal, single samples among them, get
     exactly 0.
     """
-    ddof = degrees_of_freedom(std)
     rewards = np.asarray(rewards, np.float64)
     _, member = np.unique(np.asarray(groups), return_inverse=True)
     counts = np.bincount(member)
     advantages = rewards - (np.bincount(member, rewards) / counts)[member]
     if std:
-        deviation = np.sqrt(np.bincount(member, advantages**2) / np.maximum(counts - ddof, 1))
+        deviation = np.sqrt(np.bincount(member, advantages**2) / np.maximum(counts - (std == "sample"), 1))
         advantages = advantages / (deviation[member] + eps)
     advantages[~varied(rewards, member)[member]] = 0.0
     return advantages
-
-
-def degrees_of_freedom(std: bool | str) -> int:
-    """The difference between n and the divisor of a variance. Raises ValueError for another word."""
-    if std not in (False, True, "population", "sample"):
-        raise ValueError(f"std must be false, true (population), population or sample, got {std!r}")
-    return int(std == "sample")
 
 
 @compares_samples
@@ -78,7 +88,6 @@ def maxrl(rewards: np.ndarray, groups: np.ndarray, *, eps: Annotated[float, "[0,
     For rewards of 0 and 1: hard prompts, solved once in many samples, count for more. Rewards must not be negative
     (ValueError). The formula is second-hand.
     """
-    rewards = np.asarray(rewards, np.float64)
     if (rewards < 0).any():
         raise ValueError("maxrl needs rewards that are not negative")
     _, member = np.unique(np.asarray(groups), return_inverse=True)
@@ -108,7 +117,7 @@ def batch(
     if not std or not len(centred):
         return centred
     of = centred if deviation_of == "centred" else np.asarray(rewards, np.float64)
-    return centred / (np.sqrt(((of - of.mean()) ** 2).sum() / max(len(of) - degrees_of_freedom(std), 1)) + eps)
+    return centred / (np.sqrt(((of - of.mean()) ** 2).sum() / max(len(of) - (std == "sample"), 1)) + eps)
 
 
 # Per token
@@ -146,19 +155,16 @@ class Episodes:
     """A batch of n samples with N trained tokens, in the order of the samples.
 
     `rewards` float64 [n]; `groups` int [n]; `sample` int64 [N] the sample of each token; `penalties` float64 [N] are
-    subtracted from the reward at each token; `values` float64 [N] the critic's value of the state in which the token
-    was chosen (None without a critic). `turns` has the places where single turns earned rewards (None: all rewards come
-    at the end). `behind` float64 [n] is the value of the state after a cut sample, 0 for others (None unless
-    `bootstraps`). `teacher`, `student` float64 [N] are their logprobs of each token (None without a teacher).
+    subtracted from the reward at each token. `turns` has the places where single turns earned rewards (None: all
+    rewards come at the end). `teacher`, `student` float64 [N] are their logprobs of each token (None without a
+    teacher).
     """
 
     rewards: np.ndarray
     groups: np.ndarray
     sample: np.ndarray
     penalties: np.ndarray
-    values: np.ndarray | None = None
     turns: TurnRewards | None = None
-    behind: np.ndarray | None = None
     teacher: np.ndarray | None = None
     student: np.ndarray | None = None
 
@@ -176,40 +182,6 @@ class Episodes:
         earned = self.turns.earned if self.turns else np.zeros(len(self.sample))
         rest = rewards - np.bincount(self.sample, earned, minlength=len(rewards))
         return np.where(self.last(), rest[self.sample], 0.0) + earned - self.penalties
-
-
-def per_token(advantage: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark an advantage function of the second form."""
-    advantage.per_token = True  # type: ignore[attr-defined]
-    return advantage
-
-
-def needs_values(advantage: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark an advantage function that needs `Episodes.values`."""
-    advantage.needs_values = True  # type: ignore[attr-defined]
-    return advantage
-
-
-def needs_teacher(advantage: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark an advantage function that needs `Episodes.teacher`."""
-    advantage.needs_teacher = True  # type: ignore[attr-defined]
-    return advantage
-
-
-def needs_current(advantage: Callable[..., Any]) -> bool:
-    """Is `Episodes.student` the learner's policy at the start of the train step, instead of the behaviour policy?"""
-    knobs = getattr(advantage, "keywords", {})
-    return marked(advantage, "needs_teacher") and bool(knobs.get("sampled", 1.0)) and knobs.get("of") != "behaviour"
-
-
-def marked(advantage: Callable[..., Any], mark: str) -> bool:
-    """Does an advantage function, bare or bound with `functools.partial`, carry this mark?"""
-    return getattr(getattr(advantage, "func", advantage), mark, False)
-
-
-def bootstraps(advantage: Callable[..., Any]) -> bool:
-    """Does an advantage function, with its knobs bound, need `Episodes.behind`?"""
-    return bool(getattr(advantage, "keywords", {}).get("bootstrap"))
 
 
 @per_token
@@ -255,33 +227,6 @@ def turn(
 
 
 @per_token
-@needs_values
-def gae(
-    episodes: Episodes,
-    *,
-    gamma: Annotated[float, "[0, 1]"] = 1.0,
-    lam: Annotated[float, "[0, 1]"] = 1.0,
-    bootstrap: bool = False,
-) -> np.ndarray:
-    """Generalised advantage estimation (arXiv 1506.02438) over trained tokens, with a critic: float64 [N].
-
-    `δ_t = r_t + γ V_{t+1} − V_t`, where the value after a sample's last trained token is 0; `A_t = Σ (γλ)^k δ_{t+k}`. A
-    sample that was cut at the limit of length had not ended: with `bootstrap` it gets the value of the state after its
-    last token instead. AReaL always does that, verl and TRL never do. Advantages are not normalised, so A + V is the
-    critic's target (AReaL and verl whiten the advantages over the batch).
-    """
-    if episodes.values is None:
-        raise ValueError("gae needs a critic: set learner.critic_lr above 0")
-    if bootstrap and episodes.behind is None:
-        raise ValueError("gae with bootstrap needs the values behind cut samples")
-    last = episodes.last()
-    behind = episodes.behind[episodes.sample] if bootstrap and episodes.behind is not None else 0.0
-    following = np.where(last, behind, np.append(episodes.values[1:], 0.0)[: len(last)])
-    deltas = episodes.per_token(episodes.rewards) + gamma * following - episodes.values
-    return discounted_sums(deltas, last, gamma * lam)
-
-
-@per_token
 @needs_teacher
 def distill(
     episodes: Episodes,
@@ -314,13 +259,6 @@ def discounted_sums(values: np.ndarray, last: np.ndarray, discount: float) -> np
     ends = np.flatnonzero(last)
     lengths = np.diff(ends, prepend=-1)
     sums = np.array(values, np.float64)
-    if lengths.max(initial=0) > len(ends):  # few long samples: each by itself, in the same order of operations
-        from scipy.signal import lfilter  # slow to import
-
-        for end, length in zip(ends, lengths, strict=True):
-            own = slice(end - length + 1, end + 1)
-            sums[own] = lfilter([1.0], [1.0, -discount], sums[own][::-1])[::-1]
-        return sums
     for back in range(1, lengths.max(initial=0)):  # every sample at once, from its end
         here = ends[lengths > back] - back
         sums[here] += discount * sums[here + 1]

@@ -1,24 +1,20 @@
 """Causal attention over packed sequences: one row of tokens, many sequences, no padding outside attention itself.
-Sequences may share prefixes: the row holds their common tokens once.
 
 Linear layers, norms and the output head see `[1, S]` rows without padding. Attention alone is computed per sequence:
 sequences of similar length (within a factor of two) form a block `[n, heads, longest, dim]`, padded on the right.
 Causality makes padded keys invisible to real queries, so no mask is needed; outputs of padded queries are dropped. When
-all sequences have one length the block is a view of the row and nothing is copied. On a GPU in half precision (or
-autocast), a kernel for sequences of any lengths needs no padding at all (`learners.varlen`).
+all sequences have one length the block is a view of the row. On a GPU in half precision, a kernel for sequences of any
+lengths needs no padding at all (`learners.varlen`).
 
-Where prefixes are shared (`RowLayout.tree`), a sequence has two lengths: its queries are the tokens that it adds to the
-row, its keys all tokens of its path, shared prefix included. A block then has a mask for its short queries over long
-keys. If a sequence adds more than half of its path, the whole path becomes queries, and repeated outputs are dropped:
-plain causal attention needs no mask in memory.
-
-A block copies the keys and values of its paths. Where all paths have more tokens than a micro-batch may
-(`RowLayout.lean`), such copies, masks and scores live for one block of one layer only, and the backward pass makes them
-again: memory follows the tokens in the row.
+Where prefixes are shared (`RowLayout.tree`), the queries of a sequence are the tokens that it adds to the row, its keys
+all tokens of its path, shared prefix included. A block then has a mask for its short queries over long keys. If a
+sequence adds more than half of its path, the whole path becomes queries, and repeated outputs are dropped: plain causal
+attention needs no mask in memory. A block copies the keys and values of its paths. Where all paths have more tokens
+than a micro-batch may (`RowLayout.lean`), such copies live for one block of one layer only, and the backward pass makes
+them again.
 
 `use_packed_attention(model)` sets this attention in a transformers model; its forward then takes
-`layout=Layout.of(lengths)`. transformers builds no mask for an attention function with an unknown name. The learner
-drives this.
+`layout=Layout.of(lengths)`. transformers builds no mask for an attention function with an unknown name.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ def packed_attention(
         raise ValueError("packed attention knows no attention mask, no dropout and no softcap")
     inputs, window = (query[0], key[0], value[0]), kwargs.get("sliding_window")
     half = _half(query, value)
-    if varlen.takes(query[0], half):
+    if varlen.takes(query.device, query.shape[-1], half):
         # Under autocast queries and keys come in float32: their rotary angles are.
         q, k, v = (x.to(half) for x in inputs)
         attend = _lean(varlen.attend) if layout.lean else varlen.attend
@@ -86,8 +82,7 @@ def _attend_blocks(inputs: tuple[Tensor, ...], layout: RowLayout, scaling: float
 
 
 def _lean(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same; only its inputs are kept for the backward pass. Not in compiled layers, where torch can't trace it (it
-    does not trace blocks)."""
+    """Keeps only the inputs of `attend` for the backward pass; not in compiled layers, where torch can't trace it."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return attend
     return partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)

@@ -2,10 +2,10 @@
 
 Each group carries, for every version that made one of its tokens, the digest of the weights that its actor held. The
 buffer compares these digests when a group is pushed. Before it computes a gradient, each rank of the learner compares
-those of its share of the batch again, with the learner's own record, `RUN/published.log`. This has a line "VERSION
-DIGEST" per publication, written before the version is announced and never changed. So a resume still knows the versions
-that were published after the last checkpoint. A version has two lines if its second publication had other bits. A
-replay trains on another run's batches, and uses that run's record.
+those of its share of the batch again, with the learner's own record, `RUN/published.log`: a line "VERSION DIGEST" per
+publication, written before the version is announced and never changed. So a resume still knows the versions that were
+published after the last checkpoint. A version has two lines if its second publication had other bits. A replay trains
+on another run's batches, and uses that run's record.
 """
 
 from __future__ import annotations
@@ -24,36 +24,49 @@ class AttestationError(Untrainable):
     """A batch made by weights that the learner did not publish."""
 
 
-class RunRecord:
-    """The record of `run`, to compare with. With `recorded`, the folder of a replayed run, that run's record. Where a
-    digest is not known yet, it reads on: the learner's first rank writes, and all ranks compare."""
+class Attestation:
+    """The record of `run`, to compare with; with `recorded`, the folder of a replayed run, that run's record. Where a
+    digest is not known yet, it reads on: the learner's first rank `writes`, and all ranks compare. Raises
+    FileNotFoundError if there is no record."""
 
-    def __init__(self, run: Path, recorded: Path | None = None):
+    def __init__(self, run: Path, recorded: Path | None = None, *, writes: bool = True):
         self._known: dict[int, set[str]] = defaultdict(set)
-        self._compared, self._read = (recorded or run) / FILE, 0
+        self._own, self._compared, self._read = run / FILE, (recorded or run) / FILE, 0
+        if writes:
+            self._own.touch()
+            text = self._own.read_text()
+            if text and not text.endswith("\n"):  # a crash tore the line: that version was not announced
+                self._own.write_text(text[: text.rfind("\n") + 1])
+            self._read_on()
 
-    def fault(self, batch: Batch) -> str:
-        """Names a version that was made by weights with another digest, and the first group of the batch with tokens of
-        it; empty if there is none. Raises FileNotFoundError if there is no record."""
-        for group in batch.groups:
-            for version, digest in ((v, d) for v, text in group.digests.items() for d in text.split(OR)):
-                if not self._knows(version, digest):
-                    return (
-                        f"group {group.id} of {group.actor or 'an actor before the resume'}: its tokens of version "
-                        f"{version} were made by weights with the digest {digest[:40]}, which this learner has not "
-                        "published"
-                    )
-        return ""
+    def add(self, version: int, digest: str) -> None:
+        """Record weights that are about to be published. Any thread may call this."""
+        if self._own == self._compared:
+            if digest in self._known[version]:
+                return  # a resume has repeated it
+            self._known[version].add(digest)
+        with self._own.open("a") as file:
+            file.write(f"{version} {digest}\n")
 
     def check(self, batch: Batch) -> None:
         """Raises AttestationError if the batch has a `fault`."""
         if fault := self.fault(batch):
             raise AttestationError(f"batch {batch.index}, {fault}; the batch is not trained")
 
-    def _knows(self, version: int, digest: str) -> bool:
-        if digest not in self._known.get(version, ()):
-            self._read_on()
-        return digest in self._known.get(version, ())
+    def fault(self, batch: Batch) -> str:
+        """Names a version that was made by weights with another digest, and the first group of the batch with tokens of
+        it; empty if there is none."""
+        for group in batch.groups:
+            for version, digest in ((v, d) for v, text in group.digests.items() for d in text.split(OR)):
+                if digest not in self._known[version]:
+                    self._read_on()
+                if digest not in self._known[version]:
+                    return (
+                        f"group {group.id} of {group.actor or 'an actor before the resume'}: its tokens of version "
+                        f"{version} were made by weights with the digest {digest[:40]}, which this learner has not "
+                        "published"
+                    )
+        return ""
 
     def _read_on(self) -> None:
         with self._compared.open("rb") as file:
@@ -64,26 +77,3 @@ class RunRecord:
         for line in whole.decode().splitlines():
             version, _, digest = line.partition(" ")
             self._known[int(version)].add(digest)
-
-
-class Attestation(RunRecord):
-    """The record as the learner's first rank keeps it: the one process that writes it. Raises FileNotFoundError if the
-    replayed run has none."""
-
-    def __init__(self, run: Path, recorded: Path | None = None):
-        super().__init__(run, recorded)
-        self._path, self._recorded = run / FILE, recorded
-        self._path.touch()
-        text = self._path.read_text()
-        if text and not text.endswith("\n"):
-            self._path.write_text(text[: text.rfind("\n") + 1])  # a crash tore the line: that version was not announced
-        self._read_on()
-
-    def add(self, version: int, digest: str) -> None:
-        """Record weights that are about to be published. Any thread may call this."""
-        if self._recorded is None and digest in self._known[version]:
-            return  # a resume has repeated it
-        with self._path.open("a") as file:
-            file.write(f"{version} {digest}\n")
-        if self._recorded is None:
-            self._known[version].add(digest)

@@ -9,13 +9,10 @@ from areal_like.config.registry import bind, build, resolve
 from areal_like.config.run_config import learner_threads, select
 from areal_like.interfaces import Task, Trainer
 
-RESPONSE_LIMIT = "response_limit"
-"""A value of `learner.normalise` that stands for a number given by the task."""
-
 
 def build_trainer(config: Any, rank: int = 0) -> Trainer:
     """Build the config's learner, with model, loss and advantage if it needs a model. `rank`: of several, which have
-    joined."""
+    joined. `learner.normalise=response_limit`: the longest response in tokens that task and sampling allow."""
     learner = resolve("learner", config.learner.name)
     if not getattr(learner, "needs_model", False):
         return build("learner", config.learner)
@@ -33,12 +30,7 @@ def build_trainer(config: Any, rank: int = 0) -> Trainer:
         model = build("model", config.model, config.run.seed, task.vocab_size)
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
     try_loss(loss, config.loss.name)
-    if spec.get("normalise") == RESPONSE_LIMIT:
-        spec["normalise"] = response_limit(task, config.sampling.max_new_tokens)
+    if spec.get("normalise") == "response_limit":
+        limit, most = task.prompt("train", 0).max_tokens, config.sampling.max_new_tokens
+        spec["normalise"] = limit if most is None else min(limit, most)
     return build("learner", spec, model, loss, advantage, config.sampling.temperature, config.run.seed)
-
-
-def response_limit(task: Task, max_tokens: int | None) -> int:
-    """Longest response that a run allows, in tokens: least of `sampling.max_new_tokens` and the task's limit."""
-    limit = task.prompt("train", 0).max_tokens
-    return limit if max_tokens is None else min(limit, max_tokens)

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from areal_like import turns
+from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, ranks_of
 from areal_like.interfaces import Task
+from areal_like.run.process import Role
 from areal_like.types import Batch, Demonstration, Group, Sample
-from areal_like.wire.client import Stopped
+from areal_like.wire.client import LearnerClient, Stopped
 
 Score = Callable[[list[list[int]]], tuple[list[list[float]], str]]
 """`TorchLearner.logprobs_of`."""
@@ -30,7 +32,7 @@ TURN_SECONDS = 1e-4
 
 
 class Demonstrated:
-    """`score` is the trainer's; None on all ranks but the first."""
+    """Serves rank `rank` its shares of the batches. `score` is the trainer's, on the first rank alone."""
 
     def __init__(self, task: Task, config: Config, score: Score | None, rank: int = 0):
         self._task, self._config, self._score = task, config, score
@@ -39,21 +41,17 @@ class Demonstrated:
         self._begin = time.monotonic()
         self._evaluations: list[dict[str, float]] = []
 
-    # ---- what the loop asks for -------------------------------------------------------------------------------------
-
     def want(self, index: int, version: int) -> None:
         self._index = index
 
-    def want_share(self, index: int, rank: int) -> None:
-        self._index = index
+    want_share = want
 
     def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
         """The requested batch (or this rank's share), and the measures before it. Raises Stopped."""
         turns.sleep(TURN_SECONDS)
         if self.pausing and may_pause:
             raise Stopped(by_signal=True)
-        known = len(self._evaluations)
-        every = self._config.eval.every
+        known, every = len(self._evaluations), self._config.eval.every
         if self._score and (self._index % every == 0 if every else self._index == 0):
             self._evaluate(self._index // self._config.weight_sync_interval)
         batch = self._made(self._index)
@@ -70,7 +68,7 @@ class Demonstrated:
 
     def hello(self, *_: object) -> None: ...
     def published(self, manifest: object) -> None: ...
-    def trained(self, index: int, gradient: object = None) -> None: ...
+    def trained(self, index: int) -> None: ...
     def checkpointed(self, step: int) -> None: ...
     def close(self) -> None: ...
 
@@ -79,12 +77,8 @@ class Demonstrated:
     def _made(self, index: int) -> Batch:
         count, version = self._config.groups_per_batch, index // self._config.weight_sync_interval
         rows = rows_of(self._config.run.seed, index * count, count, self._task.size("train"))
-        groups = [
-            Group(
-                index * count + place, [as_sample(demonstration(self._task, "train", row), version)], {version: SHOWN}
-            )
-            for place, row in enumerate(rows)
-        ]
+        shown = [as_sample(demonstration(self._task, "train", row), version) for row in rows]
+        groups = [Group(index * count + place, [sample], {version: SHOWN}) for place, sample in enumerate(shown)]
         if self._ranks == 1:
             return Batch(index, version, groups)
         longest_first = sorted(range(count), key=lambda place: -len(groups[place].samples[0].tokens))
@@ -104,6 +98,15 @@ class Demonstrated:
         every = np.concatenate(losses)
         found = {"version": version, "seconds": time.monotonic() - self._begin, "loss": float(every.mean())}
         self._evaluations.append(found | {"tokens": len(every)})
+
+
+def client_of(role: Role, task: Task | None, score: Score | None = None, rank: int = 0) -> LearnerClient | Demonstrated:
+    """Where the batches, or shares of batches, of a rank come from. `task` is read if it demonstrates."""
+    if is_supervised(role.config):
+        assert task
+        return Demonstrated(task, role.config, score, rank)
+    link_timeout = role.config.buffer.heartbeat_timeout
+    return LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
 
 
 def demonstration(task: Any, split: str, row: int) -> Demonstration:

@@ -9,7 +9,6 @@ by its lower end.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,53 +19,46 @@ from learners.advantages import varied
 from learners.collectives import Ranks
 from learners.losses.contract import LOG_RATIO_LIMIT
 
-PEAKED = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
-"""Names that also report their maximum: `NAME/mean` and `NAME/max`."""
-FACTOR, SQUARES = "loss/factor", "loss/factor, squared"
-"""A factor of a token's objective, and its square: reported as `NAME/mean` and `NAME/ess`, Kish's effective sample size
-as a share of the tokens."""
-SPREAD = {"loss/gate"}
+WITH_MAX = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
+"""Names that report `NAME/mean` and `NAME/max`."""
+FACTOR = "loss/factor"
+"""A factor of a token's objective: reports `NAME/mean` and `NAME/ess`, Kish's effective sample size as a share of the
+tokens."""
+WITH_QUANTILES = {"loss/gate"}
 """Names that report `NAME/mean` and quantiles, for tokens with positive and with negative advantage."""
 BUCKETS = 65
 """Buckets that a 64-bit staleness may fall into."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
+def bucket_of(staleness: np.ndarray) -> np.ndarray:
+    """The number of each staleness's bucket: int64 [N], from staleness int64 [N], not negative."""
+    return np.where(staleness > 0, 1 + np.floor(np.log2(np.maximum(staleness, 1))), 0).astype(np.int64)
+
+
+def suffix_of(bucket: int) -> str:
+    return f"/staleness_{2 ** (bucket - 1) if bucket else 0}"
+
+
 def buckets(staleness: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(suffix, members bool [N]) for each bucket of staleness (int [N], not negative) that has members."""
-    lower = np.where(staleness > 0, 2 ** np.floor(np.log2(np.maximum(staleness, 1))), 0).astype(int)
-    for low in np.unique(lower):
-        yield f"/staleness_{low}", lower == low
+    """(suffix, members bool [N]) overall, and for each bucket of staleness (int64 [N]) that has members."""
+    if len(staleness):
+        yield "", np.ones(len(staleness), bool)
+    bucket = bucket_of(staleness)
+    for each in np.unique(bucket).tolist():
+        yield suffix_of(each), bucket == each
 
 
-@dataclass
 class TokenTally:
     """Collects the per-token numbers of one train step and turns them into metrics."""
 
-    _pieces: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = field(default_factory=dict)
-    _reduced: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
-    """Name → sum, number and maximum over all ranks of the values in each bucket, [BUCKETS] each."""
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
     def add(self, observed: dict[str, Tensor], staleness: Tensor, advantages: Tensor, prefix: str = "") -> None:
         """`observed`: name → [N], bool or floating point; `staleness` int64 [N]; `advantages` [N]."""
         for name, values in observed.items():
             self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness, advantages))
-            if prefix + name == FACTOR:
-                self._pieces.setdefault(SQUARES, []).append((values.detach().square(), staleness, advantages))
-
-    def merge(self, ranks: Ranks) -> None:
-        """Combine the ranks' observations of their own tokens. Most names need only sums and maxima; names with
-        quantiles need all tokens' numbers."""
-        if ranks.count == 1:
-            return
-        own = self._in_host_memory()
-        gathered = ranks.gathered([sorted(own), {name: columns for name, columns in own.items() if name in SPREAD}])
-        self._pieces = {}
-        for _, spread in gathered:
-            for name, columns in spread.items():
-                values, staleness, advantages = (torch.from_numpy(column) for column in columns)
-                self._pieces.setdefault(name, []).append((values, staleness, advantages))
-        self._reduced = _reduced(own, sorted({name for names, _ in gathered for name in names} - SPREAD), ranks)
 
     def _in_host_memory(self) -> dict[str, list[np.ndarray]]:
         """Name → values float64 [N], staleness int64 [N], advantages float64 [N]. One copy for all names: names that
@@ -83,69 +75,51 @@ class TokenTally:
         }
         return {name: [values, stale.astype(np.int64), gains] for name, (values, stale, gains) in columns.items()}
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Metrics of all ranks' tokens. Most names need only sums and maxima by bucket; names with quantiles need all
+        tokens' numbers."""
+        own = self._in_host_memory()
+        gathered = ranks.gathered([sorted(own), {name: own[name] for name in WITH_QUANTILES & own.keys()}])
+        names = sorted({name for names, _ in gathered for name in names})
+        if not names:
+            return {}
+        sums, most = np.zeros((3, len(names), BUCKETS)), np.full((len(names), BUCKETS), -np.inf)
+        for row, name in enumerate(names):
+            if name in own:
+                values, bucket = own[name][0], bucket_of(own[name][1])
+                for power in range(3):
+                    sums[power, row] = np.bincount(bucket, values**power, BUCKETS)
+                if name in WITH_MAX:
+                    np.maximum.at(most[row], bucket, values)
+        ranks.sum_tensor(torch.from_numpy(sums))
+        ranks.max_tensor(torch.from_numpy(most))
         metrics: dict[str, float] = {}
-        for name, table in self._reduced.items():
-            metrics |= _of_reduced(name, *table)
-        for name, (values, staleness, advantages) in self._in_host_memory().items():
-            if not len(values):
-                continue
-            for suffix, members in [("", np.ones(len(values), bool)), *buckets(staleness)]:
-                metrics |= {
-                    f"{key}{suffix}": value for key, value in _of(name, values[members], advantages[members]).items()
-                }
-        for name in [name for name in metrics if name.startswith(SQUARES)]:
-            suffix, squares = name.removeprefix(SQUARES), metrics.pop(name)
-            mean = metrics[f"{FACTOR}/mean{suffix}"] = metrics.pop(f"{FACTOR}{suffix}")
-            metrics[f"{FACTOR}/ess{suffix}"] = mean**2 / squares if squares else 0.0
+        for row, name in enumerate(names):
+            there = np.flatnonzero(sums[0, row]).tolist()
+            parts = {"": slice(None)} | {suffix_of(bucket): slice(bucket, bucket + 1) for bucket in there}
+            for suffix, part in parts.items() if there else ():
+                count, total, squares = (float(each) for each in sums[:, row, part].sum(-1))
+                several = name in WITH_MAX or name in WITH_QUANTILES or name == FACTOR
+                metrics[f"{name}{'/mean' if several else ''}{suffix}"] = total / count
+                if name in WITH_MAX:
+                    metrics[f"{name}/max{suffix}"] = float(most[row, part].max())
+                if name == FACTOR:
+                    metrics[f"{name}/ess{suffix}"] = total**2 / (count * squares) if squares else 0.0
+        for name in WITH_QUANTILES & set(names):
+            pieces = [columns[name] for _, columns in gathered if name in columns]
+            values, staleness, advantages = (np.concatenate(column) for column in zip(*pieces, strict=True))
+            for suffix, members in buckets(staleness):
+                metrics |= _quantiles(name, suffix, values[members], advantages[members])
         return metrics
 
 
-def _reduced(
-    own: dict[str, list[np.ndarray]], names: list[str], ranks: Ranks
-) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """`TokenTally._reduced` of these names, from this rank's values and staleness of some of them."""
-    sums, counts = np.zeros((2, len(names), BUCKETS))
-    most = np.full((len(names), BUCKETS), -np.inf)
-    for row, name in enumerate(names):
-        if name in own:
-            values, staleness, _ = own[name]
-            bucket = np.where(staleness > 0, 1 + np.floor(np.log2(np.maximum(staleness, 1))), 0).astype(int)
-            sums[row] = np.bincount(bucket, values.astype(np.float64), BUCKETS)
-            counts[row] = np.bincount(bucket, minlength=BUCKETS)
-            np.maximum.at(most[row], bucket, values.astype(np.float64))
-    if not names:
-        return {}
-    ranks.sum_tensor(torch.from_numpy(sums))
-    ranks.sum_tensor(torch.from_numpy(counts))
-    ranks.max_tensor(torch.from_numpy(most))
-    return {name: (sums[row], counts[row], most[row]) for row, name in enumerate(names)}
-
-
-def _of_reduced(name: str, sums: np.ndarray, counts: np.ndarray, most: np.ndarray) -> dict[str, float]:
-    """Metrics, as of `_of`, overall and of each bucket."""
-    found = {f"/staleness_{2 ** (i - 1) if i else 0}": slice(i, i + 1) for i in np.flatnonzero(counts).tolist()}
-    metrics: dict[str, float] = {}
-    for suffix, some in ({"": slice(None)} | found).items() if found else ():
-        mean = float(sums[some].sum() / counts[some].sum())
-        if name in PEAKED:
-            metrics |= {f"{name}/mean{suffix}": mean, f"{name}/max{suffix}": float(most[some].max())}
-        else:
-            metrics[f"{name}{suffix}"] = mean
-    return metrics
-
-
-def _of(name: str, values: np.ndarray, advantages: np.ndarray) -> dict[str, float]:
-    if name in PEAKED:
-        return {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max())}
-    if name not in SPREAD:
-        return {name: float(values.mean())}
-    metrics = {f"{name}/mean": float(values.mean())}
+def _quantiles(name: str, suffix: str, values: np.ndarray, advantages: np.ndarray) -> dict[str, float]:
+    metrics = {}
     for sign, members in (("positive", advantages > 0), ("negative", advantages < 0)):
         if members.any():
-            metrics[f"{name}/{sign}/mean"] = float(values[members].mean())
+            metrics[f"{name}/{sign}/mean{suffix}"] = float(values[members].mean())
             for q, value in zip(QUANTILES, np.quantile(values[members], QUANTILES), strict=True):
-                metrics[f"{name}/{sign}/p{round(100 * q):02d}"] = float(value)
+                metrics[f"{name}/{sign}/p{round(100 * q):02d}{suffix}"] = float(value)
     return metrics
 
 
@@ -159,11 +133,9 @@ def drift(log_ratio: np.ndarray, staleness: np.ndarray, sample: np.ndarray) -> d
     come overall and by staleness; a sample has the staleness of its oldest token.
     """
     metrics: dict[str, float] = {}
-    if not len(log_ratio):
-        return metrics
     moved = log_ratio.astype(np.float64)
     weight = np.exp(moved)
-    for suffix, members in [("", np.ones(len(weight), bool)), *buckets(staleness)]:
+    for suffix, members in buckets(staleness):
         w, d = weight[members], moved[members]
         metrics[f"kl/k1{suffix}"] = float(-d.mean())
         metrics[f"kl/k3{suffix}"] = float((w - 1 - d).mean())
@@ -173,7 +145,7 @@ def drift(log_ratio: np.ndarray, staleness: np.ndarray, sample: np.ndarray) -> d
     products = np.exp(np.clip(np.bincount(place, moved), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     oldest = np.zeros(len(there), np.int64)
     np.maximum.at(oldest, place, staleness)
-    for suffix, members in [("", np.ones(len(there), bool)), *buckets(oldest)]:
+    for suffix, members in buckets(oldest):
         metrics |= _spread(products[members], "sequence/", suffix)
     return metrics
 

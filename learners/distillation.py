@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.models.causal_lm import deferred_weights, folder
+from learners.attention import use_packed_attention
 from learners.collectives import Ranks
 from learners.logprobs import forward_logprobs, forward_top
 from learners.objective import kl_estimate
@@ -30,44 +31,37 @@ TINY = 1e-12
 
 
 class Teacher:
-    """`path`: the folder of a model with the student's tokens. With `top` k, the KL over the teacher's k most likely
-    tokens (`lumped_kl`; at least the vocabulary: exactly) × `kl` is added to the loss of each trained token."""
+    """The model of the folder `path`, frozen and rounded to `dtype`, beside a `student` on the same device and ranks.
+    With `top` k, the KL over the teacher's k most likely tokens (`lumped_kl`; at least the vocabulary: exactly) × `kl`
+    is added to the loss of each trained token. With several ranks it may have no weights yet (`learners.sharding`).
+    Raises ValueError if it has fewer tokens than the student."""
 
     def __init__(
         self,
+        student: PreTrainedModel,
+        ranks: Ranks,
+        dtype: torch.dtype,
         *,
-        path: str | None = None,
+        path: str,
         top: Annotated[int, "[0, inf)"] = 0,
         kl: Annotated[float, "[0, inf)"] = 1.0,
     ):
-        if path is None:
-            raise ValueError("learner.teacher.path: got null, expected the folder of a model")
-        self.path, self.top, self.kl = path, top, kl
-
-    def load(self, student: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedModel:
-        """The frozen model, rounded to `dtype`; with several ranks perhaps without weights yet (`learners.sharding`).
-        Raises ValueError if it has fewer tokens than the student."""
         with deferred_weights(maker=ranks.rank == 0) if ranks.count > 1 else nullcontext():
-            model = folder(0, 0, path=self.path)
-        known, tokens = int(model.config.vocab_size), int(student.config.vocab_size)
-        if known < tokens:
+            model = folder(0, 0, path=path)
+        known, self._vocab_size = int(model.config.vocab_size), int(student.config.vocab_size)
+        if known < self._vocab_size:
             raise ValueError(
-                f"learner.teacher.path: got a model of {known} token ids, expected at least {tokens}, as the student "
-                "has: both must use the same tokens"
+                f"learner.teacher.path: got a model of {known} token ids, expected at least {self._vocab_size}, as the "
+                "student has: both must use the same tokens"
             )
-        model = model.to(student.dtype).eval().requires_grad_(False)
+        self.model, self._ranks = model.to(student.dtype).eval().requires_grad_(False), ranks
+        self._top, self._kl = min(top, self._vocab_size), kl
         if model.device.type != "meta":
             for p in model.parameters():
                 p.copy_(p.to(dtype))
-        return model
-
-
-class TeacherScorer:
-    """Scores batches with the teacher's `model`, which has the student's ranks and device."""
-
-    def __init__(self, teacher: Teacher, model: PreTrainedModel, ranks: Ranks, vocab_size: int):
-        self.model, self._ranks, self._vocab_size = model, ranks, vocab_size
-        self._top, self._kl = min(teacher.top, vocab_size), teacher.kl
+        use_packed_attention(model)
+        if ranks.count == 1:
+            model.to(student.device)
 
     @torch.no_grad()
     def score(self, step: Step, passes: Passes) -> None:

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from areal_like.config.registry import build, is_supervised, knobs, resolve
 from areal_like.config.run_config import ranks_of
 from areal_like.run.process import Role, run_role
@@ -32,17 +34,21 @@ from areal_like.run.run_folder import RENDEZVOUS
 from areal_like.types import Batch
 from areal_like.weights.state import State
 from areal_like.wire.client import LearnerClient
-from learners.attestation import RunRecord
+from learners.attestation import Attestation
 from learners.build import build_trainer
 from learners.collectives import Ranks, is_lost_rank, is_timed_out, join, who_waits
-from learners.demonstrated import Demonstrated
+from learners.demonstrated import Demonstrated, client_of
 from learners.learner import TorchLearner
-from learners.publication import Coding, PartReport, Publisher
+from learners.publication import Alone, Coding, PartReport, Publisher
 from learners.untrainable import Untrainable
 
 
 class LostRankError(RuntimeError):
     """Another rank died or is unreachable."""
+
+
+class LateRankError(RuntimeError):
+    """Another rank lives, but was late for a collective."""
 
 
 def build_rank(role: Role, rank: int) -> TorchLearner:
@@ -57,6 +63,12 @@ def build_rank(role: Role, rank: int) -> TorchLearner:
     return trainer
 
 
+def lead(role: Role) -> tuple[LeadingTrainer, OtherRanks]:
+    """Build the learner, with this process as rank 0, and wait for the other ranks."""
+    trainer = build_rank(role, 0)
+    return LeadingTrainer(trainer), OtherRanks(trainer.ranks)
+
+
 @contextlib.contextmanager
 def naming_lost_ranks() -> Iterator[None]:
     """Turn a collective's error about a lost rank into LostRankError, and its time-out into LateRankError."""
@@ -68,14 +80,10 @@ def naming_lost_ranks() -> Iterator[None]:
             raise
         if late := who_waits(timed_out):
             raise LateRankError(
-                f"the ranks of the learner don't move on: {late} within learner.collective_timeout. Look at its "
-                f"log (logs/learner*.log); if a step may take so long, raise the time-out"
+                f"learner.collective_timeout: {late} within this time; raise it if a step may take so long, see "
+                "logs/learner*.log"
             ) from error
         raise LostRankError("another rank of the learner died or is unreachable: see logs/learner*.log") from error
-
-
-class LateRankError(RuntimeError):
-    """Another rank lives, but was late for a collective."""
 
 
 class LeadingTrainer:
@@ -101,11 +109,11 @@ class LeadingTrainer:
 
     def save_state(self, folder: Path) -> None:
         """Returns when each rank has written its part."""
-        with self._all("save_state", folder):
+        with self._all("save_state", str(folder)):
             self._trainer.save_state(folder)
 
     def load_state(self, folder: Path) -> None:
-        with self._all("load_state", folder):
+        with self._all("load_state", str(folder)):
             self._trainer.load_state(folder)
 
     def logprobs_of(self, sequences: list[list[int]]) -> tuple[list[list[float]], str]:
@@ -115,7 +123,7 @@ class LeadingTrainer:
     @contextlib.contextmanager
     def _all(self, what: str, about: Any = None) -> Iterator[None]:
         with naming_lost_ranks():
-            self._trainer.ranks.broadcast((what, str(about) if isinstance(about, Path) else about))
+            self._trainer.ranks.broadcast((what, about))
             try:
                 yield
             except Untrainable:  # all ranks raise it
@@ -124,9 +132,8 @@ class LeadingTrainer:
             self._trainer.ranks.barrier()
 
 
-class OtherRanks:
-    """`learners.publication.Others`: each rank publishes its part when rank 0 does. All ranks must create theirs at the
-    same time."""
+class OtherRanks(Alone):
+    """Each rank publishes its part when rank 0 does. All ranks must create theirs at the same time."""
 
     def __init__(self, ranks: Ranks):
         self._ranks, self._side_channel = ranks, ranks.side_channel()
@@ -138,11 +145,12 @@ class OtherRanks:
 
     def gathered(self, report: PartReport) -> list[PartReport]:
         with naming_lost_ranks():
-            return [PartReport.of(each) for each in self._side_channel.gathered(report.plain())]
+            reports = self._side_channel.gathered(msgspec.to_builtins(report))
+        return msgspec.convert(reports, list[PartReport])
 
 
 def follow(
-    trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher, published: RunRecord | None
+    trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher, published: Attestation | None
 ) -> None:
     """Execute rank 0's commands until this process ends. It asks for its share of the next batch before it trains this
     one, and trains none that was made by weights that are not among those `published` (None: no weights made them)."""
@@ -171,14 +179,6 @@ def follow(
         trainer.ranks.barrier()
 
 
-def client_of(role: Role, rank: int) -> LearnerClient | Demonstrated:
-    """Where this rank's shares of batches come from."""
-    if is_supervised(role.config):
-        return Demonstrated(build("task", role.config.task, role.config.run.seed), role.config, None, rank)
-    link_timeout = role.config.buffer.heartbeat_timeout
-    return LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
-
-
 def main(role: Role) -> None:
     # Python code cannot run during a collective, and there is nothing to clean up here. A rank with time left lets rank
     # 0 write its checkpoint, and ends when rank 0 ends.
@@ -188,9 +188,10 @@ def main(role: Role) -> None:
     trainer = build_rank(role, rank)
     coding, endpoint = Coding.of(role.config.weights), role.endpoint(f"weights-{rank}")
     publisher = Publisher(endpoint, coding, lambda _: None, role.keys, OtherRanks(trainer.ranks))
-    client = client_of(role, rank)
+    task = build("task", role.config.task, role.config.run.seed) if is_supervised(role.config) else None
+    client = client_of(role, task, rank=rank)
     replay = Path(role.config.replay) if role.config.replay else None
-    published = None if is_supervised(role.config) else RunRecord(role.run, replay)
+    published = None if is_supervised(role.config) else Attestation(role.run, replay, writes=False)
     try:
         with naming_lost_ranks():
             follow(trainer, client, publisher, published)

@@ -8,7 +8,6 @@ behaviour logprobs.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -42,12 +41,9 @@ WIDE_OUTPUT = hasattr(torch.ops.aten.mm, "dtype")
 """Whether this torch multiplies halves into float32 without copies of them, on a GPU."""
 
 
-def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, narrow: torch.dtype | None = None) -> Tensor:
-    """Logits [N, V], in float32 or wider. Products are of states and weights as they are, or both rounded to
-    `narrow`."""
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits [N, V] of states and weights as they are, in float32 or wider."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    if narrow is not None:
-        return linear(states.to(narrow), weight.to(narrow), None if bias is None else bias.to(narrow)).to(wide)
     if weight.is_cuda and weight.dtype == states.dtype != wide and WIDE_OUTPUT:
         # Products of halves have few enough digits for float32, which also sums them: nothing is rounded.
         logits = torch.mm(states, weight.t(), out_dtype=wide)
@@ -62,9 +58,9 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, narrow: torch.d
 class _Chosen(torch.autograd.Function):
     """Logprobs and entropies of tokens under a linear head, `rows` of them at a time, without logits in the graph.
 
-    With `fp32`, logits are made in float32, under any autocast and dtype of weights: losses clip ratios within
-    a few thousandths, which needs more digits than half precision has. The backward pass multiplies in half precision.
-    Up to `rows` tokens, all probabilities are kept for it in that dtype; otherwise it makes them again.
+    Logits are made in float32, under any autocast and dtype of weights: losses clip ratios within a few thousandths,
+    which needs more digits than half precision has. The backward pass multiplies in half precision. Up to `rows`
+    tokens, all probabilities are kept for it in that dtype; otherwise it makes them again.
     """
 
     @staticmethod
@@ -78,20 +74,18 @@ class _Chosen(torch.autograd.Function):
         rows: int,
         keep: bool = True,
         entropy_gradient: bool = True,
-        fp32: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """`states` [N, H], `weight` [V, H], `bias` [V], `targets` int64 [N] → logprobs [N] and entropies [N]; entropies
         have a gradient only if `entropy_gradient`. `keep` false: there will be no backward pass."""
         ctx.set_materialize_grads(False)
         ctx.dtype = _dtype(weight)
-        ctx.narrow = None if fp32 else ctx.dtype
         ctx.kept = None
         if keep and any(ctx.needs_input_grad) and len(states) <= rows:
             ctx.kept = weight.new_empty(len(states), len(weight), dtype=ctx.dtype)
         found = []
         for part in _parts(len(states), rows, weight):
             with torch.autocast(weight.device.type, enabled=False):
-                logits = _logits(states[part], weight, bias, ctx.narrow).div_(temperature)
+                logits = _logits(states[part], weight, bias).div_(temperature)
                 chosen, entropy, probabilities = _read(logits, targets[part])
             found.append((chosen, entropy))
             if ctx.kept is not None:
@@ -120,7 +114,7 @@ class _Chosen(torch.autograd.Function):
                 piece = slice(start, start + ctx.rows)
                 gradient = kept
                 if gradient is None:
-                    gradient = _probabilities(states[piece], weight, bias, ctx.temperature, ctx.dtype, ctx.narrow)
+                    gradient = _probabilities(states[piece], weight, bias, ctx.temperature, ctx.dtype)
                 for part in _parts(len(gradient), ctx.rows, weight):
                     mine = slice(start + part.start, start + part.stop)
                     pushed = None if push is None else push[mine]
@@ -131,7 +125,7 @@ class _Chosen(torch.autograd.Function):
                 if of_bias is not None:
                     of_bias += gradient.sum(0)
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
-        return of_states, of_weight, of_bias, *(None for _ in range(6))
+        return of_states, of_weight, of_bias, *(None for _ in range(5))
 
 
 def _dtype(weight: Tensor) -> torch.dtype:
@@ -160,17 +154,12 @@ def _read(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _probabilities(
-    states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    dtype: torch.dtype,
-    narrow: torch.dtype | None,
+    states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, dtype: torch.dtype
 ) -> Tensor:
     """[N, V], in `dtype`."""
     found = weight.new_empty(len(states), len(weight), dtype=dtype)
     for part in _parts(len(states), len(states), weight):
-        found[part] = torch.softmax(_logits(states[part], weight, bias, narrow).div_(temperature), -1)
+        found[part] = torch.softmax(_logits(states[part], weight, bias).div_(temperature), -1)
     return found
 
 
@@ -193,16 +182,12 @@ def _differentiate(
 class LogprobHead:
     """In place of a head's `forward`: states [1, N, H] → logprob and entropy of each, [1, N, 2], where `targets` int64
     [N] are set; logits where they are not. At most `max_logits` logits are made at once (but those of one token).
-    `entropy_gradient`: will anybody ask for the entropies' gradient? `fp32`: logits are made in float32 under autocast
-    and from weights in half precision too."""
+    `entropy_gradient`: will anybody ask for the entropies' gradient?"""
 
-    def __init__(
-        self, head: nn.Module, vocabulary: int, max_logits: int, *, entropy_gradient: bool = True, fp32: bool = True
-    ):
+    def __init__(self, head: nn.Module, vocabulary: int, max_logits: int, *, entropy_gradient: bool = True):
         self._head, self._forward, self._rows = head, head.forward, max(1, max_logits // vocabulary)
-        self._entropy_gradient, self._fp32 = entropy_gradient, fp32
+        self._entropy_gradient = entropy_gradient
         self.targets: Tensor | None = None
-        self.states: Tensor | None = None  # of the last forward pass, [1, N, H], until they are taken
         self.candidates: Tensor | None = None  # int64 [N, k]: tokens of which each position gives logprobs, too
         self.top, self.among = 0, vocabulary  # the k most likely of the first tokens, of each position, go to `found`
         self.found: list[tuple[Tensor, Tensor]] = []
@@ -211,21 +196,18 @@ class LogprobHead:
     def __call__(self, states: Tensor) -> Tensor:
         if self.targets is None:
             return self._forward(states)
-        targets, temperature, self.states = self.targets, self.temperature, states
-        if self.candidates is not None or self.top:
-            return self._by_pieces(states, targets, self.candidates, temperature)
-        if type(self._head) is nn.Linear and len(targets):
+        targets = self.targets
+        if type(self._head) is nn.Linear and len(targets) and self.candidates is None and not self.top:
             weight, bias = self._head.weight, self._head.bias
-            how = (temperature, self._rows, torch.is_grad_enabled(), self._entropy_gradient, self._fp32)
+            how = (self.temperature, self._rows, torch.is_grad_enabled(), self._entropy_gradient)
             return torch.stack(_Chosen.apply(states[0], weight, bias, targets, *how), -1)[None]
-        return self._by_pieces(states, targets, None, temperature)
-
-    def _by_pieces(self, states: Tensor, targets: Tensor, candidates: Tensor | None, temperature: float) -> Tensor:
         if len(targets) <= self._rows:
-            return self._piece(states, targets, candidates, temperature)
-        parts = [None] * -(-len(targets) // self._rows) if candidates is None else candidates.split(self._rows)
+            return self._piece(states, targets, self.candidates, self.temperature)
+        parts = (
+            [None] * -(-len(targets) // self._rows) if self.candidates is None else self.candidates.split(self._rows)
+        )
         pieces = [
-            checkpoint(self._piece, *piece, temperature, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(self._piece, *piece, self.temperature, use_reentrant=False, preserve_rng_state=False)
             for piece in zip(states.split(self._rows, 1), targets.split(self._rows), parts, strict=True)
         ]
         return torch.cat(pieces, 1)
@@ -233,9 +215,8 @@ class LogprobHead:
     def _piece(self, states: Tensor, targets: Tensor, candidates: Tensor | None, temperature: float) -> Tensor:
         """For a head that is more than a matrix, such as one with an adapter, and for more than two numbers a token:
         [1, n, 2 + k]."""
-        kind, dtype = states.device.type, next(self._head.parameters()).dtype
-        with torch.autocast(kind, enabled=False) if self._fp32 else nullcontext():
-            logits = self._forward(states.to(dtype) if self._fp32 else states)[0]
+        with torch.autocast(states.device.type, enabled=False):
+            logits = self._forward(states.to(next(self._head.parameters()).dtype))[0]
         logprobs, entropy = token_logprobs(logits, targets, temperature)
         both = torch.stack([logprobs, entropy if self._entropy_gradient else entropy.detach()], -1)
         if candidates is None and not self.top:
@@ -248,18 +229,13 @@ class LogprobHead:
         return both[None]
 
 
-def use_logprob_head(
-    model: PreTrainedModel, max_logits: int, *, entropy_gradient: bool = True, fp32: bool = True
-) -> None:
+def use_logprob_head(model: PreTrainedModel, max_logits: int, *, entropy_gradient: bool = True) -> None:
     """Make a model's head give logprobs in pieces (`LogprobHead`). Raises ValueError for models whose logits are not
     their head's."""
-    changed = [key for key in CHANGES_LOGITS if getattr(model.config, key, None) is not None]
-    if changed or max_logits < 1:
-        raise ValueError(
-            f"max_logits must be positive (got {max_logits}), and the model must not change logits {changed}"
-        )
+    if changed := [key for key in CHANGES_LOGITS if getattr(model.config, key, None) is not None]:
+        raise ValueError(f"the model changes its head's logits by {changed}, so the learner can't train it")
     head = model.get_output_embeddings()
-    head.forward = LogprobHead(head, model.config.vocab_size, max_logits, entropy_gradient=entropy_gradient, fp32=fp32)
+    head.forward = LogprobHead(head, model.config.vocab_size, max_logits, entropy_gradient=entropy_gradient)
 
 
 def forward_logprobs(model: PreTrainedModel, microbatch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -272,8 +248,8 @@ def forward_logprobs(model: PreTrainedModel, microbatch: MicroBatch, temperature
 
 def forward_candidates(
     model: PreTrainedModel, microbatch: MicroBatch, temperature: float, candidates: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `forward_with_states`, and the logprobs [N, k] of `candidates` int64 [N, k] in the tokens' places."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `forward_logprobs`, and the logprobs [N, k] of `candidates` int64 [N, k] in the tokens' places."""
     head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
     head.candidates = candidates
     try:
@@ -298,20 +274,10 @@ def forward_top(
     return logprobs, ids, values
 
 
-def forward_with_states(
-    model: PreTrainedModel, microbatch: MicroBatch, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `forward_logprobs`, and the last hidden states [N, hidden size] from which each token was chosen."""
-    return _forward(model, microbatch, temperature)[:3]
-
-
-def _forward(
-    model: PreTrainedModel, microbatch: MicroBatch, temperature: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _forward(model: PreTrainedModel, microbatch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """The numbers of `forward_candidates`; the last are [N, 0] where nobody has set candidates."""
-    head: nn.Module = model.get_output_embeddings()
-    state: LogprobHead = head.forward  # type: ignore[assignment]
-    state.targets, state.temperature = microbatch.targets, temperature
+    head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
+    head.targets, head.temperature = microbatch.targets, temperature
     experts = {} if microbatch.experts is None else {"experts": microbatch.experts}
     try:
         output = model(
@@ -323,8 +289,6 @@ def _forward(
             **experts,
         )
     finally:
-        state.targets, states, state.states = None, state.states, None
-    assert states is not None
-    numbers, others = output.logits[0].split([2, output.logits.shape[-1] - 2], -1)
-    logprobs, entropy = numbers.unbind(-1)
-    return logprobs, entropy, states[0], others
+        head.targets = None
+    numbers = output.logits[0]
+    return numbers[:, 0], numbers[:, 1], numbers[:, 2:]

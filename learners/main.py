@@ -23,7 +23,7 @@ from typing import Any
 from areal_like.config.registry import build, is_supervised
 from areal_like.config.run_config import ranks_of
 from areal_like.config.schema import OWN
-from areal_like.interfaces import Task, Trainer
+from areal_like.interfaces import Trainer
 from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsLog
 from areal_like.run.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
@@ -34,22 +34,14 @@ from areal_like.wire.client import LearnerClient, Stopped
 from areal_like.wire.messages import Manifest
 from learners.attestation import Attestation
 from learners.build import build_trainer
-from learners.demonstrated import Demonstrated, Score
+from learners.demonstrated import Demonstrated, client_of
 from learners.probe import Reference, sequences_of
-from learners.publication import Alone, Coding, Others, Publisher
+from learners.publication import Alone, Coding, Publisher
 from learners.trained_samples import TrainedSamples
 from learners.untrainable import Untrainable
 
 log = logging.getLogger(__name__)
 DRAINED = "it was drained"
-
-
-def lead(role: Role) -> tuple[Trainer, Others]:
-    """Build the learner of several ranks, with this process as the first, and wait for the others."""
-    from learners import follower  # imports torch
-
-    trainer = follower.build_rank(role, 0)
-    return follower.LeadingTrainer(trainer), follower.OtherRanks(trainer.ranks)
 
 
 @dataclass
@@ -143,7 +135,8 @@ class TrainLoop:
             progress.elapsed = before.elapsed + time.monotonic() - begin
             progress.seconds = info["seconds"] = before.seconds + info["seconds"]
             info["evaluations"] = _later(info["evaluations"], before.seconds)
-            self._count_staleness(batch)
+            found = getattr(self.trainer, "staleness", batch.staleness)()  # the trainer knows other ranks' shares, too
+            progress.samples, progress.staleness = progress.samples + len(found), progress.staleness + sum(found)
             self.samples.keep(batch, progress.steps, getattr(self.trainer, "numbers", None))
             self._count_nonfinite(row)
             self._write(row, info)
@@ -189,13 +182,6 @@ class TrainLoop:
             raise RuntimeError(f"{most} batches in a row (run.max_untrainable) were set aside, see {kept}: {fault}")
         self._want(step)
 
-    def _count_staleness(self, batch: Batch) -> None:
-        """Count the staleness of the trained batch. The buffer can't: it serves a batch ahead, and restarts at a
-        resume."""
-        found = getattr(self.trainer, "staleness", batch.staleness)()  # the trainer knows other ranks' shares, too
-        self.progress.samples += len(found)
-        self.progress.staleness += sum(found)
-
     def _count_nonfinite(self, row: dict[str, Any]) -> None:
         finite = all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm"))
         self._nonfinite_in_a_row = 0 if finite else self._nonfinite_in_a_row + 1
@@ -210,9 +196,8 @@ class TrainLoop:
         if self._nonfinite_in_a_row >= most:
             good = checkpoints.latest(self.run_folder, up_to=steps - most)
             raise NotFinite(
-                f"{most} train steps in a row (run.max_nonfinite), the last of them step {steps}, had a loss or "
-                "gradient that is not finite, so they trained nothing. Last good checkpoint: "
-                f"{good[1] if good else 'none'}. Fix the loss, or lower learner.lr, before you resume"
+                f"run.max_nonfinite: got {most} train steps in a row, up to step {steps}, without a finite loss or "
+                f"gradient; last good checkpoint: {good[1] if good else 'none'}. Fix the loss, or lower learner.lr"
             )
 
     def _checkpoint(self, last: bool) -> None:
@@ -228,9 +213,8 @@ class TrainLoop:
     def _next_batch(self) -> tuple[Any, dict[str, Any]]:
         begin = time.monotonic()
         batch, info = self.client.batch(may_pause=self.progress.steps % self.config.weight_sync_interval == 0)
-        waited = time.monotonic() - begin
-        self.progress.waited += waited
-        info["train/wait_seconds"] = waited
+        info["train/wait_seconds"] = time.monotonic() - begin
+        self.progress.waited += info["train/wait_seconds"]
         return batch, info
 
     def _publish(self, version: int | None = None) -> float:
@@ -316,29 +300,19 @@ def heldout_metrics(sets: dict[str, dict[str, float]]) -> dict[str, float]:
     return found
 
 
-def save_model(role: Role, trainer: Trainer, task: Task) -> None:
-    """Save the trained model, and the task's tokenizer if it has one, as a folder that other programs can load."""
-    folder = str(role.run / "checkpoints" / "final")
-    trainer.save(folder)
-    if hasattr(task, "save_tokenizer"):
-        task.save_tokenizer(folder)
-
-
 def _later(evaluations: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
     """Evaluations on the clock of the whole run: the buffer's clock restarts at a resume."""
     return [result | {"seconds": result["seconds"] + seconds} for result in evaluations]
 
 
-def client_of(role: Role, task: Task, score: Score | None) -> LearnerClient | Demonstrated:
-    """Where the batches come from."""
-    if is_supervised(role.config):
-        return Demonstrated(task, role.config, score)
-    link_timeout = role.config.buffer.heartbeat_timeout
-    return LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
-
-
 def main(role: Role) -> None:
-    trainer, others = (build_trainer(role.config), Alone()) if ranks_of(role.config) == 1 else lead(role)
+    others = Alone()
+    if ranks_of(role.config) == 1:
+        trainer = build_trainer(role.config)
+    else:
+        from learners import follower  # imports torch
+
+        trainer, others = follower.lead(role)
     checkpoint = checkpoints.latest(role.run)
     task = build("task", role.config.task, role.config.run.seed)
     score = getattr(trainer, "logprobs_of", None)
@@ -361,7 +335,10 @@ def main(role: Role) -> None:
             if checkpoint:
                 loop.resume(checkpoint[1])
             summary = loop.run()
-        save_model(role, trainer, task)
+        final = str(role.run / "checkpoints" / "final")  # a folder that other programs can load
+        trainer.save(final)
+        if hasattr(task, "save_tokenizer"):
+            task.save_tokenizer(final)
         beside = role.run / "summary.tmp"
         beside.write_text(json.dumps(summary, indent=2) + "\n")
         note_step(role.run)  # even if no step was left

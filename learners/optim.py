@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import get_scheduler
 
 from areal_like.config.defaults import RANDOM_LR
 from learners.collectives import Ranks
@@ -38,7 +37,7 @@ class MasterAdamW:
     """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with a schedule, clipping and a finite-gradient guard.
 
     Weight decay spares vectors (biases, norms). `schedule` has the rate of each step. `clip_grad` is the largest global
-    L2 norm; 0 switches clipping off. Raises ValueError if it is negative: that would reverse the step.
+    L2 norm; 0 switches clipping off.
     """
 
     def __init__(  # noqa: PLR0913 - settings of one optimizer
@@ -54,8 +53,6 @@ class MasterAdamW:
         ranks: Ranks,
         hold_in: torch.dtype | None = None,
     ):
-        if clip_grad < 0:
-            raise ValueError(f"clip_grad must not be negative, got {clip_grad}")
         self.schedule, self.clip_grad = schedule, clip_grad
         self.steps = 0
         self.skipped_steps = 0
@@ -184,33 +181,25 @@ def _added_to(gradient: Tensor, parameter: Tensor) -> None:
 
 
 class Schedule:
-    """A learning rate schedule of transformers, as a function of the optimizer step alone.
+    """A learning rate schedule, as a function of the optimizer step alone.
 
-    The rate of each step: lr · (step + 1) / `warmup_steps` at first, then `lr` (`constant`), or falling to
-    0 after `total_steps` steps (`linear`, `cosine`; arXiv 1608.03983). `lr` None: as for random weights; `warmup_steps`
-    None: 0.
-
-    transformers begins with a rate of 0, which would waste a batch: its step 1 is the first one here. Raises ValueError
-    for a warm-up that is negative, or leaves no step to fall in.
+    The rate of each step: lr · (step + 1) / `warmup_steps` at first, then `lr` (`constant`), or falling to 0 after
+    `total_steps` steps (`linear`, `cosine`; arXiv 1608.03983). `lr` None: as for random weights; `warmup_steps` None:
+    0. As transformers' schedules of these names, but without their first step, whose rate is 0.
     """
 
     def __init__(
         self, lr: float | None = None, name: str = "constant", warmup_steps: int | None = None, total_steps: int = 0
     ):
-        self.lr, warmup = RANDOM_LR if lr is None else lr, warmup_steps or 0
-        if warmup < 0:
-            raise ValueError(f"warmup_steps must not be negative, got {warmup}")
-        if name != "constant" and total_steps <= warmup:
-            raise ValueError(
-                f"learner.warmup_steps={warmup}: a {name} schedule of {total_steps} optimizer steps leaves none to "
-                "fall in; lower it, or raise run.steps (learner.schedule_steps)"
-            )
-        self._last = float("inf") if name == "constant" else total_steps
-        theirs = "constant_with_warmup" if name == "constant" else name
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # a scheduler wants one
-        made = get_scheduler(theirs, optimizer, num_warmup_steps=max(1, warmup), num_training_steps=total_steps + 1)
-        self._share = made.lr_lambdas[0]  # type: ignore[attr-defined]
+        self.lr, self._name = RANDOM_LR if lr is None else lr, name
+        self._warmup, self._total = max(1, warmup_steps or 0), total_steps
 
     def rate(self, step: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
-        return self.lr * self._share(min(step, self._last) + 1)  # behind its end a cosine would rise again
+        number, end = step + 1, self._total + 1
+        if number < self._warmup:
+            return self.lr * number / self._warmup
+        if self._name == "constant":
+            return self.lr
+        left = max(0.0, (end - number) / max(1, end - self._warmup))
+        return self.lr * (left if self._name == "linear" else 0.5 * (1.0 - math.cos(math.pi * left)))

@@ -1,13 +1,10 @@
 """Packing: chooses the sequences of each micro-batch (AReaL's Algorithm 1), and joins their tokens into one row without
 padding.
 
-`pack` is pure and knows lengths only. `Columns` flattens a whole batch once per train step; `Columns.microbatch` then
-cuts micro-batches out of it by index arithmetic, so the cost per sample is NumPy's, not Python's. Sequences share the
-tokens of their common prefix (`learners.prefixes`) if that saves a twentieth of a micro-batch or more, or if it would
-be too long otherwise: a group's prompt is computed once for all of its samples.
-
-A sample whose context forks (`areal_like.types.Sample.forks`) is several sequences. They stay in one micro-batch, since
-the loss sees one sample, and share common tokens.
+`Columns` flattens a whole batch once per train step; `Columns.microbatch` then cuts micro-batches out of it by index
+arithmetic. Sequences share the tokens of their common prefix (`learners.prefixes`): a group's prompt is computed once
+for all of its samples. A sample whose context forks (`areal_like.types.Sample.forks`) is several sequences, in one
+micro-batch, since the loss sees one sample.
 
 Two things are left out because they can't affect the loss: the last trained token as an input (nothing after it is
 predicted), and everything after it (attention is causal). Only trained tokens of the response get logits.
@@ -24,31 +21,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from areal_like.types import Batch, Sample
+from areal_like.types import Batch
 from areal_like.weights.transfer import to_device
 from learners.prefixes import Forest, cut, is_worth, paths
 from learners.router_replay import EngineExperts
 from learners.row_layout import RowLayout
 
 
-def pack(lengths: Sequence[int] | np.ndarray, *, micro_batch_tokens: int, min_microbatches: int = 1) -> list[list[int]]:
+def pack(lengths: Sequence[int] | np.ndarray, micro_batch_tokens: int) -> list[list[int]]:
     """Split sequences into micro-batches of at most `micro_batch_tokens` tokens: lists of indices into `lengths`.
 
-    AReaL (arXiv 2505.24298), Algorithm 1: longest first; a new micro-batch is opened while there are fewer than
-    `min_microbatches` or when the sequence fits into none; else it joins the fitting one that holds the fewest
-    sequences. A sequence longer than `micro_batch_tokens` gets a micro-batch of its own. Ties go to the earlier one,
-    so the result depends on the lengths alone.
+    AReaL (arXiv 2505.24298), Algorithm 1: longest first; a sequence joins the fitting micro-batch that holds the fewest
+    sequences, or opens one if it fits into none. A sequence longer than `micro_batch_tokens` gets a micro-batch of its
+    own. Ties go to the earlier one, so the result depends on the lengths alone.
     """
-    if micro_batch_tokens < 1 or min_microbatches < 1:
-        raise ValueError(
-            f"micro_batch_tokens and min_microbatches must be positive, got {micro_batch_tokens} and {min_microbatches}"
-        )
     microbatches: list[list[int]] = []
     totals: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = int(lengths[index])
         fitting = [m for m, total in enumerate(totals) if total + length <= micro_batch_tokens]
-        if len(microbatches) < min_microbatches or not fitting:
+        if not fitting:
             microbatches.append([index])
             totals.append(length)
         else:
@@ -69,11 +61,10 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 class MicroBatch:
     """One row of packed sequences: `S` input tokens of `n` sequences, shared ones once, `N` trained tokens.
 
-    `input_ids`, `position_ids` int64 [1, S], positions counted within each sequence; `layout` has the places of
-    the sequences for attention; `outputs` int64 [N]: places in the row whose logits predict the tokens `targets`
-    int64 [N]; `trained` int64 [N] are the places of those tokens in the batch's columns; `sequence` int64 [N]. `tokens`
-    counts the sequences' input tokens, shared tokens once per sequence. `experts` int16 [S, layers, k] are the engine's
-    (`learners.router_replay`); None: none is known.
+    `input_ids`, `position_ids` int64 [1, S], positions counted within each sequence; `outputs` int64 [N]: places in the
+    row whose logits predict the tokens `targets` int64 [N]; `trained` int64 [N] are the places of those tokens in the
+    batch's columns; `sequence` int64 [N]. `tokens` counts shared input tokens once per sequence. `experts` int16 [S,
+    layers, k] are the engine's (`learners.router_replay`); None: none is known.
     """
 
     input_ids: Tensor
@@ -107,7 +98,6 @@ class Columns:
         self.own = np.ones(len(samples), bool) if own is None else own
         prompts = np.array([s.prompt_length for s in samples], np.int64)
         responses = np.array([s.response_length for s in samples], np.int64)
-        _check(samples, prompts, responses)
         self._tokens = np.concatenate([s.tokens for s in samples]).astype(np.int64)
         first = np.cumsum(prompts + responses) - (prompts + responses)
         self._counts = np.array([1 + len(s.forks) for s in samples], np.int64)  # sequences of each sample
@@ -177,7 +167,7 @@ class Columns:
             self._forest = Forest.of(labels, self._starts, self._lengths)
         return self._forest
 
-    def cuts(self, samples: np.ndarray, *, micro_batch_tokens: int, min_microbatches: int) -> list[np.ndarray]:
+    def cuts(self, samples: np.ndarray, micro_batch_tokens: int) -> list[np.ndarray]:
         """The given samples (int [n], each with a trained token) in micro-batches of at most `micro_batch_tokens`
         tokens by Algorithm 1. It packs groups, whose shared tokens count once, and cuts a larger one."""
         families: list[np.ndarray] = []
@@ -190,8 +180,7 @@ class Columns:
             for run in cut(lengths.tolist(), shared.tolist(), micro_batch_tokens):
                 families.append(members[run])
                 costs.append(int(lengths[run].sum() - shared[run[1:]].sum()))
-        packed = pack(costs, micro_batch_tokens=micro_batch_tokens, min_microbatches=min_microbatches)
-        return [np.concatenate([families[i] for i in part]) for part in packed]
+        return [np.concatenate([families[i] for i in part]) for part in pack(costs, micro_batch_tokens)]
 
     def _first_sequences(self, samples: np.ndarray) -> np.ndarray:
         """The first sequence of each sample that has a trained token: samples of a group share most there."""
@@ -248,23 +237,6 @@ class Columns:
         rows, depths = ranges(self._starts[sequences] + shared, added), ranges(shared, added)
         layout = RowLayout.tree(found, added, device, lean=lean)
         return rows, np.cumsum(lengths) - lengths, depths, np.concatenate(found), layout
-
-
-def _check(samples: list[Sample], prompts: np.ndarray, responses: np.ndarray) -> None:
-    """Raise ValueError for a sample whose arrays disagree or whose first trained token nothing predicts."""
-    if not samples:
-        raise ValueError("a batch needs at least one sample")
-    if prompts.min() < 1:
-        raise ValueError("a sample needs at least one prompt token")
-    for number, (sample, response) in enumerate(zip(samples, responses.tolist(), strict=True)):
-        if not response:
-            raise ValueError(f"sample {number} of the batch has an empty response: leave it out of its group")
-        covered = sum(count for _, count in sample.runs)
-        if not len(sample.logprobs) == len(sample.loss_mask) == covered == response:
-            raise ValueError(
-                f"a sample has {response} response tokens but {len(sample.logprobs)} logprobs, "
-                f"{len(sample.loss_mask)} mask entries and runs over {covered}"
-            )
 
 
 def cut_groups(batch: Batch, columns: Columns, order: np.ndarray, count: int) -> list[np.ndarray]:

@@ -20,9 +20,8 @@ from learners.packing import Columns, MicroBatch, empty_microbatch
 
 
 class Passes:
-    """`micro_batch_tokens` bounds the tokens of a micro-batch; a rank makes at least `min_microbatches`, if it can.
-    `temperature` is the run's. With `half_matrices` matrices are multiplied in bfloat16, for weights of any dtype;
-    with `experts` tokens go to those that the engine's routers chose."""
+    """`micro_batch_tokens` bounds the tokens of a micro-batch; `temperature` is the run's. With `half_matrices`,
+    matrices are multiplied in bfloat16; with `experts`, tokens go to those that the engine's routers chose."""
 
     def __init__(
         self,
@@ -32,14 +31,12 @@ class Passes:
         temperature: float,
         *,
         micro_batch_tokens: int,
-        min_microbatches: int,
         half_matrices: bool,
         experts: bool,
     ):
         self._model, self._ranks, self._device = model, ranks, device
         self.temperature = temperature
-        self._micro_batch_tokens, self._min_microbatches = micro_batch_tokens, min_microbatches
-        self._half, self._experts = half_matrices, experts
+        self._micro_batch_tokens, self._half, self._experts = micro_batch_tokens, half_matrices, experts
 
     def precision(self) -> torch.autocast:
         """The context of a forward pass."""
@@ -50,9 +47,7 @@ class Passes:
         cuts: list[np.ndarray] = []
         if columns:
             samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
-            cuts = columns.cuts(
-                samples, micro_batch_tokens=self._micro_batch_tokens, min_microbatches=self._min_microbatches
-            )
+            cuts = columns.cuts(samples, self._micro_batch_tokens)
         count = self._ranks.max(len(cuts))
         for part in cuts:
             assert columns

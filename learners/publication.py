@@ -15,16 +15,16 @@ and the first rank announces it. No process ever holds more of the weights than 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from areal_like.weights.codec import Encoder, Lanes
@@ -32,12 +32,11 @@ from areal_like.weights.delta import DeltaHead, write
 from areal_like.weights.digest import kernels_for, text_of
 from areal_like.weights.history import History
 from areal_like.weights.layout import Block, Layout
-from areal_like.weights.planes import CODINGS, Coded, pack
+from areal_like.weights.planes import Coded, pack
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import ALIGN, State
 from areal_like.wire.messages import Manifest
 
-log = logging.getLogger(__name__)
 BESIDE_FROM = 1 << 18
 """Above this many bytes of weights a thread pays off."""
 ENCODERS = 2
@@ -58,47 +57,26 @@ class TakeSnapshot(Protocol):
     def __call__(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State: ...
 
 
-class Others(Protocol):
-    """The ranks that publish the other parts."""
-
-    def begin(self, version: int) -> None:
-        """Make the other ranks publish their parts of this version."""
-        ...
-
-    def gathered(self, report: PartReport) -> list[PartReport]:
-        """The reports of all parts, by part. Called once per version, by the thread."""
-        ...
-
-
-class Alone:
-    """The only rank."""
-
-    def begin(self, version: int) -> None:
-        pass
-
-    def gathered(self, report: Any) -> list[Any]:
-        return [report]
-
-
-@dataclass(frozen=True, slots=True)
-class PartReport:
+class PartReport(msgspec.Struct):
     """A part that can be fetched at `endpoint`: the lanes of its bits, the bytes that its server has sent so far, and,
     if it is a delta, numbers that add up over parts. `error` is the reason why it cannot be fetched."""
 
     endpoint: str = ""
-    lanes: Sequence[int] = (0, 0)
+    lanes: list[int] = []
     sent: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, int] = {}
     error: str = ""
 
-    def plain(self) -> list[Any]:
-        """Plain data that `PartReport.of` reads."""
-        return [self.endpoint, list(self.lanes), self.sent, dict(self.counts), self.error]
 
-    @classmethod
-    def of(cls, plain: list[Any]) -> PartReport:
-        endpoint, lanes, sent, counts, error = plain
-        return cls(endpoint, lanes, sent, Counter(counts), error)
+class Alone:
+    """The only rank. `learners.follower.OtherRanks` stands for the ranks that publish the other parts."""
+
+    def begin(self, version: int) -> None:
+        """Make the other ranks publish their parts of this version."""
+
+    def gathered(self, report: PartReport) -> list[PartReport]:
+        """The reports of all parts, by part. Called once per version, by the thread."""
+        return [report]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,70 +96,74 @@ class Coding:
         return cls(**{each.name: section[each.name] for each in fields(cls)})
 
 
-class Publication:
-    """Publishes versions. The learner calls `publish`; the thread calls `announce(manifest)`, version by version. The
-    server of this part sets `endpoint`, where it can be fetched, and `sent`, which counts its bytes, before the first
-    version. An error in the thread is raised by the learner's next call."""
+class Publisher:
+    """Serves weights on `endpoint`, with `keys` (`areal_like.wire.keys`) to those on the allow-list. Its thread calls
+    `announce(manifest)` for every version as soon as all of it can be fetched. `others` are the ranks with the other
+    parts. An error in the thread is raised by the learner's next call."""
 
-    def __init__(self, coding: Coding, announce: Announce, others: Others):
-        self.endpoint = ""
-        self.sent: Callable[[], int] = int
-        self._coding, self._announce, self._others = coding, announce, others
-        self.history: History | None = None
+    def __init__(
+        self, endpoint: str, coding: Coding, announce: Announce, keys: str | None = None, others: Alone | None = None
+    ):
+        self._coding, self._announce, self._others = coding, announce, others or Alone()
+        self._server = WeightServer(endpoint, keys, lambda part: self._history if part == self._part else None)
+        self.endpoint = self._server.endpoint
+        self._history: History | None = None
         self._newest: State | None = None
         self._spare: State | None = None
         self._layout: Layout | None = None
         self._encoders = SimpleQueue[Encoder]()
         self._pool: ThreadPoolExecutor | None = None
         self._lanes: Lanes | None = None
-        self._versions = 0
+        self._part = self._versions = 0
         self._progress = threading.Condition()
         self._cast = 0
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self.manifest: Manifest | None = None
-        self.metrics: dict[str, float] = {}
-        self.sent_by_others = 0
+        self._manifest: Manifest | None = None
+        self._metrics: dict[str, float] = {}
+        self._sent_by_others = 0
 
     def publish(self, version: int, snapshot: TakeSnapshot) -> float:
-        """Take a snapshot and publish it. Returns the seconds for which the learner waited."""
+        """Publish the weights that `snapshot` returns, this rank's part, as `version`. Returns the seconds for which
+        the caller waited."""
         begin = time.monotonic()
-        self.wait()
+        self._join()
         self._others.begin(version)
-        if self._newest is None or self.history is None:
-            self._make_known(version, self._all(snapshot()))
-            return time.monotonic() - begin
-        newest = self._newest
-        state = self._spare or State(newest.specs, part=newest.part, parts=newest.parts)
-        self.history.release(state)
-        if self._coding.overlap and state.nbytes >= BESIDE_FROM:
-            self._publish_overlapped(version, state, snapshot)
+        state: State | None = None
+        if self._newest and self._history:
+            state = self._spare or State(self._newest.specs, part=self._newest.part, parts=self._newest.parts)
+            self._history.release(state)
+        if state and self._coding.overlap and state.nbytes >= BESIDE_FROM:
+            self._cast = 0
+            self._thread = threading.Thread(target=self._run, args=(version, state), name="publication", daemon=True)
+            self._thread.start()
+            try:
+                snapshot(into=state, done=self._is_cast)
+            except BaseException:
+                self._is_cast(BROKEN_OFF)
+                raise
+            self._is_cast(state.nbytes)
         else:
-            self._make_known(version, self._all(snapshot(into=state)))
+            state = snapshot(into=state)
+            self._cast = state.nbytes
+            self._make_known(version, state)
         return time.monotonic() - begin
 
-    def _publish_overlapped(self, version: int, state: State, snapshot: TakeSnapshot) -> None:
-        self._cast = 0
-        self._thread = threading.Thread(target=self._run, args=(version, state), name="publication", daemon=True)
-        self._thread.start()
-        try:
-            snapshot(into=state, done=self._is_cast)
-        except BaseException:
-            self._is_cast(BROKEN_OFF)
-            raise
-        self._is_cast(state.nbytes)
-
-    def _all(self, state: State) -> State:
-        self._cast = state.nbytes
-        return state
+    def wait(self) -> Manifest:
+        """Wait until the last version is announced; returns its manifest. Raises an error of the thread."""
+        self._join()
+        assert self._manifest
+        return self._manifest
 
     @property
-    def part(self) -> int:
-        """The number of this rank's part."""
-        return self._newest.part if self._newest else 0
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the newest announced version. `publish/bytes` counts everything sent so far."""
+        return {"publish/bytes": self._server.bytes_sent + self._sent_by_others, **self._metrics}
 
-    def wait(self) -> None:
-        """Wait until the last version is announced. Raises an error of the thread."""
+    def close(self) -> None:
+        self._server.close()
+
+    def _join(self) -> None:
         if self._thread:
             self._thread.join(STALL_SECONDS)
             if self._thread.is_alive():
@@ -209,15 +191,15 @@ class Publication:
         except Exception as error:
             self._others.gathered(PartReport(error=f"{type(error).__name__}: {error}"))  # they wait for this part
             raise
-        reports: list[PartReport] = self._others.gathered(report)
+        reports = self._others.gathered(report)
         for part, each in enumerate(reports):
             if each.error:
                 raise RuntimeError(f"part {part} of version {version} was not published: {each.error}")
         nbytes = sum(spec.space for spec in state.specs)
         lanes = np.array([each.lanes for each in reports], np.uint64).sum(axis=0, dtype=np.uint64)
-        self.metrics = _metrics(sum((each.counts for each in reports), Counter()), nbytes)
-        self.sent_by_others = sum(each.sent for each in reports) - report.sent
-        self.manifest = Manifest(
+        self._metrics = _metrics(sum((Counter(each.counts) for each in reports), Counter()), nbytes)
+        self._sent_by_others = sum(each.sent for each in reports) - report.sent
+        self._manifest = Manifest(
             version,
             text_of(lanes, nbytes // ALIGN),
             nbytes,
@@ -225,26 +207,26 @@ class Publication:
             self._coding.block_bytes,
             [each.endpoint for each in reports],
         )
-        self._announce(self.manifest)
+        self._announce(self._manifest)
 
     def _added(self, version: int, state: State) -> PartReport:
         """Encode this part and make it available."""
         counts, message = Counter[str](), None
-        if self.history is None:
+        if self._history is None:
             lanes = self._begin(state).total()
         elif self._coding.coding == "delta":
             lanes, message, counts = self._encoded(version, state)
         else:
             self._wait_for(state.nbytes)
             lanes = state.lanes()
-        assert self.history
-        self.history.add(version, text_of(lanes, state.words.size), state, message)
+        assert self._history
+        self._history.add(version, text_of(lanes, state.words.size), state, message)
         self._newest, self._spare = state, self._newest
         self._versions += 1
         due = self._coding.coding == "delta" and self._versions % self._coding.sweep_every == 0
         if due and not np.array_equal(state.lanes(), lanes):
             raise RuntimeError(f"the digest of version {version} is not that of its bits")
-        return PartReport(self.endpoint, lanes.tolist(), self.sent(), counts)
+        return PartReport(self.endpoint, lanes.tolist(), self._server.bytes_sent, dict(counts))
 
     def _begin(self, state: State) -> Lanes:
         """Set up for the first version."""
@@ -253,8 +235,8 @@ class Publication:
         self._pool = ThreadPoolExecutor(ENCODERS, "encoding") if several else None
         for _ in range(ENCODERS if several else 1):
             self._encoders.put(Encoder(layout))
-        self._layout, self._lanes = layout, Lanes(layout, state.words)
-        self.history = History(layout, keep=self._coding.keep, snapshot_every=self._coding.snapshot_every)
+        self._layout, self._lanes, self._part = layout, Lanes(layout, state.words), state.part
+        self._history = History(layout, keep=self._coding.keep, snapshot_every=self._coding.snapshot_every)
         return self._lanes
 
     def _wait_for(self, nbytes: int) -> None:
@@ -272,7 +254,7 @@ class Publication:
 
     def _encoded(self, version: int, state: State) -> tuple[np.ndarray, bytes, Counter[str]]:
         """Lanes, message and counts of the step from the newest version to `state`."""
-        assert self._layout and self._newest and self._lanes and self.history
+        assert self._layout and self._newest and self._lanes and self._history
         layout, base, lanes = self._layout, self._newest.buffer, self._lanes
         blocks, counts = [], Counter[str]()
 
@@ -286,21 +268,14 @@ class Publication:
 
         for block, (coded, packed, taken) in zip(layout.blocks, self._each(encode, layout.blocks), strict=True):
             blocks.append(packed)
-            _count(counts, coded, block)
+            counts["elements"] += sum(segment.count for segment in block.segments if not segment.plain)
+            counts["changes"] += int(coded.changes.sum(dtype="int64"))
             counts["nanoseconds"] += int(1e9 * taken)
         total = lanes.total()
-        head = DeltaHead(self.history.version, version, self.history.digest, text_of(total, state.words.size))
+        head = DeltaHead(self._history.version, version, self._history.digest, text_of(total, state.words.size))
         message = write(head, layout, blocks)
         counts["delta_bytes"] = len(message)
         return total, message, counts
-
-
-def _count(into: Counter[str], coded: Coded, block: Block) -> None:
-    """Elements, how many have changed, and bytes of weights per coding."""
-    for coding, segment in zip(coded.codings.tolist(), block.segments, strict=True):
-        into[CODINGS[coding]] += segment.nbytes
-        into["elements"] += 0 if segment.plain else segment.count
-    into["changes"] += int(coded.changes.sum(dtype="int64"))
 
 
 def _metrics(counts: Counter[str], nbytes: int) -> dict[str, float]:
@@ -312,41 +287,4 @@ def _metrics(counts: Counter[str], nbytes: int) -> dict[str, float]:
         "publish/ratio": nbytes / counts["delta_bytes"],
         "publish/density": counts["changes"] / max(1, counts["elements"]),
         "publish/encode_seconds": counts["nanoseconds"] / 1e9,
-        **{f"publish/share_{name}": counts[name] / max(1, nbytes) for name in CODINGS},
     }
-
-
-class Publisher:
-    """Serves weights on `endpoint`, with `keys` (see `areal_like.wire.keys`) to those on the allow-list. Another thread
-    calls `announce(manifest)` for every version as soon as all of it can be fetched. `snapshot` returns this rank's
-    part; `others` are the ranks with the rest. `areal_like.weights.server` answers requests in its own thread."""
-
-    def __init__(
-        self, endpoint: str, coding: Coding, announce: Announce, keys: str | None = None, others: Others | None = None
-    ):
-        self._publication = Publication(coding, announce, others or Alone())
-        self._server = WeightServer(endpoint, keys, self._history)
-        self.endpoint = self._publication.endpoint = self._server.endpoint
-        self._publication.sent = lambda: self._server.bytes_sent
-
-    def _history(self, part: int) -> History | None:
-        return self._publication.history if part == self._publication.part else None
-
-    def publish(self, version: int, snapshot: TakeSnapshot) -> float:
-        """Publish the weights that `snapshot` returns as `version`. Returns the seconds for which the caller waited."""
-        return self._publication.publish(version, snapshot)
-
-    def wait(self) -> Manifest:
-        """Wait until the last version is announced; returns its manifest."""
-        self._publication.wait()
-        assert self._publication.manifest
-        return self._publication.manifest
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the newest announced version. `publish/bytes` counts everything sent so far."""
-        sent = self._server.bytes_sent + self._publication.sent_by_others
-        return {"publish/bytes": sent, **self._publication.metrics}
-
-    def close(self) -> None:
-        self._server.close()

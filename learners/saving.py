@@ -17,7 +17,6 @@ from areal_like.models.causal_lm import read_state, save_as_published
 from areal_like.weights.state import State, TensorSpec
 from learners.adapters import Adapters
 from learners.collectives import Ranks
-from learners.critic import Critic
 from learners.optim import MasterAdamW
 from learners.sharding import OwnPart, Whole
 
@@ -31,11 +30,10 @@ class Saving:
         specs: list[TensorSpec],
         optimizer: MasterAdamW,
         adapters: Adapters | None,
-        critic: Critic | None,
         ranks: Ranks,
     ):
         self._model, self.specs, self._optimizer = model, specs, optimizer
-        self._adapters, self._critic, self._ranks = adapters, critic, ranks
+        self._adapters, self._ranks = adapters, ranks
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         """The published bits of this rank's part of the current weights, in `into` or a new buffer that belongs to the
@@ -69,29 +67,21 @@ class Saving:
             self._adapters.save(f"{folder}/adapter", adapters)
 
     def save_state(self, folder: Path) -> None:
-        """Write all state that the next train step depends on, except its batch: master weights, optimizer state,
-        critic."""
-        state = self._optimizer.state_dict()
-        if self._critic:
-            state["critic"] = self._critic.state_dict()
-        torch.save(state, folder / self._file)
+        """Write all state that the next train step depends on, except its batch: master weights, optimizer state."""
+        torch.save(self._optimizer.state_dict(), folder / self._file)
 
     def load_state(self, folder: Path) -> None:
         """Load the state that `save_state` wrote: the same next batch then gives the same bits."""
         state = torch.load(folder / self._file, weights_only=True, map_location=self._model.device)
         self._optimizer.load_state_dict(state)
-        if self._critic:
-            self._critic.load_state_dict(state["critic"])
 
     def load_weights(self, folder: Path) -> None:
-        """Load only the weights, from the files of any number of ranks, and the critic if there is one. Only with one
-        rank. Raises OSError if files are missing, ValueError if they are of another model."""
+        """Load only the weights, from the files of any number of ranks. Only with one rank. Raises OSError if files
+        are missing, ValueError if they are of another model."""
         ranks = max((int(path.stem.rpartition("-")[2]) for path in folder.glob("learner-0-of-*.pt")), default=1)
         files = [folder / file_of(rank, ranks) for rank in range(ranks)]
         states = [torch.load(file, weights_only=True, map_location="cpu", mmap=True) for file in files]
         self._optimizer.load_master([state["master"] for state in states])
-        if self._critic:  # each rank has the whole of it
-            self._critic.load_state_dict(states[0]["critic"])
 
     @property
     def _file(self) -> str:

@@ -3,9 +3,8 @@
 `fully_shard` (torch.distributed.fsdp; ZeRO stage 3, arXiv 1910.02054) gives each rank a part of every parameter, its
 gradient and its optimizer state, and gathers a layer's parameters when it computes. Gradients are SUMS over ranks: the
 loss is divided by the denominator of the whole minibatch. Every rank must make the same number of forward and backward
-passes. Names, shapes and values of the parameters do not change. Where published values have half precision, layers may
-be gathered and computed in it: that rounds no weight, and halves what is sent; gradients are summed in float32. The
-learner drives this.
+passes. Where published values have half precision, layers may be gathered and computed in it: that rounds no weight,
+and halves what is sent; gradients are summed in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from areal_like.models.causal_lm import HandedOn, handed_on, weight_files
+from areal_like.models.causal_lm import handed_on, weight_files
 from areal_like.weights.state import TensorSpec
 from learners.collectives import Ranks
 from learners.logprobs import use_logprob_head
@@ -35,22 +34,10 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
     return list(model.get_decoder().layers)
 
 
-def recompute_activations(model: PreTrainedModel) -> None:
-    """Keep only the inputs of each layer for the backward pass, and recompute the rest there (arXiv 1604.06174)."""
-    for layer in layers_of(model):
-        layer.forward = functools.partial(_recomputed, layer.forward)
-
-
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-
-def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each layer with torch.compile, for rows of any length."""
-    for layer in layers_of(model):
-        layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 CPU = torch.device("cpu")
@@ -62,7 +49,6 @@ class Computing:
     layers compute; None: that of the parameters. `entropy_gradient`: is it needed?"""
 
     max_logits: int
-    fp32_head: bool = True
     entropy_gradient: bool = True
     compile: bool = False
     checkpoint_activations: bool = False
@@ -86,14 +72,14 @@ def hold_in(
 
 
 def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None:
-    """Apply the log probability head and everything the config asks for, in the one order that works. Calling it again
-    for the same model changes nothing."""
+    """Apply the logprob head and everything that `how` has, in the one order that works."""
     for model in dict.fromkeys(models):
-        use_logprob_head(model, how.max_logits, entropy_gradient=how.entropy_gradient, fp32=how.fp32_head)
-        if how.compile:
-            compile_layers(model)
-        if how.checkpoint_activations:
-            recompute_activations(model)
+        use_logprob_head(model, how.max_logits, entropy_gradient=how.entropy_gradient)
+        for layer in layers_of(model):
+            if how.compile:
+                layer.forward = torch.compile(layer.forward, dynamic=True)  # for rows of any length
+            if how.checkpoint_activations:  # only a layer's inputs are kept for the backward pass (arXiv 1604.06174)
+                layer.forward = functools.partial(_recomputed, layer.forward)
         if ranks.count > 1:
             shard(model, ranks, how.device, how.hold_in)
             fill(model, ranks, how.device, None if any(p.requires_grad for p in model.parameters()) else how.published)
@@ -232,20 +218,15 @@ def fill(model: PreTrainedModel, ranks: Ranks, device: torch.device, rounded_to:
         first = -(-parameter.shape[0] // ranks.count) * ranks.rank
         rows: Tensor
         if made is not None:
-            rows = _sent(made, name, parameter.shape, ranks)[first : first + len(own)]
+            whole = torch.empty(parameter.shape) if made.tensors is None else made.tensors[name].contiguous()
+            ranks.send(whole)
+            rows = whole[first : first + len(own)]
         elif own.numel():
             with safe_open(files[name], "pt") as tensors:
                 rows = tensors.get_slice(name)[first : first + len(own)]
         if own.numel():
             own.copy_(rows if rounded_to is None else rows.to(rounded_to))
     model._handed_on = None
-
-
-def _sent(made: HandedOn, name: str, shape: torch.Size, ranks: Ranks) -> Tensor:
-    """A whole tensor, on every rank."""
-    tensor = torch.empty(shape) if made.tensors is None else made.tensors[name].contiguous()
-    ranks.send(tensor)
-    return tensor
 
 
 def _make_buffers(model: PreTrainedModel, device: torch.device) -> None:

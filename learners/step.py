@@ -1,7 +1,7 @@
 """One train step in progress: a batch on the device, the numbers of its tokens, and its metrics.
 
-The learner makes one per batch and fills it in: reference log probability and value of each token, advantages, proximal
-log probabilities, planned weights. It gives losses their `LossBatch` for any of the batch's trained tokens.
+The learner makes one per batch and fills it in: reference logprob of each token, advantages, proximal logprobs, planned
+weights. It gives losses their `LossBatch` for any of the batch's trained tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Step:
     that this rank computes.
 
     `proximal` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
-    [N], `teacher` [N] (its logprobs), `values` [N], `behind` [n] (values behind cut samples), `targets` [N] (of the
-    values), `share` [N], `uniform` [N] and `weights` [N] are None where the step has no use for them. `penalties`, by
-    name, were subtracted from the reward at each trained token. `losses` and `norms` have one entry per optimizer step.
+    [N], `teacher` [N] (its logprobs), `share` [N], `uniform` [N] and `weights` [N] are None where the step has no use
+    for them. `penalties`, by name, were subtracted from the reward at each trained token. `losses` and `norms` have one
+    entry per optimizer step.
     """
 
     def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, dtype: torch.dtype, share: Any):
@@ -48,9 +48,6 @@ class Step:
         self.reference: Tensor | None = None
         self.teacher: Tensor | None = None
         self.top: tuple[Tensor, Tensor] | None = None  # ids and teacher's logprobs [N, k], of this rank's tokens
-        self.values: Tensor | None = None
-        self.behind: Tensor | None = None
-        self.targets: Tensor | None = None
         self.uniform: Tensor | None = None
         self.weights: Tensor | None = None
         self.factors: Tensor | None = None
@@ -68,10 +65,6 @@ class Step:
 
     def _shares(self, found: np.ndarray | None) -> Tensor | None:
         return None if found is None else self.on_device(found).to(self.behaviour.dtype)
-
-    def set_advantages(self, advantages: np.ndarray) -> None:
-        """`advantages` [N], per trained token."""
-        self.advantages = self.on_device(advantages).to(self.behaviour.dtype)
 
     def note_penalties(self, less: np.ndarray, by_token: np.ndarray) -> None:
         """For `numbers`: `less` [n] is subtracted from the samples' rewards, `by_token` [N] from the tokens' rewards. A
@@ -177,7 +170,6 @@ class Step:
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """Collect the observations of all ranks."""
-        self.tally.merge(ranks)
         self.backward_tokens = sum(ranks.gathered(self.backward_tokens))
         self.computed_tokens = sum(ranks.gathered(self.computed_tokens))
         known = ~self.proximal.isnan()
@@ -186,7 +178,9 @@ class Step:
         fresh, in_flight = staleness == 0, self.in_flight[known].cpu().numpy()
         sample = self.sample[known].cpu().numpy()
         metrics = (
-            self.tally.metrics() | drift(log_ratios, staleness, sample) | mismatch(log_ratios[fresh], in_flight[fresh])
+            self.tally.metrics(ranks)
+            | drift(log_ratios, staleness, sample)
+            | mismatch(log_ratios[fresh], in_flight[fresh])
         )
         metrics["loss"] = float(np.mean(self.losses)) if self.losses else 0.0
         metrics["grad_norm"] = float(np.mean(self.norms)) if self.norms else 0.0

@@ -53,7 +53,7 @@ def advantage_claims(spec: Mapping[str, object], answer: str, response: str) -> 
             return np.asarray(advantage(rewards, groups))
         sample = np.repeat(np.arange(len(rewards)), per)
         zeros = np.zeros(len(sample))
-        made = Episodes(rewards, groups, sample, zeros, values=zeros, teacher=rewards[sample], student=zeros)
+        made = Episodes(rewards, groups, sample, zeros, teacher=rewards[sample], student=zeros)
         return np.asarray(advantage(made))
 
     def shape() -> None:

@@ -146,8 +146,6 @@ def _of_learner(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]
         yield key, f"it has nothing to do: set advantage=distill, or {key}.top above 0"
     if learner.get("num_minibatch_epochs", 1) > 1 and "single_pass" in marks("loss", loss):
         yield "learner.num_minibatch_epochs", f"loss={loss} diverges with more than 1"
-    if learner.get("critic_clip") is not None and learner.get("critic_lr") == 0:
-        yield "learner.critic_clip", "there is no critic whose values it could clip: set learner.critic_lr"
     if learner.get("kl_cut") is not None and not (learner.get("kl_loss") or learner.get("kl_reward")):
         yield "learner.kl_cut", "there is no KL to cut: set learner.kl_loss or learner.kl_reward"
     if learner.get("schedule", "constant") != "constant" and learner.get("schedule_steps") is not None:
@@ -162,10 +160,6 @@ def _of_advantage(config: Config, known: Mapping[str, Knobs]) -> Iterator[Proble
     for knob in ("kl_reward", "overlong_penalty"):
         if name == "maxrl" and learner.get(knob):
             yield f"learner.{knob}", "advantage=maxrl takes no negative rewards, which this would cause"
-    if "needs_values" in wanted and learner.get("critic_lr") == 0:
-        yield "learner.critic_lr", f"advantage={name} needs a critic: set it above 0"
-    if advantage.get("bootstrap") is True and learner.get("overlong_filter") is True:
-        yield "advantage.bootstrap", "learner.overlong_filter leaves cut answers out: choose one of the two"
     if advantage.get("deviation_of") == "rewards" and advantage.get("std") is False:
         yield "advantage.deviation_of", "advantage.std=false divides by no deviation: leave one of them out"
     alone = known["sizing"]["name"] == "fixed" and known["sizing"]["group_size"] == 1
@@ -259,7 +253,7 @@ def _of_supervision(config: Config, known: Mapping[str, Knobs]) -> Iterator[Prob
         "group_reward": config.group_reward["name"] != "none",
         "eval.sets": config.eval.sets,
     }
-    of_rollouts = ("critic_lr", "kl_reward", "router_replay", "teacher")
+    of_rollouts = ("kl_reward", "router_replay", "teacher")
     asked |= {f"learner.{knob}": known["learner"].get(knob) for knob in of_rollouts}
     for key in [key for key, is_set in asked.items() if is_set]:
         yield key, f"loss={config.loss['name']} has neither rollouts nor rewards: leave it out"

@@ -20,7 +20,6 @@ OTHER_NAMES = {
     "gradient_checkpointing": "learner.checkpoint_activations",
     "kl_coef": "learner.kl_reward",
     "kl_loss_coef": "learner.kl_loss",
-    "lam": "advantage.lam",
     "learning_rate": "learner.lr",
     "lora_rank": "learner.lora",
     "loss_agg_mode": "learner.normalise",

@@ -6,10 +6,7 @@ gradient. `observed` maps names to one number per token [N], without gradient; `
 means, maxima and quantiles, overall and by staleness.
 
 Three policies have the same names everywhere: *behaviour* sampled the token, *proximal* is the learner's policy at the
-start of the train step, *current* carries the gradient.
-
-A loss asks for more than a micro-batch by decorators (`Marks`). Losses are independent of models, wire formats and
-devices.
+start of the train step, *current* carries the gradient. A loss that needs more than a micro-batch has marks (`Marks`).
 
 Masked tokens may hold any value, NaN included: they change neither the loss nor its gradient. Log ratios are clamped to
 ±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so tokens that are impossible under a policy stay finite, and have
@@ -41,14 +38,13 @@ class LossBatch:
     """The response tokens of one micro-batch (of one minibatch, where a plan is made), flat [N].
 
     A sequence is never split, and its tokens lie side by side in order. Logprobs and advantages are floating point,
-    `current` with gradient; `mask` is bool, True where the token is trained; `sequence` int64 numbers the sequence of
-    each token; `staleness` int64 is train version − version of the token.
+    `current` with gradient; `mask` is bool, True where the token is trained; `sequence` and `group` int64 number the
+    sequence and the group of each token; `staleness` int64 is train version − version of the token.
 
-    `share` is the token's weight in the sum over tokens (None: 1; 1/length for a mean over sequences). `group` int64
-    numbers the group of each token. `uniform` in [0, 1) is there for losses marked with `wants_uniform`, `weights` for
-    those marked with `planned`. `sequences` is above every number of a sequence, known without asking the device.
-    `factors` are those of a correction that must see the whole minibatch (`learners.losses.corrections`), 0 where it
-    rejects a token.
+    `share` is the token's weight in the sum over tokens (None: 1; 1/length for a mean over sequences). `uniform` in
+    [0, 1) is for losses marked with `wants_uniform`, `weights` for those marked with `planned`. `sequences` is above
+    every number of a sequence, known without asking the device. `factors` are those of a correction that must see the
+    whole minibatch (`learners.losses.corrections`), 0 where it rejects a token.
     """
 
     current: Tensor
@@ -73,17 +69,14 @@ class LossBatch:
         return int(self.sequence.max()) + 1 if len(self.sequence) else 0
 
 
-# Marks
-
-
 @dataclass(frozen=True, slots=True)
 class MinibatchPlan:
     """What is decided over a whole minibatch, without gradient, before its micro-batches.
 
     `weigh(minibatch, *, knobs)` takes the loss's own knobs and returns `LossBatch.weights` for every token, and the
     observations. With `needs_current` the minibatch goes through a forward pass without gradient first; without, its
-    `current` is NaN. With `skips`, tokens of weight 0 are left out of the forward and backward passes with gradient,
-    which is only right if a loss gives them no gradient.
+    `current` is NaN. With `skips`, tokens of weight 0, which the loss must give no gradient, are left out of the
+    passes with gradient.
     """
 
     weigh: Callable[..., tuple[Tensor, Observed]]
@@ -93,7 +86,7 @@ class MinibatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a loss asks of the learner; each of the first seven is also a decorator.
+    """What a loss needs from the learner; each of the first seven is also a decorator.
 
     `wants_proximal`: it needs `LossBatch.proximal`; if it has a knob `proximal`, only where that is "recompute".
     `ratio_to_behaviour`: it contains current/behaviour, so a correction must not weigh by that ratio again.
@@ -137,10 +130,12 @@ def marks_of(loss: Callable[..., Any]) -> Marks:
         return known
     function, knobs = getattr(loss, "func", loss), getattr(loss, "keywords", {})
     found: dict[str, Any] = {each.name: getattr(function, each.name, each.default) for each in fields(Marks)}
-    if found["wants_proximal"] and (proximal := proximal_of(loss)) is not None:
-        found |= {"own_ratio": "proximal_current", "wants_proximal": proximal == "recompute"}
-    else:
-        found |= {"own_ratio": "behaviour_current" if found["ratio_to_behaviour"] else None, "wants_proximal": False}
+    proximal = proximal_of(loss) if found["wants_proximal"] else None
+    found["wants_proximal"] = proximal == "recompute"
+    if proximal is not None:
+        found["own_ratio"] = "proximal_current"
+    elif found["ratio_to_behaviour"]:
+        found["own_ratio"] = "behaviour_current"
     if plan := found["plan"]:
         found["plan"] = replace(plan, weigh=partial(plan.weigh, **knobs))
     return Marks(**found)
@@ -156,8 +151,7 @@ def proximal_of(loss: Callable[..., Any]) -> str | None:
 def planned_for(loss: Callable[..., Any], minibatch: LossBatch) -> tuple[LossBatch, Observed]:
     """The minibatch with the weights and factors that `loss` plans for it, and the plan's observations. Unchanged if
     the loss has no plan."""
-    own = getattr(loss, "planned_for", None)
-    if own:
+    if own := getattr(loss, "planned_for", None):
         return own(minibatch)
     plan = marks_of(loss).plan
     if plan is None:
@@ -171,9 +165,6 @@ def merged(first: Observed, second: Observed) -> Observed:
     common = first.keys() & second.keys()
     both = {n: first[n] * second[n] if n == "behaviour_weight" else first[n] | second[n] for n in common}
     return first | second | both
-
-
-# Sums
 
 
 def total(objective: Tensor, batch: LossBatch, denominator: float) -> Tensor:
@@ -198,9 +189,6 @@ def sequence_sums(values: Tensor, batch: LossBatch) -> Tensor:
 def sequence_means(values: Tensor, batch: LossBatch) -> Tensor:
     """For each token, the mean of `values` [N] over the trained tokens of its sequence: [N]; 0 without any."""
     return sequence_sums(values, batch) / sequence_sums(torch.ones_like(values), batch).clamp(min=1.0)
-
-
-# Policies
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:

@@ -3,12 +3,10 @@
     loss: {name: dg, correction: {name: ratio, weight: token, weight_high: 2}}
 
 A correction multiplies the objective of each token by a *factor* without gradient: its importance weight, or 0 where it
-rejects the token. Three policies make three pairs (`Pair`). A pair whose ratio the loss itself contains need not be
-weighed again. The factor enters through `LossBatch.share`, rejection through `LossBatch.mask`. So every loss that keeps
-its contract can be corrected without knowing it. Several corrections multiply (`correction` within a correction).
-
-The functions here take a loss and return the corrected one; `ratio` has all knobs, the others are names for some of
-their values. A weight over its bound is *cut*; a token out of bounds is *rejected*.
+rejects the token. The factor enters through `LossBatch.share`, rejection through `LossBatch.mask`, so every loss that
+keeps its contract can be corrected. Several corrections multiply (`correction` within a correction). The functions here
+take a loss and return the corrected one; `ratio` has all knobs, the others are names for some of their values. A weight
+over its bound is *cut*; a token out of bounds is *rejected*.
 """
 
 from __future__ import annotations
@@ -63,12 +61,13 @@ class ChainLink:
     rejected: str
 
     def of(self, batch: LossBatch) -> tuple[Tensor, Tensor, Observed]:
-        """Each token's weight before its bounds [N], after them [N], and which tokens stay (bool [N]) ."""
+        """Each token's weight within its bounds [N], which tokens stay (bool [N]), and the observations."""
         moved = self._log_ratio(batch)
         seen: Observed = {}
         raw = cut = torch.ones_like(moved)
         if self.weight != "none":
-            raw = _log_weight(moved, self.weight, batch).exp()
+            over = {"token": "token", "sequence": "sum", "geometric": "mean"}[self.weight]
+            raw = _over(moved, over, batch).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
             cut = raw.clamp(self.weight_low, self.weight_high)
             if self.where == "negative":
                 raw, cut = (torch.where(batch.advantages < 0, each, 1.0) for each in (raw, cut))
@@ -97,50 +96,38 @@ class ChainLink:
         found = _over(self._measured(moved, batch), self.over, batch)
         if self.reject == "ratio":
             found = found.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        outside = torch.zeros_like(batch.mask)
-        if self.low is not None:
-            outside = found < self.low
-        return outside if self.high is None else outside | (found > self.high)
+        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+        return (found < low) | (found > high)
 
     def _measured(self, moved: Tensor, batch: LossBatch) -> Tensor:
         """The value compared with the bounds, per token [N]; for a ratio its logarithm."""
-        match self.reject:
-            case "k1":
-                return -moved
-            case "k2":
-                return 0.5 * moved**2
-            case "k3":
-                return torch.expm1(moved) - moved
-            case "k3_reverse":
-                return torch.expm1(-moved) + moved
-            case "binary_kl":
-                earlier = batch.behaviour if self.pair.startswith("behaviour") else batch.proximal
-                assert earlier is not None
-                return binary_kl(torch.where(batch.mask, earlier.detach(), 0.0), moved)
+        if self.reject == "k1":
+            return -moved
+        if self.reject == "k2":
+            return 0.5 * moved**2
+        if self.reject == "k3":
+            return torch.expm1(moved) - moved
+        if self.reject == "k3_reverse":
+            return torch.expm1(-moved) + moved
+        if self.reject == "binary_kl":
+            earlier = batch.behaviour if self.pair.startswith("behaviour") else batch.proximal
+            assert earlier is not None
+            return binary_kl(torch.where(batch.mask, earlier.detach(), 0.0), moved)
         return moved
-
-
-def _log_weight(moved: Tensor, level: str, batch: LossBatch) -> Tensor:
-    if level == "token":
-        return moved
-    if level == "sequence":
-        return sequence_sums(moved, batch).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return sequence_means(moved, batch)
 
 
 def _over(values: Tensor, over: str, batch: LossBatch) -> Tensor:
     """Numbers of tokens [N], or for each token that of its sequence [N]."""
-    match over:
-        case "sum":
-            return sequence_sums(values, batch)
-        case "mean":
-            return sequence_means(values, batch)
-        case "max" | "min":
-            sign = 1.0 if over == "max" else -1.0
-            most = values.new_full((batch.most_sequences,), -math.inf)
-            there = torch.where(batch.mask, sign * values, -math.inf)
-            return sign * most.scatter_reduce(0, batch.sequence, there, "amax")[batch.sequence]
-    return values
+    if over == "sum":
+        return sequence_sums(values, batch)
+    if over == "mean":
+        return sequence_means(values, batch)
+    if over == "token":
+        return values
+    sign = 1.0 if over == "max" else -1.0
+    most = values.new_full((batch.most_sequences,), -math.inf)
+    there = torch.where(batch.mask, sign * values, -math.inf)
+    return sign * most.scatter_reduce(0, batch.sequence, there, "amax")[batch.sequence]
 
 
 def binary_kl(earlier: Tensor, moved: Tensor) -> Tensor:

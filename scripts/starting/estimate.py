@@ -11,7 +11,6 @@ group's prompt once (`learners.prefixes`). `scripts.starting.devices` adds the r
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from dataclasses import dataclass
@@ -226,7 +225,7 @@ def _adapted(model: Any, spec: dict[str, Any]) -> int:
     from learners.adapters import Adapters
 
     model = copy.deepcopy(model)
-    with contextlib.nullcontext() if spec.get("path") else torch.device("meta"):  # new ones need no memory
+    with torch.device("meta"):  # they need no memory
         Adapters(model, 0, torch.float32, **spec)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 

@@ -19,7 +19,6 @@ from areal_like.errors import UserError
 from areal_like.interfaces import Task
 from areal_like.launch.plan import limits
 from areal_like.models import model_folder
-from areal_like.models.adapter_folder import read_adapter
 from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.tasks.text import load_tokenizer
 from areal_like.wire import keys
@@ -47,8 +46,6 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     if config.learner["name"] == "torch" and config.sampling.temperature == 0:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
     check_packages(config)
-    if (path := (config.learner.get("lora") or {}).get("path")) is not None:
-        read_adapter(path)
     check_devices(config, gpus)
     check_workflows(config)
     if config.security.key_folder:
@@ -196,9 +193,9 @@ def check_texts(task: Task, config: Config) -> None:
         needed = {"multi_turn": "reply", "agent": "opening"}.get(spec["name"])
         if needed and not hasattr(codec, needed):
             raise ConfigError(f"{prefix}={spec['name']} needs a task with text, e.g. jsonl, not {name}", prefix)
-    for key, knobs in {"learner.overlong_filter": config.learner, "advantage.bootstrap": config.advantage}.items():
-        if knobs.get(key.rpartition(".")[2]) and not task.stop_tokens:
-            raise ConfigError(f"{key}: answers of task={name} have a fixed length, so each of them is cut", key)
+    if config.learner.get("overlong_filter") and not task.stop_tokens:
+        key = "learner.overlong_filter"
+        raise ConfigError(f"{key}: answers of task={name} have a fixed length, so each of them is cut", key)
 
 
 def check_teacher(config: Config, task: Task) -> None:

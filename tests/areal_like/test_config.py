@@ -109,7 +109,6 @@ def test_a_wrong_file_is_refused_by_name(folder: Path) -> None:
 # Refusals: each names its key, and where the value came from
 
 MAXRL = "advantage=maxrl"
-GAE = ["advantage=gae", "learner.critic_lr=1e-3"]
 REFUSED: list[tuple[str, list[str]]] = [
     # the shape
     ("actors.count", ["actors.count=two"]),
@@ -180,13 +179,10 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("model.hidden_size", ["model.hidden_size=33", "model.num_attention_heads=4"]),
     ("model.num_key_value_heads", ["model.num_attention_heads=4", "model.num_key_value_heads=3"]),
     ("sizing.group_size", ["sizing.group_size=1"]),
-    ("learner.critic_lr", ["advantage={name: gae}"]),
     ("learner.num_minibatch_epochs", ["loss=dg", "learner.num_minibatch_epochs=2"]),
     ("learner.kl_reward", [MAXRL, "learner.kl_reward=0.1"]),
     ("learner.overlong_penalty", [MAXRL, "learner={overlong_penalty: 1, overlong_limit: 8}"]),
-    ("learner.critic_clip", ["learner.critic_clip=0.2"]),
     ("learner.kl_cut", ["learner.kl_cut=10"]),
-    ("advantage.bootstrap", [*GAE, "advantage.bootstrap=true", "learner.overlong_filter=true"]),
     ("advantage.deviation_of", ["advantage={name: batch, std: false, deviation_of: rewards}"]),
     ("learner.router_replay", ["learner.router_replay=true"]),
     ("learner.router_replay", ["learner.router_replay=true", "learner.compile=true"]),
@@ -230,8 +226,6 @@ def test_a_refusal_says_where_the_value_came_from(folder: Path) -> None:
         ["learner.betas=[0, 0.5]", "learner.normalise=12", "learner.lora={}", "scheduler.max_staleness=inf"],
         ["loss={name: decoupled_ppo, clip: 1, correction: none}"],
         [MAXRL, "learner.kl_loss=0.1", "learner.clip_grad=0"],
-        [*GAE, "advantage.bootstrap=true", "learner.critic_clip=0.2"],
-        ["advantage={name: gae}", "learner=timed"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],
         ["mode=sync", "partial_rollout=restart"],
         [JUDGE, "group_reward.template=$answer"],

@@ -44,4 +44,4 @@ def test_encoding_beside_training_changes_no_bit(tmp_path: Path) -> None:
     assert len(digests) == len(published) == 1
     for run in runs.values():
         assert all(row["publish/seconds"] > 0 for row in rows(run))
-        assert rows(run)[-1]["publish/share_skip"] < 1 and rows(run)[-1]["publish/ratio"] > 1
+        assert rows(run)[-1]["publish/density"] < 1 and rows(run)[-1]["publish/ratio"] > 1

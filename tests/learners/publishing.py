@@ -1,4 +1,4 @@
-"""A learner of several ranks that publishes, and actors that follow: real processes over gloo and the ranks' own loop.
+"""A learner of several ranks that publishes, and an actor that follows: real processes and the ranks' own loop.
 
     python -m tests.learners.publishing RANK RANKS FOLDER
 
@@ -16,12 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import torch
-from msgspec.structs import replace
-from torch.distributed.tensor import DTensor
 
-from actors.relay import Relay
 from actors.subscriber import Subscriber
 from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch
@@ -41,9 +37,7 @@ from tests.learners.batches import make_batch
 from tests.learners.ranked import share
 from tests.seeds import seeded
 
-VERSIONS = 7
-LATE, SLEEPS = 3, range(2, 6)
-"""When an actor joins late, and when another one does not follow."""
+VERSIONS = 5
 CODINGS: dict[int, dict[str, Any]] = {
     2: {"block_bytes": 16384, "sweep_every": 1},
     3: {"block_bytes": 8192, "sweep_every": 2},
@@ -59,6 +53,8 @@ def learner_of(ranks: int) -> TorchLearner:
 
 class Shares:
     """Stands in for a rank's client."""
+
+    redo = 0
 
     def __init__(self, rank: int, ranks: int):
         self._rank, self._ranks, self._asked = rank, ranks, list[int]()
@@ -77,90 +73,44 @@ class Shares:
 class Engine:
     """Holds the last weights that it was given."""
 
-    def __init__(self) -> None:
-        self.version, self.digest, self.bits = -1, "", b""
+    digest, bits = "", b""
 
     async def load(self, update: Update) -> None:
-        self.version, self.digest, self.bits = update.version, update.digest, update.state.buffer.tobytes()
-
-
-def actor(name: str, folder: Path) -> Subscriber:
-    subscriber = Subscriber(Engine(), name, lambda *_: None, sweep_every=1)  # type: ignore[arg-type]
-    subscriber.relay = Relay(f"ipc://{folder}/{name}", lambda: subscriber.sources.received, keep=8, snapshot_every=50)
-    return subscriber
-
-
-class Spy:
-    """Records what ranks exchange in order to publish, and whether weights are put together for it."""
-
-    def __init__(self, others: OtherRanks):
-        self._others, self.told, self.publishing = others, 0, False
-        full_tensor = DTensor.full_tensor
-
-        def watched(tensor: DTensor, **options: Any) -> torch.Tensor:
-            assert not self.publishing, "a tensor was gathered in order to publish it"
-            return full_tensor(tensor, **options)
-
-        DTensor.full_tensor = watched  # type: ignore[method-assign]
-
-    def begin(self, version: int) -> None:
-        self.publishing = True
-        self._others.begin(version)
-
-    def gathered(self, report: Any) -> list[Any]:
-        reports = self._others.gathered(report)
-        self.told += sum(len(msgpack.packb(each.plain())) for each in reports)
-        self.publishing = False
-        return reports
+        self.digest, self.bits = update.digest, update.state.buffer.tobytes()
 
 
 def lead(trainer: TorchLearner, folder: Path) -> dict[str, Any]:
-    ranks = trainer.ranks.count
-    spy, coding = Spy(OtherRanks(trainer.ranks)), Coding(**CODINGS[ranks])
-    manifests, alone = list[Manifest](), list[Manifest]()
-    publisher = Publisher(f"ipc://{folder}/w0", coding, manifests.append, others=spy)
+    ranks, coding = trainer.ranks.count, Coding(**CODINGS[trainer.ranks.count])
+    manifests, alone, engine = list[Manifest](), list[Manifest](), Engine()
+    publisher = Publisher(f"ipc://{folder}/w0", coding, manifests.append, others=OtherRanks(trainer.ranks))
     truth = Publisher(f"ipc://{folder}/one", coding, alone.append)
-    actors = {name: actor(name, folder) for name in ("follows", "behind a relay", "sleeps", "late")}
-    relay = actors["follows"].relay.offer  # type: ignore[union-attr]
-    found: dict[str, Any] = {"versions": [], "parts": 0}
+    actor = Subscriber(engine, "actor", lambda *_: None, sweep_every=1)  # type: ignore[arg-type]
+    found: dict[str, Any] = {"versions": []}
     own = LeadingTrainer(trainer)
-
-    def whole() -> State:
-        with own._all("hand_over"):
-            return trainer.saving.gathered()[0]
-
-    def awake(version: int) -> list[str]:
-        asleep = {"late": range(LATE), "sleeps": SLEEPS}
-        return [name for name in actors if version not in asleep.get(name, ())]
-
     for version in range(VERSIONS):
         publisher.publish(version, own.snapshot)
         publisher.wait()
-        state = whole()
+        with own._all("hand_over"):
+            state = trainer.saving.gathered()[0]
         truth.publish(version, partial(copied, state))
         truth.wait()
-        for name in awake(version):
-            relays = [[relay.endpoint, relay.key]] if name == "behind a relay" else []
-            asyncio.run(asyncio.wait_for(actors[name].apply(replace(manifests[-1], relays=relays)), 60))
-        engines = [actors[name].engine for name in awake(version)]
+        asyncio.run(asyncio.wait_for(actor.apply(manifests[-1]), 60))
         found["versions"].append(
             {
-                "digests": [manifests[-1].digest, alone[-1].digest, *(engine.digest for engine in engines)],
-                "same bits": [engine.bits == state.buffer.tobytes() for engine in engines],  # type: ignore[attr-defined]
-                "density": publisher.metrics.get("publish/density"),
-                "alone": truth.metrics.get("publish/density"),
+                "digests": [manifests[-1].digest, alone[-1].digest, engine.digest],
+                "same bits": engine.bits == state.buffer.tobytes(),
+                "density": [each.metrics.get("publish/density") for each in (publisher, truth)],
             }
         )
         own.train(Shares(0, ranks).of(version))
     found |= {
         "parts": len(manifests[-1].parts),
-        "told": spy.told / VERSIONS,
         "whole": state.nbytes,
-        "held": publisher._publication._newest.nbytes,  # type: ignore[union-attr]
+        "held": publisher._newest.nbytes,  # type: ignore[union-attr]
         "edges": sum(len(_edges(spec, ranks)) for spec in state.specs),
-        "syncs": {name: each.totals | dict(each.full_syncs) for name, each in actors.items()},
+        "deltas": actor.totals["deltas"],
     }
-    for each in (*actors.values(), publisher, truth):
+    for each in (actor, publisher, truth):
         each.close()
     return found
 

@@ -23,7 +23,7 @@ import torch
 from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch
 from buffer.shares import split
-from learners.advantages import distill, gae, group
+from learners.advantages import distill, group
 from learners.collectives import join
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
@@ -64,12 +64,6 @@ CASES = {
     "other cut": Case(knobs={"micro_batch_tokens": 23}),
     "minibatches gone through again": Case(ppo, knobs={"num_minibatches": 3, "num_minibatch_epochs": 2}),
     "reference": Case(knobs={"kl_loss": 0.1, "kl_reward": 0.05, "normalise": "sequence_mean"}),
-    "critic": Case(advantage=gae, knobs={"critic_lr": 1e-2, "critic_trunk": 0.1}),
-    "cut answers": Case(
-        advantage=partial(gae, bootstrap=True),
-        cut=True,
-        knobs={"critic_lr": 1e-1, "critic_clip": 0.05, "num_minibatches": 2, "reward_scale": 2.0},
-    ),
     "cut answers left out": Case(cut=True, knobs={"overlong_filter": True}),
     "plan that skips": Case(partial(dg_kondo, keep=0.3)),
     "plan over groups": Case(tpo, model="llama", knobs={"normalise": "sequence_mean"}),
@@ -78,7 +72,6 @@ CASES = {
     "adapters": Case(model="llama", knobs={"lora": {"rank": 3}, "kl_loss": 0.1, "lr": 3e-2}),
     "shared prefixes": Case(shared=True, model="qwen3", knobs={"num_minibatches": 2}),
     "shared prefixes, cut": Case(tpo, shared=True, model="llama", knobs={"micro_batch_tokens": 19, "kl_loss": 0.1}),
-    "shared prefixes, critic": Case(advantage=gae, shared=True, knobs={"critic_lr": 1e-2, "num_minibatches": 2}),
     "teacher": Case(advantage=distill, taught=True, knobs={"num_minibatches": 2, "micro_batch_tokens": 23}),
     "teacher's likely tokens": Case(
         advantage=partial(distill, sampled=0.0),

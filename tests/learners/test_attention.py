@@ -14,7 +14,6 @@ from learners.attention import attend_plainly, packed_attention, use_packed_atte
 from learners.learner import TorchLearner
 from learners.losses.weighted import reinforce
 from learners.row_layout import RowLayout
-from learners.sharding import recompute_activations
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.seeds import seeded, torch_seeded
 
@@ -26,7 +25,7 @@ LENGTHS = {
 }
 
 
-def sequence_by_sequence(q, k, v, starts, key_starts, longest, longest_key, *, wrong=0.0, **how):
+def sequence_by_sequence(q, k, v, starts, key_starts, longest, longest_key, **how):
     """Stands in for torch's kernel as documented; it doesn't pad either."""
     assert how.keys() - varlen.NEWER == {"scale", "window_size"} and how.get("num_splits", 1) == 1
     assert starts.dtype == key_starts.dtype == torch.int32
@@ -42,17 +41,8 @@ def sequence_by_sequence(q, k, v, starts, key_starts, longest, longest_key, *, w
             for x, at in ((q, slice(first, last)), *((x, slice(begin, end)) for x in (k, v)))
         )
         done = scaled_dot_product_attention(*parts, attn_mask=mask, scale=how["scale"], enable_gqa=True)
-        pieces.append(done[0].transpose(0, 1) + wrong)
+        pieces.append(done[0].transpose(0, 1))
     return torch.cat(pieces)
-
-
-def stand_in(monkeypatch, wrong=0.0) -> list[torch.dtype]:
-    """Replace torch's kernel by one that needs no GPU; returns the dtypes of its calls, including trial calls."""
-    dtypes = []
-    kernel = lambda *a, **b: (dtypes.append(a[0].dtype), sequence_by_sequence(*a, wrong=wrong, **b))[1]  # noqa: E731
-    monkeypatch.setattr(varlen, "KERNEL", kernel)
-    monkeypatch.setattr(varlen, "runs_on", lambda device: True)
-    return dtypes
 
 
 @pytest.fixture(params=["blocks", "kernel"])
@@ -61,7 +51,7 @@ def implementation(request, monkeypatch):
     calls = []
     if request.param == "kernel":
         monkeypatch.setattr(varlen, "KERNEL", lambda *a, **b: (calls.append(1), sequence_by_sequence(*a, **b))[1])
-        monkeypatch.setattr(varlen, "takes", lambda query, dtype: True)
+        monkeypatch.setattr(varlen, "takes", lambda *_: True)
         monkeypatch.setattr(attention, "_half", lambda query, value: query.dtype)
     yield request.param
     assert bool(calls) == (request.param == "kernel")
@@ -91,24 +81,6 @@ def test_logits_and_gradients_equal_those_of_each_sequence_alone(kind, lengths, 
     gradients = torch.autograd.grad((packed * weights).sum(), list(model.parameters()))
     for gradient, truth in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, truth, rtol=1e-3, atol=1e-4)
-
-
-def test_no_mask_over_the_row_is_built(monkeypatch):
-    """A mask would take S × S; transformers passes None to the attention function instead."""
-    seen = []
-    real = packed_attention
-
-    def spy(module, query, key, value, attention_mask, *args, **kwargs):
-        seen.append(attention_mask)
-        return real(module, query, key, value, attention_mask, *args, **kwargs)
-
-    model = tiny_model()
-    use_packed_attention(model)
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "packed_causal", spy)
-    packed_logits(model, [torch.zeros(4, dtype=torch.int64), torch.ones(7, dtype=torch.int64)], [4, 7])
-    assert seen == [None, None]
 
 
 def test_sliding_windows_are_kept(implementation):
@@ -168,66 +140,33 @@ def test_what_it_does_not_compute_is_refused(refused):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
-def test_autocast_reaches_the_kernel_in_half_precision(kind, monkeypatch):
-    """Only the device is faked. Queries and keys leave the rotary embedding in float32."""
-    lengths = LENGTHS["long tail"]
-    model, generator = tiny_model(kind), torch_seeded(1)
-    sequences = [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
-    plain = packed_logits(model, sequences, lengths)
-    dtypes = stand_in(monkeypatch)
-    for recomputed in (False, True):
-        with torch.autocast("cpu", torch.bfloat16):
-            packed = packed_logits(model, sequences, lengths)
-        if not recomputed:
-            trials = len(varlen.TRIALS) * 2
-            assert dtypes == [torch.bfloat16] * (trials + model.config.num_hidden_layers)
-            recompute_activations(model)
-    assert len(dtypes) == trials + 2 * model.config.num_hidden_layers, "it is tried once"
-    (packed.float() * plain.detach()).sum().backward()
-    assert len(dtypes) == trials + 3 * model.config.num_hidden_layers
-    assert (packed.float() - plain).norm() < 3e-2 * plain.norm()
-
-
-def test_a_train_step_in_half_precision_is_one_of_the_kernel(monkeypatch):
-    """Some samples share prefixes, and activations are recomputed."""
-    batch = make_batch(seeded(0), groups=3)
+def test_a_train_step_in_half_precision_is_one_of_the_kernel(kind, monkeypatch):
+    """Only the device is faked. Queries and keys leave the rotary embedding in float32; samples share prefixes, and
+    activations are recomputed. The kernel is tried once."""
+    batch, dtypes, gradients = make_batch(seeded(0), groups=3), [], []
     for made in batch.groups:
         for sample in made.samples:
             sample.tokens[: sample.prompt_length] = made.samples[0].tokens[: sample.prompt_length]
-    gradients = []
     for kernel in (False, True):
-        dtypes = stand_in(monkeypatch) if kernel else []
+        if kernel:
+            counted = lambda *a, **b: (dtypes.append(a[0].dtype), sequence_by_sequence(*a, **b))[1]  # noqa: E731
+            monkeypatch.setattr(varlen, "KERNEL", counted)
+            monkeypatch.setattr(varlen, "runs_on", lambda device: True)
         knobs = {"num_minibatches": 1, "compute_dtype": "bfloat16", "checkpoint_activations": kernel}
-        learner = TorchLearner(tiny_model("qwen3"), reinforce, partial(group), 1.0, 0, **knobs)
+        learner = TorchLearner(tiny_model(kind), reinforce, partial(group), 1.0, 0, **knobs)
         metrics = learner.train(batch)
         gradients.append(learner.optimizer.gradient.clone())
-    assert len(dtypes) == 2 * len(varlen.TRIALS) + 2 * 2 and set(dtypes) == {torch.bfloat16}
+    assert dtypes == [torch.bfloat16] * (1 + 2 * 2), "a trial, and each layer twice"
     assert metrics["computed_tokens"] < metrics["backward_tokens"], "prefixes are shared"
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
 
 
-@pytest.mark.parametrize("wrong", [0.1, float("nan")])
-def test_a_kernel_that_is_wrong_here_is_found_before_its_first_use(wrong, monkeypatch, caplog):
-    dtypes = stand_in(monkeypatch, wrong)
-    x, layout = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16), RowLayout.of(np.array([2, 3]), torch.device("cpu"))
-    outputs = [packed_attention(torch.nn.Module(), x, x, x, None, layout=layout)[0] for _ in range(3)]
-    monkeypatch.setattr(varlen, "KERNEL", None)
-    truth, _ = packed_attention(torch.nn.Module(), x, x, x, None, layout=layout)
-    assert all(torch.equal(output, truth) for output in outputs) and len(dtypes) == 2 * len(varlen.TRIALS)
-    assert "is wrong here" in caplog.text
-
-
-def test_a_kernel_that_fails_here_is_not_used(monkeypatch, caplog):
+def test_the_kernel_is_for_gpus_and_half_precision_and_one_that_fails_is_not_used(monkeypatch, caplog):
+    assert varlen.KERNEL is not None, "this torch has it"
+    device, half = torch.device("cpu"), torch.bfloat16
+    assert not varlen.takes(device, 8, half)
     monkeypatch.setattr(varlen, "runs_on", lambda device: True)
-    half = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
-    assert not varlen.takes(half, half.dtype) and "fails here" in caplog.text, "flash attention has no CPU kernel"
-
-
-def test_the_kernel_is_for_gpus_and_half_precision_and_this_torch_has_it(monkeypatch):
-    assert varlen.KERNEL is not None
-    half = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
-    assert not varlen.takes(half, half.dtype)
-    stand_in(monkeypatch)
-    assert varlen.takes(half, half.dtype)
-    assert not varlen.takes(half, None) and not varlen.takes(half.float(), torch.float32)
-    assert not varlen.takes(half[..., :4], half.dtype)
+    assert not varlen.takes(device, 8, half) and "fails here" in caplog.text, "flash attention has no CPU kernel"
+    monkeypatch.setattr(varlen, "KERNEL", sequence_by_sequence)
+    assert varlen.takes(device, 8, half)
+    assert not any(varlen.takes(device, *wrong) for wrong in ((8, None), (8, torch.float32), (4, half), (264, half)))

@@ -29,38 +29,12 @@ def learner_of(loss=DECOUPLED, **knobs) -> TorchLearner:
 def test_buckets_are_powers_of_two_named_by_their_lower_end():
     staleness = np.array([0, 1, 2, 3, 4, 7, 8, 15, 16, 0])
     found = {suffix: np.flatnonzero(members).tolist() for suffix, members in buckets(staleness)}
-    assert found == {
-        "/staleness_0": [0, 9],
-        "/staleness_1": [1],
-        "/staleness_2": [2, 3],
-        "/staleness_4": [4, 5],
-        "/staleness_8": [6, 7],
-        "/staleness_16": [8],
-    }
-
-
-def test_a_tally_means_peaks_and_spreads():
-    tally, rng = TokenTally(), seeded(0)
-    ratio, gate, clipped = rng.random(40), rng.random(40), rng.random(40) < 0.3
-    staleness, advantages = rng.integers(0, 3, 40), rng.normal(size=40)
-    for part in (slice(0, 25), slice(25, 40)):
-        observed = {"ratio": ratio[part], "gate": gate[part], "clip_share": clipped[part]}
-        tensors = {name: torch.tensor(values) for name, values in observed.items()}
-        tally.add(tensors, torch.tensor(staleness[part]), torch.tensor(advantages[part]), "loss/")
-    metrics = tally.metrics()
-    assert metrics["loss/clip_share"] == pytest.approx(clipped.mean())
-    for k in (0, 1, 2):
-        assert metrics[f"loss/ratio/max/staleness_{k}"] == pytest.approx(ratio[staleness == k].max())
-        assert metrics[f"loss/ratio/mean/staleness_{k}"] == pytest.approx(ratio[staleness == k].mean())
-        assert metrics[f"loss/clip_share/staleness_{k}"] == pytest.approx(clipped[staleness == k].mean())
-    assert metrics["loss/gate/positive/p95"] == pytest.approx(np.quantile(gate[advantages > 0], 0.95))
-    assert metrics["loss/gate/negative/p05"] == pytest.approx(np.quantile(gate[advantages < 0], 0.05))
-    here = (advantages < 0) & (staleness == 1)
-    assert metrics["loss/gate/negative/p50/staleness_1"] == pytest.approx(np.median(gate[here]))
+    of_lower_ends = {0: [0, 9], 1: [1], 2: [2, 3], 4: [4, 5], 8: [6, 7], 16: [8]}
+    assert found == {"": list(range(10))} | {f"/staleness_{low}": members for low, members in of_lower_ends.items()}
 
 
 class Two(Ranks):
-    """The first of two ranks, each in a thread; they meet at a barrier."""
+    """One of two ranks, each in a thread; they meet at a barrier."""
 
     def __init__(self, rank, met, said):
         self.count, self.rank, self._met, self._said = 2, rank, met, said
@@ -79,31 +53,35 @@ class Two(Ranks):
         tensor.copy_(torch.maximum(*self.gathered(tensor.clone())))
 
 
-def test_a_tally_is_one_copy_however_many_names_it_has(monkeypatch):
-    tally, copies, cpu = TokenTally(), [], torch.Tensor.cpu
-    for _ in range(3):
-        numbers, staleness = torch.rand(4), torch.tensor([0, 1, 2, 5])
-        tally.add({"a": numbers, "b": numbers > 0.5}, staleness, torch.ones(4))
-        tally.add({"loss/gate": numbers}, staleness, torch.ones(4))
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (copies.append(tensor.shape), cpu(tensor))[1])
-    assert set(tally.metrics()) >= {"a", "b", "loss/gate/mean", "a/staleness_4"}
-    assert len(copies) == 1
-
-
-def test_ranks_reduce_what_needs_no_quantiles_and_report_what_one_would():
+def test_a_tally_means_peaks_and_spreads_by_one_copy_on_one_rank_or_two(monkeypatch):
     rng, met, said = seeded(1), threading.Barrier(2), [None, None]
-    columns = {name: rng.random(40) for name in ("ratio", "gate", "clip_share")}
+    columns = {name: rng.random(40) for name in ("ratio", "gate", "factor")} | {"clip_share": rng.random(40) < 0.3}
     staleness, advantages = rng.integers(0, 9, 40), rng.normal(size=40)
-    alone, tallies = TokenTally(), (TokenTally(), TokenTally())
-    for tally, part in ((alone, slice(None)), (tallies[0], slice(0, 13)), (tallies[1], slice(13, 40))):
+    alone, tallies, copies, cpu = TokenTally(), (TokenTally(), TokenTally()), [], torch.Tensor.cpu
+    cuts = ((alone, slice(0, 25)), (alone, slice(25, 40)), (tallies[0], slice(0, 13)), (tallies[1], slice(13, 40)))
+    for tally, part in cuts:
         observed = {name: torch.tensor(values[part]) for name, values in columns.items()}
         tally.add(observed, torch.tensor(staleness[part]), torch.tensor(advantages[part]), "loss/")
-    tallies[1].add({"entropy": torch.ones(3)}, torch.zeros(3), torch.zeros(3))
-    alone.add({"entropy": torch.ones(3)}, torch.zeros(3), torch.zeros(3))
+    for tally in (alone, tallies[1]):
+        tally.add({"entropy": torch.ones(3)}, torch.zeros(3), torch.zeros(3))
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda rank: tallies[rank].merge(Two(rank, met, said)), range(2)))
-    assert set(tallies[0]._pieces) == {"loss/gate"}
-    assert tallies[0].metrics() == tallies[1].metrics() == pytest.approx(alone.metrics())
+        both = list(threads.map(lambda rank: tallies[rank].metrics(Two(rank, met, said)), range(2)))
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (copies.append(tensor.shape), cpu(tensor))[1])
+    metrics = alone.metrics(Ranks(1))
+    assert len(copies) == 1 and both[0] == both[1] == pytest.approx(metrics) and both[0].keys() == metrics.keys()
+    ratio, gate, factor, clipped = (columns[name] for name in ("ratio", "gate", "factor", "clip_share"))
+    for suffix, here in (("", staleness >= 0), ("/staleness_1", staleness == 1), ("/staleness_4", staleness // 4 == 1)):
+        assert metrics[f"loss/ratio/max{suffix}"] == pytest.approx(ratio[here].max())
+        assert metrics[f"loss/ratio/mean{suffix}"] == pytest.approx(ratio[here].mean())
+        assert metrics[f"loss/clip_share{suffix}"] == pytest.approx(clipped[here].mean())
+        assert metrics[f"loss/gate/mean{suffix}"] == pytest.approx(gate[here].mean())
+        of_factors = factor[here].mean() ** 2 / (factor[here] ** 2).mean()
+        assert metrics[f"loss/factor/ess{suffix}"] == pytest.approx(of_factors)
+        for sign, side in (("positive", advantages > 0), ("negative", advantages < 0)):
+            for q in (5, 95):
+                truth = np.quantile(gate[here & side], q / 100)
+                assert metrics[f"loss/gate/{sign}/p{q:02d}{suffix}"] == pytest.approx(truth)
+    assert metrics["entropy"] == metrics["entropy/staleness_0"] == 1.0 and TokenTally().metrics(Ranks(1)) == {}
 
 
 def test_drift_by_staleness_is_that_of_the_tokens_there():
@@ -137,35 +115,17 @@ def test_zero_variance_by_staleness_goes_by_the_groups_oldest_token():
             else:
                 sample.reward = float(sample is made.samples[0])
     assert zero_variance_by_staleness(batch) == {
+        "zero_variance_share": 0.5,
         "zero_variance_share/staleness_0": 0.5,
         "zero_variance_share/staleness_1": 1.0,
         "zero_variance_share/staleness_2": 0.0,
     }
 
 
-def test_a_train_step_reports_everything_by_staleness():
-    batch = batches(1, version=3)[0]
-    metrics = learner_of().train(batch)
-    names = (
-        "loss/clip_share", "loss/ratio/mean", "loss/ratio/max", "loss/behaviour_weight/max", "ess", "kl/k1", "kl/k3",
-        "entropy", "zero_variance_share",
-    )  # fmt: skip
-    for name in names:
-        assert name in metrics
-        assert {key for key in metrics if key.startswith(f"{name}/staleness_")} >= {f"{name}/staleness_1"}, name
-    gates = learner_of(dg).train(batch)
-    assert {"loss/gate/positive/p50", "loss/gate/negative/p95", "loss/gate/mean/staleness_1"} <= set(gates)
-    assert {"ratio/mean", "ratio/max/staleness_1"} <= set(gates), "also of losses that use no ratio"
-
-
-def test_buckets_add_up_to_the_whole():
-    batch = batches(1, version=3)[0]
-    metrics = learner_of(num_minibatches=1).train(batch)
-    stale = np.concatenate([np.repeat(3 - v, n) for s in batch.samples for v, n in s.runs])
-    stale = stale[np.concatenate([s.loss_mask for s in batch.samples])]
-    for name in ("entropy", "loss/clip_share", "kl/k3"):
-        shares = sum(metrics[f"{name}{suffix}"] * members.mean() for suffix, members in buckets(stale))
-        assert shares == pytest.approx(metrics[name])
+def test_a_train_step_reports_by_staleness():
+    gates = learner_of(dg).train(batches(1, version=3)[0])
+    names = {"entropy", "ess", "kl/k1", "zero_variance_share", "ratio/max", "loss/gate/mean", "loss/gate/positive/p50"}
+    assert names | {f"{name}/staleness_1" for name in names} <= set(gates)
 
 
 def test_mismatch_is_of_tokens_before_and_after_an_update_in_flight():

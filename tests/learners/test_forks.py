@@ -109,7 +109,7 @@ def test_a_loss_of_whole_samples_sees_one():
     joint, _ = batches()
     columns = Columns(joint)
     trained = np.arange(len(joint.samples))
-    cuts = columns.cuts(trained, micro_batch_tokens=12, min_microbatches=1)
+    cuts = columns.cuts(trained, 12)
     assert sorted(np.concatenate(cuts).tolist()) == trained.tolist() and len(cuts) > 3
     whole = columns.microbatch(trained, CPU)
     assert whole.sequence.tolist() == columns.sample.tolist()

@@ -10,7 +10,6 @@ from learners.logprobs import (
     LogprobHead,
     _Chosen,
     forward_logprobs,
-    forward_with_states,
     token_logprobs,
     use_logprob_head,
 )
@@ -51,15 +50,6 @@ def test_certain_and_impossible_tokens_are_finite_with_finite_gradients():
     assert torch.isfinite(logits.grad).all()
 
 
-def test_entropy_gradient_agrees_with_finite_differences():
-    logits = torch.tensor([[0.3, -1.0, 2.0], [0.0, 0.1, 0.2]], requires_grad=True)
-    entropy = token_logprobs(logits, torch.tensor([0, 1]), 0.7)[1].sum()
-    (gradient,) = torch.autograd.grad(entropy, logits)
-    p = torch.softmax(logits.detach().double() / 0.7, -1)
-    h = -(p * p.log()).sum(-1, keepdim=True)
-    torch.testing.assert_close(gradient.double(), -p * (p.log() + h) / 0.7, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("rows", [3, 100])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_linear_head_without_logits_in_the_graph_is_the_head(rows, bias):
@@ -82,32 +72,21 @@ def test_a_linear_head_without_logits_in_the_graph_is_the_head(rows, bias):
             torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-13)
 
 
-def test_logits_are_made_in_the_dtype_of_the_weights_under_autocast():
-    head, states = torch.nn.Linear(64, 500, bias=False), torch.randn(20, 64)
-    targets = torch.arange(20)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = _Chosen.apply(states, head.weight, None, targets, 1.0, 100)
-    torch.testing.assert_close(found, token_logprobs(head(states), targets, 1.0))
-
-
 @pytest.mark.parametrize("held", ["float32", "bfloat16"])
-def test_an_fp32_head_keeps_three_digits_that_half_precision_loses_at_a_large_vocabulary(held):
+def test_logits_keep_digits_that_half_precision_loses_at_a_large_vocabulary(held):
     """Qwen's vocabulary, logits of deviation 4; weights and states are representable in half precision."""
     rng, words = torch.Generator().manual_seed(0), 151_936
     head = torch.nn.Linear(16, words, bias=False)
     head.weight.data = torch.randn(words, 16, generator=rng).bfloat16().to(getattr(torch, held))
     states = torch.randn(6, 16, generator=rng).bfloat16().to(head.weight.dtype)
-    targets, errors = torch.randint(0, words, (6,), generator=rng), []
+    targets = torch.randint(0, words, (6,), generator=rng)
     truth, of_entropy = token_logprobs(states.float() @ head.weight.float().t(), targets, 0.9)
-    for fp32 in (True, False):
-        gives = LogprobHead(head, words, 2 * words, fp32=fp32)
-        gives.targets, gives.temperature = targets, 0.9
-        with torch.autocast("cpu", torch.bfloat16, enabled=held == "float32"), torch.no_grad():
-            found, entropy = gives(states[None])[0].unbind(-1)
-        assert found.dtype == torch.float32
-        errors.append((found - truth).abs().max().item())
-        assert not fp32 or (entropy - of_entropy).abs().max() < 1e-3
-    assert errors[0] < 1e-4 and errors[1] > 2e-3
+    gives = LogprobHead(head, words, 2 * words)
+    gives.targets, gives.temperature = targets, 0.9
+    with torch.autocast("cpu", torch.bfloat16, enabled=held == "float32"), torch.no_grad():
+        found, entropy = gives(states[None])[0].unbind(-1)
+    assert found.dtype == torch.float32
+    assert (found - truth).abs().max() < 1e-4 and (entropy - of_entropy).abs().max() < 1e-3
 
 
 def test_an_entropy_that_nobody_differentiates_changes_nothing_else():
@@ -142,13 +121,6 @@ def test_half_precision_gradients_of_the_head_are_near_and_exact_where_a_token_i
         assert (found[0] - truth[0]).norm() < 2e-2 * truth[0].norm()
 
 
-def test_a_second_backward_pass_through_the_head_is_the_first():
-    head, states = torch.nn.Linear(5, 17, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
-    chosen, _ = _Chosen.apply(states, head.weight, head.bias, torch.arange(4), 1.0, 100)
-    first = torch.autograd.grad(chosen.sum(), head.weight, retain_graph=True)
-    torch.testing.assert_close(torch.autograd.grad(chosen.sum(), head.weight), first, rtol=1e-12, atol=1e-14)
-
-
 def test_the_other_product_is_float32_too(monkeypatch):
     torch.manual_seed(0)
     states, weight, bias = torch.randn(40, 64), torch.randn(300, 64), torch.randn(300)
@@ -156,15 +128,3 @@ def test_the_other_product_is_float32_too(monkeypatch):
     found = logprobs._logits(states, weight, bias)
     truth = states.double() @ weight.double().t() + bias.double()
     torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=1e-5)
-
-
-def test_states_are_those_that_the_head_gets_and_no_others_are_kept(monkeypatch):
-    model, batch = tiny_model(), make_batch(seeded(0))
-    use_packed_attention(model)
-    use_logprob_head(model, 1 << 20)
-    columns = Columns(batch)
-    part = columns.microbatch(np.flatnonzero(columns.lengths), torch.device("cpu"))
-    whole = model.base_model(input_ids=part.input_ids, position_ids=part.position_ids, layout=part.layout)
-    found = forward_with_states(model, part, 1.0)
-    torch.testing.assert_close(found[2], whole.last_hidden_state[0][part.outputs], rtol=0, atol=0)
-    assert model.get_output_embeddings().forward.states is None

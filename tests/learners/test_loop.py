@@ -25,10 +25,8 @@ class Client:
 
     def __init__(self) -> None:
         self.said: list[tuple] = []
-        self.wanted = -1
 
     def want(self, index: int, version: int) -> None:
-        self.wanted = index
         self.said.append(("want", index))
 
     def batch(self, may_pause: bool) -> tuple[Batch, dict[str, Any]]:
@@ -43,7 +41,7 @@ class Client:
     def set_aside(self, index: int, reason: str) -> None:
         self.said.append(("set aside", index))
 
-    def trained(self, index: int, gradient: object = None) -> None:
+    def trained(self, index: int) -> None:
         self.said.append(("trained", index))
 
     def hello(self, vocab_size: int | None, routing: object) -> None: ...
@@ -145,29 +143,15 @@ NAN = {"loss": float("nan"), "grad_norm": float("nan")}
 
 
 def test_steps_that_are_not_finite_are_counted_and_so_many_in_a_row_end_the_run(tmp_path: Path) -> None:
-    well = {"loss": 0.0, "grad_norm": 1.0}
-    made = loop(tmp_path, [NAN, NAN, well, {"loss": 0.0, "grad_norm": float("inf")}], "run.max_nonfinite=3")
-    summary = made.run()
-    assert summary["faults"]["train/nonfinite_steps"] == 3
+    well, more = {"loss": 0.0, "grad_norm": 1.0}, ["run.max_nonfinite=3", "checkpoint.every=1", "checkpoint.keep=9"]
+    made = loop(tmp_path, [NAN, NAN, well, {"loss": 0.0, "grad_norm": float("inf")}], *more)
+    assert made.run()["faults"]["train/nonfinite_steps"] == 3
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["train/nonfinite_steps"] for row in rows] == [1, 2, 2, 3]
-
-
-def test_the_end_names_the_last_checkpoint_from_before_them(tmp_path: Path) -> None:
-    well = {"loss": 0.0, "grad_norm": 1.0}
-    more = ["run.steps=99", "checkpoint.every=1", "checkpoint.keep=9"]
-    made = loop(tmp_path, [well, well, NAN, NAN, NAN], "run.max_nonfinite=3", *more)
-    with pytest.raises(NotFinite, match=r"3 train steps in a row .* last of them step 5, .*step-00000002\. Fix"):
+    (tmp_path / "ends").mkdir()
+    made = loop(tmp_path / "ends", [well, well, NAN, NAN, NAN], *more, "run.steps=99")
+    with pytest.raises(NotFinite, match=r"got 3 train steps in a row, up to step 5, .*step-00000002\. Fix"):
         made.run()
-    (tmp_path / "none").mkdir()
-    with pytest.raises(NotFinite, match=r"checkpoint: none"):
-        loop(tmp_path / "none", [NAN] * 10, "run.steps=99").run()
-
-
-def test_a_trainer_with_a_share_of_the_batch_tells_the_staleness_of_all_of_it(tmp_path: Path) -> None:
-    made = loop(tmp_path, [])
-    made.trainer.staleness = lambda: [1, 3]  # type: ignore[attr-defined]
-    assert made.run()["staleness_mean"] == 2.0 and made.progress.samples == 2 * 4
 
 
 def test_a_run_that_goes_on_keeps_the_round_behind_its_last_step_and_knows_none_before_its_first(

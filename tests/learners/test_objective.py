@@ -1,4 +1,4 @@
-"""The terms around the policy loss, through real train steps: denominators, KL, length, critic."""
+"""The terms around the policy loss, through real train steps: denominators, KL, length, the shape of rewards."""
 
 from functools import partial
 
@@ -6,18 +6,36 @@ import numpy as np
 import pytest
 import torch
 
-from learners.advantages import Episodes, gae, group, per_token, reinforce_pp
+from learners.advantages import group, per_token, reinforce_pp
 from learners.learner import TorchLearner
-from learners.losses.clipped import decoupled_ppo, ppo
-from learners.losses.targets import tpo
+from learners.losses.clipped import ppo
 from learners.losses.weighted import reinforce
-from tests.learners.batches import make_batch, tiny_model
+from learners.objective import kl_estimate, overlong_penalty
+from tests.learners.batches import tiny_model
+from tests.learners.exact import exact
 from tests.learners.test_learner import batches, on_policy
-from tests.seeds import seeded
 
 
 def learner_of(loss=ppo, advantage=group, **knobs) -> TorchLearner:
-    return TorchLearner(tiny_model(), loss, partial(advantage), 1.0, 0, **knobs)
+    return TorchLearner(exact(tiny_model()), loss, partial(advantage), 1.0, 0, **knobs)
+
+
+def seen_by_advantage(batch, form=None, **knobs):
+    """The input of the advantage in a train step: rewards [n], or with `per_token` the episodes; and the learner."""
+    seen = []
+
+    def of_samples(rewards, groups):
+        seen.append(rewards)
+        return group(rewards, groups)
+
+    @per_token
+    def of_tokens(episodes):
+        seen.append(episodes)
+        return reinforce_pp(episodes)
+
+    learner = learner_of(advantage=of_tokens if form else of_samples, **knobs)
+    learner.train(batch)
+    return seen[0], learner
 
 
 @pytest.mark.parametrize("normalise", ["token_mean", "sequence_mean", 50.0, 7])
@@ -25,7 +43,7 @@ def test_the_gradient_is_that_of_the_chosen_mean(normalise):
     """REINFORCE with an entropy bonus, sample by sample without packing."""
     learner = learner_of(reinforce, num_minibatches=1, entropy_bonus=0.3, clip_grad=0.0, normalise=normalise)
     batch = on_policy(learner, batches(1)[0])
-    model = tiny_model()
+    model = exact(tiny_model())
     model.load_state_dict(learner.model.state_dict())
     per_sequence, tokens = [], 0
     for g in batch.groups:
@@ -43,151 +61,126 @@ def test_the_gradient_is_that_of_the_chosen_mean(normalise):
             per_sequence.append(total / len(terms) if normalise == "sequence_mean" else total)
     by = {"token_mean": tokens, "sequence_mean": len(per_sequence)}.get(normalise) or normalise * len(per_sequence)
     (-torch.stack(per_sequence).sum() / by).backward()
-    learner.train(batch)
+    metrics = learner.train(batch)
     for p, q in zip(learner.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-7)
+    norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
+    assert metrics["tokens"] == tokens and metrics["grad_norm"] == pytest.approx(norm, rel=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_at_the_start_the_kl_to_the_reference_is_nothing(estimator):
-    """So the first gradient is the plain one, except for k1's, which is the score itself."""
-    batch = on_policy(learner_of(), batches(1)[0])
-    knobs = {"num_minibatches": 1}
-    plain = learner_of(**knobs)
-    held = learner_of(**knobs, kl_loss=0.7, kl_loss_estimator=estimator)
+    """So the first gradient is the plain one, except for k1's, which is the score itself. The reference stays."""
+    batch, knobs = on_policy(learner_of(), batches(1)[0]), {"num_minibatches": 1, "lr": 1e-2}
+    plain, held = learner_of(**knobs), learner_of(**knobs, kl_loss=0.7, kl_loss_estimator=estimator)
     plain.train(batch)
     metrics = held.train(batch)
     assert metrics["reference_kl"] == pytest.approx(0.0, abs=1e-6)
     same = torch.allclose(held.optimizer.gradient, plain.optimizer.gradient, rtol=1e-3, atol=1e-5)
     assert same == (estimator != "k1")
+    assert held.train(batch)["reference_kl"] > 1e-4
 
 
-@pytest.mark.slow
-def test_a_strong_kl_in_the_loss_holds_the_policy_at_its_start():
-    """Ten steps towards a reward, with and without the KL; the reference does not change."""
-    free, held = learner_of(lr=1e-2), learner_of(lr=1e-2, kl_loss=5.0)
-    start = held.snapshot().digest()
-    for batch in batches(10):
-        loose, tight = free.train(on_policy(free, batch)), held.train(on_policy(held, batch))
-    assert loose.get("reference_kl") is None
-    probe = learner_of(kl_loss=1e-9)
-    probe.model.load_state_dict(free.model.state_dict())
-    far = probe.train(on_policy(probe, batch))["reference_kl"]
-    assert tight["reference_kl"] < far / 3 and held.snapshot().digest() != start
+def test_the_kl_in_the_reward_is_taken_off_token_by_token_or_as_a_sum():
+    batch, own = batches(1)[0], on_policy(learner_of(), batches(1)[0]).samples
+    gaps = [(s.logprobs - r.logprobs)[s.loss_mask] for s, r in zip(batch.samples, own, strict=True)]
+    episodes, _ = seen_by_advantage(batch, "tokens", kl_reward=0.2)
+    np.testing.assert_allclose(episodes.penalties, 0.2 * np.concatenate(gaps), atol=1e-4)
+    np.testing.assert_array_equal(episodes.rewards, [s.reward for s in batch.samples])
+    rewards, _ = seen_by_advantage(batch, kl_reward=0.2)
+    expected = [s.reward - 0.2 * gap.sum() for s, gap in zip(batch.samples, gaps, strict=True)]
+    np.testing.assert_allclose(rewards, expected, atol=1e-3)
 
 
-def test_the_kl_in_the_reward_is_taken_off_token_by_token():
-    seen: list[Episodes] = []
-
-    @per_token
-    def spy(episodes):
-        seen.append(episodes)
-        return reinforce_pp(episodes)
-
-    learner, batch = learner_of(advantage=spy, kl_reward=0.2), batches(1)[0]
-    reference = np.concatenate([s.logprobs[s.loss_mask] for s in on_policy(learner, batches(1)[0]).samples])
-    behaviour = np.concatenate([s.logprobs[s.loss_mask] for s in batch.samples])
-    learner.train(batch)
-    np.testing.assert_allclose(seen[0].penalties, 0.2 * (behaviour - reference), atol=1e-4)
-    np.testing.assert_array_equal(seen[0].rewards, [s.reward for s in batch.samples])
-
-
-def test_advantages_per_sample_see_the_kl_as_a_sum():
-    seen = []
-
-    def spy(rewards, groups):
-        seen.append(rewards)
-        return group(rewards, groups)
-
-    learner, batch = learner_of(advantage=spy, kl_reward=0.2), batches(1)[0]
-    reference = [s.logprobs[s.loss_mask] for s in on_policy(learner, batches(1)[0]).samples]
-    learner.train(batch)
-    expected = [
-        s.reward - 0.2 * (s.logprobs[s.loss_mask] - r).sum() for s, r in zip(batch.samples, reference, strict=True)
-    ]
-    np.testing.assert_allclose(seen[0], expected, atol=1e-3)
-
-
-def test_long_answers_pay():
-    seen = []
-
-    def spy(rewards, groups):
-        seen.append(rewards)
-        return group(rewards, groups)
-
-    learner = learner_of(advantage=spy, overlong_penalty=2.0, overlong_limit=8, overlong_buffer=4)
+def test_rewards_pay_for_length_and_are_scaled_and_then_cut():
     batch = batches(1)[0]
-    learner.train(batch)
-    expected = [s.reward - 2.0 * max(0.0, (s.response_length - 4) / 4) for s in batch.samples]
-    np.testing.assert_allclose(seen[0], expected)
+    knobs = {
+        "reward_scale": 4.0,
+        "reward_clip": 2.5,
+        "overlong_penalty": 2.0,
+        "overlong_limit": 8,
+        "overlong_buffer": 4,
+    }
+    shaped, learner = seen_by_advantage(batch, **knobs)
+    taken = [2 * max(0, (s.response_length - 4) / 4) for s in batch.samples]
+    expected = [4.0 * (s.reward - less) for s, less in zip(batch.samples, taken, strict=True)]
+    np.testing.assert_allclose(shaped, np.clip(expected, -2.5, 2.5))
+    assert (np.abs(expected) > 2.5).any()
+    found = [values for each in batch.groups for values in learner.numbers(each.id)]
+    noted = [np.nansum(values["penalty/length"]) for values in found]
+    np.testing.assert_allclose(noted, taken, err_msg="the length alone: scale and cut are no penalty")
+    with pytest.raises(ValueError, match="overlong_buffer"):
+        learner_of(overlong_penalty=1.0, overlong_limit=4, overlong_buffer=5)
 
 
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"normalise": "sum"},
-        {"normalise": 0.0},
-        {"kl_loss_estimator": "k4"},
-        {"overlong_penalty": 1.0},
-        {"overlong_penalty": 1.0, "overlong_limit": 4, "overlong_buffer": 5},
-    ],
-)
-def test_senseless_knobs_are_refused(knobs):
-    with pytest.raises(ValueError, match=r"normalise|estimator|overlong"):
-        learner_of(**knobs)
+def test_what_turns_earned_is_scaled_as_well_and_a_cut_stands_at_the_end():
+    batch = batches(1, masked=0.0)[0]
+    for sample in batch.samples:
+        sample.reward, sample.turn_rewards = 1.5, [(0, 0.5)]
+    episodes, learner = seen_by_advantage(batch, "tokens", reward_scale=2.0, reward_clip=2.0)
+    tokens = episodes.per_token(episodes.rewards)
+    for i, sample in enumerate(batch.samples):
+        expected = np.zeros(sample.response_length)
+        expected[0] += 1.0
+        expected[-1] += 2.0 - 1.0
+        np.testing.assert_allclose(tokens[learner._step.columns.sample == i], expected)
 
 
-# The critic
+@pytest.mark.parametrize("knobs", [{}, {"micro_batch_tokens": 9}], ids=["whole", "pieces"])
+def test_cut_answers_that_are_left_out_have_no_gradient_and_count_for_their_groups_mean(knobs):
+    """Masked by hand, with the advantages of all samples: the same step, for any cut into micro-batches."""
+    batch, by_hand = batches(2)[0], batches(2)[0]
+    for sample, masked in zip(batch.samples[::3], by_hand.samples[::3], strict=True):
+        sample.finish, masked.loss_mask = "length", np.zeros_like(masked.loss_mask)
+    filtered, plain = (learner_of(num_minibatches=1, **more) for more in ({"overlong_filter": True, **knobs}, {}))
+    found, expected = filtered.train(batch), plain.train(by_hand)
+    torch.testing.assert_close(filtered.optimizer.gradient, plain.optimizer.gradient)
+    assert found["tokens"] == expected["tokens"] < learner_of().train(batch)["tokens"]
+    assert batch.samples[0].loss_mask.any(), "the batch itself is not touched"
 
 
-@pytest.mark.slow
-def test_the_critic_learns_what_a_prompt_is_worth():
-    """Reward 1 for prompts that start with token 1, 0 for those with token 2: the value's error falls."""
-    learner = learner_of(decoupled_ppo, gae, critic_lr=0.02, critic_trunk=1.0, lr=2e-3)
-    errors = []
-    for i in range(25):
-        batch = make_batch(seeded(i), index=i, groups=8, size=4, max_response=3)
-        for g in batch.groups:
-            for sample in g.samples:
-                sample.tokens[: sample.prompt_length] = 1 + g.id % 2
-                sample.reward = float(g.id % 2 == 0)
-        errors.append(learner.train(on_policy(learner, batch))["value_error"])
-    assert errors[0] == pytest.approx(0.5, abs=0.15)  # of a head at 0
-    assert np.mean(errors[-5:]) < 0.1
+# The pure parts
 
 
-def test_a_critic_that_is_kept_out_of_the_trunk_does_not_move_the_policy():
-    plain, with_critic = learner_of(), learner_of(critic_lr=0.1)
-    for batch in batches(2):
-        plain.train(batch)
-        with_critic.train(batch)
-    assert with_critic.snapshot().digest() == plain.snapshot().digest()
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_estimators_of_the_kl_and_their_gradients(estimator):
+    """Means under the policy: k1 and k3 are unbiased; as losses k2 has the KL's gradient and k1 none."""
+    logits = torch.tensor([0.3, -0.4, 1.0], dtype=torch.float64, requires_grad=True)
+    reference, policy = torch.tensor([0.2, 0.3, 0.5]).double().log(), logits.log_softmax(0)
+    kl = (policy.exp() * (policy - reference)).sum()
+    (truth,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    found = kl_estimate(policy, reference, estimator)
+    mean = (policy.detach().exp() * found).sum()
+    (gradient,) = torch.autograd.grad(mean, logits)
+    if estimator == "k2":
+        torch.testing.assert_close(gradient, truth)
+        torch.testing.assert_close(found, (policy - reference) ** 2 / 2)
+    else:
+        torch.testing.assert_close(mean, kl)
+    if estimator == "k1":
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient))
+    if estimator == "k3":
+        assert (found >= 0).all() and torch.cosine_similarity(gradient, truth, dim=0) > 0.5
+    impossible = torch.meshgrid(*[torch.tensor([0.0, -torch.inf])] * 2, indexing="ij")
+    assert torch.isfinite(kl_estimate(*impossible, estimator)).all()
 
 
-@pytest.mark.parametrize("loss", [decoupled_ppo, tpo], ids=["proximal", "plan"])
-def test_a_critics_pass_gives_the_logprobs_at_the_start_as_well(loss):
-    """The batch goes through the model once without gradient; with a plan, later minibatches do so again."""
-    learner = learner_of(loss, gae, critic_lr=0.1, num_minibatches=2, lr=1e-2)
-    batch = on_policy(learner, batches(1)[0])
-    forwards = []
-    embedding = learner.model.get_input_embeddings()
-    embedding.register_forward_pre_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
-    learner.train(batch)
-    assert forwards == ([False, True, False, True] if loss is tpo else [False, True, True])
-    step = learner._step
-    torch.testing.assert_close(step.proximal, step.behaviour, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_cut_estimate_is_within_its_bounds_and_has_no_gradient_beyond(estimator):
+    """verl's k3 in a loop over tokens: kl = reference - policy within ±20, then exp(kl) - kl - 1 within ±10."""
+    policy = torch.tensor([-0.1, -9.0, -30.0, -1.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([-0.2, -1.0, -0.5, -20.0], dtype=torch.float64)
+    found, expected = kl_estimate(policy, reference, estimator, cut=10.0), []
+    for p, r in zip(policy.tolist(), reference.tolist(), strict=True):
+        d = min(max(r - p, -20.0), 20.0)
+        expected.append({"k1": -d, "k2": d * d / 2, "k3": np.exp(d) - d - 1}[estimator])
+    np.testing.assert_allclose(found.detach(), np.clip(expected, -10, 10))
+    (gradient,) = torch.autograd.grad(found.sum(), policy)
+    assert not gradient[np.abs(expected) > 10].any() and gradient[0]
 
 
-def test_the_critic_is_part_of_the_checkpoint_and_not_of_the_weights(tmp_path):
-    learner, restored = (learner_of(ppo, gae, critic_lr=0.1) for _ in range(2))
-    first, second = batches(2)
-    learner.train(first)
-    learner.save_state(tmp_path)
-    restored.load_state(tmp_path)
-    assert restored.train(second) == learner.train(second)
-    assert [s.name for s in learner.snapshot().specs] == [s.name for s in learner_of().snapshot().specs]
-
-
-def test_gae_without_a_critic_is_refused():
-    with pytest.raises(ValueError, match="critic_lr"):
-        learner_of(ppo, gae)
+def test_the_penalty_on_length_is_dapos_soft_punishment():
+    lengths = np.array([1, 80, 81, 90, 99, 100, 150])
+    truth = [0.0, 0.0, 0.05, 0.5, 0.95, 1.0, 1.0]
+    np.testing.assert_allclose(overlong_penalty(lengths, limit=100, buffer=20), truth)
+    np.testing.assert_array_equal(overlong_penalty(lengths, limit=100, buffer=0), [0, 0, 0, 0, 0, 1, 1])

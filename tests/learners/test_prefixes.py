@@ -1,6 +1,5 @@
 """Shared prefixes: the tree has each token once, and model, loss and train step give the same results."""
 
-import re
 from functools import partial
 
 import numpy as np
@@ -8,17 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_like.types import Batch, Group, Sample
-from learners import packing
-from learners.advantages import gae, group
+from learners import attention, packing
+from learners.advantages import group
 from learners.attention import packed_attention
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, gspo, ppo
-from learners.losses.corrections import tis
-from learners.losses.weighted import reinforce
 from learners.packing import Columns
 from learners.prefixes import Forest, cut, paths
 from learners.row_layout import RowLayout
@@ -102,23 +97,21 @@ def batch_of(shapes, seed=0, index=0, version=1):
     return Batch(index, version, groups)
 
 
-def attention_inputs(row, layout_tokens, window):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(1, heads, layout_tokens, 4, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)]
-
-
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
-def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window, lean):
+def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window, lean, monkeypatch):
     """In float64, where both give the same numbers and gradients."""
     columns = Columns(batch_of(shapes))
     samples = np.flatnonzero(columns.lengths)
     order, shared = columns.forest.among(samples)
     lengths = columns.lengths[samples[order]]
     found = paths(lengths, shared)
-    inputs = attention_inputs(None, int((lengths - shared).sum()), window)
-    weights = torch.randn(inputs[0].shape[2], 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    tokens, rng = int((lengths - shared).sum()), torch.Generator().manual_seed(1)
+    inputs = [torch.randn(1, heads, tokens, 4, generator=rng, dtype=torch.float64) for heads in (4, 2, 2)]
+    weights, calls = torch.randn(tokens, 4, 4, generator=rng, dtype=torch.float64), []
+    attend = attention._attend
+    monkeypatch.setattr(attention, "_attend", lambda *a: (calls.append(1), attend(*a))[1])
 
     def run(tensors, layout):
         return packed_attention(
@@ -135,7 +128,9 @@ def test_attention_over_a_tree_is_that_of_each_sequence_alone(shapes, window, le
     )
     expected = apart[torch.from_numpy(own)]
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    calls.clear()
     gradients = torch.autograd.grad((output * weights).sum(), tree)
+    assert bool(calls) == lean, "what attention copies is not kept, but made again"
     truths = torch.autograd.grad((expected * weights).sum(), alone)
     for gradient, truth in zip(gradients, truths, strict=True):
         torch.testing.assert_close(gradient, truth, rtol=1e-11, atol=1e-12)
@@ -152,17 +147,14 @@ def learner_of(loss=decoupled_ppo, advantage=group, model="qwen2", temperature=0
 
 
 KNOBS = [
-    {},
-    {"loss": ppo, "num_minibatches": 2, "entropy_bonus": 0.05},
+    {"loss": LOSSES["tpo {'temperature': 0.7}"], "model": "llama"},
+    {"loss": ppo, "num_minibatches": 2, "entropy_bonus": 0.05, "model": "qwen3", "temperature": 1.3},
     {"loss": gspo, "normalise": "sequence_mean"},
-    {"loss": tis(reinforce), "micro_batch_tokens": 30},
+    {"loss": LOSSES["ppo, ratio dropping"], "micro_batch_tokens": 30},
     {"normalise": 16.0, "kl_loss": 0.1, "kl_reward": 0.1},
-    {"advantage": gae, "critic_lr": 1e-2, "critic_trunk": 0.1},
     {"checkpoint_activations": True, "max_logits": 100, "micro_batch_tokens": 90},
     {"lora": {"rank": 2}},
 ]
-MODELS = ["qwen2", "llama", "qwen3"]
-"""The first has its head's weights in common with the embedding."""
 
 
 def assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, most, **knobs):
@@ -185,84 +177,10 @@ def test_a_train_step_is_that_of_plain_sequences(knobs, monkeypatch):
     assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, 0.7, **knobs)
 
 
-FIRST = {re.split("[ ,]", name)[0]: name for name in reversed(LOSSES) if name != "mis_po"}
-"""Loss → the first of its rows in the table."""
-
-
-@pytest.mark.parametrize("name", FIRST.values())
-def test_no_loss_sees_that_prefixes_are_shared(name, monkeypatch):
-    """Each loss with one of the models and one of two temperatures, in turns."""
-    number = list(LOSSES).index(name)
-    how = {"model": MODELS[number % 3], "temperature": (0.7, 1.3)[number % 2]}
-    shapes = [(9, [3, 7, 5, 2], 1), (8, [4, 12, 10, 5], 2)]
-    assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, 0.9, loss=LOSSES[name], **how)
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.3])
-@pytest.mark.parametrize("model", MODELS)
-def test_no_model_sees_that_prefixes_are_shared(model, temperature, monkeypatch):
-    knobs = {"model": model, "temperature": temperature, "entropy_bonus": 0.1, "kl_loss": 0.1, "num_minibatches": 2}
-    shapes = [(9, [3, 7, 5, 2], 1), (8, [4, 12, 10, 5], 2)]
-    assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, 0.9, **knobs)
-
-
-@pytest.mark.slow
-def test_compiled_layers_share_prefixes_of_any_length(monkeypatch):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=lambda graph, _: graph.forward))
-    shapes = [(9, [3, 7, 5, 2], 1), (8, [4, 12, 10, 5], 2)]
-    assert_a_step_is_that_of_plain_sequences(monkeypatch, shapes, 0.9, compile=True, micro_batch_tokens=40)
-
-
-class Alive(TorchDispatchMode):
-    """Bytes of live tensors made inside: `now()`, and their `peak`."""
-
-    def __init__(self):
-        super().__init__()
-        self.made, self.peak = {}, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            tensor = getattr(tensor, "_local_tensor", tensor)
-            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
-                storage = tensor.untyped_storage()
-                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.peak = max(self.peak, self.now())
-        return result
-
-    def now(self):
-        self.made = {key: pair for key, pair in self.made.items() if not pair[0].expired()}
-        return sum(size for _, size in self.made.values())
-
-
 def group_of(prompt, answer, size):
     rng = np.random.default_rng(0)
     columns = Columns(Batch(0, 0, [Group(0, family(rng, prompt, [answer] * size))]))
     return columns, np.flatnonzero(columns.lengths)
-
-
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(300, 6, 30), (60, 40, 6)], ids=["long prompt", "long answers"])
-def test_attention_over_paths_of_more_than_micro_batch_tokens_needs_the_memory_of_a_plain_row(shape, half):
-    """Per token of the row: memory kept for the backward pass, and peak memory."""
-
-    def bytes_per_token(shape, limit):
-        columns, samples = group_of(*shape)
-        layout = columns.microbatch(samples, CPU, limit).layout
-        tokens = int(layout.ends[-1])
-        inputs = [torch.ones(1, heads, tokens, 8, requires_grad=True) for heads in (4, 4, 4)]
-        with torch.autocast("cpu", torch.bfloat16, enabled=half), Alive() as alive:
-            output = packed_attention(torch.nn.Module(), *inputs, None, 0.5, layout=layout)[0]
-            kept = alive.now()
-            output.sum().backward()
-        return kept / tokens, alive.peak / tokens
-
-    prompt, answer, _ = shape
-    plain = bytes_per_token((prompt + answer, answer, 1), 1000)
-    shared = bytes_per_token(shape, 500)
-    room = bytes_per_token(shape, 1 << 20)
-    assert shared[0] <= 1.02 * plain[0] and 1.5 * shared[0] < room[0]
-    assert shared[1] <= 3 * plain[1]
 
 
 def test_copies_are_kept_while_all_paths_fit_and_rows_stay_within_micro_batch_tokens():
@@ -272,20 +190,6 @@ def test_copies_are_kept_while_all_paths_fit_and_rows_stay_within_micro_batch_to
     assert columns.microbatch(samples, CPU, total - 1).layout.lean
     columns, samples = group_of(1, 60, 4)  # shares too little, unless the row would be too long
     total = int(columns.lengths.sum())
-    assert columns.microbatch(samples, CPU, total).input_ids.shape[1] == total
+    plain = columns.microbatch(samples, CPU, total)
+    assert plain.input_ids.shape[1] == total and plain.layout.paths is None
     assert columns.microbatch(samples, CPU, total - 1).input_ids.shape[1] < total
-
-
-def test_micro_batches_keep_groups_together_and_count_shared_tokens_once():
-    columns = Columns(batch_of([(40, [4] * 4, 1)] * 1 + [(40, [3] * 4, 1), (40, [2] * 4, 1)], seed=3))
-    samples = np.flatnonzero(columns.lengths)
-    parts = columns.cuts(samples, micro_batch_tokens=120, min_microbatches=1)
-    assert sorted(i for part in parts for i in part) == samples.tolist()
-    assert sorted(len(part) for part in parts) == [4, 8], "two groups of 40 + 4 · 3 tokens fit, three do not"
-    assert all(columns.microbatch(part, CPU, 120).input_ids.shape[1] <= 120 for part in parts)
-
-
-def test_sequences_that_share_little_stay_plain():
-    columns = Columns(batch_of([(1, [20] * 4, 1), (1, [20] * 4, 1)]))
-    row = columns.microbatch(np.flatnonzero(columns.lengths), CPU)
-    assert row.layout.paths is None and row.input_ids.shape[1] == columns.lengths.sum()

@@ -5,16 +5,22 @@ Four ranks train some of the cases, for time's sake; all of them with AREAL_TEST
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from areal_like.models.causal_lm import state_of
+from learners.attestation import Attestation
 from learners.collectives import Ranks
-from tests.learners.batches import assert_metrics_close, tiny_model
+from learners.follower import follow
+from learners.untrainable import Untrainable
+from tests.forked import forked, said
+from tests.learners.batches import assert_metrics_close, make_batch, tiny_model
 from tests.learners.exact import STEPPED, SUMMED
 from tests.learners.ranked import CASES, learner_of, train, train_on
 from tests.rounding import assert_rounds_alike
+from tests.seeds import seeded
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +30,8 @@ def two(tmp_path_factory):
 
 UNMOVED = ("loss mis_po",)
 """Its band rejects all tokens of these batches, whose behaviour is random."""
-FOUR = ("ranks without a group", "reference", "critic", "half parameters")
-"""Fewer groups than ranks; a reference; a critic; gathering in half precision."""
+FOUR = ("ranks without a group", "reference", "half parameters")
+"""Fewer groups than ranks; a reference; gathering in half precision."""
 if os.environ.get("AREAL_TEST_FOUR_RANKS") == "all":
     FOUR = tuple(CASES)
 
@@ -92,14 +98,11 @@ def test_each_rank_holds_about_half_of_the_optimizer(two):
     assert sum(parts) == pytest.approx(whole, abs=4) and max(parts) < 0.6 * whole
 
 
-@pytest.mark.parametrize("ranks, name", [("two", "adapters"), ("two", "critic"), ("four", "half parameters")])
+@pytest.mark.parametrize("ranks, name", [("two", "adapters"), ("four", "half parameters")])
 def test_the_files_of_ranks_make_one_model(ranks, name, request):
     found = request.getfixturevalue(ranks)[0][name]
     one = learner_of(CASES[name], 1)
     one.load_weights(found["checkpoint"])
-    if name == "critic":
-        values = torch.load(next(found["checkpoint"].glob("learner-1-*")))["critic"]["head"]
-        assert all(torch.equal(tensor, values[key]) for key, tensor in one._critic.state_dict()["head"].items())
     state, adapters = one.saving.gathered()
     assert torch.equal(torch.from_numpy(state.buffer), found["weights"])
     assert adapters.keys() == found["adapters"].keys() and bool(adapters) is (name == "adapters")
@@ -109,3 +112,34 @@ def test_the_files_of_ranks_make_one_model(ranks, name, request):
 def test_ranks_that_have_not_met_are_refused():
     with pytest.raises(ValueError, match=r"learner.ranks is 2, but 1 processes"):
         Ranks(2)
+
+
+def test_a_rank_that_does_not_come_is_named_and_one_without_a_command_waits(tmp_path):
+    with forked("tests.learners.late", [[str(rank), str(tmp_path)] for rank in range(3)], tmp_path) as running:
+        assert [process.wait(120.0) for process in running[:2]] == [0, 0], said(tmp_path)
+    for rank in range(2):
+        assert "rank(s) [0, 1] wait for rank(s) [2], which did not come" in (tmp_path / f"{rank}.txt").read_text()
+
+
+def test_another_rank_trusts_no_batch_of_weights_that_were_not_published(tmp_path):
+    """Its commands, as rank 0 would broadcast them: a false share, then its replacement."""
+    asked, commands = [], iter([("train", [0, 0]), ("train", [0, 1]), ("end", "")])
+    true = make_batch(seeded(0))
+    lie = replace(true, groups=[replace(each, digests={3: "a lie"}) for each in true.groups])
+    record = Attestation(tmp_path)
+    for version, digest in {pair for each in true.groups for pair in each.digests.items()}:
+        record.add(version, digest)
+    learner, shares = learner_of(CASES["plain"], 1), iter([(lie, {}), (true, {})])
+    learner.ranks.broadcast, learner.ranks.barrier = lambda _: next(commands), lambda: None
+    client = SimpleNamespace(want_share=lambda *about: asked.append(about), batch=lambda: next(shares), redo=0)
+    with pytest.raises(KeyError):
+        follow(learner, client, None, Attestation(tmp_path, writes=False))
+    assert asked == [(0, 0), (1, 0), (0, 0), (1, 0)] and learner.optimizer.steps == 1, "the lie is not trained"
+    learner.ranks.gathered = lambda fault: [fault, "group 1 of another rank is made by others"]
+    with pytest.raises(Untrainable, match="batch 0 can't be trained: group 1 of another rank"):
+        learner.train(true)
+    learner.ranks.gathered = lambda fault: [fault]
+    true.samples[-1].tokens[-1] = 1000
+    with pytest.raises(Untrainable, match="token 1000"):
+        learner.train(true)
+    assert learner.optimizer.steps == 1

@@ -1,7 +1,6 @@
 """Hugging Face folders of three architectures: trained, served by the embedded engine, saved, loaded again."""
 
 import asyncio
-import json
 from functools import partial
 from pathlib import Path
 
@@ -96,18 +95,6 @@ def test_only_adapters_train_and_are_kept(tmp_path):
     assert 3 * len(learner.optimizer.gradient) < len(full.optimizer.gradient)
 
 
-def test_a_checkpoint_with_adapters_goes_on_with_the_same_bits(tmp_path):
-    path = write_folder(tmp_path / "base", "qwen3")
-    learner, resumed = learner_of(path, lora=LORA), learner_of(path, lora=LORA)
-    learner.train(batch_of(0))
-    learner.save_state(tmp_path)
-    resumed.load_state(tmp_path)
-    assert resumed.snapshot().digest() == learner.snapshot().digest()
-    for one in (learner, resumed):
-        one.train(batch_of(1))
-    assert resumed.snapshot().digest() == learner.snapshot().digest()
-
-
 def test_merged_weights_compute_what_the_adapters_do(tmp_path):
     """In float32 the two agree up to rounding; in bfloat16 they differ by far less than training moved them."""
     import peft
@@ -133,28 +120,8 @@ def test_the_reference_is_the_model_without_adapters(tmp_path):
     path = write_folder(tmp_path / "base", "qwen2")
     light, full = (learner_of(path, kl_loss=0.1, num_minibatches=1, lora=lora) for lora in (LORA, None))
     assert light._reference is light.model
+    with pytest.raises(ValueError, match="leave it out"):
+        learner_of(path, lora={"targets": ["embed_tokens"]})
     first = [learner.train(batch_of(0)) for learner in (light, full)]
     assert [row["reference_kl"] for row in first] == pytest.approx([0.0, 0.0], abs=1e-6)
     assert light.train(batch_of(0))["reference_kl"] > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"rank": 0}, "must be positive"),
-        ({"targets": ["embed_tokens"]}, "leave it out"),
-    ],
-)
-def test_wrong_knobs_are_refused(knobs, words, tmp_path):
-    path = write_folder(tmp_path / "base", "qwen2")
-    with pytest.raises(ValueError, match=words):
-        learner_of(path, lora=knobs)
-
-
-def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
-        folder(0, 10, path=str(tmp_path))
-    path = write_folder(tmp_path / "base", "llama")
-    with pytest.raises(ValueError, match="264 token ids"):
-        folder(0, 1000, path=path)
-    assert json.loads((Path(path) / "config.json").read_text())["dtype"] == "bfloat16"

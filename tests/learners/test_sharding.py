@@ -1,6 +1,5 @@
 """Options that change how a step is computed, but not its result: each against the plain learner, on one rank."""
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from learners import logprobs as logprobs_module
-from learners import varlen
 from learners.advantages import group
 from learners.attention import use_packed_attention
 from learners.learner import TorchLearner
@@ -20,7 +18,6 @@ from learners.packing import Columns
 from learners.sharding import hold_in, layers_of
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.exact import exact
-from tests.learners.test_attention import sequence_by_sequence
 from tests.rounding import summed
 from tests.seeds import seeded
 
@@ -61,8 +58,6 @@ def test_a_model_that_changes_its_logits_behind_the_head_is_refused():
     model.config.final_logit_softcapping = 30.0
     with pytest.raises(ValueError, match="final_logit_softcapping"):
         use_logprob_head(model, 1 << 20)
-    with pytest.raises(ValueError, match="max_logits"):
-        learner_of(max_logits=0)
 
 
 def test_recomputed_activations_give_the_same_gradient_for_a_second_forward_pass_of_each_layer():
@@ -75,17 +70,6 @@ def test_recomputed_activations_give_the_same_gradient_for_a_second_forward_pass
         )
     torch.testing.assert_close(gradient_of(again), gradient_of(plain), rtol=0, atol=0)
     assert passes["again"] == 2 * passes["plain"]
-
-
-def test_bfloat16_multiplies_in_bfloat16_and_keeps_weights_and_gradients_in_float32():
-    # A loss without caps: a token at the edge of one may be cut in one precision and not in the other.
-    plain, coarse = learner_of(reinforce), learner_of(reinforce, compute_dtype="bfloat16")
-    seen = []
-    layers_of(coarse.model)[0].mlp.down_proj.register_forward_hook(lambda m, args, output: seen.append(output.dtype))
-    expected, gradient = gradient_of(plain), gradient_of(coarse)
-    assert set(seen) == {torch.bfloat16} and gradient.dtype == torch.float32
-    cosine = torch.nn.functional.cosine_similarity(gradient, expected, dim=0).item()
-    assert 0.98 < cosine < 1 - 1e-7
 
 
 def test_layers_with_weights_in_bfloat16_have_the_same_weights_and_add_gradients_up_in_float32():
@@ -114,19 +98,19 @@ def test_layers_with_weights_in_bfloat16_have_the_same_weights_and_add_gradients
     assert all(p.grad is None for p in half.model.parameters())
 
 
-@pytest.mark.parametrize(
-    "wrong", [{}, {"publish_dtype": "float32"}, {"compute_dtype": "float32"}, {"lora": {}}], ids=str
-)
-def test_weights_in_bfloat16_that_would_be_rounded_are_refused(wrong):
-    knobs = {"compute_dtype": "bfloat16", "publish_dtype": "bfloat16", "param_dtype": "bfloat16"}
-    if not wrong:
-        assert hold_in("bfloat16", "bfloat16", "bfloat16", tiny_model(), "cpu", False) == torch.bfloat16
-        assert hold_in(None, "bfloat16", "bfloat16", tiny_model(), "cuda", False) == torch.bfloat16
-        assert hold_in(None, "bfloat16", "bfloat16", tiny_model(), "cpu", False) is None
-        assert hold_in("float32", "bfloat16", "bfloat16", tiny_model(), "cuda", False) is None
-        return
-    with pytest.raises(ValueError, match="param_dtype=bfloat16 needs"):
-        learner_of(**knobs | wrong)
+def test_weights_are_held_in_bfloat16_only_where_that_rounds_none():
+    model, half = tiny_model(), "bfloat16"
+    found = [hold_in(params, half, half, model, where, False) for params, where in HELD]
+    assert found == list(HELD.values())
+    for wrong in ((half, "float32", half, model, "cpu", False), (half, half, "float32", model, "cpu", False)):
+        with pytest.raises(ValueError, match="param_dtype=bfloat16 needs"):
+            hold_in(*wrong)
+    with pytest.raises(ValueError, match="no lora"):
+        hold_in(half, half, half, model, "cpu", True)
+
+
+HELD = {("bfloat16", "cpu"): torch.bfloat16, (None, "cuda"): torch.bfloat16, (None, "cpu"): None}
+HELD |= {("float32", "cuda"): None}
 
 
 class Waits(TorchDispatchMode):
@@ -153,75 +137,20 @@ def test_nothing_waits_for_the_device_once_per_micro_batch(loss):
     assert counts[0] == counts[1], "one micro-batch, and one for each sample"
 
 
-def numbers_of_graphs(learner: TorchLearner, graphs: list) -> list[int]:
-    """The number of graphs after each of several batches of other shapes: equal lengths, one sample, shared prompts,
-    long ones."""
-    counts = []
+def test_compiled_layers_have_as_many_graphs_whatever_the_batch(monkeypatch):
+    """Batches of other shapes: equal lengths, one sample, shared prompts, long ones. The losses are those of a plain
+    learner."""
+    graphs, counts = [], []
+    backend = {"backend": lambda graph, inputs: (graphs.append(graph), graph.forward)[1]}  # no C++ compiler: seconds
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, **backend))
+    torch._dynamo.reset()
+    compiled, plain = (learner_of(micro_batch_tokens=40, compile=compiled) for compiled in (True, False))
     for index in range(9):
         batch = make_batch(seeded(index), index=index, groups=1 + index % 4)
         for made in batch.groups:
             for sample in made.samples[: 1 + index % 3] if index % 2 else []:
                 sample.tokens[: sample.prompt_length] = made.samples[0].tokens[: sample.prompt_length]
-        learner.train(batch)
-        counts.append(len(graphs))
-    return counts
-
-
-@pytest.mark.parametrize("kernel", [False, True])
-def test_compiled_layers_have_as_many_graphs_whatever_the_batch(kernel, monkeypatch):
-    """Blocks are outside of the graphs. The kernel is inside (here a stand-in for what runs on a GPU), so a layer is
-    one graph."""
-    graphs = []
-    backend = {"backend": lambda graph, inputs: (graphs.append(graph), graph.forward)[1]}
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, **backend))
-    torch._dynamo.reset()
-    if kernel:
-        kernel_on_cpu()
-        varlen._agrees.cache_clear()  # another test may have found that no kernel runs here
-        monkeypatch.setattr(varlen, "runs_on", lambda device: True)
-    learner = learner_of(compile=True, micro_batch_tokens=40, compute_dtype="bfloat16" if kernel else None)
-    counts = numbers_of_graphs(learner, graphs)
-    if kernel:
-        assert 0 < counts[-1] <= 3, "for plain sequences, shared prefixes, and such as need little memory"
-    else:
-        assert 0 < counts[5] == counts[-1] <= 8, counts
-    if kernel:
-        assert any("varlen" in str(node.target) for graph in graphs for node in graph.graph.nodes)
-
-
-def kernel_on_cpu() -> None:
-    """Register stand-ins on a CPU for the kernel's forward and backward pass."""
-
-    def attend(q, k, v, starts, key_starts, *more):
-        most, most_keys, scale, window = more
-        how = {"window_size": window, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1], "num_splits": 1}
-        return sequence_by_sequence(q, k, v, starts, key_starts, most, most_keys, **how)
-
-    def forward(q, k, v, *more):
-        starts, key_starts, most, most_keys, _, scale, window = more[:7]
-        out = attend(q, k, v, starts, key_starts, most, most_keys, scale, window)
-        return out, torch.zeros(q.shape[1], len(q)), torch.zeros(2, dtype=torch.uint64)
-
-    def gradients(pull, q, k, v, *more):
-        _, _, starts, key_starts, most, most_keys, _, _, scale, window = more
-        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-        return torch.autograd.grad(attend(*inputs, starts, key_starts, most, most_keys, scale, window), inputs, pull)
-
-    def backward(*inputs):
-        with ThreadPoolExecutor(1) as thread:  # there is no autograd where operators run
-            return thread.submit(gradients, *inputs).result()
-
-    torch.nn.attention.varlen._varlen_attn.register_kernel("cpu")(forward)
-    torch.nn.attention.varlen._varlen_attn_backward.register_kernel("cpu")(backward)
-
-
-def test_compiled_layers_give_the_same_gradient_whatever_the_length(monkeypatch):
-    graphs = []
-    backend = {"backend": lambda graph, inputs: (graphs.append(graph), graph.forward)[1]}  # no C++ compiler: seconds
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, **backend))
-    compiled, plain = learner_of(compile=True), learner_of()
-    for index in range(5):
-        batch = make_batch(seeded(index), index=index)
         assert compiled.train(batch)["loss"] == pytest.approx(plain.train(batch)["loss"], rel=1e-4, abs=1e-6)
+        counts.append(len(graphs))
     torch.testing.assert_close(compiled.optimizer.gradient, plain.optimizer.gradient, rtol=1e-3, atol=1e-5)
-    assert graphs
+    assert 0 < counts[5] == counts[-1] <= 8, counts

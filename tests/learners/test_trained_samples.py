@@ -12,7 +12,6 @@ from areal_like.types import Batch
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
-from learners.losses.delightful import dg
 from learners.trained_samples import TrainedSamples, chosen
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
@@ -49,25 +48,6 @@ def test_each_trained_token_has_its_own_numbers(minibatches: int) -> None:
             np.testing.assert_allclose(values["advantage"][sample.loss_mask], advantage, atol=1e-6)
     drift = column(batch, found, "proximal") - np.concatenate(before)
     assert np.exp(drift[trained]).mean() == pytest.approx(metrics["ratio/mean"], rel=1e-4)
-
-
-def test_what_a_loss_observes_is_there_under_its_name() -> None:
-    batch = make_batch(seeded(0))
-    trainer = learner(dg, num_minibatches=1)
-    trainer.train(batch)
-    assert "loss/gate" in trainer.numbers(batch.groups[0].id)[0]
-
-
-def test_current_logprobs_are_those_that_took_the_gradient() -> None:
-    batch, trainer = make_batch(seeded(0)), learner(num_minibatches=1, num_minibatch_epochs=2, lr=1e-2)
-    trainer.train(batch)
-    found = [values for each in batch.groups for values in trainer.numbers(each.id)]
-    behaviour = np.concatenate([sample.logprobs for sample in batch.samples])
-    trained = np.concatenate([sample.loss_mask for sample in batch.samples])
-    current, proximal = column(batch, found, "current")[trained], column(batch, found, "proximal")[trained]
-    assert np.abs(current - proximal).max() > 1e-4, "of the second epoch"
-    np.testing.assert_allclose(column(batch, found, "loss/ratio")[trained], np.exp(current - proximal), rtol=1e-4)
-    assert np.isfinite(behaviour).all()
 
 
 def test_what_was_taken_from_a_reward_is_told_part_by_part() -> None:

@@ -75,7 +75,6 @@ def made(tmp_path: Path, *overrides: str) -> Path:
         ("buffer.journal=memory", "buffer.journal=off", "buffer.journal"),
         ("loss=ppo", "loss=dg", "loss"),
         ("learner.lora=null", "learner.lora={rank: 2}", "learner.lora"),
-        ("learner.critic_lr=1e-3", "learner.critic_lr=1e-2", "learner.critic_lr"),
         ("learner=torch", "learner=timed", "learner.name"),
     ],
 )

@@ -73,7 +73,6 @@ EXITS = f"{{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"
         ("engine.kv_tokens", ["engine.kv_tokens=4"]),
         ("group_reward", ["task=arithmetic", JUDGE]),
         ("learner.overlong_filter", ["learner.overlong_filter=true"]),
-        ("advantage.bootstrap", ["advantage=gae", "learner.critic_lr=1e-3", "advantage.bootstrap=true"]),
         ("run.trackers", ["run.trackers=[tensorbord]"]),
         ("buffer.host", ["buffer.host=192.0.2.1"]),
     ],

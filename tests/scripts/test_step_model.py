@@ -31,7 +31,7 @@ def left_by(run: Path, *overrides: str) -> tuple[Path, Path]:
     return step, run / "expected"
 
 
-@pytest.mark.parametrize("more", [[], ["learner.lora={rank: 2}"], ["advantage=gae", "learner.critic_lr=1e-3"]])
+@pytest.mark.parametrize("more", [[], ["learner.lora={rank: 2}"]])
 def test_it_has_the_weights_of_that_step(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step, expected = left_by(tmp_path / "run", *more)
     folder = model_folder(step)

@@ -1,6 +1,6 @@
 """Synthetic batches of tokens, and every loss and correction with knobs that make all of its cases occur."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 
 from areal_like.config.registry import COMPONENTS, bind
 from learners.losses.contract import LossBatch, planned_for
-from tests.seeds import seeded, torch_seeded
+from tests.seeds import seeded
 
 KNOBS: dict[str, list[dict[str, Any]]] = {
     "ppo": [{}, {"clip": 0.1, "clip_high": 0.3, "dual_clip": 1.2}],
@@ -131,17 +131,6 @@ def rows(batch: LossBatch, index: torch.Tensor) -> LossBatch:
     """Some of the tokens."""
     values = {field.name: getattr(batch, field.name) for field in fields(LossBatch)}
     return LossBatch(**{name: None if value is None else value[index] for name, value in values.items()})
-
-
-def pieces_of(batch: LossBatch, counts: list[int]) -> list[LossBatch]:
-    """The batch in pieces of this many sequences, in shuffled order; each piece numbers its sequences from 0."""
-    number = int(batch.sequence.max()) + 1
-    pieces = []
-    for chosen in torch.randperm(number, generator=torch_seeded(3)).split(counts):
-        index = torch.cat([torch.nonzero(batch.sequence == s)[:, 0] for s in chosen])
-        piece = rows(batch, index)
-        pieces.append(replace(piece, sequence=piece.sequence.unique(return_inverse=True)[1]))
-    return pieces
 
 
 def value_and_gradient(loss: Any, batch: LossBatch, denominator: float) -> tuple[float, np.ndarray, dict[str, Any]]:
