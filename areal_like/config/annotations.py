@@ -42,8 +42,6 @@ def _problem(value: object, annotation: ast.expr | None) -> str:
             return _problem(value, ast.parse(text, mode="eval").body)
         case ast.BinOp(op=ast.BitOr(), left=left, right=right):
             return _of_union(annotation, _problem(value, left), _problem(value, right))
-        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
-            return "" if value is None else _of_union(annotation, _problem(value, inner))
         case ast.Subscript(
             value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, ast.Constant(value=str(text))])
         ):
@@ -55,6 +53,8 @@ def _problem(value: object, annotation: ast.expr | None) -> str:
             return "" if known else f"expected {ast.unparse(annotation)}"
         case ast.Subscript(value=ast.Name(id="list" | "Sequence" | "tuple"), slice=inner):
             return _of_items(value, inner) if isinstance(value, list | tuple) else f"expected {_shown(annotation)}"
+        case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[_, inner])) if isinstance(value, Mapping):
+            return _of_items([*value.values()], inner)
         case ast.Subscript(value=ast.Name() as container):
             return _problem(value, container)
         case ast.Name(id=name) if name in _SCALARS:

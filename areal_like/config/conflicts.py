@@ -36,7 +36,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def refuse_conflicts(config: Config) -> None:
     """Raises ConfigError for the first one."""
-    known = {kind: with_defaults(kind, getattr(config, kind)) for kind in COMPONENTS if kind in config}
+    known = {
+        kind: with_defaults(kind, getattr(config, kind)) for kind in COMPONENTS.keys() & Config.__annotations__.keys()
+    }
     for check in _CHECKS:
         for key, problem in check(config, known):
             raise ConfigError(f"{key}: {problem}", key)

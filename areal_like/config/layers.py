@@ -98,21 +98,7 @@ class Layers:
             else:
                 values.append((key, value, origin))
         for key, value, origin in values:
-            self._refuse_below_a_value(key, origin)
             self._merge(self.tree, _nested(key, value), origin)
-
-    def _refuse_below_a_value(self, key: str, origin: str) -> None:
-        """`run=5 run.steps=3`: the first took the place of a section, which the second asks for."""
-        parts, tree = key.split("."), self.tree
-        for depth, part in enumerate(parts[:-1], 1):
-            value = tree.get(part, {})
-            if value is None:
-                return
-            if not isinstance(value, dict):
-                above = ".".join(parts[:depth])
-                set_by = f"{above} is {value!r} [from {self.origin(above)}], which has no keys"
-                raise ConfigError(f"{key}: {set_by}; leave one of the two out [from {origin}]", key)
-            tree = value
 
     def _choose(self, key: str, name: str, folder: Path, origin: str) -> None:
         """Merge the group file of this name, or name the component."""

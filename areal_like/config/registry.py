@@ -178,7 +178,7 @@ def bind(kind: str, spec: Mapping[str, object]) -> functools.partial[Any]:
     return bound if correction == NO_CORRECTION else build("correction", correction, bound)
 
 
-def correction_of(spec: Mapping[str, object]) -> dict[str, object]:
+def correction_of(spec: Mapping[str, object]) -> Knobs:
     """The spec of a loss's correction: that of the loss's spec (a name, knobs, or both), or the usual one of losses of
     its name. Knobs without a name are the usual one's, or those of `ratio`, which has all knobs. Raises ConfigError."""
     usual, given = USUAL_CORRECTIONS.get(str(spec["name"]), "none"), _plain(spec).get("correction")

@@ -102,7 +102,8 @@ def with_every_knob(config: Config) -> Config:
     as its source text."""
     tree = _plain(config)
     for kind in COMPONENTS.keys() & tree.keys():
-        tree[kind] = {"name": None} | with_defaults(kind, getattr(config, kind))
+        spec: Tree = with_defaults(kind, getattr(config, kind))
+        tree[kind] = {"name": spec.pop("name"), **spec}
     return cast(Config, OmegaConf.create(tree))
 
 
@@ -252,9 +253,6 @@ def _refuse_unknown_keys(tree: Tree) -> None:
             keys = ", ".join(_names(section))
             raise ConfigError(f"{name}: got {values!r}, expected a section with the keys {keys}", name)
         _refuse_unknown(values, section, f"{name}.", tree)
-    for key in ("resume", "replay"):
-        if isinstance(tree.get(key), bool):
-            raise ConfigError(f"{key}: got yes or no, expected a run folder, or null for a run without it", key)
 
 
 def _refuse_unknown(values: Tree, shape: type, prefix: str, tree: Tree) -> None:

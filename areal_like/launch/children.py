@@ -1,11 +1,5 @@
 """Watches the processes of a run, restarts actors, and ends all of them reliably: the same for every launcher.
 
-A launcher decides where and how roles start. `start(roles, check)` calls `check` while it waits; `check` may raise.
-`stop()` ends all roles, even after `start` raised. `submission(roles)`: what to submit to start them elsewhere, if
-anything. `placement(roles)` describes where they will run. `ACROSS_HOSTS`: sockets go beyond this host and need keys.
-`ONE_PROCESS`: all roles are in the starter's process. The starter watches the launcher's `running`: a `Children`, or
-threads (`areal_like.launch.inline`).
-
 `poll` is called many times a second and never waits, not even for a restart's delay; `end` waits for a fixed time. It
 raises nothing for a process that does not end, so that the launcher cleans up in any case.
 """
@@ -31,7 +25,7 @@ from areal_like.launch.outcome import (
     nothing,
 )
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import CommonFault, RestartLimits, Restarts
+from areal_like.launch.restarts import RestartLimits, Restarts
 from areal_like.run.process import EXIT_USER_ERROR, TERM_SECONDS
 from areal_like.run.run_folder import has_stepped
 
@@ -53,6 +47,24 @@ class RoleProcess(Protocol):
     def send_signal(self, number: signal.Signals, /) -> None: ...
     def end(self, number: signal.Signals, /) -> None:
         """Send a signal to the whole process group."""
+
+
+class Launcher:
+    """Decides where and how roles start. `start(roles, check)` calls `check` while it waits; `check` may raise.
+    `stop()` ends all roles, even after `start` raised. The starter watches `running`: a `Children`, or threads
+    (`areal_like.launch.inline`). `ACROSS_HOSTS`: sockets go beyond this host and need keys. `ONE_PROCESS`: all roles
+    are in the starter's process."""
+
+    ACROSS_HOSTS = False
+    ONE_PROCESS = False
+
+    def submission(self, roles: list[RoleSpec]) -> object:
+        """What to submit to start the roles elsewhere, if anything."""
+        return None
+
+    def placement(self, roles: list[RoleSpec]) -> str:
+        """Where the roles will run, for people."""
+        return ""
 
 
 class Children:
@@ -84,9 +96,8 @@ class Children:
         self._processes: dict[str, tuple[RoleSpec, RoleProcess]] = {}
         self._due: dict[str, tuple[float, RoleSpec]] = {}  # actors that wait for a restart, and until when
         self._actors: list[str] = []
-        self._restarts, self._fault = Restarts(limits), CommonFault()
+        self._restarts, self._words = Restarts(limits), LastWords(run, on_nodes)
         self._lives: dict[str, int] = {}
-        self._words = LastWords(run, on_nodes)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -129,47 +140,42 @@ class Children:
             del self._processes[role.name]
             process.end(signal.SIGKILL)  # its own children must end too
             if not role.essential:
-                self._actor_died(role, process, code)
+                self._actor_died(role, process.pid, code)
             elif has_ended_well(role.name, code):
                 return True
             else:
-                raise RunFailed(self._death_report(role, process, code), may_resume(self.run, code))
+                report, _ = self._words.of(role.name, code, self._lives[role.name])
+                raise RunFailed(report, may_resume(self.run, code))
         now = time.monotonic()
         for role in [role for due, role in self._due.values() if due <= now]:
             del self._due[role.name]
             self._start(role)
         return False
 
-    def _death_report(self, role: RoleSpec, process: RoleProcess, code: int) -> str:
-        return self._words.death_report(role.name, code, self._lives[role.name])
-
-    def _actor_died(self, role: RoleSpec, process: RoleProcess, code: int) -> None:
+    def _actor_died(self, role: RoleSpec, pid: int, code: int) -> None:
         """Restart an actor, now or later, or leave it out. Raises RunFailed."""
-        name, words, error = self._name(role), self._death_report(role, process, code), self._words.error(role.name)
+        name, (report, error) = self._name(role), self._words.of(role.name, code, self._lives[role.name])
         self._lives[role.name] += 1
         delay = None if code == EXIT_USER_ERROR else self._restarts.delay(role.name)
-        pid = 0 if self._on_nodes else process.pid
         by_itself = not is_from_outside(code)
+        pid = 0 if self._on_nodes else pid
         self.deaths.append(Death(name, pid, in_words(code), self._lives[role.name], delay, error, by_itself))
         if delay is None:
-            self.left_out[role.name] = words
+            self.left_out[role.name] = report
         else:
             self._due[role.name] = (time.monotonic() + delay, role)
-        if not self._guests:
-            self._judge(role, code, words, error)
-
-    def _judge(self, role: RoleSpec, code: int, words: str, error: str) -> None:
-        """May the run continue after the death of an actor? Raises RunFailed."""
+        if self._guests:
+            return
         if code == EXIT_USER_ERROR:
-            raise RunFailed(words, resumable=False)
-        cause = "" if is_from_outside(code) else error or in_words(code)
-        if self._fault.strikes_all(role.name, cause, self._actors) and not has_stepped(self.run):
+            raise RunFailed(report, resumable=False)
+        cause = (error or in_words(code)) if by_itself else ""
+        if self._restarts.strikes_all(role.name, cause, self._actors) and not has_stepped(self.run):
             many = f"all {len(self._actors)} actors fail alike" if len(self._actors) > 1 else "it fails again and again"
-            raise RunFailed(f"{words}; {many}, before the first train step", resumable=False)
+            raise RunFailed(f"{report}; {many}, before the first train step", resumable=False)
         left = len(self._actors) - len(self.left_out)
         if left < self.limits.min_alive:
             few = f"; {left} of {len(self._actors)} actors are left (actors.min_alive={self.limits.min_alive})"
-            raise RunFailed(words + few * (len(self._actors) > 1), may_resume(self.run, code))
+            raise RunFailed(report + few * (len(self._actors) > 1), may_resume(self.run, code))
 
     def end(self) -> None:
         """End every process: first `end_signal`; after a moment SIGKILL for those that still run. A warning names

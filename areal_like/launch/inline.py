@@ -17,12 +17,13 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from areal_like import turns
 from areal_like.config.run_config import Config, load_resolved
+from areal_like.launch.children import Launcher
 from areal_like.launch.outcome import Death, RunFailed, has_ended_well, may_resume, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.restarts import RestartLimits
@@ -38,12 +39,12 @@ class InlineOrders(Orders):
     """Orders as calls of the launcher; a process gets them as signals."""
 
     def __init__(self) -> None:
-        self._end: Callable[[], object] | None = None
-        self._pause: Callable[[], object] | None = None
+        self.end: Callable[[], object] | None = None
+        self._pause: Callable[[], object] = nothing
         self._paused = False
 
     def on_end(self, begin: Callable[[], object], seconds: int = 0) -> None:
-        self._end = begin
+        self.end = begin
 
     def on_pause(self, begin: Callable[[], object]) -> None:
         self._pause = begin
@@ -55,28 +56,22 @@ class InlineOrders(Orders):
 
     def pause(self) -> None:
         self._paused = True
-        if self._pause:
-            self._pause()
-
-    def end(self) -> bool:
-        """Ask the role to end. False: the role has no handler for this."""
-        if self._end:
-            self._end()
-        return self._end is not None
+        self._pause()
 
 
 class RoleThread:
     """A role's thread. After its end, `error` holds its exception (None: no error)."""
 
-    def __init__(self, spec: RoleSpec, role: Role, member: turns.Member):
-        self.spec, self.role, self.member = spec, role, member
+    def __init__(self, spec: RoleSpec, role: Role, orders: InlineOrders, member: turns.Member):
+        self.name, self.orders, self.member = role.name, orders, member
         self.ended = False
         self.error: BaseException | None = None
-        self.thread = threading.Thread(target=member.turns.run, args=(member, self._live), name=role.name, daemon=True)
+        run = lambda: self._run(spec.module, role)  # noqa: E731
+        self.thread = threading.Thread(target=member.turns.run, args=(member, run), name=role.name, daemon=True)
 
-    def _live(self) -> None:
+    def _run(self, module: str, role: Role) -> None:
         try:
-            importlib.import_module(self.spec.module).main(self.role)
+            importlib.import_module(module).main(role)
         except BaseException as error:
             self.error = error
             if not isinstance(error, SystemExit):
@@ -84,9 +79,10 @@ class RoleThread:
         finally:
             self.ended = True
 
-    def tell_to_end(self) -> None:
-        assert isinstance(self.role.orders, InlineOrders)
-        if not self.role.orders.end():
+    def ask_to_end(self) -> None:
+        if self.orders.end:
+            self.orders.end()
+        else:
             self.member.error = Terminated(EXIT_TERMINATED)
 
     def interrupt(self) -> None:
@@ -94,11 +90,6 @@ class RoleThread:
         if self.thread.ident and self.thread.is_alive():
             number = ctypes.c_ulong(self.thread.ident)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(Terminated))
-
-    def place(self) -> str:
-        """The thread's present place in the code."""
-        frame = sys._current_frames().get(self.thread.ident or 0)
-        return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
 
     def is_at_prompt(self) -> bool:
         """Does it wait for the user, at the debugger's prompt?"""
@@ -114,7 +105,7 @@ class Threads:
         self.run = run
         self.deaths: list[Death] = []
         self.left_out: dict[str, str] = {}
-        self._lives: list[RoleThread] = []
+        self._roles: list[RoleThread] = []
         self._turns: turns.TurnOrder | None = None
 
     def start(self, roles: list[RoleSpec], sockets: Path, config: Config) -> None:
@@ -123,62 +114,60 @@ class Threads:
         starter = self._turns.join("starter")
         turns.become(starter)
         for spec in roles:
-            role = Role(spec.name, self.run, sockets, config, orders=InlineOrders())
-            self._lives.append(RoleThread(spec, role, self._turns.join(spec.name, before=starter)))
-        for life in self._lives:
-            life.thread.start()
+            orders = InlineOrders()
+            role = Role(spec.name, self.run, sockets, config, orders=orders)
+            self._roles.append(RoleThread(spec, role, orders, self._turns.join(spec.name, before=starter)))
+        for each in self._roles:
+            each.thread.start()
 
     def pause(self) -> None:
-        for life in self._lives:
-            if life.role.name == "learner" and isinstance(life.role.orders, InlineOrders):
-                life.role.orders.pause()
+        for each in self._roles:
+            if each.name == "learner":
+                each.orders.pause()
 
     def poll(self) -> bool:
         """Like `Children.poll`. The cause of a RunFailed is the error of the failed role."""
-        for life in self._lives:
-            if life.ended and has_ended_well(life.role.name, _code(life.error)):
+        for each in self._roles:
+            if not each.ended:
+                continue
+            if has_ended_well(each.name, _code(each.error)):
                 return True
-            if life.ended:
-                self._fail(life.role.name, life.error)
+            error = each.error
+            text, code = explain(error) if isinstance(error, Exception) else (f"it ended: {error!r}", 1)
+            room = f": {room_wanted(self.run)}" if code == EXIT_NO_SPACE else ""
+            raise RunFailed(f"{each.name}: {text}{room}", may_resume(self.run, code)) from error
         return False
-
-    def _fail(self, name: str, error: BaseException | None) -> None:
-        """Raises RunFailed."""
-        text, code = explain(error) if isinstance(error, Exception) else (f"it ended: {error!r}", 1)
-        room = f": {room_wanted(self.run)}" if code == EXIT_NO_SPACE else ""
-        raise RunFailed(f"{name}: {text}{room}", may_resume(self.run, code)) from error
 
     def end(self) -> None:
         """End every thread. A thread in an endless loop outside of Python can't be ended; it is reported."""
-        if self._turns:
-            for life in self._lives:
-                if not life.ended:
-                    life.tell_to_end()
-            self._turns.end()
-            turns.become(None)
-            self._join()
-            for life in self._lives:
-                life.interrupt()
-            self._join()
-        stuck = [life for life in self._lives if life.thread.is_alive()]
-        for life in stuck:
-            if not life.is_at_prompt():
-                print(f"{life.role.name} does not end; it is here:\n{life.place()}", file=sys.stderr)
-        if self._turns and not stuck:
+        if self._turns is None:
+            return
+        for each in self._roles:
+            if not each.ended:
+                each.ask_to_end()
+        self._turns.end()
+        turns.become(None)
+        self._join()
+        for each in self._roles:
+            each.interrupt()
+        self._join()
+        stuck = [each for each in self._roles if each.thread.is_alive()]
+        if busy := [each.name for each in stuck if not each.is_at_prompt()]:
+            print(f"{', '.join(busy)}: no end is known", file=sys.stderr)
+        if not stuck:
             self._turns.close()
         self._turns = None
 
     def _join(self) -> None:
         deadline = time.monotonic() + END_SECONDS
-        for life in self._lives:
-            if life.thread.ident and not life.is_at_prompt():
-                life.thread.join(max(0.0, deadline - time.monotonic()))
+        for each in self._roles:
+            if each.thread.ident and not each.is_at_prompt():
+                each.thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class InlineLauncher:
+class InlineLauncher(Launcher):
     """`ready_timeout`: seconds that roles wait for one another at the start."""
 
-    ACROSS_HOSTS = False
     ONE_PROCESS = True
 
     def __init__(self, run: Path, limits: RestartLimits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 1e7):
@@ -186,28 +175,45 @@ class InlineLauncher:
         self.running = Threads(run)
         self._left = contextlib.ExitStack()  # changes to undo at the end
 
-    def submission(self, roles: list[RoleSpec]) -> None:
-        return None
-
     def placement(self, roles: list[RoleSpec]) -> str:
         return "all of them are threads of this process, and an error in any of them ends the run\n"
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
-        (self.run / "logs").mkdir(exist_ok=True)
         config = load_resolved(config_file(self.run))
-        self._left.enter_context(_logs(self.run / "logs", [role.name for role in roles]))
-        self._left.enter_context(_terminal())
-        self._left.enter_context(_torch_threads())
-        self.running.start(roles, self._sockets(config), config)
-
-    def _sockets(self, config: Config) -> Path:
-        """The folder of the sockets, or a name that stands for it within this process."""
+        self._log([role.name for role in roles])
+        with contextlib.suppress(OSError, ValueError, termios.error):  # a thread may still be at a debugger's prompt
+            terminal = sys.stdin.fileno()
+            self._left.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
+        if torch := sys.modules.get("torch"):  # roles set it for the whole process
+            self._left.callback(torch.set_num_threads, torch.get_num_threads())
         if config.buffer.transport == "inproc":
-            return Path(f"areal-{secrets.token_hex(8)}")
-        sweep()
-        folder = SocketFolder()
-        self._left.callback(folder.remove)
-        return folder.path
+            sockets = Path(f"areal-{secrets.token_hex(8)}")  # a name within this process
+        else:
+            sweep()
+            folder = SocketFolder()
+            self._left.callback(folder.remove)
+            sockets = folder.path
+        self.running.start(roles, sockets, config)
+
+    def _log(self, names: list[str]) -> None:
+        """Write one log per role, as processes do; errors also go to standard error."""
+        folder, root = self.run / "logs", logging.getLogger()
+        folder.mkdir(exist_ok=True)
+        terminal = logging.StreamHandler()
+        terminal.setLevel(logging.ERROR)
+        terminal.setFormatter(logging.Formatter("%(threadName)s: %(message)s"))
+        handlers: list[logging.Handler] = [terminal]
+        for name in names:
+            file = logging.FileHandler(folder / f"{name}.log", errors="backslashreplace")  # as on standard error
+            file.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
+            file.addFilter(_of_role(name, names))
+            handlers.append(file)
+        for handler in handlers:
+            self._left.callback(handler.close)
+            self._left.callback(root.removeHandler, handler)
+            root.addHandler(handler)
+        self._left.callback(root.setLevel, root.level)
+        root.setLevel(logging.INFO)
 
     def stop(self) -> None:
         self.running.end()
@@ -221,66 +227,13 @@ def _code(error: BaseException | None) -> int:
     return int(error is not None)
 
 
-class _RoleFilter(logging.Filter):
-    """Log records of one role: from its thread, from that thread's helpers, and, from unknown threads, of its room."""
+def _of_role(name: str, names: list[str]) -> Callable[[logging.LogRecord], bool]:
+    """Selects log records of one role: from its thread, from that thread's helpers, and, from unknown threads, of its
+    room."""
 
-    def __init__(self, name: str, names: list[str]):
-        super().__init__()
-        self._name, self._names = name, names
+    def is_of_role(record: logging.LogRecord) -> bool:
+        thread = (record.threadName or "").partition(" ")[0]
+        room = record.name.partition(".")[0].removesuffix("s")
+        return thread == name if thread in names else room == name.partition("-")[0]
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        speaker = (record.threadName or "").partition(" ")[0]
-        if speaker in self._names:
-            return speaker == self._name
-        return record.name.partition(".")[0].removesuffix("s") == self._name.partition("-")[0]
-
-
-@contextlib.contextmanager
-def _logs(folder: Path, names: list[str]) -> Iterator[None]:
-    """Write one log per role, as processes do; errors also go to standard error."""
-    root, level = logging.getLogger(), logging.getLogger().level
-    terminal = logging.StreamHandler()
-    terminal.setLevel(logging.ERROR)
-    terminal.setFormatter(logging.Formatter("%(threadName)s: %(message)s"))
-    handlers: list[logging.Handler] = [terminal]
-    for name in names:
-        file = logging.FileHandler(folder / f"{name}.log", errors="backslashreplace")  # as on standard error
-        file.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
-        file.addFilter(_RoleFilter(name, names))
-        handlers.append(file)
-    for handler in handlers:
-        root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.setLevel(level)
-        for handler in handlers:
-            root.removeHandler(handler)
-            handler.close()
-
-
-@contextlib.contextmanager
-def _terminal() -> Iterator[None]:
-    """Restore the terminal at the end, even if a thread still is at a debugger's prompt."""
-    try:
-        before = termios.tcgetattr(sys.stdin.fileno())
-    except (OSError, ValueError, termios.error):
-        yield
-        return
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
-
-
-@contextlib.contextmanager
-def _torch_threads() -> Iterator[None]:
-    """Restore torch's number of threads at the end: roles set it for the whole process."""
-    torch = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch else 0
-    try:
-        yield
-    finally:
-        if torch:
-            torch.set_num_threads(before)
+    return is_of_role

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from areal_like.launch.children import Children
+from areal_like.launch.children import Children, Launcher
 from areal_like.launch.forks import Forked
 from areal_like.launch.group import ProcessGroup, environment, spawn
 from areal_like.launch.outcome import nothing
@@ -19,23 +19,14 @@ from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.sockets import SocketFolder, sweep
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """`limits`: how often actors restart. `ready_timeout`: seconds that roles wait for one another at the start."""
-
-    ACROSS_HOSTS = False
-    ONE_PROCESS = False
 
     def __init__(self, run: Path, limits: RestartLimits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 120.0):
         self.ready_timeout = ready_timeout
         self.running = Children(run, limits, self.spawn)
         self.sockets: SocketFolder | None = None
         self._check = nothing
-
-    def submission(self, roles: list[RoleSpec]) -> None:
-        return None
-
-    def placement(self, roles: list[RoleSpec]) -> str:
-        return ""
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
         # Paths of Unix sockets are limited to about 100 characters, so they can't be in the run folder.
@@ -61,7 +52,7 @@ def spawn_role(
     """Start a role on this machine. A role with a model on the CPU is forked; so are all CPU roles of a run that
     was itself forked, as in an ablation."""
     log = run / "logs" / f"{name}.log"
-    own = ["--name", name, "--run", str(run.resolve()), *arguments, "--starter", str(os.getpid())]
+    own = [*role.arguments(run, name), *arguments, "--starter", str(os.getpid())]
     if not role.gpus and (role.imports_torch or multiprocessing.parent_process()):
         variables = environment(role.threads, role.devices)
         return Forked(role.module, own, variables, log, block=[signal.SIGUSR1], check=check)

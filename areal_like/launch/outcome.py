@@ -59,11 +59,11 @@ class Death:
     by_itself: bool = False
 
     def __str__(self) -> str:
-        error = f" ({self.error})" if self.error else ""
+        text = f"{self.name} {self.how}{f' ({self.error})' if self.error else ''}"
         if self.again_in is None:
-            return f"{self.name} {self.how}{error}: left out, after {self.count} deaths"
+            return f"{text}: left out, after {self.count} deaths"
         delay = f" in {self.again_in:.0f} s" if self.again_in else ""
-        return f"{self.name} {self.how}{error}: started again{delay} (restart {self.count})"
+        return f"{text}: started again{delay} (restart {self.count})"
 
 
 def has_ended_well(name: str, code: int) -> bool:
@@ -107,48 +107,36 @@ class LastWords:
 
     def __init__(self, run: Path, on_nodes: bool):
         self._run, self._on_nodes = run, on_nodes
-        self._begins: dict[str, int] = {}  # bytes of a role's log from before its last start
+        self._begins: dict[Path, int] = {}  # bytes of a log from before the role's last start
 
     def begin(self, name: str) -> None:
         """The role begins a new life."""
-        log = self._common(name)
-        self._begins[name] = log.stat().st_size if log.exists() else 0
+        log = self._run / "logs" / f"{name}.log"
+        self._begins[log] = log.stat().st_size if log.exists() else 0
 
-    def error(self, name: str) -> str:
-        """The error that a role reported in its last life; empty if it could not."""
-        return _error(self._tail(name))
-
-    def death_report(self, name: str, code: int, restarts: int) -> str:
-        """One line if the role reported its error; otherwise how it ended, and the end of its log."""
+    def of(self, name: str, code: int, restarts: int) -> tuple[str, str]:
+        """The role's death in one line if it reported its error, otherwise with the end of its log; and that error,
+        empty if it could not report one."""
         if not self._run.is_dir():
-            return f"the run folder {self._run} is gone: was it removed? ({name} {in_words(code)})"
+            return f"the run folder {self._run} is gone: was it removed? ({name} {in_words(code)})", ""
         again = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
-        path, lines = self._path(name), self._tail(name)
-        error = _error(lines)
+        path, lines = self._tail(name)
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        error = errors[-1] if errors else ""
         if code == EXIT_NO_SPACE:
-            return f"{name}{again}: {error or 'No space left on device'}: {room_wanted(self._run)}"
+            return f"{name}{again}: {error or 'No space left on device'}: {room_wanted(self._run)}", error
         if error and code > 0:
-            return f"{name}{again}: {error} (its log: {path})"
+            return f"{name}{again}: {error} (its log: {path})", error
         last = "which ends with\n" + "\n".join(f"  {line}" for line in lines) if lines else "which says nothing of it"
-        return f"{name} {in_words(code)}{again}; its log is {path}, {last}"
+        return f"{name} {in_words(code)}{again}; its log is {path}, {last}", error
 
-    def _common(self, name: str) -> Path:
-        return self._run / "logs" / f"{name}.log"
-
-    def _path(self, name: str) -> Path:
-        found = [*(self._run / "logs").glob(f"{name}.*.log")] if self._on_nodes else []
-        return max(found, key=lambda path: path.stat().st_mtime, default=self._common(name))
-
-    def _tail(self, name: str) -> list[str]:
-        """The last lines of the role's last life."""
-        path = self._path(name)
+    def _tail(self, name: str) -> tuple[Path, list[str]]:
+        """The log of the role's last life, and its last lines."""
+        logs = self._run / "logs"
+        found = [*logs.glob(f"{name}.*.log")] if self._on_nodes else []
+        path = max(found, key=lambda path: path.stat().st_mtime, default=logs / f"{name}.log")
         if not path.exists():
-            return []
-        begin = self._begins.get(name, 0) if path == self._common(name) else 0
+            return path, []
         with path.open("rb") as file:
-            file.seek(max(begin, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
-
-
-def _error(lines: list[str]) -> str:
-    return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
+            file.seek(max(self._begins.get(path, 0), path.stat().st_size - TAIL_BYTES))
+            return path, file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]

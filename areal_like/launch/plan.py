@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from areal_like.config.placement import KEY, Devices, needs_of, place
 from areal_like.config.registry import is_supervised, marks
@@ -25,34 +26,36 @@ class RoleSpec:
     gpus: int = 0
     devices: Devices | None = None
 
+    def arguments(self, run: Path, name: str) -> list[str]:
+        return ["--name", name, "--run", str(run.resolve())]
+
 
 def plan(config: Config) -> list[RoleSpec]:
     """The processes of a run, in order of their start. A replay has no actors: all its data is recorded. A supervised
     loss has no buffer either."""
     alone = is_supervised(config)
-    threads, count = config.actors.threads or 1, 0 if config.replay or alone else actors_of(config)
+    count = 0 if config.replay or alone else actors_of(config)
     engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)
     needs = needs_of(config)
     placed = place(select(config, KEY), needs, None)
     on_ranks = placed.ranks if placed else (None,) * needs.ranks
     on_actors = placed.actors if placed else (None,) * count
-    gpus = needs.per_actor or 0
+    threads, gpus = config.actors.threads or 1, needs.per_actor or 0
     actors = [
         RoleSpec(f"actor-{i}", "actors.main", threads, False, engine, gpus or len(devices or ()), devices)
         for i, devices in enumerate(on_actors)
     ]
-    # The other ranks come first: so the starter sees a dead rank before the learner that fails without it.
-    own = learner_threads(config)
     ranks = [
         RoleSpec(
             f"learner-{rank}" if rank else "learner",
             "learners.follower" if rank else "learners.main",
-            own,
+            learner_threads(config),
             True,
             learner,
             1 if needs.on_device else len(on_ranks[rank] or ()),
             on_ranks[rank],
         )
+        # The other ranks come first: so the starter sees a dead rank before the learner that fails without it.
         for rank in [*range(1, ranks_of(config)), 0]
     ]
     buffer = RoleSpec("buffer", "buffer.main", 1, True, devices=() if placed else None)

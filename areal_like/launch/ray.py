@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from areal_like.launch import ray_cluster
-from areal_like.launch.children import GRACE_SECONDS, Children
+from areal_like.launch.children import GRACE_SECONDS, Children, Launcher
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
+from areal_like.launch.ray_cluster import LOCAL, answering
 from areal_like.launch.ray_host import Host
 from areal_like.launch.restarts import RestartLimits
 from areal_like.places import REPOSITORY, python_path
@@ -41,9 +43,11 @@ SECONDS_OF_WAITING = 1
 """Seconds to wait for places between checks for signals. Ray takes only whole ones: with 0.2 it does not wait."""
 CALLS_AT_ONCE = 4
 """Threads of a host: one waits for the end of its role, while others send signals."""
+Place = dict[str, float]
+"""Resources of a place."""
 
 
-class RayLauncher:
+class RayLauncher(Launcher):
     """`address`: of a cluster. "auto": the cluster of this machine, or else a new one that ends with the run; "local":
     always a new one. `learner_place`, `buffer_place`, `actor_place`: resources of a place, as in Ray's placement
     groups, e.g. {CPU: 8, GPU: 1, high_memory: 1}; without CPU, one per thread; without GPU, those that the
@@ -51,7 +55,6 @@ class RayLauncher:
     `ready_timeout`: seconds to wait for the places."""
 
     ACROSS_HOSTS = True
-    ONE_PROCESS = False
 
     def __init__(
         self,
@@ -60,30 +63,24 @@ class RayLauncher:
         *,
         ready_timeout: Annotated[float, "(0, 1e7]"] = 300.0,  # a node that was busy when it should join tries again
         address: str = "auto",
-        learner_place: dict[str, float] | None = None,
-        buffer_place: dict[str, float] | None = None,
-        actor_place: dict[str, float] | None = None,
+        learner_place: dict[str, Annotated[float, "[0, inf)"]] | None = None,
+        buffer_place: dict[str, Annotated[float, "[0, inf)"]] | None = None,
+        actor_place: dict[str, Annotated[float, "[0, inf)"]] | None = None,
     ):
-        self.run, self.ready_timeout = run, ready_timeout
+        self.run, self.ready_timeout, self.address = run, ready_timeout, address
         self.running = Children(run, limits, self._spawn, on_nodes=True)
-        self.address = address
         self._wanted = {"learner": learner_place, "buffer": buffer_place, "actor": actor_place}
-        for kind, place in self._wanted.items():
-            if place is not None:
-                ray_cluster.check_place(kind, {"CPU": 1} | dict(place))
         self._groups: list[PlacementGroup] = []
         self._hosts: dict[str, ActorHandle] = {}
         self._held: socket.socket | None = None
 
-    # ---- placement, as data -----------------------------------------------------------------------------------------
-
-    def groups(self, roles: list[RoleSpec]) -> list[tuple[str, list[tuple[str, dict[str, float]]]]]:
+    def groups(self, roles: list[RoleSpec]) -> list[tuple[str, list[tuple[str, Place]]]]:
         """(strategy, [(role, resources of its place)]) of each placement group."""
         parts = [("PACK", True), ("SPREAD", False)]
         found = [(how, [(r.name, self._place(r)) for r in roles if r.essential is core]) for how, core in parts]
         return [(how, places) for how, places in found if places]
 
-    def _place(self, role: RoleSpec) -> dict[str, float]:
+    def _place(self, role: RoleSpec) -> Place:
         kind = "actor" if not role.essential else "buffer" if role.name == "buffer" else "learner"
         gpus = {"GPU": float(role.gpus)} if role.gpus else {}  # Ray sets CUDA_VISIBLE_DEVICES in the host
         return {"CPU": float(role.threads)} | gpus | dict(self._wanted[kind] or {})
@@ -95,18 +92,10 @@ class RayLauncher:
             lines += [f"  {name:<12}{_in_words(place)}" for name, place in places]
         return "\n".join(lines) + "\n"
 
-    def submission(self, roles: list[RoleSpec]) -> None:
-        return None
-
-    # ---- life-cycle -------------------------------------------------------------------------------------------------
-
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
         if find_spec("ray") is None:
             raise RunFailed("launcher=ray needs Ray: pip install -e '.[ray]'")
         self._connect(roles, check)
-        self._begin(roles, check)
-
-    def _begin(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
         self._reserve(roles, check)
         self._start_hosts(roles)
         # The starter never accepts the hosts' connections: the kernel keeps them, and breaks them however this process
@@ -117,15 +106,15 @@ class RayLauncher:
     def _connect(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster started here
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else it starts a process per CPU, for nothing
-        address = None if self.address == ray_cluster.LOCAL else ray_cluster.answering(self.address, check)
+        address = None if self.address == LOCAL else answering(self.address, check)
         where: dict[str, object] = {"address": address}
         if address is None:
-            ray_cluster.require_token()
-            needed = _sum(place for _, places in self.groups(roles) for _, place in places)
-            cpus, gpus = needed.pop("CPU"), needed.pop("GPU", 0.0)
+            # Ray binds to all addresses of a host, so without a token any client could have it run any code.
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            needed = _sum([place for _, places in self.groups(roles) for _, place in places])
             needed.pop("memory", None)  # it has what this machine has
-            where = {"address": "local", "num_cpus": cpus, "num_gpus": gpus, "resources": needed}
-            where["include_dashboard"] = False
+            where = {"address": LOCAL, "num_cpus": needed.pop("CPU"), "num_gpus": needed.pop("GPU", 0.0)}
+            where |= {"resources": needed, "include_dashboard": False}
         import ray
 
         own = {"PYTHONPATH": python_path()}
@@ -146,14 +135,13 @@ class RayLauncher:
             self._groups.append(group)
             while not group.wait(SECONDS_OF_WAITING):
                 check()
-                if time.monotonic() < deadline:
-                    continue
-                raise RunFailed(
-                    f"Ray has had no place for {', '.join(name for name, _ in places)} for {self.ready_timeout:.0f} s "
-                    f"(launcher.ready_timeout). Asked for: {_in_words(_sum(place for _, place in places))}; "
-                    f"the cluster has {_in_words(ray.cluster_resources())}, free: "
-                    f"{_in_words(ray.available_resources())}"
-                )
+                if time.monotonic() >= deadline:
+                    raise RunFailed(
+                        f"Ray has had no place for {', '.join(name for name, _ in places)} for "
+                        f"{self.ready_timeout:.0f} s (launcher.ready_timeout). Asked for: "
+                        f"{_in_words(_sum([place for _, place in places]))}; the cluster has "
+                        f"{_in_words(ray.cluster_resources())}, free: {_in_words(ray.available_resources())}"
+                    )
 
     def _start_hosts(self, roles: list[RoleSpec]) -> None:
         """One in each place."""
@@ -168,11 +156,10 @@ class RayLauncher:
                 self._hosts[name] = ray.remote(Host).options(**options).remote()
 
     def _spawn(self, role: RoleSpec, name: str) -> RayProcess:
-        run = self.run.resolve()
-        command = ["-m", role.module, "--name", name, "--run", str(run), "--grace", str(GRACE_SECONDS)]
         assert self._held
-        what = (command, role.threads, str(run / "logs" / name), self._held.getsockname())
-        return RayProcess(self._hosts[role.name], name, what)
+        command = ["-m", role.module, *role.arguments(self.run, name), "--grace", str(GRACE_SECONDS)]
+        log = str(self.run.resolve() / "logs" / name)
+        return RayProcess(self._hosts[role.name], name, (command, role.threads, log, self._held.getsockname()))
 
     def stop(self) -> None:
         self.running.end()
@@ -241,21 +228,20 @@ class RayProcess:
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
     """Restore the starter's signal handlers, which Ray replaces."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _sum(places: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {"CPU": 0.0}
+def _sum(places: list[Place]) -> Place:
+    total: Place = defaultdict(float)
     for place in places:
         for name, amount in place.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
+            total[name] += amount
+    return dict(total)
 
 
 def _in_words(place: Mapping[str, float]) -> str:

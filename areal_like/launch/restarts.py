@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -31,30 +31,21 @@ class Restarts:
 
     def __init__(self, limits: RestartLimits, clock: Callable[[], float] = time.monotonic):
         self.limits, self._clock = limits, clock
-        self._deaths: dict[str, deque[float]] = {}
+        self._deaths: dict[str, list[float]] = defaultdict(list)
+        self._all, self._errors = 0, dict[str, str]()
 
     def delay(self, name: str) -> float | None:
         """Note a death. Returns the seconds until the next start; None: the actor has failed too often."""
-        now, deaths = self._clock(), self._deaths.setdefault(name, deque())
-        deaths.append(now)
-        while deaths[0] < now - self.limits.window:
-            deaths.popleft()
+        now, deaths = self._clock(), self._deaths[name]
+        deaths[:] = [*(death for death in deaths if death >= now - self.limits.window), now]
         if len(deaths) > self.limits.max_restarts:
             return None
         return 0.0 if len(deaths) == 1 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(len(deaths) - 2, 30))
 
-
-class CommonFault:
-    """Distinguishes a fault of all actors, which no restart can help, from a fault of one."""
-
-    def __init__(self) -> None:
-        self._deaths = 0
-        self._last: dict[str, str] = {}
-
-    def strikes_all(self, name: str, words: str, actors: Collection[str]) -> bool:
-        """Note the error that ended an actor; empty: an outside cause. Has each of `actors` ended by the
-        same one, and have there been two deaths at least? Numbers in errors don't count: ids and addresses differ."""
-        self._deaths += 1
-        self._last[name] = re.sub(r"0x[0-9a-f]+|\d+", "#", words)
-        found = {self._last.get(actor, "") for actor in actors}
-        return self._deaths > 1 and len(found) == 1 and found != {""}
+    def strikes_all(self, name: str, error: str, actors: Collection[str]) -> bool:
+        """Note the error that ended an actor; empty: an outside cause. Has each of `actors` ended by the same one, and
+        have there been two deaths at least? Numbers in errors don't count: ids and addresses differ."""
+        self._all += 1
+        self._errors[name] = re.sub(r"0x[0-9a-f]+|\d+", "#", error)
+        found = {self._errors.get(actor, "") for actor in actors}
+        return self._all > 1 and len(found) == 1 and found != {""}

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-from areal_like.launch.children import GRACE_SECONDS, Children
+from areal_like.launch.children import GRACE_SECONDS, Children, Launcher
 from areal_like.launch.group import ProcessGroup, spawn
 from areal_like.launch.outcome import RunStopped, nothing
 from areal_like.launch.plan import RoleSpec
@@ -27,7 +27,6 @@ from areal_like.places import COMMANDS, SBATCH, python_path
 from areal_like.run.process import EXIT_NODE_FAILED
 from areal_like.run.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY, config_file
 
-SCRIPT = "train.sbatch"
 GPUS = "gpus-per-task"
 WORDS_FOR_GPUS = {GPUS, "gpus", "gpus-per-node", "gpus-per-socket", "gres", "tres-per-task"}
 """sbatch's options that ask for GPUs."""
@@ -36,18 +35,13 @@ OF_THE_JOB = ("GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK", "GRES
 one waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobPart:
+class JobPart(NamedTuple):
     """Resources to request for some roles: `tasks` of `cpus` processors each, and more options. A job of one part takes
     any free processors, also parts of nodes; a heterogeneous job has several parts."""
 
-    roles: tuple[str, ...]
     tasks: int
     cpus: int
     options: Mapping[str, object]
-
-    def arguments(self) -> list[str]:
-        return [f"--ntasks={self.tasks}", f"--cpus-per-task={self.cpus}", *flags(self.options)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,7 @@ class Submission:
         return f"$ {more} {shlex.join(self.command)}\n\n# {self.script}\n{self.script.read_text()}"
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """`options`: of the job, as on sbatch's command line, e.g. {partition: gpu, time: "04:00:00"}. `learner_part` (for
     the learner and the buffer) or `actors_part` make the job heterogeneous: options of each part; so do processes that
     compute on GPUs. Each of them gets as many as it needs (`config.placement`), or `gpus-per-task` of its part,
@@ -75,7 +69,6 @@ class SlurmLauncher:
     a command in front of `python` (null: the Python that submits), such as "apptainer exec --nv image.sif"."""
 
     ACROSS_HOSTS = True
-    ONE_PROCESS = False
 
     def __init__(  # noqa: PLR0913 - its keyword parameters are knobs
         self,
@@ -95,35 +88,30 @@ class SlurmLauncher:
             run, limits, self._spawn, on_nodes=True, end_signal=signal.SIGUSR2, meaning=self._meaning
         )
         self.options, self._has_gpus = dict(options or {}), False
-        self.learner_part, self.actors_part = (
-            None if learner_part is None else dict(learner_part),
-            None if actors_part is None else dict(actors_part),
-        )
-        self.script = Path(script) if script else SBATCH / SCRIPT
+        self._parts = {True: learner_part, False: actors_part}  # by whether a role is essential
+        self.script = Path(script) if script else SBATCH / "train.sbatch"
         if "SLURM_JOB_ID" not in os.environ and not self.script.is_file():  # in a job, Slurm has read it already
             raise ValueError(f"launcher.script: there is no {self.script}")
-        try:
-            self.container, self.python = shlex.split(container or ""), python or sys.executable
-        except ValueError as error:
-            raise ValueError(f"launcher.container: {container!r}: {error}") from None
+        self.container, self.python = shlex.split(container or ""), python or sys.executable
 
     # ---- outside of the job -----------------------------------------------------------------------------------------
 
     def parts(self, roles: list[RoleSpec]) -> list[JobPart]:
         """The placement, as data. The learner's part is one task, so that all of it is on one node."""
-        alike = self.learner_part is None and self.actors_part is None
+        alike = self._parts == {True: None, False: None}
         if alike and (WORDS_FOR_GPUS & self.options.keys() or not any(role.gpus for role in roles)):
-            return [JobPart(tuple(role.name for role in roles), len(roles), max(role.threads for role in roles), {})]
-        core, actors = ([role for role in roles if role.essential is essential] for essential in (True, False))
-        names = [tuple(role.name for role in some) for some in (core, actors)]
-        options = [dict(self.learner_part or {}), dict(self.actors_part or {})]
-        # One task holds the learner's ranks and the buffer, so it asks for the GPUs of all.
-        asked = [sum(self._gpus_of(role) for role in core), max(map(self._gpus_of, actors), default=0)]
-        for part, gpus in zip(options, asked, strict=True):
-            part |= {GPUS: gpus} if gpus and not (WORDS_FOR_GPUS - {GPUS}) & part.keys() else {}
-        parts = [JobPart(names[0], 1, sum(role.threads for role in core), options[0])]
-        most = max((role.threads for role in actors), default=1)
-        return [*parts, JobPart(names[1], len(actors), most, options[1])] if actors else parts
+            return [JobPart(len(roles), max(role.threads for role in roles), {})]
+        found = []
+        for essential in (True, False):
+            some = [role for role in roles if role.essential is essential]
+            threads, gpus = [role.threads for role in some], [self._gpus_of(role) for role in some]
+            together = sum if essential else max  # one task holds the learner's ranks and the buffer
+            options = dict(self._parts[essential] or {})
+            if any(gpus) and not (WORDS_FOR_GPUS - {GPUS}) & options.keys():
+                options[GPUS] = together(gpus)
+            if some:
+                found.append(JobPart(1 if essential else len(some), together(threads), options))
+        return found
 
     def submission(self, roles: list[RoleSpec]) -> Submission | None:
         """The job to submit; None inside an allocation, where the plan can start at once."""
@@ -133,15 +121,12 @@ class SlurmLauncher:
         common = flags({"job-name": folder.name, "output": folder / "logs" / "slurm-%j.log"} | self.options)
         command = ["sbatch", "--parsable", f"--chdir={os.getcwd()}"]
         for number, part in enumerate(self.parts(roles)):
-            command += [":"] * (number > 0) + ["--no-kill", *common, *part.arguments()]
+            command += [":"] * (number > 0) + ["--no-kill", *common]
+            command += [f"--ntasks={part.tasks}", f"--cpus-per-task={part.cpus}", *flags(part.options)]
         config = folder / (SUBMITTED if config_file(folder) != folder / CONFIG else CONFIG)
         command += [str(self.script), str(config), f"resume={folder}"]
-        return Submission(
-            command, {"PYTHON": sys.executable, "PYTHONPATH": python_path(), "COMMANDS": COMMANDS}, self.script
-        )
-
-    def placement(self, roles: list[RoleSpec]) -> str:
-        return ""
+        environment = {"PYTHON": sys.executable, "PYTHONPATH": python_path(), "COMMANDS": COMMANDS}
+        return Submission(command, environment, self.script)
 
     # ---- inside of the job ------------------------------------------------------------------------------------------
 
@@ -160,23 +145,19 @@ class SlurmLauncher:
         step = ["env", *(f"--unset=SLURM_{name}" for name in OF_THE_JOB), "srun"]
         step += ["--nodes=1", "--ntasks=1", f"--cpus-per-task={role.threads}", "--exact", "--mem=0"]
         step += ["--input=none", "--open-mode=append", f"--job-name={name}"]
-        step += [f"--output={self.run.resolve()}/logs/{name}.%N.log", *self._het_group(role), *self._gpus(role)]
-        command = [*self.container, self.python, "-m", role.module, "--name", name, "--run", str(self.run.resolve())]
-        return [*step, *command, "--grace", str(GRACE_SECONDS)]
-
-    def _het_group(self, role: RoleSpec) -> list[str]:
-        if "SLURM_HET_SIZE" not in os.environ:
-            return []
-        return [f"--het-group={0 if role.essential else 1}"]
-
-    def _gpus(self, role: RoleSpec) -> list[str]:
+        step += [f"--output={self.run.resolve()}/logs/{name}.%N.log"]
+        if "SLURM_HET_SIZE" in os.environ:
+            step.append(f"--het-group={0 if role.essential else 1}")
         if gpus := self._gpus_of(role):
-            return flags({GPUS: gpus})  # Slurm chooses which, and sets the process's CUDA_VISIBLE_DEVICES
-        return ["--gres=none"] if self._has_gpus else []  # a step that asks for none takes all of its node
+            step.append(f"--{GPUS}={gpus}")  # Slurm chooses which, and sets the process's CUDA_VISIBLE_DEVICES
+        elif self._has_gpus:
+            step.append("--gres=none")  # a step that asks for none takes all of its node
+        command = [*self.container, self.python, "-m", role.module, *role.arguments(self.run, name)]
+        return [*step, *command, "--grace", str(GRACE_SECONDS)]
 
     def _gpus_of(self, role: RoleSpec) -> int:
         """Number of GPUs that a process requests."""
-        options = (self.learner_part if role.essential else self.actors_part) or {}
+        options = self._parts[role.essential] or {}
         return 0 if role.name == "buffer" else int(options.get(GPUS, role.gpus))
 
     def _meaning(self, role: RoleSpec, code: int) -> int:

@@ -11,7 +11,6 @@ import fcntl
 import os
 import tempfile
 from pathlib import Path
-from typing import TextIO
 
 from areal_like.errors import UserError
 
@@ -29,7 +28,9 @@ class SocketFolder:
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=short_folder()))
-        self._owner = _own(self.path)
+        self._owner = (self.path / f".{OWNER}").open("w")
+        fcntl.flock(self._owner, fcntl.LOCK_EX)  # before the file gets its name: it is never unlocked while this runs
+        (self.path / f".{OWNER}").rename(self.path / OWNER)
 
     def remove(self) -> None:
         clear(self.path)
@@ -49,14 +50,6 @@ def short_folder() -> Path:
     )
 
 
-def _own(folder: Path) -> TextIO:
-    """Lock the owner's file before it gets its name, so that it is never unlocked while its owner runs."""
-    file = (folder / f".{OWNER}").open("w")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    (folder / f".{OWNER}").rename(folder / OWNER)
-    return file
-
-
 def clear(folder: Path) -> None:
     """Remove a folder of sockets, but no other files."""
     with contextlib.suppress(OSError):
@@ -67,19 +60,12 @@ def clear(folder: Path) -> None:
 
 
 def sweep() -> None:
-    """Remove this user's folders whose owners are dead."""
+    """Remove this user's folders whose owners are dead. One without an owner's file may not be ours."""
     for place in {Path(tempfile.gettempdir()), SHORT}:
         for folder in place.glob(f"{PREFIX}*"):
-            if _is_abandoned(folder):
-                clear(folder)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    try:
-        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-            return False
-        with (folder / OWNER).open() as file:  # a folder without this file may not be ours
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    except OSError:
-        return False
+            with contextlib.suppress(OSError):
+                if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                    continue
+                with (folder / OWNER).open() as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    clear(folder)

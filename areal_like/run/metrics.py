@@ -1,26 +1,20 @@
 """`metrics.jsonl`: one object per train step, the truth that the console and TensorBoard are derived from.
 
-Scalars are numbers; a histogram is a dict from value (as text) to count. Written by the learner, followed by others. A
-process or a disk can fail in the middle of a row: readers ignore an unfinished last line and skip a damaged one; a
-writer first removes the unfinished line."""
+Scalars are numbers; a histogram is a dict from value (as text) to count. Written by the learner, followed by others
+(`areal_like.run.lines`). A writer first removes an unfinished line."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_like.run.lines import Follower, keep_lines
+
 Row = dict[str, Any]
-
-
-def _plain(value: object) -> object:
-    """JSON has no NaN and no infinity: they become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 class MetricsLog:
@@ -31,13 +25,14 @@ class MetricsLog:
 
     def __init__(self, path: Path, done: int = 0):
         self.path = path
-        _keep_rows(path, done)
+        keep_lines(path, lambda line: (_row(line) or {"step": math.inf})["step"] <= done)
         self._file = path.open("ab")
 
     def write(self, row: Mapping[str, object]) -> None:
-        line = json.dumps({key: _plain(value) for key, value in row.items()}) + "\n"
+        """NaN and infinity, which JSON lacks, become null."""
+        plain = {name: None if isinstance(n, float) and not math.isfinite(n) else n for name, n in row.items()}
         try:
-            self._file.write(line.encode())
+            self._file.write((json.dumps(plain) + "\n").encode())
             self._file.flush()
         except OSError as error:  # the error of a write, unlike that of an open, does not name the file
             raise OSError(error.errno, error.strerror, str(self.path)) from None
@@ -51,37 +46,11 @@ class MetricsLog:
             self._file.close()
 
 
-def _keep_rows(path: Path, done: int) -> None:
-    """Remove the rows of steps after `done`, and a torn last line."""
-    if path.is_file():
-        rows = MetricsFollower(path).new_rows()
-        beside = path.with_suffix(".tmp")
-        beside.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= done))
-        beside.replace(path)
-
-
-class MetricsFollower:
-    """Reads the rows of a growing file, each once; an unfinished last line is left for the next call."""
+class MetricsFollower(Follower[Row]):
+    """Reads the rows of a growing file, each once."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self._position = 0
-
-    def new_rows(self) -> list[Row]:
-        return list(self.each_new_row())
-
-    def each_new_row(self) -> Iterator[Row]:
-        """Like `new_rows`, one at a time: those of a long run fill no memory."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._position)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._position += len(line)
-                if (row := _row(line)) is not None:
-                    yield row
+        super().__init__(path, _row)
 
 
 def _row(line: bytes) -> Row | None:

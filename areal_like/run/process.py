@@ -26,11 +26,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, TextIO
 
 from setproctitle import setproctitle, setthreadtitle
 
 from areal_like import turns
+from areal_like.config.registry import with_defaults
 from areal_like.config.run_config import Config, ConfigError, load_resolved, replace
 from areal_like.errors import UserError
 from areal_like.launch import sockets
@@ -56,7 +56,6 @@ TERM_SECONDS = 2
 DELIVERY_SECONDS = 0.5
 """Seconds that a process that was asked to end waits for its last messages to be sent."""
 _PR_SET_PDEATHSIG = 1
-_OBJECTS_BETWEEN_COLLECTIONS = 20_000
 _MALLOC_KNOBS = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}
 """glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD, in bytes."""
 _services = itertools.count()
@@ -142,7 +141,7 @@ class Role:
     def find(self, service: str) -> str:
         """Wait for a service and return its endpoint. Raises BusError after `launcher.ready_timeout` seconds."""
         path = self.run / RENDEZVOUS / f"{service}.json"
-        deadline = time.monotonic() + float(self.config.launcher.get("ready_timeout", 120.0))
+        deadline = time.monotonic() + float(with_defaults("launcher", self.config.launcher).get("ready_timeout", 120.0))
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
                 return str(json.loads(path.read_text())["endpoint"])
@@ -159,11 +158,6 @@ def end_with_starter(starter: int) -> None:
             sys.exit(EXIT_TERMINATED)
 
 
-def _is_alive(starter: int) -> bool:
-    forked_by = multiprocessing.parent_process()
-    return forked_by.is_alive() if forked_by else os.getppid() == starter
-
-
 def _config_of(run: Path, path: Path) -> Config:
     """The config in `path`, or in its later place: the first train step moves it. Raises ConfigError."""
     try:
@@ -174,32 +168,16 @@ def _config_of(run: Path, path: Path) -> Config:
         return load_resolved(later)
 
 
-def _hold(run: Path) -> TextIO:
-    """Lock the run's config (shared) until the file is closed: no process may resume the run while one of its processes
-    runs, even if its starter is dead."""
-    file = config_file(run).open()
-    fcntl.flock(file, fcntl.LOCK_SH)
-    return file
-
-
-def prepare_memory() -> None:
-    """Tune malloc and the garbage collector of a process that handles groups and batches.
-
-    Batches are megabytes that come and go. malloc keeps freed memory for the next batch; by default it returns it to
-    the kernel and asks for it again, page by page, which costs more than filling it. Batches are also many small
-    objects without cycles, so Python looks for cycles seldom; by default it does so every few hundred objects.
-    """
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        for knob, value in _MALLOC_KNOBS.items():
-            mallopt(knob, value)
-
-
-def allow_many_files() -> None:
-    """Raise the limit of open files as far as allowed: each peer takes one."""
+def prepare_process() -> None:
+    """Raise the limit of open files, of which each peer takes one, and tune malloc and the garbage collector for
+    batches: megabytes that come and go, and many small objects without cycles. malloc keeps freed memory for the next
+    batch: to get it from the kernel again, page by page, costs more than filling it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.set_threshold(20_000, 20, 20)
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc's
+        for knob, value in _MALLOC_KNOBS.items():
+            mallopt(knob, value)
 
 
 def end_within(seconds: int) -> None:
@@ -227,15 +205,6 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, UserError):
         return str(error), EXIT_USER_ERROR
     return _words(error), _code(error)
-
-
-def _fail(error: Exception) -> NoReturn:
-    """Write the traceback to the log; the launcher shows its last line to the user."""
-    text, code = explain(error)
-    with contextlib.suppress(OSError):  # the log's disk may be full
-        logging.error("ending after an error", exc_info=error)
-        print(f"error: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    sys.exit(code)
 
 
 def _words(error: Exception) -> str:
@@ -275,10 +244,11 @@ def run_role(main: Callable[[Role], None]) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGUSR2, lambda signum, frame: os.kill(os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    held = None if args.guest else _hold(args.run)
+    held = None if args.guest else config_file(args.run).open()
+    if held:  # until the process ends: no resume may begin before, even if the starter is dead
+        fcntl.flock(held, fcntl.LOCK_SH)
     end_with_starter(args.starter)
-    prepare_memory()
-    allow_many_files()
+    prepare_process()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {args.name} %(levelname)s %(message)s"
     )
@@ -289,9 +259,14 @@ def run_role(main: Callable[[Role], None]) -> None:
         main(Role(args.name, args.run, args.sockets, config, args.grace))
     except Terminated:
         deliver(DELIVERY_SECONDS)
-        if args.sockets and not _is_alive(args.starter):
+        forked_by = multiprocessing.parent_process()
+        if args.sockets and not (forked_by.is_alive() if forked_by else os.getppid() == args.starter):
             sockets.clear(args.sockets)  # in place of the starter, which is gone; the last role to do it succeeds
         logging.shutdown()
         os._exit(EXIT_TERMINATED)  # all is closed; Python would take torch apart first, which takes a second or two
     except Exception as error:
-        _fail(error)
+        text, code = explain(error)
+        with contextlib.suppress(OSError):  # the log's disk may be full
+            logging.error("ending after an error", exc_info=error)
+            print(f"error: {' '.join(text.split())}", file=sys.stderr, flush=True)  # the launcher shows this line
+        sys.exit(code)

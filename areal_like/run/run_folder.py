@@ -61,12 +61,9 @@ def summary_of(run: Path) -> Row | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
+        return dict(json.loads(path.read_text()))  # numbers may be infinite
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it to read the rest of the run") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} is damaged (no object): remove it to read the rest of the run")
-    return found
 
 
 def progress_of(run: Path, meta: Row, steps: int) -> Row:
@@ -94,22 +91,19 @@ def is_going_on(run: Path) -> bool:
 
 
 def _lives(pid: object) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return False
 
 
 def _is_held(path: Path) -> bool:
     """Does a run's starter hold it, though its buffer is missing? Ask only then: asking locks others out meanwhile."""
-    try:
-        with path.open() as file:
+    with contextlib.suppress(FileNotFoundError, PermissionError), path.open() as file:
+        try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        except BlockingIOError:
+            return True
+    return False
 
 
 def room_wanted(folder: Path) -> str:

@@ -12,6 +12,7 @@ samples, never the run.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -19,8 +20,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from areal_like.types import PartialSample, Sample
-from areal_like.wire.partials import digest_of
+from areal_like.run.lines import Follower, keep_lines
+from areal_like.types import Sample
 
 log = logging.getLogger(__name__)
 FOLDER = "samples"
@@ -38,13 +39,11 @@ class Kept(msgspec.Struct, omit_defaults=True):
     """One sample. `step`: train steps made when it was written (its own included, if it was trained); `version`: the
     weights that it trained, or the newest then. `group`, `index`: which sample; of a held-out answer `of` is its set
     and `group` the place of its prompt there. `why`: the reason in the ledger, and more about it. `tokens`: prompt,
-    then response. If the group was not rolled out to its end, they are only the model's tokens so far, without
-    the prompt (`prompt_length` is 0) and without tool results. `reward` is None unless the sample was scored (0 for a
-    held-out answer that failed). `numbers`: name → one number per token of the response (None: not computed, or not
-    trained). They include `logprob` (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the
-    loss observed (`loss/ratio`), and the parts subtracted from the reward (`penalty/kl`, `penalty/length`). `masked`:
-    places in the response that are not trained. `forks`: places in the response at which the context began anew
-    (`areal_like.types.Sample`). `bare`: numbers and logprobs were left out to save room."""
+    then response. `reward` is None unless the sample was scored (0 for a held-out answer that failed). `numbers`: name
+    → one number per token of the response (None: not computed, or not trained); empty where there was no room. They
+    include `logprob` (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the loss observed
+    (`loss/ratio`), and the parts subtracted from the reward (`penalty/kl`, `penalty/length`). `masked`: places in the
+    response that are not trained. `forks`: see `areal_like.types.Sample`."""
 
     fate: Fate
     step: int
@@ -61,7 +60,6 @@ class Kept(msgspec.Struct, omit_defaults=True):
     turn_rewards: list[tuple[int, float]] = []
     masked: list[int] = []
     numbers: dict[str, list[float | None]] = {}
-    bare: bool = False
     of: str = "heldout"
     forks: list[int] = []
 
@@ -83,19 +81,22 @@ class Kept(msgspec.Struct, omit_defaults=True):
         return self.version - min((version for version, _ in self.runs), default=self.version)
 
 
-def kept(  # noqa: PLR0913 (they are fields)
+def kept(
     fate: Fate,
     step: int,
     version: int,
     place: tuple[int, int],
     sample: Sample,
     *,
-    why: str = "",
-    actor: str = "",
-    of: str = "heldout",
     numbers: Mapping[str, np.ndarray] | None = None,
+    **more: str,
 ) -> Kept:
-    """The record of a sample: `place` is (group, index), `numbers` name → float [R]."""
+    """The record of a sample: `place` is (group, index), `numbers` name → float [R], those without any number left
+    out; `more`: why, actor, of."""
+    rows = {
+        name: np.round(row.astype(np.float64), DIGITS)
+        for name, row in {"logprob": sample.logprobs, **(numbers or {})}.items()
+    }
     return Kept(
         fate,
         step,
@@ -106,46 +107,12 @@ def kept(  # noqa: PLR0913 (they are fields)
         runs=[(int(made), int(count)) for made, count in sample.runs],
         reward=float(sample.reward),
         finish=sample.finish,
-        why=why,
-        actor=actor,
-        of=of,
         turn_rewards=[(int(at), float(earned)) for at, earned in sample.turn_rewards],
         masked=np.flatnonzero(~np.asarray(sample.loss_mask, bool)).tolist(),
-        numbers=_rounded({"logprob": sample.logprobs} | dict(numbers or {})),
+        numbers={name: row.tolist() for name, row in rows.items() if not np.isnan(row).all()},
         forks=list(sample.forks),
+        **more,
     )
-
-
-def unanswered(step: int, version: int, group: int, why: str, actor: str = "") -> Kept:
-    """The record of a group that left, or of samples that were left out; their text is not known."""
-    return Kept(DROPPED, step, version, group, 0, [], 0, [], None, "", why=why, actor=actor)
-
-
-def unfinished(step: int, version: int, place: tuple[int, int], sample: PartialSample, why: str, actor: str) -> Kept:
-    """The record of a sample if only the engine's answers are known (`place` as in `kept`)."""
-    answers = [each for each in sample.calls.values() if len(each.tokens)]
-    tokens = np.concatenate([each.tokens for each in answers])
-    return Kept(
-        DROPPED,
-        step,
-        version,
-        *place,
-        tokens=tokens.tolist(),
-        prompt_length=0,
-        runs=[(int(made), int(count)) for each in answers for made, count in each.runs],
-        reward=sample.scores.get(digest_of(tokens)),
-        finish=answers[-1].finish,
-        why=why,
-        actor=actor,
-        numbers=_rounded({"logprob": np.concatenate([each.logprobs for each in answers])}),
-    )
-
-
-def _rounded(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float | None]]:
-    """Rounded lists; names without any number are left out."""
-    table = np.round(np.stack([*numbers.values()]).astype(np.float64), DIGITS)
-    pairs = zip(numbers, table, strict=True)
-    return {name: row.tolist() for name, row in pairs if not np.isnan(row).all()}
 
 
 class SampleLog:
@@ -155,29 +122,26 @@ class SampleLog:
 
     def __init__(self, run: Path, name: Fate, *, steps: int, most: float | None, done: int = 0):
         self.path = run / FOLDER / f"{name}.jsonl"
-        self._most, self._steps = most, max(1, steps)
+        self._most, self._steps = math.inf if most is None else most, max(1, steps)
         self._broken = False
         try:
             self.path.parent.mkdir(exist_ok=True)
-            _keep_steps(self.path, done)
+            keep_lines(self.path, lambda line: (found := decoded(line)) is not None and found.step <= done)
             self._file = self.path.open("ab", buffering=0)
             self._used = self._file.tell()
         except OSError as error:
             self._give_up(error)
 
-    def room(self, step: int, rare: bool = False) -> float:
-        """Bytes that may be written now, after `step` train steps; a `rare` sample may use the bytes of later steps."""
-        if self._broken:
-            return 0.0
-        share = 1.0 if rare else min(1.0, (step + 1) / self._steps)
-        return float("inf") if self._most is None else self._most * share - self._used
+    def room(self, step: int) -> float:
+        """Bytes that may be written now, after `step` train steps."""
+        return 0.0 if self._broken else self._most * min(1.0, (step + 1) / self._steps) - self._used
 
-    def write(self, record: Kept, rare: bool = False) -> bool:
+    def write(self, record: Kept) -> bool:
         """Append a record, without its numbers if they do not fit. False if not even that fits."""
-        room = self.room(record.step, rare)
+        room = self.room(record.step)
         line = msgspec.json.encode(record) + b"\n"
         if len(line) > room:
-            line = msgspec.json.encode(msgspec.structs.replace(record, numbers={}, bare=True)) + b"\n"
+            line = msgspec.json.encode(msgspec.structs.replace(record, numbers={})) + b"\n"
         if len(line) > room:
             return False
         try:
@@ -195,43 +159,15 @@ class SampleLog:
             self._file.close()
 
 
-def _keep_steps(path: Path, done: int) -> None:
-    if path.is_file():
-        beside = path.with_suffix(".tmp")
-        with beside.open("wb") as file:
-            file.writelines(msgspec.json.encode(each) + b"\n" for each in _read(path) if each.step <= done)
-        beside.replace(path)
+def follower(run: Path, name: Fate) -> Follower[Kept]:
+    """Reads the records of a growing file, each once."""
+    return Follower(run / FOLDER / f"{name}.jsonl", decoded)
 
 
 def read(run: Path, names: Sequence[Fate] = (TRAINED, DROPPED, HELDOUT)) -> Iterator[Kept]:
     """The records of a run, file by file, also during the run. Skips torn and damaged lines."""
     for name in names:
-        path = run / FOLDER / f"{name}.jsonl"
-        if path.is_file():
-            yield from _read(path)
-
-
-class Follower:
-    """Reads the records of a growing file, each once."""
-
-    def __init__(self, run: Path, name: Fate):
-        self._path, self._position = run / FOLDER / f"{name}.jsonl", 0
-
-    def new(self) -> list[Kept]:
-        """Records that were written since the last call; a torn last line is left for the next."""
-        if not self._path.is_file():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole)
-        return [found for line in whole.splitlines() if (found := decoded(line))]
-
-
-def _read(path: Path) -> Iterator[Kept]:
-    with path.open("rb") as file:
-        yield from (found for line in file if (found := decoded(line)))
+        yield from follower(run, name).each_new_row()
 
 
 _decoder = msgspec.json.Decoder(Kept)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from areal_like.run.lines import Follower
+
 log = logging.getLogger(__name__)
 FOLDER = "spans"
 GAP_SECONDS = 0.0005
@@ -93,8 +95,7 @@ def read(run: Path) -> dict[str, list[Span]]:
 def _joined(path: Path) -> list[Span]:
     found: list[Span] = []
     newest: dict[str, int] = {}
-    lines = path.read_text(errors="replace").splitlines(keepends=True)
-    for span in sorted(filter(None, map(_span, lines)), key=lambda span: span.begin):
+    for span in sorted(Follower(path, _span).each_new_row(), key=lambda span: span.begin):
         place = newest.get(span.name)
         if place is not None and span.begin - found[place].end < GAP_SECONDS:
             found[place] = found[place]._replace(end=max(span.end, found[place].end))
@@ -104,8 +105,7 @@ def _joined(path: Path) -> list[Span]:
     return found
 
 
-def _span(line: str) -> Span | None:
-    """None for a line that is torn or damaged."""
+def _span(line: bytes) -> Span | None:
     try:
         row = json.loads(line)
         return Span(str(row["name"]), float(row["begin"]), float(row["end"]))

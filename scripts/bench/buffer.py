@@ -32,7 +32,7 @@ import numpy as np
 import zmq
 
 from areal_like.config import run_config as configs
-from areal_like.run.process import Role, prepare_memory
+from areal_like.run.process import Role, prepare_process
 from areal_like.wire import messages
 from areal_like.wire.bus import Dealer
 from areal_like.wire.client import LearnerClient
@@ -101,7 +101,7 @@ def measured(consumer: Target, *others: Target) -> float | None:
 def light_actor(endpoint: str, name: str, delays: Path) -> None:
     """An actor process that answers each lease at once, after encoding. Appends the seconds from push to
     acknowledgement to `delays`, float64."""
-    prepare_memory()  # as real roles do
+    prepare_process()  # as real roles do
     dealer, group, ended = Dealer(endpoint, name, peer="buffer"), GROUP, 0
     ready, sent = deque[int](), dict[int, float]()
     dealer.send(messages.Hello("actor", name, os.getpid(), 2 * GROUPS_PER_BATCH * GROUP_SIZE))
@@ -135,7 +135,7 @@ def light_actor(endpoint: str, name: str, delays: Path) -> None:
 
 def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
     """Takes batches as fast as they come, publishes a version after each."""
-    prepare_memory()
+    prepare_process()
     client, index = LearnerClient(endpoint), 0
     client.hello(VOCABULARY)
     client.published(messages.Manifest(0, "digest"))
@@ -165,7 +165,7 @@ class OpenRole(Role):
 def run_buffer(role: Role) -> None:
     from buffer.main import main
 
-    prepare_memory()
+    prepare_process()
     main(role)
 
 

@@ -94,11 +94,11 @@ def prepare() -> None:
     are many times slower."""
     import torch  # not at the top: `--help` does not need it
 
-    from areal_like.run.process import prepare_memory
+    from areal_like.run.process import prepare_process
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    prepare_memory()
+    prepare_process()
 
 
 def argument_parser(description: str | None, name: str) -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ from areal_like.config import run_config as configs
 from areal_like.config.registry import resolve
 from areal_like.config.run_config import Config
 from areal_like.run.metrics import MetricsFollower
-from areal_like.run.samples import HELDOUT, TRAINED, Follower, Kept
+from areal_like.run.samples import HELDOUT, TRAINED, Kept, follower
 from areal_like.trackers.interface import Shown, Tracked, Tracker
 
 from ..samples import Texts
@@ -104,13 +104,13 @@ class _Samples:
 
     def __init__(self, folder: Path, every: int):
         self._every = every
-        self._heldout, self._trained = Follower(folder, HELDOUT), Follower(folder, TRAINED)
+        self._heldout, self._trained = follower(folder, HELDOUT), follower(folder, TRAINED)
         self._folder = folder
         self._texts: Texts | None = None
 
     def after(self, step: int) -> list[list[Shown]]:
         """The samples written since the last call: one list per source."""
-        heldout, trained = self._heldout.new(), self._trained.new() if step % self._every == 0 else []
+        heldout, trained = self._heldout.new_rows(), self._trained.new_rows() if step % self._every == 0 else []
         newest = max((record.version for record in heldout), default=0)
         first = sorted((each for each in heldout if each.version == newest), key=lambda each: (each.group, each.index))
         group = [each for each in trained if each.group == trained[-1].group]

@@ -25,16 +25,16 @@ def main(role: Role) -> None:
         raise RuntimeError("out of\nmemory")
     if part == "refuse":
         raise UserError("this input is no good")
-    if part == "fail once" and not (role.run / "failed").exists():
+    if part == "fail-once" and not (role.run / "failed").exists():
         (role.run / "failed").touch()
         raise TimeoutError("the engine has not answered")
-    if part == "fill the disk":  # which has the log, too
+    if part == "fill-the-disk":  # which has the log, too
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
         try:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoint")
         except OSError as error:
             raise RuntimeError("the writer of checkpoints failed") from error
-    if part == "die with a child":
+    if part == "die-with-a-child":
         child(role)
         os.kill(os.getpid(), signal.SIGKILL)
     if part == "ignore":

@@ -81,20 +81,23 @@ def large(tmp_path: Path) -> str:
     return f"model={{name: folder, path: {tmp_path}}}"
 
 
-def on(cores: int, *overrides: str, bfloat16: bool = True) -> list[object]:
-    """The learner's threads and number format, and the actors' count and threads, on a machine of so many cores."""
+def on(cores: int, *overrides: str, bfloat16: bool = True, gpu: bool = False, earlier: configs.Config | None = None):
+    """A config on a machine of so many cores."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(configs, "cores", lambda: cores)
         patch.setattr(configs, "has_bfloat16", lambda: bfloat16)
-        patch.setattr(configs, "has_gpu", lambda: False)
-        made = load(["configs/quickstart.yaml", *overrides])
-    learner, actors = made.learner, made.actors
-    return [learner.get("threads"), learner.get("compute_dtype"), actors.count, actors.threads]
+        patch.setattr(configs, "has_gpu", lambda: gpu)
+        return load(["configs/quickstart.yaml", *overrides], earlier)
+
+
+def shares(made: configs.Config) -> list[object]:
+    """The learner's threads and number format, and the actors' count and threads."""
+    return [made.learner.get("threads"), made.learner.get("compute_dtype"), made.actors.count, made.actors.threads]
 
 
 @pytest.mark.parametrize("cores", [1, 2, 16])
 def test_a_small_model_takes_one_thread_per_process_on_any_machine(cores: int) -> None:
-    assert on(cores) == on(cores, PRETRAINED) == [None, "float32", 2, 1]
+    assert shares(on(cores)) == shares(on(cores, PRETRAINED)) == [None, "float32", 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -113,19 +116,14 @@ def test_a_small_model_takes_one_thread_per_process_on_any_machine(cores: int) -
         (16, ["engine=sglang"], [16, "bfloat16", 1, 1]),
         (16, ["launcher=slurm"], [None, "float32", 2, 1]),
         (2, ["learner.threads=1", "actors.threads=2", "learner.compute_dtype=float32"], [1, "float32", 1, 2]),
+        (2, ["loss=gspo"], [2, "float32", 1, 1]),  # it clips finely
+        (2, ["loss={name: gspo}", "learner.compute_dtype=bfloat16"], [2, "bfloat16", 1, 1]),
     ],
 )
 def test_a_large_model_takes_the_cores_there_are(
     large: str, cores: int, overrides: list[str], expected: list[object]
 ) -> None:
-    assert on(cores, large, *overrides) == expected
-
-
-def test_half_precision_is_for_machines_that_have_it_and_pretrained_models(large: str) -> None:
-    assert on(2, large, bfloat16=False)[1] == "float32"
-    assert on(2, large, "learner.device=cuda", bfloat16=False)[1] == "bfloat16"
-    random = ["model.hidden_size=1024", "model.intermediate_size=4096", "model.num_hidden_layers=8"]
-    assert on(2, *random) == [2, "float32", 1, 1]
+    assert shares(on(cores, large, *overrides)) == expected
 
 
 @pytest.mark.parametrize(
@@ -141,61 +139,41 @@ def test_half_precision_is_for_machines_that_have_it_and_pretrained_models(large
     ],
 )
 def test_slots_follow_the_threads_and_the_bound(large: str, cores: int, overrides: list[str], slots: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configs, "cores", lambda: cores)
-        made = load(["configs/quickstart.yaml", large, *overrides])
-    assert made.engine.slots == slots
+    assert on(cores, large, *overrides).engine.slots == slots
 
 
-def test_a_loss_that_clips_finely_is_computed_exactly(large: str) -> None:
-    for loss in ("loss=gspo", "loss={name: gspo}"):
-        assert on(2, large, loss)[1] == "float32"
-    assert on(2, large, "loss=gspo", "learner.compute_dtype=bfloat16")[1] == "bfloat16"
-    assert on(2, large, "loss=ppo")[1] == "bfloat16"
+GPU, NO_BFLOAT16 = {"gpu": True, "bfloat16": False}, {"bfloat16": False}
 
 
 @pytest.mark.parametrize(
-    ("overrides", "learner", "engine"),
+    ("overrides", "machine", "learner", "engine", "threads"),
     [
-        ([], "bfloat16", "bfloat16"),
-        (["learner.compute_dtype=float32"], "float32", "float32"),
-        (["engine.compute_dtype=float32"], "bfloat16", "float32"),
-        (["engine=timed"], "bfloat16", None),
+        ([], {}, "bfloat16", "bfloat16", 12),
+        (["learner.compute_dtype=float32"], {}, "float32", "float32", 12),
+        (["engine.compute_dtype=float32"], {}, "bfloat16", "float32", 12),
+        (["engine=timed"], {}, "bfloat16", None, 16),
+        ([], NO_BFLOAT16, "float32", "float32", 12),
+        (["learner.device=cuda"], NO_BFLOAT16, "bfloat16", "float32", None),
+        ([], GPU, "float32", "bfloat16", 16),  # the learner is on the CPU; the actors' cores only feed the GPU
+        (["engine.device=cpu"], GPU, "float32", "float32", 12),
+        (["engine.device=cuda:1"], NO_BFLOAT16, "float32", "bfloat16", 16),
+        (["engine.device=cuda", "learner.compute_dtype=float32"], NO_BFLOAT16, "float32", "float32", 16),
     ],
 )
-def test_an_engine_rounds_as_its_learner_does(large: str, overrides: list[str], learner: str, engine: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configs, "has_bfloat16", lambda: True)
-        made = load(["configs/quickstart.yaml", large, *overrides])
-    assert (made.learner.compute_dtype, made.engine.get("compute_dtype")) == (learner, engine)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "gpu", "expected"),
-    [
-        ([], True, [1, 16, "bfloat16"]),  # the learner is on the CPU; the actors' cores only feed the GPU
-        (["engine.device=cpu"], True, [1, 12, "float32"]),
-        (["engine.device=cuda:1"], False, [1, 16, "bfloat16"]),
-        (["engine.device=cuda", "learner.compute_dtype=float32"], False, [1, 16, "float32"]),
-        ([], False, [1, 12, "float32"]),
-    ],
-)
-def test_an_engine_on_a_gpu_leaves_the_cores_and_computes_in_bfloat16(
-    large: str, overrides: list[str], gpu: bool, expected: list[object]
+def test_an_engine_rounds_as_its_learner_does_and_on_a_gpu_in_bfloat16(
+    large: str, overrides: list[str], machine: dict, learner: str, engine: str | None, threads: int | None
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configs, "cores", lambda: 16)
-        patch.setattr(configs, "has_bfloat16", lambda: False)
-        patch.setattr(configs, "has_gpu", lambda: gpu)
-        made = load(["configs/quickstart.yaml", large, *overrides])
-    assert [made.actors.count, made.learner.threads, made.engine.compute_dtype] == expected
+    made = on(16, large, *overrides, **machine)
+    found = made.learner.compute_dtype, made.engine.get("compute_dtype"), made.learner.get("threads")
+    assert found == (learner, engine, threads)
 
 
-def test_a_resume_takes_the_numbers_of_the_run_also_on_another_machine(large: str, tmp_path: Path) -> None:
-    argv = ["configs/quickstart.yaml", large]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configs, "cores", lambda: 8)
-        earlier = load(argv)
-        patch.setattr(configs, "cores", lambda: 2)
-        assert load(argv, earlier).learner.threads == 6
-        assert load([*argv, "learner.threads=1"], earlier).learner.threads == 1
+def test_random_weights_are_trained_in_float32_also_of_a_large_model() -> None:
+    random = ["model.hidden_size=1024", "model.intermediate_size=4096", "model.num_hidden_layers=8"]
+    assert shares(on(2, *random)) == [2, "float32", 1, 1]
+
+
+def test_a_resume_takes_the_numbers_of_the_run_also_on_another_machine(large: str) -> None:
+    earlier = on(8, large)
+    assert on(2, large, earlier=earlier).learner.threads == 6
+    assert on(2, large, "learner.threads=1", earlier=earlier).learner.threads == 1

@@ -19,13 +19,14 @@ from areal_like.launch import group, restarts
 from areal_like.launch.children import Children
 from areal_like.launch.local import LocalLauncher, spawn_role
 from areal_like.launch.outcome import RunFailed, is_from_outside
-from areal_like.launch.plan import RoleSpec, describe, plan
-from areal_like.launch.restarts import RestartLimits
+from areal_like.launch.plan import RoleSpec, plan
+from areal_like.launch.restarts import RestartLimits, Restarts
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.places import REPOSITORY, python_path
 from areal_like.run.process import EXIT_TERMINATED
 from areal_like.run.run_folder import note_step
 
+QUICKSTART = "configs/quickstart.yaml"
 MODULE = "tests.areal_like.acting_role"
 
 
@@ -46,21 +47,42 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+# The plan, and the environment of its processes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names", "essential", "threads"),
+    [
+        ("actors.count=2", "buffer learner actor-0 actor-1", 2, [1, 1, 1, 1]),
+        ("actors.count=1 actors.threads=3", "buffer learner actor-0", 2, [1, 3, 3]),
+        ("actors.count=1 actors.threads=3 learner.threads=2", "buffer learner actor-0", 2, [1, 2, 3]),
+        ("actors.count=1 learner.ranks=3", "buffer learner-1 learner-2 learner actor-0", 4, [1, 1, 1, 1, 1]),
+    ],
+)
+def test_the_plan_starts_the_buffer_first_and_lets_only_actors_die(
+    overrides: str, names: str, essential: int, threads: list[int]
+) -> None:
+    roles = plan(configs.load([QUICKSTART, *overrides.split()]))
+    assert [role.name for role in roles] == names.split() and [role.threads for role in roles] == threads
+    assert [role.essential for role in roles] == [True] * essential + [False] * (len(roles) - essential)
+
+
 def test_a_users_folders_reach_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder in which the run is started, and folders that a script or notebook has added: for local, Slurm and Ray
-    alike."""
+    """The folder in which the run is started, and folders that a script or notebook has added."""
     own = tmp_path / "modules"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path, str(own)])
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere{os.pathsep}{REPOSITORY}")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     folders = python_path().split(os.pathsep)
     assert folders[:2] == [str(REPOSITORY), str(tmp_path)] and {str(own), "/elsewhere"} <= set(folders)
     assert len(set(folders)) == len(folders) and not [each for each in folders if each.startswith(f"{sys.prefix}/")]
-    assert group.environment(1)["PYTHONPATH"] == python_path()
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    submission = SlurmLauncher(tmp_path, RestartLimits(0)).submission(
-        plan(configs.load([f"{REPOSITORY}/configs/copy4.yaml"]))
-    )
+    made = group.environment(2)
+    assert made["PYTHONPATH"] == python_path()
+    assert (made["OMP_NUM_THREADS"], made["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
+    roles = plan(configs.load([f"{REPOSITORY}/configs/copy4.yaml"]))
+    submission = SlurmLauncher(tmp_path, RestartLimits(0)).submission(roles)
     assert submission and submission.environment["PYTHONPATH"] == python_path()
     assert f"--chdir={tmp_path}" in submission.command
 
@@ -72,6 +94,38 @@ def test_the_console_command_finds_modules_of_the_current_folder(tmp_path: Path)
     command = [sys.executable, "-P", "-c", code]  # -P: as a console command, which starts in its own folder
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert "strength" in done.stdout and "2.5" in done.stdout, done.stderr
+
+
+# Restarts
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_delays_double_and_deaths_that_are_long_ago_do_not_count() -> None:
+    clock = Clock()
+    counted = Restarts(RestartLimits(max_restarts=4, window=3000.0), clock)
+    assert [counted.delay("a") for _ in range(5)] == [0.0, 1.0, 2.0, 4.0, None]
+    assert counted.delay("b") == 0.0, "each is counted by itself"
+    for _ in range(24):
+        clock.now += 3600.0
+        assert counted.delay("a") == 0.0
+
+
+def test_a_common_fault_is_one_that_has_struck_each_actor_at_least_twice_in_all() -> None:
+    deaths = [("a", "port 1, at 0x7f"), ("a", "port 2, at 0x1"), ("b", "another error"), ("b", "port 3, at 0xab")]
+    for actors, struck in {"ab": [False, False, False, True], "a": [False, True]}.items():
+        counted = Restarts(RestartLimits(9))
+        assert [counted.strikes_all(*death, actors) for death in deaths if death[0] in actors] == struck
+    counted = Restarts(RestartLimits(9))
+    assert not counted.strikes_all("a", "", "ab") and not counted.strikes_all("b", "", "ab"), "from outside"
+
+
+# Real processes
 
 
 @pytest.fixture
@@ -103,38 +157,6 @@ def offered(launcher: Launcher, *names: str) -> bool:
     return all((launcher.running.run / "rendezvous" / f"{name}.json").exists() for name in names)
 
 
-def test_the_plan_starts_the_buffer_first_and_lets_only_actors_die() -> None:
-    roles = plan(configs.load(["configs/quickstart.yaml", "actors.count=3"]))
-    assert [role.name for role in roles] == ["buffer", "learner", "actor-0", "actor-1", "actor-2"]
-    assert [role.name for role in roles if role.essential] == ["buffer", "learner"]
-
-
-def test_the_learner_may_have_threads_of_its_own() -> None:
-    """The number of threads decides the last bits of a sum, so idle cores of the actors don't change it."""
-    config = ["configs/quickstart.yaml", "actors.count=1", "actors.threads=3"]
-    for more, threads in ([], [1, 3, 3]), (["learner.threads=2"], [1, 2, 3]):
-        assert [role.threads for role in plan(configs.load([*config, *more]))] == threads
-
-
-def test_threads_that_wait_sleep_unless_the_person_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    made = group.environment(2)
-    assert (made["OMP_NUM_THREADS"], made["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert group.environment(2)["OMP_WAIT_POLICY"] == "ACTIVE"
-
-
-def test_other_ranks_of_the_learner_are_processes_before_it_which_may_not_die() -> None:
-    roles = plan(configs.load(["configs/quickstart.yaml", "actors.count=1", "learner.ranks=3"]))
-    assert [role.name for role in roles] == ["buffer", "learner-1", "learner-2", "learner", "actor-0"]
-    assert [role.name for role in roles if not role.essential] == ["actor-0"]
-    assert describe(roles).count("learners.follower") == 2
-    part = SlurmLauncher(Path("run"), RestartLimits(0), learner_part={"gpus-per-task": 1}, actors_part={}).parts(roles)[
-        0
-    ]
-    assert (part.tasks, part.cpus, part.options) == (1, 4, {"gpus-per-task": 3}), "all ranks on one node"
-
-
 def test_the_run_is_over_when_the_learner_is_done(launcher: Launcher) -> None:
     start(launcher, buffer="sleep", learner="done", actor_0="sleep")
     until("the learner's end", launcher.running.poll)
@@ -154,45 +176,63 @@ def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: 
     start(launcher, buffer="sleep", actor_0="raise", actor_1="sleep")
     note_step(launcher.running.run)
     until("the last death", lambda: launcher.running.poll() or launcher.running.left_out)
-    assert [str(death) for death in launcher.running.deaths] == [
-        "actor_0 ended with exit code 1 (RuntimeError: out of memory): started again (restart 1)",
-        "actor_0 ended with exit code 1 (RuntimeError: out of memory): started again in 0 s (restart 2)",
-        "actor_0 ended with exit code 1 (RuntimeError: out of memory): left out, after 3 deaths",
+    deaths = launcher.running.deaths
+    assert {death.error for death in deaths} == {"RuntimeError: out of memory"}
+    assert [(death.name, death.count, death.again_in) for death in deaths] == [
+        ("actor_0", 1, 0.0),
+        ("actor_0", 2, 0.01),
+        ("actor_0", 3, None),
     ]
     assert not launcher.running.poll() and launcher.running.pids.keys() == {"buffer", "actor_1"}
     launcher.running.limits = RestartLimits(2, min_alive=2)
     os.kill(launcher.running.pids["actor_1"], signal.SIGKILL)
-    with pytest.raises(
-        RunFailed, match=r"actor_1 was killed by SIGKILL.*1 of 2 actors are left \(actors\.min_alive=2\)"
-    ):
+    with pytest.raises(RunFailed, match=r"1 of 2 actors are left \(actors\.min_alive=2\)"):
         until("the end", launcher.running.poll)
 
 
 @pytest.mark.usefixtures("soon")
-def test_the_last_actor_that_is_left_out_ends_the_run(launcher: Launcher) -> None:
-    start(launcher, buffer="sleep", actor_0="raise")
-    note_step(launcher.running.run)
-    with pytest.raises(RunFailed, match=r"actor_0 after 2 restarts: RuntimeError: out of memory") as failed:
+@pytest.mark.parametrize(
+    ("parts", "stepped", "killed", "told", "resumable"),
+    [
+        ("buffer=sleep actor_0=raise", True, None, "actor_0 after 2 restarts: RuntimeError: out of memory", True),
+        ("buffer=sleep actor_0=raise", False, None, "out of memory.*it fails again", False),
+        ("buffer=sleep actor_0=raise actor_1=raise", False, None, "all 2 actors fail alike", False),
+        ("actor_0=refuse", False, None, r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$", False),
+        ("learner=fill-the-disk", False, None, r"^learner: No space left on device: make room \(.* MB are free", True),
+        (
+            "learner=sleep actor_0=sleep",
+            False,
+            signal.SIGKILL,
+            "learner was killed by SIGKILL; its log is .*r.log",
+            True,
+        ),
+        ("buffer=sleep actor_0=sleep", False, signal.SIGKILL, "buffer was killed by SIGKILL", True),
+        ("learner=sleep", False, signal.SIGTERM, "learner was told to end by SIGTERM", True),
+    ],
+)
+def test_the_end_of_a_role_ends_the_run_with_its_reason(
+    launcher: Launcher, parts: str, stepped: bool, killed: signal.Signals | None, told: str, resumable: bool
+) -> None:
+    acts = dict(part.split("=") for part in parts.split())
+    start(launcher, **acts)
+    if stepped:
+        note_step(launcher.running.run)
+    if killed:
+        first = next(iter(acts))
+        until("the start", lambda: offered(launcher, first))
+        os.kill(launcher.running.pids[first], killed)
+    with pytest.raises(RunFailed, match=told) as failed:
         until("the end", launcher.running.poll)
-    assert failed.value.resumable
+    assert failed.value.resumable is resumable
 
 
 def test_an_error_that_may_pass_restarts_the_actor(launcher: Launcher) -> None:
     """TimeoutError is an OSError: neither it nor a ValueError is the user's fault."""
-    start(launcher, buffer="sleep", actor_0="fail once", actor_1="sleep")
+    start(launcher, buffer="sleep", actor_0="fail-once", actor_1="sleep")
     until("the restart", lambda: launcher.running.poll() or offered(launcher, "actor_0", "actor_1"))
     assert [(death.how, death.error) for death in launcher.running.deaths] == [
         ("ended with exit code 1", "TimeoutError: the engine has not answered")
     ]
-
-
-@pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_fault_that_strikes_all_actors_before_the_first_step_ends_the_run(launcher: Launcher, count: int) -> None:
-    start(launcher, buffer="sleep", **{f"actor_{number}": "raise" for number in range(count)})
-    with pytest.raises(RunFailed, match=r"out of memory.*(all 2 actors fail alike|it fails again)") as failed:
-        until("the end", launcher.running.poll)
-    assert not failed.value.resumable and not launcher.running.left_out
 
 
 def test_who_waits_to_be_started_again_keeps_nobody_waiting(
@@ -202,16 +242,10 @@ def test_who_waits_to_be_started_again_keeps_nobody_waiting(
     start(launcher, learner="sleep", actor_0="raise", actor_1="sleep")
     until("the second death", lambda: launcher.running.poll() or len(launcher.running.deaths) == 2)
     assert not launcher.running.poll() and "actor_0" not in launcher.running.pids
+    shutil.rmtree(launcher.running.run)
     os.kill(launcher.running.pids["learner"], signal.SIGKILL)
-    with pytest.raises(RunFailed, match="learner was killed"):
+    with pytest.raises(RunFailed, match=r"the run folder .* is gone.*learner was killed"):
         until("the end", launcher.running.poll)
-
-
-def test_an_actor_is_not_restarted_where_that_would_not_help(launcher: Launcher) -> None:
-    start(launcher, actor_0="refuse")
-    with pytest.raises(RunFailed, match=r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$") as failed:
-        until("the end", launcher.running.poll)
-    assert not failed.value.resumable
 
 
 def test_a_guest_that_is_left_out_ends_nothing(launcher: Launcher) -> None:
@@ -223,76 +257,41 @@ def test_a_guest_that_is_left_out_ends_nothing(launcher: Launcher) -> None:
     assert "this input is no good" in guests.left_out["guest"]
 
 
-def test_a_full_disk_is_told_though_the_log_has_no_room(launcher: Launcher) -> None:
-    start(launcher, learner="fill the disk")
-    with pytest.raises(
-        RunFailed, match=r"^learner: No space left on device: make room \(.* MB are free on the disk"
-    ) as f:
-        until("the end", launcher.running.poll)
-    assert f.value.resumable
-
-
-def test_a_run_folder_that_is_gone_is_named(launcher: Launcher) -> None:
-    start(launcher, learner="sleep")
-    until("the start", lambda: offered(launcher, "learner"))
-    shutil.rmtree(launcher.running.run)
-    os.kill(launcher.running.pids["learner"], signal.SIGKILL)
-    with pytest.raises(RunFailed, match=r"the run folder .* is gone"):
-        until("the end", launcher.running.poll)
-
-
-@pytest.mark.parametrize("name", ["buffer", "learner"])
-def test_a_killed_essential_role_ends_the_run(launcher: Launcher, name: str) -> None:
-    start(launcher, **{name: "sleep", "actor_0": "sleep"})
-    until("the start", lambda: offered(launcher, name))
-    os.kill(launcher.running.pids[name], signal.SIGKILL)
-    with pytest.raises(RunFailed, match=f"{name} was killed by SIGKILL; its log is .*{name}.log"):
-        until("the end", launcher.running.poll)
-
-
-def test_a_learner_that_was_terminated_is_not_done(launcher: Launcher) -> None:
-    start(launcher, learner="sleep")
-    until("the start", lambda: offered(launcher, "learner"))
-    os.kill(launcher.running.pids["learner"], signal.SIGTERM)
-    with pytest.raises(RunFailed, match="learner was told to end by SIGTERM"):
-        until("the end", launcher.running.poll)
-
-
 @pytest.mark.parametrize("forked", [True, False])
 def test_stop_ends_those_that_will_not_and_what_they_started(launcher: Launcher, forked: bool) -> None:
     launcher.forked = forked
     start(launcher, actor_0="ignore", actor_1="sleep")
     until("the start", lambda: offered(launcher, "actor_0", "actor_1"))
     pids = [*launcher.running.pids.values(), int((launcher.running.run / "actor_0.child").read_text())]
-    assert all(alive(pid) for pid in pids)
     sockets = launcher.sockets
-    assert sockets and sockets.path.is_dir()
+    assert all(alive(pid) for pid in pids) and sockets and sockets.path.is_dir()
     launcher.stop()
     until("the end of all", lambda: not any(alive(pid) for pid in pids))
     assert not sockets.path.exists()
 
 
 def test_what_a_dead_actor_started_dies_with_it(launcher: Launcher) -> None:
-    start(launcher, actor_0="die with a child")
+    start(launcher, actor_0="die-with-a-child")
     until("the death", lambda: launcher.running.poll() or launcher.running.deaths)
     child = int((launcher.running.run / "actor_0.child").read_text())
     until("the child's end", lambda: not alive(child))
 
 
+def alone(run: Path, part: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A role of this test's own."""
+    (run / "parts" / "actor_0").write_text(part)
+    command = [sys.executable, "-m", MODULE, "--name", "actor_0", "--run", str(run), "--sockets", str(run)]
+    return subprocess.Popen([*command, *arguments], cwd=REPOSITORY)
+
+
 def test_the_end_comes_even_if_the_exception_is_swallowed_and_counts_as_one_from_outside(run_folder: Path) -> None:
-    (run_folder / "parts" / "actor_0").write_text("swallow")
-    command = [sys.executable, "-m", MODULE, "--name", "actor_0", "--run", str(run_folder)]
-    command += ["--sockets", str(run_folder)]
-    process = subprocess.Popen(command, cwd=REPOSITORY)
+    process = alone(run_folder, "swallow")
     until("the start", (run_folder / "rendezvous" / "actor_0.json").exists)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == -signal.SIGALRM and is_from_outside(-signal.SIGALRM)
 
 
 def test_a_role_whose_starter_is_gone_ends_at_once(run_folder: Path) -> None:
-    (run_folder / "parts" / "actor_0").write_text("sleep")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    command = [sys.executable, "-m", MODULE, "--name", "actor_0", "--run", str(run_folder)]
-    command += ["--sockets", str(run_folder), "--starter", str(gone.pid)]
-    assert subprocess.run(command, cwd=REPOSITORY, timeout=60).returncode == EXIT_TERMINATED
+    assert alone(run_folder, "sleep", "--starter", str(gone.pid)).wait(60) == EXIT_TERMINATED

@@ -17,6 +17,9 @@ def write(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
+V1 = "sys/fs/cgroup/cpu"
+
+
 @pytest.mark.parametrize(
     ("files", "count"),
     [
@@ -25,13 +28,9 @@ def write(root: Path, **files: str) -> None:
         ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "200000 100000\n"}, 2),
         ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 1),
         (
-            {
-                "proc/self/cgroup": "2:cpu,cpuacct:/a\n",
-                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "400000\n",
-                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
+            {"proc/self/cgroup": "2:cpu,cpuacct:/a\n", f"{V1}/cpu.cfs_quota_us": "-1\n"}
+            | {f"{V1}/a/cpu.cfs_quota_us": "400000\n"}
+            | dict.fromkeys((f"{V1}/a/cpu.cfs_period_us", f"{V1}/cpu.cfs_period_us"), "100000\n"),
             4,
         ),
     ],
@@ -56,12 +55,12 @@ def test_bfloat16_is_a_flag_of_the_processor(tmp_path: Path, text: str, found: b
     assert has_bfloat16(tmp_path) is found
 
 
-def test_a_gpu_is_a_device_that_this_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+@pytest.mark.parametrize(("allowed", "found"), [(None, True), ("", False), ("-1", False), ("0", True)])
+def test_a_gpu_is_a_device_that_this_process_may_use(tmp_path: Path, monkeypatch, allowed: str | None, found: bool):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed or "")
+    if allowed is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     write(tmp_path, **{"dev/nvidiactl": ""})
     assert not has_gpu(tmp_path)
     write(tmp_path, **{"dev/nvidia0": ""})
-    assert has_gpu(tmp_path)
-    for allowed, found in {"": False, "-1": False, "0": True}.items():
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
-        assert has_gpu(tmp_path) is found
+    assert has_gpu(tmp_path) is found

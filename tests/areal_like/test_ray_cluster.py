@@ -1,15 +1,13 @@
-"""Ray clusters that answer, refuse, or stay silent, each played by a process; and impossible placements."""
+"""Ray clusters that answer, refuse, or stay silent, each played by a process; and nodes that do not answer."""
 
 from __future__ import annotations
 
 import logging
-import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,71 +22,51 @@ from scripts import train
 
 SILENT = "import time\nprint('Unauthenticated: InvalidAuthToken', file=__import__('sys').stderr, flush=True)\n"
 SILENT += "time.sleep(600)"
-
-
-class Interrupted(Exception):
-    pass
-
-
-def played(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    monkeypatch.setattr(ray_cluster, "_PROBE", code)
-
-
-def test_the_address_that_a_cluster_tells_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    played(monkeypatch, "print('something of Ray')\nprint('10.0.0.1:6379')")
-    assert ray_cluster.answering("auto", nothing) == "10.0.0.1:6379"
-
-
-def test_no_cluster_is_fine_unless_one_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    played(monkeypatch, "import sys\nprint('none was found', file=sys.stderr)\nsys.exit(3)")
-    assert ray_cluster.answering("auto", nothing) is None
-    with pytest.raises(RunFailed, match=r"launcher.address=10.0.0.1:6379: no Ray cluster answers there \(none was"):
-        ray_cluster.answering("10.0.0.1:6379", nothing)
-
-
-def test_a_cluster_that_never_answers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also "auto": the user may mean a cluster that is down."""
-    played(monkeypatch, SILENT)
-    with pytest.raises(RunFailed, match=r"machine belongs to: no answer within 1 s.* launcher.address=local"):
-        ray_cluster.answering("auto", nothing, 1.0)
-
-
-def test_a_signal_is_heard_while_a_cluster_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    played(monkeypatch, SILENT)
-
-    def check() -> None:
-        raise Interrupted
-
-    with pytest.raises(Interrupted):
-        ray_cluster.answering("auto", check, 600.0)
-
-
-@pytest.mark.parametrize("place", [{"CPU": -1}, {"CPU": "many"}, {"GPU": 1.5}, {"CPU": 0}, {"GPU": float("nan")}])
-def test_a_place_that_there_cannot_be_is_refused(place: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"launcher.actor_place: "):
-        RayLauncher(Path("runs/a"), RestartLimits(1), actor_place=place)
+NONE = "import sys\nprint('none was found', file=sys.stderr)\nsys.exit(3)"
 
 
 @pytest.mark.parametrize(
-    ("knobs", "told"),
+    ("code", "address", "found"),
+    [("print('something of Ray')\nprint('10.0.0.1:6379')", "auto", "10.0.0.1:6379"), (NONE, "auto", None)],
+)
+def test_the_address_that_a_cluster_tells_is_taken(
+    monkeypatch: pytest.MonkeyPatch, code: str, address: str, found: str | None
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_PROBE", code)
+    assert ray_cluster.answering(address, nothing) == found
+
+
+@pytest.mark.parametrize(
+    ("code", "address", "told"),
     [
-        (["launcher=ray", "launcher.actor_place={CPU: -1}"], "launcher.actor_place: CPU: -1 is no amount"),
-        (["launcher=slurm", 'launcher.container="\'unclosed"'], "launcher.container: "),
-        (["launcher=slurm", "launcher.script=nowhere.sbatch"], "launcher.script: there is no nowhere.sbatch"),
+        (NONE, "10.0.0.1:6379", r"launcher.address=10.0.0.1:6379: no Ray cluster answers there \(none was"),
+        (SILENT, "auto", r"machine belongs to: no answer within 1 s; it wants a token.* launcher.address=local"),
     ],
 )
-def test_knobs_of_a_launcher_are_checked_before_anything_is_made(knobs: list[str], told: str, tmp_path: Path) -> None:
-    arguments = ["configs/quickstart.yaml", f"run.dir={tmp_path}", *knobs]
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+def test_a_cluster_that_was_meant_and_does_not_answer_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, code: str, address: str, told: str
+) -> None:
+    """Also "auto": the user may mean a cluster that is down."""
+    monkeypatch.setattr(ray_cluster, "_PROBE", code)
+    with pytest.raises(RunFailed, match=told):
+        ray_cluster.answering(address, nothing, 1.0)
+
+
+def test_a_signal_is_heard_while_a_cluster_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "_PROBE", SILENT)
+
+    def check() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        ray_cluster.answering("auto", check, 600.0)
+
+
+def test_knobs_of_a_launcher_are_checked_before_anything_is_made(tmp_path: Path) -> None:
+    arguments = ["configs/quickstart.yaml", f"run.dir={tmp_path}", "launcher=slurm", "launcher.script=nowhere.sbatch"]
+    with pytest.raises(ValueError, match=r"^launcher.script: there is no nowhere.sbatch"):
         train.prepare(train.parse(arguments), arguments)
     assert not any(tmp_path.iterdir())
-
-
-def test_the_placement_names_every_resource() -> None:
-    launcher = RayLauncher(Path("runs/a"), RestartLimits(1), learner_place={"GPU": 1, "high_memory": 2, "memory": 1000})
-    told = launcher.placement([RoleSpec("learner", "learners.main", 3, True), RoleSpec("actor-0", "", 1, False)])
-    assert "  learner     3 CPU, 1 GPU, 2 high_memory, 1000 memory\n" in told
-    assert "  actor-0     1 CPU\n" in told
 
 
 HOST = """

@@ -41,12 +41,8 @@ def test_values_are_those_of_python(called: list[str], tmp_path: Path) -> None:
         al.train("quickstart", {"run.stepz": 3})
 
 
-def test_a_run_without_a_name_gets_one(called: list[str]) -> None:
-    assert al.train("quickstart", {"run.name": None}).folder.name.startswith("quickstart-2")
-
-
-def test_samples_of_no_kind_are_refused(called: list[str]) -> None:
-    made = al.train("quickstart")
-    assert list(made.samples("dropped")) == []
+def test_a_run_without_a_name_gets_one_and_samples_of_no_kind_are_refused(called: list[str]) -> None:
+    made = al.train("quickstart", {"run.name": None})
+    assert made.folder.name.startswith("quickstart-2") and list(made.samples("dropped")) == []
     with pytest.raises(ValueError, match="'trained', 'dropped', 'heldout'"):
         made.samples("dropt")  # type: ignore[arg-type]

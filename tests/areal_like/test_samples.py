@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.run.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Kept, SampleLog, kept, read
+from areal_like.run.samples import TRAINED, Kept, SampleLog, kept, read
 from areal_like.types import Sample
 
 
@@ -50,7 +50,7 @@ def test_what_is_too_long_is_kept_without_its_numbers_or_not_at_all(tmp_path: Pa
     log = SampleLog(tmp_path, TRAINED, steps=1, most=12_000)
     assert log.write(record(1, tokens=1000)) and not log.write(record(1, tokens=4000))
     (found,) = read(tmp_path)
-    assert found.bare and not found.numbers and len(found.response) == 1000
+    assert not found.numbers and len(found.response) == 1000
 
 
 def test_a_resume_removes_what_will_be_made_again_and_reads_past_damage(tmp_path: Path) -> None:
@@ -64,7 +64,6 @@ def test_a_resume_removes_what_will_be_made_again_and_reads_past_damage(tmp_path
     again = SampleLog(tmp_path, TRAINED, steps=10, most=None, done=2)
     again.write(record(3))
     assert [each.step for each in read(tmp_path)] == [1, 2, 3]
-    assert [each.step for each in read(tmp_path, [DROPPED, HELDOUT])] == []
 
 
 def test_a_disk_that_fails_ends_the_writing_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -75,10 +74,6 @@ def test_a_disk_that_fails_ends_the_writing_and_nothing_else(tmp_path: Path, cap
     assert [each.message for each in caplog.records if "no more samples are kept" in each.message] != []
     (tmp_path / "file").write_text("")
     assert not SampleLog(tmp_path / "file", TRAINED, steps=1, most=None).write(record(1))
-
-
-def test_a_folder_without_samples_has_none(tmp_path: Path) -> None:
-    assert list(read(tmp_path)) == [] and not (tmp_path / FOLDER).exists()
 
 
 @pytest.mark.parametrize(

@@ -58,16 +58,19 @@ def test_folders_of_dead_owners_are_removed_and_no_others(temporary: Path) -> No
     assert {path.name for path in temporary.iterdir()} == {left.name, "areal-of-an-earlier-version", "areal-", "others"}
 
 
-def test_a_long_temporary_folder_is_left_for_a_short_one(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = temporary / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_paths_of_sockets_are_short_enough(temporary: Path, monkeypatch: pytest.MonkeyPatch, beyond: int) -> None:
+    """The longest folder that is taken has room for every socket; one letter more, and a short one takes its place."""
+    length = LONGEST - sockets.LONGEST_NAME - len(sockets.PREFIX) - 8 - 1 + beyond
+    place = temporary / ("x" * (length - len(os.fsencode(temporary)) - 1))
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
     folder = SocketFolder()
-    assert folder.path.parent == temporary
+    assert folder.path.parent == (temporary if beyond else place)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder.path / "w4194304"))
+        listener.bind(str(folder.path / ("x" * (sockets.LONGEST_NAME - 1))))
     folder.remove()
-    assert [path.name for path in temporary.iterdir()] == [long.name]
+    assert [path.name for path in temporary.iterdir()] == [place.name] and not any(place.iterdir())
 
 
 def test_where_there_is_no_short_folder_one_sentence_says_so(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,17 +78,3 @@ def test_where_there_is_no_short_folder_one_sentence_says_so(temporary: Path, mo
     monkeypatch.setattr(sockets, "SHORT", temporary / "missing")
     with pytest.raises(UserError, match=r"^TMPDIR=.*xx is too long for .*: set TMPDIR to a shorter folder"):
         SocketFolder()
-
-
-def test_the_longest_place_that_is_taken_has_room_for_every_socket(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    length = LONGEST - sockets.LONGEST_NAME - len(sockets.PREFIX) - 8 - 1
-    place = temporary / ("x" * (length - len(os.fsencode(temporary)) - 1))
-    place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    folder = SocketFolder()
-    assert folder.path.parent == place
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder.path / ("x" * (sockets.LONGEST_NAME - 1))))
-    folder.remove()

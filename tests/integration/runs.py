@@ -36,4 +36,9 @@ def rows(run: Path) -> list[dict]:
 
 
 def summary(run: Path) -> dict:
-    return json.loads((run / "summary.json").read_text())
+    """The summary, by whose ledger no group is lost."""
+    found = json.loads((run / "summary.json").read_text())
+    if ledger := found.get("ledger"):
+        left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
+        assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
+    return found

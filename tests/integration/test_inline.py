@@ -1,5 +1,6 @@
 """Runs in one process (`launcher=inline`): the same weights as with processes, and a person can look inside."""
 
+import contextlib
 import os
 import pty
 import signal
@@ -77,15 +78,15 @@ def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) 
     return command.main([*argv, "run.steps=100000"])
 
 
-def test_ctrl_c_ends_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "overrides", [["engine=timed", "learner=timed", "learner.base=0.01"], [f"loss={HERE}:endless"]], ids=["run", "loop"]
+)
+def test_ctrl_c_ends_all_threads_also_one_that_computes_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
     before = signal.getsignal(signal.SIGINT)
-    assert interrupted(tmp_path, monkeypatch, "engine=timed", "learner=timed", "learner.base=0.01") == 130
+    assert interrupted(tmp_path, monkeypatch, *overrides) == 130
     assert not roles_that_live() and signal.getsignal(signal.SIGINT) is before
-
-
-def test_ctrl_c_ends_a_loss_that_computes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert interrupted(tmp_path, monkeypatch, f"loss={HERE}:endless") == 130
-    assert not roles_that_live()
 
 
 def at_a_terminal(arguments: list[str], answers: list[tuple[str, str]]) -> tuple[int, str]:
@@ -93,25 +94,16 @@ def at_a_terminal(arguments: list[str], answers: list[tuple[str, str]]) -> tuple
     ours, theirs = pty.openpty()
     # Ray, where a test before this one used it, has its own debugger answer to breakpoint().
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=REPOSITORY,
-        env=environment,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        close_fds=True,
-    )
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    process = subprocess.Popen([sys.executable, *arguments], cwd=REPOSITORY, env=environment, **streams)
     os.close(theirs)
     said, seen = "", 0
-    while True:
-        try:
+    with contextlib.suppress(OSError):  # the other side is closed
+        while True:
             said += os.read(ours, 1 << 16).decode(errors="replace")
-        except OSError:  # the other side is closed
-            break
-        if answers and answers[0][0] in said[seen:]:
-            os.write(ours, answers.pop(0)[1].encode())
-            seen = len(said)
+            if answers and answers[0][0] in said[seen:]:
+                os.write(ours, answers.pop(0)[1].encode())
+                seen = len(said)
     os.close(ours)
     return process.wait(timeout=60), said
 
@@ -122,11 +114,11 @@ def test_breakpoints_work_in_a_scheduler_a_workflow_a_reward_and_a_loss(tmp_path
     components += [f"task.name={HERE}:Verified", "task.digits=4"]
     run = [f"run.dir={tmp_path}", "run.name=run", "run.steps=2", *ALONE, *components]
     asked = {"trained_batches": "scheduler", "limits": "workflow", "answer": "verifier", "denominator": "loss"}
-    answers = [("(Pdb) ", f"p 'found', type({name}).__name__, {len(name)} * 1000\r") for name in asked]
-    spoken = [each for pair in zip(answers, [("(Pdb) ", "c\r")] * len(answers), strict=True) for each in pair]
+    spoken = []
+    for name in asked:
+        spoken += [("(Pdb) ", f"p 'found', type({name}).__name__, {len(name)} * 1000\r"), ("(Pdb) ", "c\r")]
     code, said = at_a_terminal(["-m", "scripts.train", "configs/quickstart.yaml", "launcher=inline", *run], spoken)
-    assert code == 0, said
+    assert code == 0 and "finished: 2 steps are done" in said, said
     for name in asked:
         assert f"{len(name)}000)" in said, f"{asked[name]}: {said}"
-    assert "finished: 2 steps are done" in said
     assert "\x1b[2K" not in said, "a live display draws over the debugger"

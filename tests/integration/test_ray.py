@@ -41,12 +41,10 @@ def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
     def get(*arguments: Any) -> Any:
         deadline = time.monotonic() + PATIENCE
         while True:
-            try:
+            with contextlib.suppress(RuntimeError):
                 return get_node(*arguments)
-            except RuntimeError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
 
     return get
 
@@ -76,36 +74,24 @@ class Run:
         self.folder = place / "run"
         command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", "launcher=ray", "--plain"]
         command += [f"launcher.address={cluster.address}", f"run.dir={place}", "run.name=run", *overrides]
-        self.process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen(command, cwd=REPOSITORY, **pipes)
 
     def steps(self) -> int:
         path = self.folder / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def until(self, what: str, event: Callable[[], Any], seconds: float = 300.0) -> Any:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+    def until(self, what: str, event: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + 300.0
+        while time.monotonic() < deadline and self.process.poll() is None:
             if found := event():
                 return found
-            if self.process.poll() is not None:
-                raise AssertionError(f"the run ended before {what}:\n{self.said()}")
             time.sleep(0.1)
         self.process.send_signal(signal.SIGINT)
         raise AssertionError(f"waited in vain for {what}:\n{self.said()}")
 
     def said(self) -> str:
-        return self.process.communicate(timeout=120)[0]
-
-    def finish(self) -> dict[str, Any]:
-        try:
-            said = self.process.communicate(timeout=240)[0]
-        except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGINT)
-            raise AssertionError(f"waited in vain for the end of the run:\n{self.said()}") from None
-        assert self.process.returncode == 0, said
-        return summary(self.folder)
+        return self.process.communicate(timeout=240)[0]
 
     def roles(self) -> dict[str, psutil.Process]:
         """The live roles by process name: the role's own, with `.2` and so on after a restart."""
@@ -156,7 +142,9 @@ def test_a_learner_of_two_ranks_trains_over_two_nodes(start: Callable[..., Run])
     run.until("its first step", run.steps)
     assert len(set(places("PACK").values())) == 1 and len(places("PACK")) == 3
     assert not set(places("SPREAD").values()) & set(places("PACK").values())
-    found = run.finish()
+    said = run.said()
+    assert run.process.returncode == 0, said
+    found = summary(run.folder)
     assert found["steps"] == 4 and found["staleness_max"] <= found["staleness_bound"] == 1
     assert (run.folder / "keys").is_dir() and not run.roles()
     logs = {path.name.partition(".")[0] for path in (run.folder / "logs").glob("*.*.log")}
@@ -195,30 +183,19 @@ def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_re
     train(run.folder.parent, "run", *knobs, f"run.steps={steps}", "placement=auto", f"resume={run.folder}")
     found = summary(run.folder)
     assert found["steps"] == steps and found["staleness_max"] <= 1
-    ledger = found["ledger"]
-    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
-    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
     assert not any(audit(run.folder).findings.values())
-
-
-@contextlib.contextmanager
-def cleared_up(launcher: RayLauncher) -> Iterator[None]:
-    """For a launcher in this process: end its hosts, and keep the connection to the cluster."""
-    try:
-        yield
-    finally:
-        for group in launcher._groups:
-            ray.util.remove_placement_group(group)
 
 
 def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., Run], tmp_path: Path) -> None:
     """Until then it waits for Ray, rather than ask again and again: that took two processors."""
     asked: list[None] = []
     launcher = RayLauncher(tmp_path, RestartLimits(0), learner_place={"GPU": 5}, ready_timeout=2.0)
-    with cleared_up(launcher), pytest.raises(RunFailed) as failed:
-        launcher._reserve(CORE, lambda: asked.append(None))
-    said = str(failed.value)
-    assert "no place for buffer, learner for 2 s" in said and "5 GPU" in said and "the cluster has 6 CPU" in said
+    try:
+        with pytest.raises(RunFailed, match=r"no place for buffer, learner for 2 s.* 5 GPU.*the cluster has 6 CPU"):
+            launcher._reserve(CORE, lambda: asked.append(None))
+    finally:
+        for group in launcher._groups:
+            ray.util.remove_placement_group(group)
     assert 0 < len(asked) < 10
 
 

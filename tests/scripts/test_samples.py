@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from areal_like.run.samples import DROPPED, TRAINED, SampleLog, read, unanswered
+from areal_like.run.samples import DROPPED, TRAINED, Kept, SampleLog, read
 from scripts import eval, samples
 from scripts.console.output import visible
 from scripts.reporting.contents import contents
-from tests.scripts.written_runs import HOSTILE, QUESTION, cut, written_run
+from tests.scripts.written_runs import HOSTILE, QUESTION, written_run
 
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
@@ -76,20 +76,13 @@ def test_groups_that_left_early_are_shown_with_their_prompt_and_reason(
 ) -> None:
     run = written_run(tmp_path / "a")
     log = SampleLog(run, DROPPED, steps=30, most=None, done=30)
-    log.write(unanswered(3, 3, 7, "timed out: on 3 leases", "actor-0"))
-    log.write(cut(b"It is 7 or so"))
+    log.write(Kept(DROPPED, 3, 3, 7, 0, [], 0, [], None, "", why="timed out: on 3 leases", actor="actor-0"))
     log.close()
     heading, *said = shown(capsys, str(run), "--dropped", "--search", "timed")[0].splitlines()
     assert heading.endswith("group 7 · no answer · timed out: on 3 leases") and said == [QUESTION, "wanted: 12"]
-    heading, *said = shown(capsys, str(run), "--dropped", "--search", "Or So")[0].splitlines()
-    assert heading.endswith("group 7, sample 1 · no reward · 13 tokens, abort · 0 versions old · cut: too slow")
-    assert said == [QUESTION, "It is 7 or so", "wanted: 12"]
     assert "no answer" not in shown(capsys, str(run), "--dropped", "--worst", "--count", "0")[0], "it has no reward"
-    (found,) = json.loads(shown(capsys, str(run), "--dropped", "--search", "cut", "--json", "-")[0])
-    assert found["prompt"] == QUESTION and found["text"] == "It is 7 or so" and found["reward"] is None
-    on_page = {each["why"].partition(":")[0]: each for each in contents(run)["samples"]}
-    assert [(on_page[why]["prompt"], on_page[why]["reward"]) for why in ("timed out", "cut")] == [(QUESTION, None)] * 2
-    assert "".join(on_page["cut"]["tokens"]) == "It is 7 or so" and on_page["timed out"]["tokens"] == []
+    on_page = {each["why"].partition(":")[0]: each for each in contents(run)["samples"]}["timed out"]
+    assert (on_page["prompt"], on_page["reward"], on_page["tokens"]) == (QUESTION, None, [])
 
 
 def test_an_answer_of_a_fixed_length_was_not_cut(tmp_path: Path) -> None:

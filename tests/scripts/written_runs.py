@@ -10,8 +10,8 @@ import numpy as np
 
 from areal_like.config import run_config as configs
 from areal_like.run.metrics import MetricsLog
-from areal_like.run.samples import DROPPED, HELDOUT, TRAINED, Fate, Kept, SampleLog, kept, unfinished
-from areal_like.types import Completion, PartialSample, Prompt, Sample
+from areal_like.run.samples import DROPPED, HELDOUT, TRAINED, Fate, SampleLog, kept
+from areal_like.types import Prompt, Sample
 
 HOSTILE = (
     "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
@@ -68,13 +68,6 @@ def metrics(step: int, steps: int, keys: int) -> dict[str, object]:
     row |= {"staleness/mean": 0.9, "staleness/max": 1, "staleness/bound": 1, "staleness/histogram": {"0": 1, "1": 9}}
     row |= {"loss/clip_share/staleness_0": 0.1, "loss/clip_share/staleness_1": 0.2, "train/idle_share": 0.25}
     return row | {f"some/metric_{key}": math.sin(step * key) for key in range(keys)}
-
-
-def cut(text: bytes) -> Kept:
-    """A sample that its group did not wait for."""
-    tokens, count = np.frombuffer(text, np.uint8).astype(np.int32), len(text)
-    said = Completion(tokens, np.full(count, -0.5, np.float32), [(3, count)], "abort")
-    return unfinished(3, 3, (7, 1), PartialSample({(0, 0): said}), "cut: too slow", "actor-0")
 
 
 def write_samples(folder: Path, steps: int, answer: str) -> None:

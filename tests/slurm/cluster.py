@@ -75,13 +75,8 @@ def _find(name: str) -> str | None:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    with contextlib.ExitStack() as held:
+        return [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
 
 
 class Cluster:
@@ -128,21 +123,17 @@ class Cluster:
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(64))
-        place = ["key-file=munge.key", "socket=munge.socket", "pid-file=munge.pid", "seed-file=munge.seed"]
-        options = [f"--{name}={self.folder / file}" for name, _, file in (each.partition("=") for each in place)]
-        self._start("munged", "--foreground", "--force", *options, f"--log-file={self.folder / 'munge.log'}")
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
+        options = [f"--{name}={self.folder}/munge.{file}" for name, file in files.items()]
+        self._start("munged", "--foreground", "--force", *options)
         self.until("munge", (self.folder / "munge.socket").exists)
 
     def _start(self, program: str, *arguments: str, name: str = "") -> None:
         command = [_find(program) or program, *arguments]
         with (self.folder / f"{name or program}.out").open("ab") as output:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
             self._daemons[name or program] = subprocess.Popen(
-                command,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                command, env=self.environment, start_new_session=True, **streams
             )
 
     def start_node(self, node: str) -> None:
