@@ -39,7 +39,7 @@ class Session:
     async def receive(self) -> None:
         """Handle the buffer's messages until the process ends."""
         while True:
-            self.handle(await self.client.receive())
+            self.handle(await self.client.dealer.receive())
 
     async def renew_when_cut(self) -> None:
         """Handle reconnects until the process ends. Raises BusError if the buffer does not let this actor in."""

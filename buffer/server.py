@@ -165,7 +165,7 @@ class Server:
                 self._on_hello(peer, message, actor)
             elif isinstance(message, messages.Lost | messages.Stop | messages.Status | messages.WantShare):
                 self._from_anybody(peer, message)
-            elif type(message).by is messages.LEARNER:
+            elif type(message) in messages.SENDS["learner"]:
                 self._from_learner(peer, message)
             elif actor is None:
                 if not isinstance(message, _AFTER_LEAVING):

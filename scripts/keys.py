@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from areal_like.wire import keys
-from areal_like.wire.frames import MAY_SAY
+from areal_like.wire.messages import SENDS
 
 from .console.arguments import command
 
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--role",
-        choices=list(MAY_SAY),
+        choices=list(SENDS),
         default="actor",
         help="what that client may do: roll out and read the status (actor, the default), read the status and stop "
         "the run (operator), read the status (observer), or train (learner)",

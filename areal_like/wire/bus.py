@@ -1,5 +1,4 @@
-"""ZeroMQ sockets for `wire` messages: a `Router` serves many peers, a `Dealer` blocks (a `SharedDealer` if
-several threads send), an `AsyncDealer` is for asyncio.
+"""ZeroMQ sockets for `wire` messages: a `Router` serves many peers, a `Dealer` blocks, an `AsyncDealer` is for asyncio.
 
 All data moves over ROUTER/DEALER, which queue and never drop while a connection lasts. Credits limit the amount in
 flight (an actor's slots, a subscriber's chunks). A broken connection is made again, but messages in flight are
@@ -9,9 +8,8 @@ connection (a firewall dropped it, a host lost power) counts as broken after tha
 The file system guards local sockets: only the user has access to their folder. On TCP a Router is a CURVE server
 (`wire.keys`). It accepts clients on its allow-list, and from each only the messages that its key's role may send.
 Dealers are CURVE clients. A stranger can make a Router hold one frame per connection, until the handshake fails or
-`HANDSHAKE_MS` have passed. A peer's use of memory is bounded: `max_frame` limits the size of a frame (refused before
-memory is taken), `UNREAD` and `unsent` limit the messages that wait in either direction, and log lines are limited,
-too. ZeroMQ does not limit the frames of one message: it collects all before it hands out the first. So a holder of
+`HANDSHAKE_MS` have passed. `max_frame` limits the size of a frame (refused before memory is taken), `UNREAD` and
+`unsent` limit the messages that wait in either direction. ZeroMQ does not limit the frames of one message: a holder of
 keys, or on a local socket another process of the user, can fill the memory.
 """
 
@@ -33,23 +31,15 @@ import zmq
 import zmq.asyncio
 
 from areal_like import turns
+from areal_like.wire import frames as wire
 from areal_like.wire import keys as keyring
-from areal_like.wire.frames import (
-    MAX_FRAME_BYTES,
-    MAX_FRAMES,
-    Frame,
-    Payloads,
-    Received,
-    WireError,
-    check_role,
-    decode,
-    encode,
-)
+from areal_like.wire.frames import MAX_FRAME_BYTES, Frame, Payloads, Received, WireError, decode, encode
 from areal_like.wire.link import BusError, Link
 from areal_like.wire.messages import Message, Refused
 
 log = logging.getLogger(__name__)
 Socket = TypeVar("Socket", zmq.SyncSocket, zmq.asyncio.Socket)
+Options = dict[zmq.SocketOption, int | bytes]
 _MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
 COPY_BELOW = 1 << 16
 """Bytes from which a received frame is kept as it is: copying a smaller one is cheaper."""
@@ -87,12 +77,10 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
-def _configure(sock: Socket, unread: int = 0, unsent: int = 0, max_frame: int = MAX_FRAME_BYTES) -> None:
-    sock.setsockopt(zmq.LINGER, 0)
-    sock.setsockopt(zmq.SNDHWM, unsent)
-    sock.setsockopt(zmq.RCVHWM, unread)
-    sock.setsockopt(zmq.MAXMSGSIZE, max_frame)
-    sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+def _configure(sock: Socket, options: Options) -> None:
+    defaults: Options = {zmq.LINGER: 0, zmq.HANDSHAKE_IVL: HANDSHAKE_MS}
+    for option, value in (defaults | options).items():
+        sock.set(option, value)
 
 
 def keep(frames: Sequence[zmq.Frame]) -> list[Frame]:
@@ -125,7 +113,7 @@ def receive_within(sock: zmq.SyncSocket, timeout: float) -> list[zmq.Frame] | No
     frame = frames[-1]
     while frame.more:
         frame = sock.recv(copy=False)
-        if len(frames) < MAX_FRAMES + 2:  # the routing id, the most that a message may have, and one to show it
+        if len(frames) < wire.MAX_FRAMES + 2:  # the routing id, the most that a message may have, and one to show it
             frames.append(frame)
     return frames
 
@@ -161,36 +149,30 @@ class Router:
         # The allow-list belongs to a context: one of its own, so that it concerns no other socket of this process.
         self.context: zmq.SyncContext = zmq.Context() if keys else zmq.Context.instance()
         self.context.set(_ZERO_COPY_RECV, 0)
-        self._guard = keyring.guard(self.context, keys) if keys else None
+        self._guard = keyring.Guard(self.context, keys) if keys else None
         self.socket = self.context.socket(zmq.ROUTER)
         self.refused = self.unsent = 0
         self.key = ""
         self._told, self._told_since = 0, time.monotonic()
         try:
-            _configure(self.socket, UNREAD, unsent, max_frame)
-            self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue is an error here, and no silent loss
+            limits: Options = {zmq.SNDHWM: unsent, zmq.RCVHWM: UNREAD, zmq.MAXMSGSIZE: max_frame}
+            # ROUTER_MANDATORY: a full queue is an error here, and no silent loss
+            _configure(self.socket, {**limits, zmq.ROUTER_HANDOVER: 1, zmq.ROUTER_MANDATORY: 1})
             if keys:
-                pair = keyring.client_pair(keys, "actor")[:2] if as_client else keyring.server_pair(keys)
-                self.key = self._demand_keys(pair)
+                public, secret, *_ = keyring.client_pair(keys, "actor") if as_client else keyring.server_pair(keys)
+                # ZAP_ENFORCE_DOMAIN: without an allow-list accept nobody; the default accepts all
+                curve: Options = {zmq.CURVE_SERVER: 1, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: secret}
+                _configure(self.socket, {**curve, zmq.ZAP_DOMAIN: keyring.DOMAIN.encode(), zmq.ZAP_ENFORCE_DOMAIN: 1})
+                self.key = public.decode()
             self.socket.bind(endpoint)
-        except (zmq.ZMQError, keyring.KeysError) as error:
+        except keyring.KeysError:
             self.close()
-            if isinstance(error, keyring.KeysError):
-                raise
+            raise
+        except zmq.ZMQError as error:
+            self.close()
             hint = "another process uses it; choose a free port, or 0" if error.errno == zmq.EADDRINUSE else str(error)
             raise BusError(f"can't bind to {endpoint}: {hint}") from None
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    def _demand_keys(self, pair: tuple[bytes, bytes]) -> str:
-        """Install the keys; returns the public key."""
-        public, secret = pair
-        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-        self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-        self.socket.setsockopt_string(zmq.ZAP_DOMAIN, keyring.DOMAIN)
-        self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no allow-list: accept nobody; the default accepts all
-        return public.decode()
 
     def receive(self, timeout: float) -> tuple[bytes, Received | WireError] | None:
         """The next message and its sender, or None after `timeout` s. A message that cannot be accepted comes as a
@@ -203,7 +185,7 @@ class Router:
         try:
             received = decode(frames)
             if role is not None:
-                check_role(role, received.message)
+                wire.check_role(role, received.message)
             return peer, received
         except WireError as error:
             self.refuse(peer, str(error))
@@ -219,7 +201,8 @@ class Router:
         self._told += 1
         if self._told <= LOGGED_REFUSALS:
             last = " (the log skips more of these for a minute)" if self._told == LOGGED_REFUSALS else ""
-            log.warning("refused a message of %r: %r%s", _shown(peer), reason[:1000], last)
+            shown = b":".join(peer.split(b":")[:2])  # the rest is a secret
+            log.warning("refused a message of %r: %r%s", shown, reason[:1000], last)
 
     def send(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
         """Queue a message. A peer that is gone is no error (its silence will show); nor is one that stopped reading
@@ -242,11 +225,6 @@ def routing_id(name: str) -> bytes:
     return f"{name}:{os.getpid()}:{secrets.token_hex(8)}".encode()
 
 
-def _shown(peer: bytes) -> bytes:
-    """Text without secrets."""
-    return b":".join(peer.split(b":")[:2])
-
-
 def deliver(seconds: float) -> None:
     """Close all sockets of this asyncio process, and wait up to `seconds` until queued messages are sent."""
     zmq.asyncio.Context.instance().destroy(linger=int(seconds * 1000))
@@ -262,17 +240,16 @@ def _dealer(
     role: str,
     key: str = "",
 ) -> tuple[Socket, Link]:
-    own, secret, server = keyring.client_pair(keys, role) if keys else (b"", b"", b"")
-    pair = (own, secret, key.encode() or server) if keys else ()
-    sock = context.socket(zmq.DEALER)
-    _configure(sock)
-    sock.setsockopt(zmq.ROUTING_ID, routing_id(name))
-    for option, value in zip((zmq.CURVE_PUBLICKEY, zmq.CURVE_SECRETKEY, zmq.CURVE_SERVERKEY), pair, strict=False):
-        sock.setsockopt(option, value)
+    options: Options = {zmq.SNDHWM: 0, zmq.RCVHWM: 0, zmq.MAXMSGSIZE: MAX_FRAME_BYTES}
+    options[zmq.ROUTING_ID] = routing_id(name)
+    if keys:
+        own, secret, server = keyring.client_pair(keys, role)
+        options |= {zmq.CURVE_PUBLICKEY: own, zmq.CURVE_SECRETKEY: secret, zmq.CURVE_SERVERKEY: key.encode() or server}
     if link_timeout:
-        sock.setsockopt(zmq.HANDSHAKE_IVL, int(link_timeout * 1000))
-        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(link_timeout * 1000))
-        sock.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(link_timeout * 1000 / PINGS_PER_TIMEOUT)))
+        ms = max(PINGS_PER_TIMEOUT, int(link_timeout * 1000))
+        options |= {zmq.HANDSHAKE_IVL: ms, zmq.HEARTBEAT_TIMEOUT: ms, zmq.HEARTBEAT_IVL: ms // PINGS_PER_TIMEOUT}
+    sock = context.socket(zmq.DEALER)
+    _configure(sock, options)
     link = Link(sock, endpoint, peer, keys)
     sock.connect(endpoint)
     return sock, link
@@ -280,7 +257,11 @@ def _dealer(
 
 class Dealer:
     """A connected socket of a blocking process; `peer` names the other side in errors; `keys` see `wire.keys`;
-    `role` names the key pair to use. Raises KeysError."""
+    `role` names the key pair to use. Raises KeysError.
+
+    The thread that made it receives; others may send as well, in one order for all. A lock guards the socket. The
+    receiver waits outside the lock, on the socket's file descriptor, which signals each event once; a thread whose
+    send consumed the signal passes it on with `_wake`."""
 
     def __init__(
         self,
@@ -293,84 +274,42 @@ class Dealer:
         role: str = "operator",
     ):
         self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, link_timeout, keys, role)
+        self._lock, self._owner = threading.Lock(), threading.get_ident()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
 
     def send(self, message: Message, payloads: Payloads = ()) -> None:
         """Queue a message. Raises BusError if the other side has refused this one: then libzmq has no queue any more,
         and a send that may block would never return."""
-        try:
-            send_all(self.socket, encode(message, payloads), _NOW)
-        except zmq.Again:
-            self.link.check()
-            raise BusError(f"the {self.link.peer} has closed the connection: nothing can be sent") from None
+        with self._lock:
+            try:
+                send_all(self.socket, encode(message, payloads), _NOW)
+            except zmq.Again:
+                self.link.check()
+                raise BusError(f"the {self.link.peer} has closed the connection: nothing can be sent") from None
+        if threading.get_ident() != self._owner:
+            os.eventfd_write(self._wake, 1)
 
     def receive(self, timeout: float) -> Received | None:
         """The next message, or None after `timeout` seconds. Raises WireError; BusError if the other side does not
         let this one in."""
         deadline = time.monotonic() + timeout
         while True:
-            left = deadline - time.monotonic()
-            frames = receive_within(self.socket, max(0.0, left if self.link.connections else min(left, 0.5)))
+            with self._lock:
+                frames = receive_within(self.socket, 0.0)
+                if frames is None:
+                    self.link.check()
             if frames is not None:
                 return decode(keep(frames))
-            self.link.check()
+            left = deadline - time.monotonic()
             if left <= 0:
                 return None
+            turns.wait(left if self.link.connections else min(left, 0.5), self.socket.FD, self._wake)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
 
     def close(self) -> None:
         self.link.close()
         self.socket.close(linger=200)
-
-
-class SharedDealer(Dealer):
-    """A `Dealer` of a process in which one thread receives and others send as well, in one order for all.
-
-    A lock guards the socket. The receiver waits outside the lock, on the socket's file descriptor, which signals each
-    event once; a thread whose send consumed the signal passes it on with `_wake`."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        name: str,
-        peer: str,
-        *,
-        link_timeout: float | None = None,
-        keys: str | None = None,
-        role: str = "operator",
-    ):
-        super().__init__(endpoint, name, peer, link_timeout=link_timeout, keys=keys, role=role)
-        self._lock, self._owner = threading.Lock(), threading.get_ident()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-
-    def send(self, message: Message, payloads: Payloads = ()) -> None:
-        with self._lock:
-            super().send(message, payloads)
-        if threading.get_ident() != self._owner:
-            os.eventfd_write(self._wake, 1)
-
-    def receive(self, timeout: float) -> Received | None:
-        """Like `Dealer.receive`; only for the thread that made this object."""
-        deadline = time.monotonic() + timeout
-        while True:
-            with self._lock:
-                frames = receive_within(self.socket, 0.0)
-            if frames is not None:
-                return decode(keep(frames))
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self._check()
-                return None
-            seconds = left if self.link.connections else min(left, 0.5)
-            turns.wait(seconds, self.socket.FD, self._wake)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
-            self._check()
-
-    def _check(self) -> None:
-        with self._lock:  # a send that can't proceed checks the link, too
-            self.link.check()
-
-    def close(self) -> None:
-        super().close()
         os.close(self._wake)
 
 

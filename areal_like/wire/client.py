@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from areal_like.models.experts import Routing
 from areal_like.types import Batch, CarriedSamples, Group
 from areal_like.wire import messages
-from areal_like.wire.bus import AsyncDealer, Dealer, SharedDealer
-from areal_like.wire.frames import ONLY_THE_LEARNER, Frame, Payloads, Received, WireError
+from areal_like.wire.bus import AsyncDealer, Dealer
+from areal_like.wire.frames import ONLY_THE_LEARNER, Frame, Payloads, WireError
 from areal_like.wire.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import Message, PartialHead
@@ -41,15 +40,6 @@ class Stopped(Exception):
         self.drained, self.by_signal = drained, by_signal
 
 
-@dataclass(slots=True)
-class _Pushed:
-    """`sent`: when, in seconds."""
-
-    sent: float
-    head: Head
-    payload: Frame
-
-
 class ActorClient:
     """An actor's side; `slots` is the number of sequences that its engine decodes at once.
 
@@ -57,18 +47,12 @@ class ActorClient:
     event loop share a message. `keys` is the folder of keys, for all clients here."""
 
     def __init__(
-        self,
-        endpoint: str,
-        name: str,
-        slots: int,
-        *,
-        link_timeout: float | None = None,
-        keys: str | None = None,
+        self, endpoint: str, name: str, slots: int, *, link_timeout: float | None = None, keys: str | None = None
     ):
         self.name, self.slots = name, slots
         self.dealer = AsyncDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="actor")
-        self._ready: list[int] = []
-        self._unacknowledged: dict[int, _Pushed] = {}
+        self._ready: dict[int, None] = {}  # groups to push, in order
+        self._unacknowledged: dict[int, tuple[float, Head, Frame]] = {}  # when each was sent, in seconds
         self.relay: messages.Relay | None = None
 
     def send(self, message: Message) -> None:
@@ -81,39 +65,31 @@ class ActorClient:
         if self.relay:
             self.dealer.send(self.relay)
 
-    def heartbeat(
-        self,
-        stats: dict[str, float | str],
-        progress: Mapping[int, int] = MappingProxyType({}),
-        heldout: Mapping[int, int] = MappingProxyType({}),
-    ) -> None:
+    def heartbeat(self, stats: dict[str, float | str], progress: dict[int, int], heldout: dict[int, int]) -> None:
         """Send a sign of life, and repeat pushes that got no answer. `progress`: group → tokens of its lease, for
         leases that have moved since the last heartbeat; `heldout`: the same for held-out prompts."""
-        self.dealer.send(messages.Heartbeat(stats, dict(progress), dict(heldout)))
+        self.dealer.send(messages.Heartbeat(stats, progress, heldout))
         now = time.monotonic()
-        for group_id, pushed in list(self._unacknowledged.items()):
-            if now - pushed.sent > RETRY_SECONDS:
-                log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, now - pushed.sent)
-                pushed.sent = now
-                self._push_soon(pushed)
+        for group_id, (sent, head, payload) in list(self._unacknowledged.items()):
+            if now - sent > RETRY_SECONDS:
+                log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, now - sent)
+                self._push_soon(head, payload)
 
     def push(self, group: Group) -> None:
-        self._push_soon(_Pushed(time.monotonic(), *encode_group(group)))
+        self._push_soon(*encode_group(group))
 
-    def _push_soon(self, pushed: _Pushed) -> None:
+    def _push_soon(self, head: Head, payload: Frame) -> None:
         if not self._ready:
             asyncio.get_running_loop().call_soon(self._push_ready)
-        self._unacknowledged[pushed.head.id] = pushed
-        self._ready.append(pushed.head.id)
+        self._unacknowledged[head.id] = time.monotonic(), head, payload
+        self._ready[head.id] = None
 
     def _push_ready(self) -> None:
-        ready = [*dict.fromkeys(self._ready)]  # each group once
-        for start in range(0, len(ready), MAX_GROUPS_PER_PUSH):
-            ids = ready[start : start + MAX_GROUPS_PER_PUSH]
-            some = [self._unacknowledged[each] for each in ids if each in self._unacknowledged]
-            table = pack_heads([each.head for each in some])
-            self.dealer.send(messages.Push(table), [each.payload for each in some])
+        found = [self._unacknowledged[each] for each in self._ready if each in self._unacknowledged]
         self._ready.clear()
+        for start in range(0, len(found), MAX_GROUPS_PER_PUSH):
+            some = found[start : start + MAX_GROUPS_PER_PUSH]
+            self.dealer.send(messages.Push(pack_heads([head for _, head, _ in some])), [data for *_, data in some])
 
     def acknowledged(self, ids: Iterable[int]) -> None:
         for group_id in ids:
@@ -144,13 +120,8 @@ class ActorClient:
             self.dealer.send(messages.Evaluated(lease_id, 0.0, version, version, 0, None))
             return
         (sample,), (head, payload) = answer.samples, encode_group(answer)
-        versions = sample.oldest_version, sample.newest_version
-        table, length = pack_heads([head]), sample.response_length
-        self.dealer.send(messages.Evaluated(lease_id, float(sample.reward), *versions, length, table), [payload])
-
-    async def receive(self) -> Received:
-        """The next message for the actor itself."""
-        return await self.dealer.receive()
+        facts = float(sample.reward), sample.oldest_version, sample.newest_version, sample.response_length
+        self.dealer.send(messages.Evaluated(lease_id, *facts, pack_heads([head])), [payload])
 
     @staticmethod
     def carried(lease: messages.Lease, payloads: Payloads) -> dict[int, CarriedSamples]:
@@ -175,7 +146,7 @@ class LearnerClient:
     def __init__(
         self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None
     ):
-        self.dealer = SharedDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="learner")
+        self.dealer = Dealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="learner")
         self.name = name
         self.pausing = False
         self._order = threading.Lock()
@@ -225,12 +196,16 @@ class LearnerClient:
         """The requested batch (or share), and the buffer's report with it. Waits, and logs that now and then.
         Raises Stopped; without `may_pause` only when everything is drained."""
         index = self._index
-        batch, payloads = self._wait_for(messages.Batch, f"batch {index}", self._is_wanted, may_pause)
-        return self._decode(batch, payloads), batch.info
-
-    def _is_wanted(self, batch: messages.Batch) -> bool:
-        """Is this batch newer than the last one that was set aside?"""
-        return batch.index == self._index and batch.redo == self.redo
+        wanted = lambda found: found.index == index and found.redo == self.redo  # noqa: E731 - no batch set aside
+        found, payloads = self._wait_for(messages.Batch, f"batch {index}", wanted, may_pause)
+        groups = [decode_group(*pair) for pair in zip(unpack_heads(found.table), payloads, strict=True)]
+        for group, actor in zip(groups, found.actors, strict=True):
+            group.actor = actor
+        batch = Batch(found.index, found.version, groups, found.oldest_allowed, found.places, found.redo)
+        if batch.oldest_allowed > 0:
+            for sample in batch.samples:
+                sample.mask_tokens_before(batch.oldest_allowed)
+        return batch, found.info
 
     def set_aside(self, index: int, reason: str) -> None:
         """Report that this batch cannot be trained. Returns when the buffer has set it aside; ask for it again then."""
@@ -239,16 +214,6 @@ class LearnerClient:
         answer, _ = self._wait_for(messages.SetAside, "its answer", lambda answer: answer.index == index)
         self.redo = answer.redo
         self._last_sent.pop(messages.Untrainable, None)
-
-    def _decode(self, said: messages.Batch, payloads: Payloads) -> Batch:
-        groups = [decode_group(*pair) for pair in zip(unpack_heads(said.table), payloads, strict=True)]
-        for group, actor in zip(groups, said.actors, strict=True):
-            group.actor = actor
-        batch = Batch(said.index, said.version, groups, said.oldest_allowed, said.places, said.redo)
-        if batch.oldest_allowed > 0:
-            for sample in batch.samples:
-                sample.mask_tokens_before(batch.oldest_allowed)
-        return batch
 
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
         """End the run after `steps` trained batches: the last evaluation is made; returns the buffer's final report."""
@@ -259,7 +224,8 @@ class LearnerClient:
     def _wait_for(
         self, kind: type[M], what: str, is_it: Callable[[M], bool], may_pause: bool = False
     ) -> tuple[M, Payloads]:
-        begin = told = time.monotonic()
+        """The next such message. Raises Stopped, BusError."""
+        begin = logged = time.monotonic()
         while True:
             if self.pausing and may_pause:
                 raise Stopped(by_signal=True)
@@ -269,23 +235,19 @@ class LearnerClient:
                 log.warning("the connection to the buffer broke and is there again")
                 self._resend_all()
             if received is None:
-                if now - told >= TELL_SECONDS:
-                    told = now
+                if now - logged >= TELL_SECONDS:
+                    logged = now
                     log.warning("waiting for %s from the buffer for %.0f s", what, now - begin)
-            elif isinstance(received.message, kind) and is_it(received.message):
-                return received.message, received.payloads
-            else:
-                self._on_unexpected(received)
-
-    def _on_unexpected(self, received: Received) -> None:
-        """Handle a message that `_wait_for` does not wait for. Raises Stopped, BusError."""
-        message = received.message
-        if isinstance(message, messages.Stop) and messages.Want in self._last_sent:
-            raise Stopped(drained=message.drain)
-        elif isinstance(message, messages.Refused):
-            if ONLY_THE_LEARNER not in message.reason:
-                raise BusError(f"the buffer refused a message: {message.reason}")
-            self._resend_all()  # the first hello was lost
+                continue
+            message = received.message
+            if isinstance(message, kind) and is_it(message):
+                return message, received.payloads
+            if isinstance(message, messages.Stop) and messages.Want in self._last_sent:
+                raise Stopped(drained=message.drain)
+            if isinstance(message, messages.Refused):
+                if ONLY_THE_LEARNER not in message.reason:
+                    raise BusError(f"the buffer refused a message: {message.reason}")
+                self._resend_all()  # the first hello was lost
 
     def _resend_all(self) -> None:
         with self._order:
@@ -312,14 +274,12 @@ class SupervisorClient:
         """The last answer that has arrived, if any has."""
         report = None
         while True:
-            try:
+            with contextlib.suppress(WireError):
                 received = self.dealer.receive(timeout=0)
-            except WireError:
-                continue
-            if received is None:
-                return report
-            if isinstance(received.message, messages.Report):
-                report = received.message.report
+                if received is None:
+                    return report
+                if isinstance(received.message, messages.Report):
+                    report = received.message.report
 
     def report(self, timeout: float, *, is_there: Callable[[], bool] = lambda: True) -> dict[str, Any] | None:
         """Ask for a report and wait for it; None after `timeout` seconds, or once the buffer is not there any more.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from areal_like.wire.messages import KINDS, ROLES, Hello, Message
+from areal_like.wire.messages import KINDS, LARGE, SENDS, Hello, Message
 
 MEANING = 1
 """Raise it when a message comes to mean something else though its fields keep their names and types: the columns of
@@ -32,20 +32,16 @@ SCHEMA = schema_of(KINDS.values())
 MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 256 << 20
 MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES = 16 << 10, 16 << 20
-"""The second of messages that are `large`."""
+"""The second of messages that are `LARGE`."""
 SAY_HELLO = "say hello"
 ONLY_THE_LEARNER = "only the learner may say this"
 """Part of a refusal's reason, if the sender can fix it by hello."""
-NO_HEADER = "the header is not [schema, kind, message]"
 NOT_WITH_THIS_KEY = "a key of role"
 """Part of a refusal's reason, if the sender cannot fix it."""
 
 Frame = Any
 """Objects with the buffer protocol and a length in bytes: bytes, or the socket's own frames."""
 Payloads = Sequence[Frame]
-MAY_SAY = {role: frozenset(kind for kind, made in KINDS.items() if role in made.by) for role in ROLES}
-"""Role of a key → the kinds of messages that its holder may send."""
-
 START = b"\x93" + msgspec.msgpack.encode(SCHEMA)
 """Begins every header: a list of three, and its first entry."""
 _LONGEST_START = len(START) + 1 + 31
@@ -88,7 +84,7 @@ def decode(frames: Payloads) -> Received:
     if kind not in _DECODERS:
         raise WireError(f"unknown kind of message {kind.decode('ascii', 'replace')!r}")
     made, decoder = _DECODERS[kind]
-    if len(header) > (MAX_LARGE_HEADER_BYTES if made.large else MAX_HEADER_BYTES):
+    if len(header) > (MAX_LARGE_HEADER_BYTES if made in LARGE else MAX_HEADER_BYTES):
         raise WireError(f"a header of {len(header)} bytes is larger than the limit")
     if payloads and max(map(len, payloads)) > MAX_FRAME_BYTES:
         raise WireError(f"a payload is larger than {MAX_FRAME_BYTES} bytes")
@@ -101,26 +97,18 @@ def decode(frames: Payloads) -> Received:
 def _kind_of(header: Frame) -> bytes:
     """The kind of message, read from the header's first bytes before anything is unpacked. Raises WireError."""
     start = bytes(memoryview(header)[:_LONGEST_START])
-    if not start.startswith(START):
-        raise WireError(_another_schema(start))
     kind = start[len(START) :]
-    if not kind or kind[0] & 0xE0 != 0xA0:
-        raise WireError(NO_HEADER)
+    if start[:2] != START[:2] or not kind or kind[0] & 0xE0 != 0xA0:
+        raise WireError("the header is not [schema, kind, message]")
+    if not start.startswith(START):
+        theirs = int.from_bytes(start[2 : len(START)])
+        raise WireError(f"wire schema: got {theirs}, expected {SCHEMA}; run the same version (and msgspec) on both")
     return kind[1 : 1 + (kind[0] & 0x1F)]
-
-
-def _another_schema(start: bytes) -> str:
-    """The reason to refuse a header with this beginning. Earlier schemas, up to 13, have one byte."""
-    old, new = start[:1] == b"\x93" and start[1:2] < b"\x80", start[:2] == START[:2] and len(start) >= len(START)
-    if len(start) < 3 or not (old or new):
-        return NO_HEADER
-    theirs = start[1] if old else int.from_bytes(start[2 : len(START)])
-    return f"the peer speaks wire schema {theirs}, this side {SCHEMA}: run the same version (and msgspec) on both"
 
 
 def check_role(role: str, message: Message) -> None:
     """Raises WireError unless the holder of a key of `role` may send this."""
-    if role not in message.by:
+    if type(message) not in SENDS[role]:
         raise WireError(f"{NOT_WITH_THIS_KEY} {role} may not say {message.kind()!r}")
     if isinstance(message, Hello) and message.role != role:
         raise WireError(f"{NOT_WITH_THIS_KEY} {role} can't say hello as {message.role!r}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
@@ -38,8 +38,7 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 """The largest reward: the learner computes in float32, where a larger one would be infinite."""
 LOGPROB_ROUNDING = 1e-6
 """The largest log probability: an engine that takes the log of a softmax may give a certain token this much above 0."""
-least_of = np.minimum.reduce  # an array's own `min` takes twice as long, and tables are small
-most_of = np.maximum.reduce
+least_of, most_of = np.minimum.reduce, np.maximum.reduce  # an array's own `min` takes twice as long: tables are small
 
 
 class PayloadError(WireError):
@@ -48,9 +47,6 @@ class PayloadError(WireError):
     def __init__(self, group_id: int, column: str, text: str):
         super().__init__(f"group {group_id}: {text}")
         self.column = column
-
-
-# ---- columns -------------------------------------------------------------------------------------------------------
 
 
 class ColumnSizes(NamedTuple):
@@ -66,15 +62,13 @@ class ColumnSizes(NamedTuple):
     @property
     def bytes(self) -> int:
         """Size of the payload in bytes."""
-        known = 4 * self.tokens + 4 * self.logprobs + self.masks + 12 * self.turns
-        return known + self.positions * width(self.experts)
+        fixed = 4 * self.tokens + 4 * self.logprobs + self.masks + 12 * self.turns
+        return fixed + self.positions * width(self.experts)
 
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """A payload's columns, as views: tokens, logprobs, masks, places, rewards, experts [positions, layers, k]. (A named
 tuple would cost the buffer half a µs per group.)"""
-
-
 _INT32, _FLOAT32, _FLOAT64, _UINT8 = map(np.dtype, ("<i4", "<f4", "<f8", "u1"))
 _NO_TURNS = np.empty(0, np.int32), np.empty(0, np.float64)
 _NO_EXPERTS = np.empty((0, 0, 0), np.uint8)
@@ -101,11 +95,6 @@ def columns(payload: Frame, sizes: ColumnSizes) -> Columns:
     )
 
 
-def fill(column: np.ndarray, parts: Iterable[np.ndarray | None]) -> None:
-    """Write the parts into a column, one after the other."""
-    np.concatenate([part for part in parts if part is not None], out=column)
-
-
 def check_columns(
     group_id: int, found: Columns, vocab_size: int | None, routing: Routing | None = None, shape: Shape = NONE
 ) -> None:
@@ -126,9 +115,6 @@ def check_columns(
         raise PayloadError(group_id, "loss mask", f"its loss mask is not made of 0, 1 and {FORK}")
     if routing and (problem := routing.problem(shape, experts)):
         raise PayloadError(group_id, "experts", problem)
-
-
-# ---- tables ---------------------------------------------------------------------------------------------------------
 
 
 def table(packed: bytes, name: str, kind: np.dtype) -> np.ndarray:
@@ -160,8 +146,6 @@ def fits_float32(rewards: ArrayLike) -> bool:
     """Is each of them a finite number that float32 can hold?"""
     return bool(most_of(np.abs(rewards), axis=None) <= LARGEST_REWARD)  # False for NaN
 
-
-# ---- heads ---------------------------------------------------------------------------------------------------
 
 OR = " or "
 """Separates digests if a version has several."""
@@ -195,14 +179,12 @@ class Head:
     @property
     def rewards(self) -> list[float]:
         """Per sample."""
-        rewards: list[float] = np.frombuffer(self.rows, ROW)["reward"].tolist()
-        return rewards
+        return np.frombuffer(self.rows, ROW)["reward"].tolist()  # type: ignore[no-any-return]
 
     @property
     def lengths(self) -> list[int]:
         """Response tokens per sample."""
-        lengths: list[int] = np.frombuffer(self.rows, ROW)["response"].tolist()
-        return lengths
+        return np.frombuffer(self.rows, ROW)["response"].tolist()  # type: ignore[no-any-return]
 
     @property
     def versions(self) -> list[int]:
@@ -217,9 +199,6 @@ class Head:
         made, starts = np.frombuffer(self.runs, RUN)["version"], starts_of(np.frombuffer(self.rows, ROW)["runs"])
         oldest = np.minimum.reduceat(np.where(made >= allowed, made, np.iinfo(np.int32).max), starts)
         return Counter(oldest[oldest < np.iinfo(np.int32).max].tolist())
-
-
-# ---- heads ----------------------------------------------------------------------------------------------------------
 
 
 def pack_heads(heads: Sequence[Head]) -> Table:
@@ -283,30 +262,17 @@ def unpack_heads(packed: Table) -> list[Head]:
     ends, run_ends = [*first.tolist()[1:], len(rows)], [*first_run.tolist()[1:], len(runs)]
     heads, row, run = [], 0, 0
     made: set[int] = set()
-    for place, (group_id, samples, seconds) in enumerate(names):
-        row_bytes = packed.rows[row * ROW.itemsize : ends[place] * ROW.itemsize]
-        run_bytes = packed.runs[run * RUN.itemsize : run_ends[place] * RUN.itemsize]
-        row, run, low, high = ends[place], run_ends[place], oldest[place], newest[place]
+    numbers = zip(sizes, oldest, newest, tokens, shapes, strict=True)
+    for (group_id, samples, seconds), end, run_end, counted in zip(names, ends, run_ends, numbers, strict=True):
+        row_bytes = packed.rows[row * ROW.itemsize : end * ROW.itemsize]
+        run_bytes = packed.runs[run * RUN.itemsize : run_end * RUN.itemsize]
+        row, run, (_, low, high, *_) = end, run_end, counted
         versions = (low,) if low == high else set(np.frombuffer(run_bytes, RUN)["version"].tolist())
         made.update(versions)
         if not digests.keys() >= set(versions):
             raise WireError(f"group {group_id}: the digest of a version that made it is missing")
         mine = {version: digests[version] for version in versions}
-        heads.append(
-            Head(
-                group_id,
-                samples,
-                seconds,
-                mine,
-                row_bytes,
-                run_bytes,
-                sizes[place],
-                low,
-                high,
-                tokens[place],
-                shapes[place],
-            )
-        )
+        heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, *counted))
     if len(made) != len(digests):
         raise WireError("groups: a digest of a version that made no token of them")
     return heads
@@ -358,9 +324,6 @@ def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: 
             raise PayloadError(head.id, "turn rewards", str(error)) from None
 
 
-# ---- groups ---------------------------------------------------------------------------------------------------------
-
-
 def encode_group(group: Group) -> tuple[Head, bytearray]:
     """A group's head and its payload. Raises WireError if the group has no samples, or one without tokens. Experts
     travel only if all samples have them."""
@@ -379,16 +342,16 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     payload = bytearray(head.size)
     sizes = _sizes(head, sum(s.prompt_length for s in samples), sum(turns))
     tokens, logprobs, masks, places, rewards, experts = columns(payload, sizes)
-    fill(tokens, [sample.tokens for sample in samples])
-    fill(logprobs, [sample.logprobs for sample in samples])
-    fill(masks.view(np.bool_), [sample.loss_mask for sample in samples])
+    np.concatenate([sample.tokens for sample in samples], out=tokens)
+    np.concatenate([sample.logprobs for sample in samples], out=logprobs)
+    np.concatenate([sample.loss_mask for sample in samples], out=masks.view(np.bool_))
     if any(sample.forks for sample in samples):
         _mark_forks(samples, masks)
     if any(turns):
         pairs = [pair for sample in samples for pair in sample.turn_rewards]
         places[:], rewards[:] = [place for place, _ in pairs], [reward for _, reward in pairs]
     if shape != NONE:
-        fill(experts, [sample.experts for sample in samples])
+        np.concatenate([sample.experts for sample in samples if sample.experts is not None], out=experts)
     return head, payload
 
 
@@ -405,14 +368,6 @@ def _mark_forks(samples: Sequence[Sample], masks: np.ndarray) -> None:
         start += sample.response_length
 
 
-def _forks(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Split a payload's loss masks into trained tokens, bool, and the places of forks. Where there are none nothing
-    is copied."""
-    if most_of(masks) < FORK:
-        return masks.view(np.bool_), np.empty(0, np.int64)
-    return masks == 1, np.flatnonzero(masks == FORK)
-
-
 def decode_group(head: Head, payload: Buffer) -> Group:
     """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied (but loss masks where
     contexts fork). Raises WireError where the rewards of turns are no numbers or have no place in the response."""
@@ -420,25 +375,19 @@ def decode_group(head: Head, payload: Buffer) -> Group:
     runs = np.frombuffer(head.runs, RUN).tolist()
     sizes = _sizes(head, sum([row[0] for row in rows]), sum([row[3] for row in rows]))
     tokens, logprobs, masks, places, rewards, experts = columns(memoryview(payload).toreadonly(), sizes)
-    masks, forks = _forks(masks)
+    forks = np.flatnonzero(masks == FORK) if most_of(masks) == FORK else np.empty(0, np.int64)
+    masks = masks == 1 if len(forks) else masks.view(np.bool_)
     turns = _turn_rewards(rows, places, rewards) if sizes.turns else [[] for _ in rows]
     samples, t, r, run, at = [], 0, 0, 0, 0
     for (prompt, response, finish, _, n_runs, reward), earned in zip(rows, turns, strict=True):
         t_end, r_end, run_end, at_end = t + prompt + response, r + response, run + n_runs, at + prompt + response - 1
-        samples.append(
-            Sample(
-                tokens[t:t_end],
-                prompt,
-                logprobs[r:r_end],
-                masks[r:r_end],
-                runs[run:run_end],
-                reward,
-                FINISHES[finish],
-                earned,
-                None if head.experts == NONE else experts[at:at_end],
-                (forks[(forks >= r) & (forks < r_end)] - r).tolist() if len(forks) else [],
-            )
-        )
+        numbers = prompt, logprobs[r:r_end], masks[r:r_end], runs[run:run_end], reward, FINISHES[finish], earned
+        sample = Sample(tokens[t:t_end], *numbers)
+        if head.experts != NONE:
+            sample.experts = experts[at:at_end]
+        if len(forks):
+            sample.forks = (forks[(forks >= r) & (forks < r_end)] - r).tolist()
+        samples.append(sample)
         t, r, run, at = t_end, r_end, run_end, at_end
     return Group(head.id, samples, head.digests, head.seconds)
 

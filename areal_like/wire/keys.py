@@ -7,10 +7,8 @@
 Files are ZeroMQ certificates (`zmq.auth`). A secret file that others can read is refused, as ssh does.
 `areal_like.wire.messages` lists the messages that a role may send.
 A machine that only connects needs `server.key` and its own `client.key_secret`: `add_client` makes such a folder.
-Remove a file from `clients/` to shut that client out from its next connection on; no restart is needed.
-
-`scripts.keys` makes keys; so does the starter of a run that needs keys and has none (`provide`). `wire.bus` reads
-them from the folder that the config names. Keys never go into an environment, an argument or a log.
+Remove a file from `clients/` to shut that client out from its next connection on; no restart is needed. Keys never go
+into an environment, an argument or a log.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from areal_like.errors import UserError
-from areal_like.wire.frames import MAY_SAY
+from areal_like.wire.messages import SENDS
 
 log = logging.getLogger(__name__)
 DOMAIN = "areal_like"
@@ -46,17 +44,12 @@ class KeysError(UserError):
     """Keys are missing, unsafe, or in the way; the text has the remedy."""
 
 
-# ---- making ---------------------------------------------------------------------------------------------------------
-
-
 def make(folder: Path) -> None:
     """Make a server pair, a pair for each role, and their allow-list. Raises KeysError rather than overwrite."""
-    roles = [f"{role}.key_secret" for role in (*ROLES, "client")]
-    for name in ("server.key", "server.key_secret", *roles, "clients"):
-        if (folder / name).exists():
-            raise KeysError(
-                f"{folder / name} exists: nothing was changed; choose another folder, or remove the old keys"
-            )
+    secrets = [f"{name}.key_secret" for name in ("server", *ROLES, "client")]
+    for path in (folder / name for name in ("server.key", *secrets, "clients")):
+        if path.exists():
+            raise KeysError(f"{path} exists: nothing was changed; choose another folder, or remove the old keys")
     with _private_files():
         (folder / "clients").mkdir(parents=True)
         create_certificates(folder, "server")
@@ -78,8 +71,8 @@ def add_client(folder: Path, name: str, role: str = "actor") -> Path:
     """Add a client to the allow-list, as `role`; returns a folder with all that its machine needs. Raises KeysError."""
     if not name.replace("-", "").replace("_", "").isalnum() or name == "clients":
         raise KeysError(f"{name!r} can't name a client: use letters, digits, - and _")
-    if role not in MAY_SAY:
-        raise KeysError(f"{role!r} is no role: {', '.join(MAY_SAY)}")
+    if role not in SENDS:
+        raise KeysError(f"{role!r} is no role: {', '.join(SENDS)}")
     server, listed, place = folder / "server.key", folder / "clients" / f"{name}.key", folder / name
     if not server.is_file():
         raise KeysError(f"{folder} holds no server.key: make the keys first, without --client")
@@ -109,9 +102,6 @@ def _private_files() -> Iterator[None]:
         os.umask(before)
 
 
-# ---- reading --------------------------------------------------------------------------------------------------------
-
-
 def server_pair(folder: str | Path) -> tuple[bytes, bytes]:
     """(public, secret). Raises KeysError."""
     return _secret(Path(folder) / "server.key_secret")
@@ -129,8 +119,8 @@ def listed(folder: Path) -> dict[bytes, str]:
     for path in folder.iterdir():
         if path.suffix == ".key":
             role = _ROLE.search(path.read_text())
-            if not role or role[1] not in MAY_SAY:
-                raise KeysError(f"{path}: got role {role and role[1][:40]!r}, expected one of {', '.join(MAY_SAY)}")
+            if not role or role[1] not in SENDS:
+                raise KeysError(f"{path}: got role {role and role[1][:40]!r}, expected one of {', '.join(SENDS)}")
             found[_load(path)[0]] = role[1]
     return found
 
@@ -153,18 +143,18 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
         raise KeysError(f"no key in {path} (security.key_folder): make keys with areal-like keys FOLDER") from None
 
 
-# ---- letting in -----------------------------------------------------------------------------------------------------
-
-
 class Guard(ThreadAuthenticator):
-    """Accepts a connection if its public key is in `folder`, which is read again for each connection. Messages of an
-    accepted client carry its role as `User-Id`."""
+    """Lets only clients of the allow-list of `folder`, which is read again for each connection, connect to the CURVE
+    servers of `context`, until `stop()` is called. Messages of an accepted client carry its role as `User-Id`."""
 
-    def __init__(self, context: zmq.SyncContext, folder: Path):
+    def __init__(self, context: zmq.SyncContext, folder: str | Path):
         super().__init__(context)
-        self.folder, self._told_at = folder, -TELL_SECONDS
+        self.folder, self._logged_at = Path(folder) / "clients", -TELL_SECONDS
+        if not self.folder.is_dir():
+            raise KeysError(f"{self.folder} is missing: it holds the public key of every client that may connect")
         self._roles: dict[bytes, str] = {}
         self.configure_curve_callback(DOMAIN, self)
+        self.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Called by the authenticator's thread. Raises nothing: an exception would end the thread."""
@@ -174,21 +164,11 @@ class Guard(ThreadAuthenticator):
             log.error("can't read the allow-list, so no client is let in: %s", error)
             return False
         now = time.monotonic()
-        if key not in self._roles and now - self._told_at >= TELL_SECONDS:
-            self._told_at = now
+        if key not in self._roles and now - self._logged_at >= TELL_SECONDS:
+            self._logged_at = now
             log.warning("refused a connection: its key is not in %s", self.folder)
         return key in self._roles
 
     def curve_user_id(self, client_public_key: bytes) -> str:
         """The role of a client that was just accepted."""
         return self._roles[z85.encode(client_public_key)]
-
-
-def guard(context: zmq.SyncContext, folder: str | Path) -> Guard:
-    """Let only clients of the allow-list connect to the CURVE servers of `context`, until `stop()` is called."""
-    clients = Path(folder) / "clients"
-    if not clients.is_dir():
-        raise KeysError(f"{clients} is missing: it holds the public key of every client that may connect")
-    authenticator = Guard(context, clients)
-    authenticator.start()
-    return authenticator

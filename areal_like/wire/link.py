@@ -14,13 +14,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from areal_like.errors import UserError
 
-FAILED_HANDSHAKES = 20
-"""Attempts of about 100 ms each. With the server key of another buffer each fails without a reason; a few also fail
-when the network is bad or the other side is ending."""
-CLOSED_HANDSHAKES = 100
-"""The same without keys. A server with keys closes such a connection at once, and under load before its reason is read;
-so does a tunnel whose far end does not listen yet, hence the patience. Only connections that were closed are counted: a
-server that is stopped or slow closes none."""
+FAILED_HANDSHAKES, CLOSED_HANDSHAKES = 20, 100
+"""Attempts of about 100 ms each. The first with keys: with the server key of another buffer each fails without a
+reason; a few also fail when the network is bad or the other side is ending. The second without: a server with keys
+closes such a connection at once, as does a tunnel whose far end does not listen yet; one that is slow closes none."""
 _CLOSED = errno.EPIPE, errno.ECONNRESET
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | _REFUSALS
@@ -80,22 +77,13 @@ class Link:
         return self._failed >= FAILED_HANDSHAKES if self._keys else self._closed >= CLOSED_HANDSHAKES
 
     def _explain(self, event: int) -> str:
-        if not self._keys and event & _REFUSALS:
-            return f"the {self.peer} refused the connection: it asks for keys, and here security.key_folder is not set"
         if not self._keys:
-            return (
-                f"the {self.peer} closed the connection {self._closed} times without a word: it probably asks for "
-                "keys, and here security.key_folder is not set"
-            )
+            how = "refused the connection" if event & _REFUSALS else f"closed the connection {self._closed} times"
+            return f"the {self.peer} {how}: it asks for keys, and here security.key_folder is not set"
+        why = "server.key is not that of its keys, or it runs without keys (security.key_folder)"
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return (
-                f"the {self.peer} refused the keys of {self._keys}: this client's public key is not in its allow-list "
-                "(clients/ of its keys folder)"
-            )
-        return (
-            f"the {self.peer} does not accept the keys of {self._keys}: server.key is not that of its keys, or it "
-            "runs without keys (security.key_folder)"
-        )
+            why = "this client's public key is not in its allow-list (clients/ of its keys folder)"
+        return f"the {self.peer} does not accept the keys of {self._keys}: {why}"
 
     def close(self) -> None:
         self._watched.disable_monitor()

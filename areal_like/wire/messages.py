@@ -1,15 +1,14 @@
 """The messages that roles send one another: one struct per kind, whose types limit sizes and depth when it is read.
 
-The name of a kind on the wire is its class name in lower case. `by`: roles of keys (`wire.keys`) that may send
-it; the buffer and sources of weights may send all. Payloads are separate frames after the message (`wire.frames`);
-the docstrings here name the messages with payloads, and their contents.
+The name of a kind on the wire is its class name in lower case. `SENDS` has the senders. Payloads are separate frames
+after the message (`wire.frames`); the docstrings here name the messages with payloads, and their contents.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -42,16 +41,8 @@ else:
         Fact = Plain | Facts | Annotated[list[Fact], Meta(max_length=MOST)]
 """Metrics and reports: plain data, nested five deep at most. (A type that names itself has no limit of depth.)"""
 
-ROLES = ("learner", "actor", "operator", "observer")
-LEARNER, ACTOR, OPERATOR, OBSERVER = (frozenset({role}) for role in ROLES)
-
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """`large`: it may have a header longer than most (`areal_like.wire.frames`)."""
-
-    by: ClassVar[frozenset[str]] = frozenset()
-    large: ClassVar[bool] = False
-
     @classmethod
     def kind(cls) -> str:
         """Its name on the wire."""
@@ -105,33 +96,29 @@ class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
     experts: Shape = NONE
 
 
-# ---- actor or learner → buffer --------------------------------------------------------------------------------------
+# actor or learner → buffer
 
 
 class Hello(Message):
-    """First of all, and again after each reconnect. `slots`: sequences that an actor's engine decodes at once."""
+    """First, and after each reconnect. `slots`: sequences that an actor's engine decodes at once."""
 
-    by = LEARNER | ACTOR
     role: Name
     name: Name
     pid: Count
     slots: Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
 
 
-# ---- starter, or a monitor → buffer --------------------------------------------------------------------------
+# starter, or a monitor → buffer
 
 
 class Status(Message):
     """Asks for a `Report`."""
-
-    by = ACTOR | OPERATOR | OBSERVER
 
 
 class Lost(Message):
     """A process of that name has ended: no need to wait for its silence. `pid` 0: any process of that name. `for_good`:
     it will not be restarted. `by_itself`: nothing outside killed it."""
 
-    by = ACTOR | OPERATOR
     name: Name
     pid: Count
     how: Text
@@ -143,18 +130,16 @@ class Stop(Message):
     """A user asks the run to end; the buffer then sends it to the learner, in place of a batch. `drain`: end once all
     admitted groups are trained."""
 
-    by = OPERATOR
     drain: bool
 
 
-# ---- actor → buffer -------------------------------------------------------------------------------------------------
+# actor → buffer
 
 
 class Heartbeat(Message):
     """Sent every few seconds: running totals, and the leases that made progress since the last heartbeat. `heldout`:
     the same for held-out prompts."""
 
-    by = ACTOR
     stats: Annotated[dict[Name, Finite | Text], Meta(max_length=MOST_STATS)]
     progress: Tokens
     heldout: Tokens
@@ -163,7 +148,6 @@ class Heartbeat(Message):
 class Push(Message):
     """Groups that are rolled out, each with its payload. Repeated until `Pushed`."""
 
-    by, large = ACTOR, True
     table: Table
 
 
@@ -171,7 +155,6 @@ class HandBack(Message):
     """Leases that end unfinished: the actor leaves, or the buffer recalled them. `partials`, each with its payload:
     the tokens sampled for some of them."""
 
-    by, large = ACTOR, True
     ids: Ids
     partials: Annotated[list[PartialHead], Meta(max_length=MOST)]
     leaving: bool
@@ -180,7 +163,6 @@ class HandBack(Message):
 class Relay(Message):
     """Offers to hand weights on to others, after hello; `key` is the public key ("": no keys)."""
 
-    by = ACTOR
     endpoint: Name
     key: Annotated[str, Meta(max_length=MAX_NAME)]
 
@@ -189,7 +171,6 @@ class Credit(Message):
     """So many leased sequences have ended since hello: as many more may be leased. After a reconnect it counts from
     minus the sequences that still run."""
 
-    by = ACTOR
     ended: Annotated[int, Meta(ge=-MAX_SLOTS, le=1 << 62)]
 
 
@@ -197,7 +178,6 @@ class LeftOut(Message):
     """Sent before the push of a group that lacks samples. `cut`: tokens of each sample that it did not wait for.
     `redrawn`: the reason of each sample that was drawn again."""
 
-    by, large = ACTOR, True
     id: Count
     cut: Annotated[list[Annotated[int, Meta(gt=0, lt=1 << 31)]], Meta(max_length=MOST)]
     redrawn: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=MOST)]
@@ -206,7 +186,6 @@ class LeftOut(Message):
 class Failed(Message):
     """A lease that ends without a group."""
 
-    by, large = ACTOR, True
     id: Count
     reason: Text
     detail: Text
@@ -216,7 +195,6 @@ class Evaluated(Message):
     """The result of a held-out lease, with the versions of its oldest and newest token. `answer`, with its payload, is
     the sample (None: there is none, it failed)."""
 
-    by = ACTOR
     id: Count
     reward: Finite
     oldest: Held
@@ -228,19 +206,17 @@ class Evaluated(Message):
 class Applied(Message):
     """From now on the engine samples with this version."""
 
-    by = ACTOR
     version: Version
     digest: Text
 
 
-# ---- learner → buffer -----------------------------------------------------------------------------------------------
+# learner → buffer
 
 
 class Model(Message):
     """After hello: the vocabulary and the routing of the learner's model. Groups with other tokens are refused,
     and where it replays the engine's experts (`routing`) those with others."""
 
-    by = LEARNER
     vocab_size: Count
     routing: Routing | None = None
 
@@ -248,14 +224,12 @@ class Model(Message):
 class Published(Message):
     """A version that can be fetched now."""
 
-    by, large = LEARNER, True
     manifest: Manifest
 
 
 class Want(Message):
     """Asks for a batch, one ahead of training; it comes when it is complete."""
 
-    by = LEARNER
     index: Version
     version: Version
 
@@ -263,7 +237,6 @@ class Want(Message):
 class WantShare(Message):
     """Another rank of the learner asks for its share of a batch."""
 
-    by = LEARNER
     index: Version
     rank: Count
 
@@ -271,21 +244,18 @@ class WantShare(Message):
 class Trained(Message):
     """All batches up to this one are trained."""
 
-    by = LEARNER
     index: Version
 
 
 class Checkpointed(Message):
     """All batches before this step are in a checkpoint."""
 
-    by = LEARNER
     step: Version
 
 
 class Untrainable(Message):
     """Asks for other groups in place of those of this batch; answered by `SetAside`."""
 
-    by = LEARNER
     index: Version
     reason: Text
 
@@ -293,12 +263,11 @@ class Untrainable(Message):
 class EndRun(Message):
     """No more batches: make the last evaluation, then `Report`."""
 
-    by = LEARNER
     reason: Text
     steps: Version
 
 
-# ---- buffer → actor -------------------------------------------------------------------------------------------------
+# buffer → actor
 
 
 class Welcome(Message):
@@ -309,7 +278,6 @@ class Lease(Message):
     """Prompts to roll out. `partials`, each with its payload: partial groups from earlier leases of some prompts, and
     the samples that continue."""
 
-    large = True
     leases: Annotated[list[OneLease], Meta(max_length=MOST)]
     partials: Annotated[list[tuple[PartialHead, Ids]], Meta(max_length=MOST)]
 
@@ -317,21 +285,18 @@ class Lease(Message):
 class Pushed(Message):
     """Do not push these groups again: they are recorded, or refused."""
 
-    large = True
     ids: Ids
 
 
 class Announce(Message):
     """The newest version that the actor must take, and the sources to get it from."""
 
-    large = True
     manifest: Manifest
 
 
 class Cancel(Message):
     """These leases end. `hand_back`: hand back the sampled tokens."""
 
-    large = True
     ids: Ids
     hand_back: bool
 
@@ -342,14 +307,13 @@ class Quit(Message):
     reason: Text
 
 
-# ---- buffer → learner, its ranks, or the sender of a request --------------------------------------------------------
+# buffer → learner, its ranks, or the sender of a request
 
 
 class Batch(Message):
     """A batch, or one rank's share of it: payloads as in `Push`; `actors` made its groups, `info` are metrics,
     `places` those of a share's groups in the batch; `redo` counts the batches that were set aside before."""
 
-    large = True
     index: Version
     version: Version
     oldest_allowed: int
@@ -370,7 +334,6 @@ class SetAside(Message):
 class Report(Message):
     """How the run stands (`buffer.status`)."""
 
-    large = True
     report: Facts
 
 
@@ -380,13 +343,12 @@ class Refused(Message):
     reason: Text
 
 
-# ---- subscriber → publisher or relay, and back ----------------------------------------------------------------------
+# subscriber → publisher or relay, and back
 
 
 class Sync(Message):
     """How do I get from what I hold of a part (`held`, `digest`) to `version`? Answered by `Hops`, or `Later`."""
 
-    by = ACTOR
     part: Count
     version: Version
     held: Held
@@ -396,7 +358,6 @@ class Sync(Message):
 class Fetch(Message):
     """Asks for `size` bytes of a hop. Answered by `Chunk` or `Gone`."""
 
-    by = ACTOR
     part: Count
     base: Held
     version: Version
@@ -437,3 +398,14 @@ class Gone(Message):
 
 
 KINDS: dict[str, type[Message]] = {each.kind(): each for each in Message.__subclasses__()}
+SENDS: dict[str, frozenset[type[Message]]] = {
+    "learner": frozenset({Hello, Model, Published, Want, WantShare, Trained, Checkpointed, Untrainable, EndRun}),
+    "actor": frozenset({Hello, Status, Lost, Heartbeat, Push, HandBack, Relay, Credit, LeftOut, Failed}).union(
+        {Evaluated, Applied, Sync, Fetch}
+    ),
+    "operator": frozenset({Status, Lost, Stop}),
+    "observer": frozenset({Status}),
+}
+"""Role of a key (`wire.keys`) → messages that its holder may send; the buffer and sources of weights may send all."""
+LARGE = frozenset({Push, HandBack, LeftOut, Failed, Published, Lease, Pushed, Announce, Cancel, Batch, Report})
+"""Messages with headers longer than most (`areal_like.wire.frames`)."""

@@ -21,17 +21,7 @@ import xxhash
 from areal_like.models.experts import NONE, Routing, is_shape, shape_of
 from areal_like.types import CarriedSamples, Completion, PartialSample
 from areal_like.wire.frames import Frame, WireError
-from areal_like.wire.groups import (
-    FINISHES,
-    RUN,
-    ColumnSizes,
-    check_columns,
-    columns,
-    covered_by,
-    fill,
-    fits_float32,
-    table,
-)
+from areal_like.wire.groups import FINISHES, RUN, ColumnSizes, check_columns, columns, covered_by, fits_float32, table
 from areal_like.wire.messages import PartialHead
 
 CALL = np.dtype([("given", "<u8"), ("offset", "<i8"), ("sample", "<i4"), ("finish", "<i2"), ("runs", "<i4")])
@@ -68,10 +58,10 @@ def encode_partial(
     sizes = _sizes(head)
     payload = bytearray(sizes.bytes)
     tokens, logprobs, *_, experts = columns(payload, sizes)
-    fill(tokens, [np.asarray(call.tokens, np.int32).ravel() for call in kept])
-    fill(logprobs, [np.asarray(call.logprobs, np.float32).ravel() for call in kept])
+    np.concatenate([np.ravel(call.tokens) for call in kept], out=tokens, casting="unsafe")
+    np.concatenate([np.ravel(call.logprobs) for call in kept], out=logprobs, casting="unsafe")
     if shape != NONE:
-        fill(experts, [call.experts for call in kept])
+        np.concatenate([call.experts for call in kept if call.experts is not None], out=experts)
     return head, payload
 
 
@@ -80,7 +70,6 @@ def _is_whole(call: Completion) -> bool:
 
 
 def _sizes(head: PartialHead) -> ColumnSizes:
-    """Sizes of the columns of a partial group's payload."""
     tokens = int(np.add.reduce(np.frombuffer(head.runs, RUN)["n"], dtype=np.int64))
     positions = int(np.add.reduce(np.frombuffer(head.positions, np.int32), dtype=np.int64))
     return ColumnSizes(tokens, tokens, positions=positions, experts=head.experts)
@@ -132,7 +121,12 @@ def check_partial(
     if calls["finish"].max() >= len(FINISHES):
         raise WireError(f"{name}: a call's finish is out of range")
     covered_by(runs, calls["runs"], name)
-    _check_positions(head, len(calls))
+    if not is_shape(head.experts) or (head.experts == NONE) != (not head.positions):
+        raise WireError(f"{name}: experts of the shape {head.experts}")
+    if head.experts != NONE:
+        counts = table(head.positions, f"{name}: positions", np.dtype(np.int32))
+        if len(counts) != len(calls) or counts.min() < 0:
+            raise WireError(f"{name}: its positions are not those of its calls")
     if (sizes := _sizes(head)).bytes != len(payload):
         raise WireError(f"{name}: the payload's size is not that of its samples")
     if len(scores) and (not fits_float32(scores["reward"]) or not np.isin(scores["sample"], calls["sample"]).all()):
@@ -140,13 +134,3 @@ def check_partial(
     if head.digests.keys() != set(runs["version"].tolist()):
         raise WireError(f"{name}: needs the digest of each version that made it, and of no other")
     check_columns(head.id, columns(payload, sizes), vocab_size, routing, head.experts)
-
-
-def _check_positions(head: PartialHead, calls: int) -> None:
-    """Raises WireError unless each call has positions with experts, or none has."""
-    if not is_shape(head.experts) or (head.experts == NONE) != (not head.positions):
-        raise WireError(f"partial group {head.id}: experts of the shape {head.experts}")
-    if head.experts != NONE:
-        counts = table(head.positions, f"partial group {head.id}: positions", np.dtype(np.int32))
-        if len(counts) != calls or counts.min() < 0:
-            raise WireError(f"partial group {head.id}: its positions are not those of its calls")

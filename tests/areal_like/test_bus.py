@@ -12,20 +12,10 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from areal_like.wire.bus import AsyncDealer, Dealer, Router, SharedDealer
+from areal_like.wire.bus import AsyncDealer, Dealer, Router
 from areal_like.wire.frames import MAX_FRAMES, WireError, encode
 from areal_like.wire.link import BusError
-from areal_like.wire.messages import (
-    Applied,
-    Chunk,
-    Heartbeat,
-    Message,
-    Pushed,
-    Refused,
-    Status,
-    Trained,
-    Welcome,
-)
+from areal_like.wire.messages import Chunk, Message, Pushed, Status, Trained, Welcome
 from tests.faults.proxy import Proxy
 
 SECONDS = 30.0
@@ -58,47 +48,33 @@ def test_many_more_messages_than_any_high_water_mark_arrive_in_order(router: Rou
     dealer.close()
 
 
-def test_answers_go_to_who_asked_with_their_payload(router: Router) -> None:
-    dealers = [Dealer(router.endpoint, name, peer="buffer") for name in ("a", "b")]
-    for dealer in dealers:
-        dealer.send(Status())
-    for _ in dealers:
-        peer, _ = received(router)
-        router.send(peer, Chunk(0, -1, 1, 0), [peer * 100_000])
-    for dealer in dealers:
-        message = dealer.receive(SECONDS)
-        assert message is not None and bytes(message.payload) == dealer.socket.getsockopt(zmq.ROUTING_ID) * 100_000
-        assert dealer.receive(0) is None
-        dealer.close()
+def test_answers_go_to_who_asked_with_their_payload_also_to_an_asyncio_socket(router: Router) -> None:
+    async def talk() -> None:
+        blocking, other = Dealer(router.endpoint, "a", peer="buffer"), AsyncDealer(router.endpoint, "b", "buffer")
+        for dealer in (blocking, other):
+            dealer.send(Status())
+        for _ in range(2):
+            peer, _ = received(router)
+            router.send(peer, Chunk(0, -1, 1, 0), [peer * 100_000])
+        for dealer, answer in (
+            (blocking, blocking.receive(SECONDS)),
+            (other, await asyncio.wait_for(other.receive(), SECONDS)),
+        ):
+            assert answer and bytes(answer.payload) == dealer.socket.getsockopt(zmq.ROUTING_ID) * 100_000
+            dealer.close()
+
+    asyncio.run(talk())
 
 
-def test_a_bad_message_is_refused_and_the_next_one_taken(router: Router) -> None:
+@pytest.mark.parametrize("frames", [[b"\x80\x04 no msgpack"], encode(Status(), [b""] * (MAX_FRAMES + 100))], ids=len)
+def test_a_bad_message_or_one_of_too_many_frames_is_refused_and_the_next_one_taken(router: Router, frames) -> None:
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.connect(router.endpoint)
-    raw.send_multipart([b"\x80\x04 no msgpack"])
-    _, message = received(router)
-    assert isinstance(message, WireError)
-    assert router.refused == 1
+    raw.send_multipart(frames)
+    assert isinstance(received(router)[1], WireError) and router.refused == 1
+    raw.send_multipart(encode(Trained(7)))
+    assert received(router)[1] == Trained(7)
     raw.close(linger=0)
-    dealer = Dealer(router.endpoint, "a", peer="buffer")
-    dealer.send(Trained(7))
-    _, message = received(router)
-    assert message == Trained(7)
-    dealer.close()
-
-
-def test_a_blocking_and_an_asyncio_socket_speak_the_same(router: Router) -> None:
-    async def talk() -> Message:
-        dealer = AsyncDealer(router.endpoint, "actor-0", "buffer")
-        dealer.send(Applied(3, "d"))
-        peer, message = received(router)
-        assert message == Applied(3, "d")
-        router.send(peer, Pushed([4]))
-        answer = await asyncio.wait_for(dealer.receive(), SECONDS)
-        dealer.close()
-        return answer.message
-
-    assert asyncio.run(talk()) == Pushed([4])
 
 
 def test_a_port_in_use_is_an_error_with_a_way_out() -> None:
@@ -119,20 +95,6 @@ def test_a_frame_over_the_limit_is_not_taken_and_the_others_are_served() -> None
     large.close()
     small.close()
     router.close()
-
-
-@pytest.mark.slow
-def test_a_message_of_too_many_frames_is_refused_and_the_next_one_taken(router: Router) -> None:
-    dealer = Dealer(router.endpoint, "a", peer="x")
-    dealer.send(Status(), [b""] * (MAX_FRAMES + 100))
-    dealer.send(Trained(1))
-    _, message = received(router)
-    assert isinstance(message, WireError) and "frames" in str(message)
-    _, message = received(router)
-    assert message == Trained(1)
-    answer = dealer.receive(SECONDS)
-    assert answer is not None and isinstance(answer.message, Refused)
-    dealer.close()
 
 
 def test_what_a_peer_does_not_read_is_bounded_and_keeps_nobody_waiting() -> None:
@@ -156,45 +118,33 @@ def test_what_a_peer_does_not_read_is_bounded_and_keeps_nobody_waiting() -> None
     router.close()
 
 
-def test_a_dealer_tells_once_that_its_connection_was_made_anew() -> None:
-    router = Router("tcp://127.0.0.1:0")
-    proxy = Proxy(int(router.endpoint.rpartition(":")[2]))
-    dealer = Dealer(f"tcp://127.0.0.1:{proxy.port}", "learner", peer="buffer")
-    dealer.send(Status())
-    received(router)
-    assert not dealer.link.reconnected()
-    proxy.cut("close")
-    proxy.heal()
-    deadline = time.monotonic() + SECONDS
-    while not dealer.link.reconnected():
-        assert time.monotonic() < deadline, "it does not tell"
-        time.sleep(0.01)
-    assert not dealer.link.reconnected()
-    dealer.send(Status())
-    received(router)
-    dealer.close()
-    proxy.close()
-    router.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["close", "swallow"])
-def test_a_connection_that_leads_nowhere_is_made_anew(kind: str) -> None:
+def test_a_connection_that_leads_nowhere_is_made_anew_and_reported_once(kind: str) -> None:
     """`swallow`: the connection looks alive; only the other side's silence shows that it is not."""
     router = Router("tcp://127.0.0.1:0")
     proxy = Proxy(int(router.endpoint.rpartition(":")[2]))
+    endpoint = f"tcp://127.0.0.1:{proxy.port}"
+    blocking = Dealer(endpoint, "learner", peer="buffer", link_timeout=0.5)
 
     async def talk() -> None:
-        dealer = AsyncDealer(f"tcp://127.0.0.1:{proxy.port}", "actor-0", "buffer", link_timeout=0.5)
-        dealer.send(Status())
-        received(router)
+        dealer = AsyncDealer(endpoint, "actor-0", "buffer", link_timeout=0.5)
+        for each in (dealer, blocking):
+            each.send(Status())
+            received(router)
+        assert not blocking.link.reconnected()
         proxy.cut(kind)
         proxy.heal()
         await asyncio.wait_for(dealer.link.until_reconnected(), SECONDS)
-        dealer.send(Heartbeat({}, {}, {}))
-        _, message = received(router)
-        assert message == Heartbeat({}, {}, {})
-        dealer.close()
+        deadline = time.monotonic() + SECONDS
+        while not blocking.link.reconnected():
+            assert time.monotonic() < deadline, "no reconnect is reported"
+            time.sleep(0.01)
+        assert not blocking.link.reconnected()
+        for each in (dealer, blocking):
+            each.send(Trained(1))
+            assert received(router)[1] == Trained(1)
+            each.close()
 
     asyncio.run(talk())
     proxy.close()
@@ -204,7 +154,7 @@ def test_a_connection_that_leads_nowhere_is_made_anew(kind: str) -> None:
 def test_one_thread_receives_while_others_send(tmp_path) -> None:
     """Every message of every thread arrives, in that thread's order, and no receive misses an answer."""
     router = Router(f"ipc://{tmp_path}/s")
-    dealer = SharedDealer(router.endpoint, "learner", "buffer")
+    dealer = Dealer(router.endpoint, "learner", "buffer")
     threads, each = 3, 300
 
     def echo() -> None:

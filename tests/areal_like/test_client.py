@@ -3,19 +3,21 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from areal_like.types import Batch as Taken
 from areal_like.types import Group, Sample
+from areal_like.wire import client as client_module
 from areal_like.wire import messages
 from areal_like.wire.bus import Router
 from areal_like.wire.client import ActorClient, LearnerClient
 from areal_like.wire.frames import ONLY_THE_LEARNER, Received
 from areal_like.wire.groups import encode_group, pack_heads
 from areal_like.wire.link import BusError
-from areal_like.wire.messages import Batch, Push, Refused, Table
+from areal_like.wire.messages import Batch, Refused
 from tests.faults.proxy import Proxy
 
 
@@ -47,26 +49,20 @@ def send_batch(router: Router, index: int) -> None:
     router.send(PEERS[-1], Batch(index, index, 0, ["actor-0"], pack_heads([head]), {}), [payload])
 
 
-def test_a_group_that_is_pushed_twice_is_sent_once() -> None:
-    async def scenario() -> list[int]:
-        client = ActorClient.__new__(ActorClient)
-        client._ready, client._unacknowledged = [], {}
-        client.dealer = dealer = Dealer()  # type: ignore[assignment]
+def test_a_group_that_is_pushed_twice_is_sent_once(monkeypatch) -> None:
+    sent = []
+    stub = SimpleNamespace(send=lambda message, payloads: sent.append((message.table, payloads)))
+    monkeypatch.setattr(client_module, "AsyncDealer", lambda *_, **__: stub)
+
+    async def scenario() -> None:
+        client = ActorClient("", "actor-0", 1)
         for each in (7, 8, 7, 9):
             client.push(Group(each, [sample([(0, 2)])], {0: "d"}))
         await asyncio.sleep(0)
-        ((table, payloads),) = dealer.sent
-        assert len(payloads) == len(table.groups)
-        return [group_id for group_id, _, _ in table.groups]
 
-    class Dealer:
-        def __init__(self) -> None:
-            self.sent: list[tuple[Table, list[bytes]]] = []
-
-        def send(self, message: Push, frames: list[bytes]) -> None:
-            self.sent.append((message.table, frames))
-
-    assert asyncio.run(scenario()) == [7, 8, 9]
+    asyncio.run(scenario())
+    ((table, payloads),) = sent
+    assert [group_id for group_id, _, _ in table.groups] == [7, 8, 9] and len(payloads) == 3
 
 
 @pytest.fixture

@@ -95,12 +95,6 @@ def test_the_oldest_token_of_each_sample(found: list[Sample], allowed: int) -> N
     assert head.oldest_tokens(allowed) == Counter(min(versions) for versions in young if versions)
 
 
-def test_a_sample_with_an_empty_response_is_refused_before_it_is_pushed() -> None:
-    empty = Sample(np.ones(2, np.int32), 2, np.zeros(0, np.float32), np.zeros(0, bool), [], 1.0, "stop")
-    with pytest.raises(WireError, match="group 7: sample 0 has an empty response"):
-        encode_group(group_of(7, [empty]))
-
-
 def table(row: tuple = (2, 3, 0, 0, 2, 0.5), runs: tuple = ((1, 2), (2, 1)), **changes: object) -> dict:
     good = {"groups": [[1, 1, 1.5]], "digests": {1: "a", 2: "b"}}
     good |= {"rows": np.array([row], ROW).tobytes(), "runs": np.array(list(runs), RUN).tobytes()}
@@ -178,47 +172,49 @@ def test_no_value_crashes_the_check(value: object, data: bytes) -> None:
             read(each)
 
 
-@pytest.mark.parametrize("pairs", [[(3, 0.5)], [(-1, 0.5)], [(0, float("nan"))]])
-def test_rewards_of_turns_that_make_no_sense_are_refused_when_they_are_read(pairs: list) -> None:
-    member = Sample(np.arange(5, dtype=np.int32), 2, np.zeros(3, np.float32), np.ones(3, bool), [(0, 3)], 0.5, "stop")
-    good = decode_group(*encode_group(group_of(1, [replace(member, turn_rewards=[(2, 0.5)])])))
-    assert good.samples[0].turn_rewards == [(2, 0.5)]
-    with pytest.raises(WireError, match="reward of a turn"):
-        decode_group(*encode_group(group_of(1, [replace(member, turn_rewards=pairs)])))
+MASK = np.array([1, 0, 0, 1], bool)
+SAMPLE = Sample(np.arange(6, dtype=np.int32), 2, np.zeros(4, np.float32), MASK, [(0, 4)], 0.5, "stop")
+CHOSEN = replace(SAMPLE, experts=np.arange(20, dtype=np.uint8).reshape(5, 2, 2))
+EMPTY = Sample(np.ones(2, np.int32), 2, np.zeros(0, np.float32), np.zeros(0, bool), [], 1.0, "stop")
 
 
-def test_forks_that_are_no_places_of_shown_tokens_are_refused_before_they_are_pushed() -> None:
-    masks = np.array([1, 0, 0, 1], bool)
-    sample = Sample(np.ones(6, np.int32), 2, np.zeros(4, np.float32), masks, [(0, 4)], 1.0, "stop")
-    for forks, reason in (([4], "ascending"), ([-1], "ascending"), ([2, 1], "ascending"), ([3], "is trained")):
-        with pytest.raises(WireError, match=reason):
-            encode_group(Group(0, [sample, replace(sample, forks=forks)], {0: "d0"}))
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ([EMPTY], "sample 0 has an empty response"),
+        ([replace(SAMPLE, forks=[4])], "ascending"),
+        ([replace(SAMPLE, forks=[-1])], "ascending"),
+        ([replace(SAMPLE, forks=[2, 1])], "ascending"),
+        ([SAMPLE, replace(SAMPLE, forks=[3])], "is trained"),
+        ([replace(SAMPLE, turn_rewards=[(4, 0.5)])], "reward of a turn"),
+        ([replace(SAMPLE, turn_rewards=[(-1, 0.5)])], "reward of a turn"),
+        ([replace(SAMPLE, turn_rewards=[(0, float("nan"))])], "reward of a turn"),
+        ([CHOSEN, replace(CHOSEN, experts=np.zeros((5, 1, 2), np.uint8))], "different shapes"),
+    ],
+)
+def test_samples_that_make_no_sense_are_refused(members: list[Sample], reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        decode_group(*encode_group(group_of(7, members)))
 
 
 def test_experts_travel_only_if_all_samples_have_them_and_must_be_the_models() -> None:
-    tokens, mask = np.arange(5, dtype=np.int32), np.ones(3, bool)
-    member = Sample(tokens, 2, np.zeros(3, np.float32), mask, [(0, 3)], 0.5, "stop", [(1, 0.5), (2, 0.0)])
-    chosen = replace(member, experts=np.arange(16, dtype=np.uint8).reshape(4, 2, 2))
-    mixed, _ = encode_group(group_of(1, [chosen, member]))
+    mixed, payload = encode_group(group_of(1, [CHOSEN, SAMPLE]))
     assert mixed.experts == NONE
-    head, payload = encode_group(group_of(1, [chosen, chosen]))
-    assert len(payload) == head.size == encode_group(group_of(1, [member, member]))[0].size + 2 * 16
-    for routing in (None, Routing(2, 2, 16)):
+    check_payload(mixed, payload, None, Routing(2, 2, 16))
+    head, payload = encode_group(group_of(1, [CHOSEN, CHOSEN]))
+    assert len(payload) == head.size == encode_group(group_of(1, [SAMPLE, SAMPLE]))[0].size + 2 * 20
+    for routing in (None, Routing(2, 2, 20)):
         check_payload(head, payload, None, routing)
-    check_payload(mixed, encode_group(group_of(1, [chosen, member]))[1], None, Routing(2, 2, 16))
-    for routing, words in ((Routing(2, 2, 15), "expert 15 where .* has 15"), (Routing(1, 4, 16), r"has \(1, 4, 1\)")):
+    for routing, words in ((Routing(2, 2, 19), "expert 19 where .* has 19"), (Routing(1, 4, 20), r"has \(1, 4, 1\)")):
         with pytest.raises(PayloadError, match=words) as error:
             check_payload(head, payload, None, routing)
         assert error.value.column == "experts"
-    with pytest.raises(WireError, match="different shapes"):
-        encode_group(group_of(1, [chosen, replace(chosen, experts=np.zeros((4, 1, 2), np.uint8))]))
 
 
-def test_groups_that_disagree_on_a_version_are_all_heard() -> None:
-    """In any order: no digest hides another."""
+def test_groups_that_disagree_on_a_version_both_keep_their_digest() -> None:
     head = read(table())[0]
     version = head.versions[0]
     other = replace(head, id=head.id + 1, digests=head.digests | {version: "another"})
     for heads in ([head, other], [other, head], [head, other, head]):
-        said = pack_heads(heads).digests[version].split(OR)
-        assert sorted(said) == sorted([head.digests[version], "another"])
+        found = pack_heads(heads).digests[version].split(OR)
+        assert sorted(found) == sorted([head.digests[version], "another"])

@@ -124,27 +124,3 @@ def test_the_end_raises_in_who_waits_and_all_run_at_once(ring: Ring) -> None:
     ring.close()
     assert ring.noted == ["ended"]
     ring.turns = turns.TurnOrder()  # for the fixture
-
-
-def test_who_waits_for_a_turn_may_be_interrupted(ring: Ring) -> None:
-    stop = threading.Event()
-    ring.start("computes", lambda: stop.wait(20.0))
-
-    def check() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        turns.sleep(1.0, check)
-    stop.set()
-
-
-def test_without_turns_these_are_plain_waits() -> None:
-    news = os.eventfd(1)
-    assert turns.current() is None
-    begin = time.monotonic()
-    turns.wait(100.0, news)
-    turns.sleep(0.01)
-    with turns.outside():
-        pass
-    assert 0.01 <= time.monotonic() - begin < 50.0
-    os.close(news)

@@ -216,8 +216,8 @@ def other_schemas(run: Run) -> None:
         run.turn()
         if sock.poll(0):
             answers.append(msgpack.unpackb(sock.recv())[2]["reason"])
-    for schema, answer in zip((SCHEMA - 1, SCHEMA + 1, 127), answers, strict=True):
-        assert f"schema {schema}, this side {SCHEMA}" in answer
+    for schema, answer in zip((SCHEMA - 1, SCHEMA + 1), answers[:2], strict=True):
+        assert f"schema: got {schema}, expected {SCHEMA}" in answer
 
 
 def a_connection_that_is_no_zeromq(run: Run) -> None:
