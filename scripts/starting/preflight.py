@@ -187,13 +187,14 @@ def check_texts(task: Task, config: Config) -> None:
     """Check that the task has the text that the workflows and a judge need, and an end of answers where cut ones are
     treated apart."""
     codec, name = task.prompt("train", 0).codec, config.task["name"]
+    stops = task.stop_tokens  # raises ValueError where a tokenizer names no end of answers
     if config.group_reward["name"] == "judge" and codec is None:
         raise ConfigError(f"group_reward=judge reads text, e.g. of task=jsonl; task={name} has none", "group_reward")
     for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
         needed = {"multi_turn": "reply", "agent": "opening"}.get(spec["name"])
         if needed and not hasattr(codec, needed):
             raise ConfigError(f"{prefix}={spec['name']} needs a task with text, e.g. jsonl, not {name}", prefix)
-    if config.learner.get("overlong_filter") and not task.stop_tokens:
+    if config.learner.get("overlong_filter") and not stops:
         key = "learner.overlong_filter"
         raise ConfigError(f"{key}: answers of task={name} have a fixed length, so each of them is cut", key)
 
@@ -218,8 +219,8 @@ def check_teacher(config: Config, task: Task) -> None:
 
 
 def _check_vocabulary(key: str, path: str, model: Mapping[str, Any], task: Task) -> None:
-    known = model.get("vocab_size", task.vocab_size)
-    if known < task.vocab_size:
+    known = model.get("vocab_size")
+    if known is not None and known < task.vocab_size:
         fact = f"the model in {path!r} knows {known} token ids, the task uses {task.vocab_size}"
         raise ConfigError(f"{key}: {fact}: take a model and a tokenizer that belong together", key)
 
