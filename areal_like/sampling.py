@@ -24,7 +24,7 @@ def stream_key(*parts: int) -> int:
     """A 64-bit key from integers, e.g. `stream_key(seed, group_id, sample_index)`. Order matters."""
     key = 0
     for part in parts:
-        key = _mix((key + _GOLDEN + (part & _MASK)) & _MASK)
+        key = longer_key(key, part)
     return key
 
 
@@ -43,12 +43,6 @@ def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[
     with np.errstate(over="ignore"):
         x = _mixed(keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def longer_keys(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`longer_key` of each key and part, uint64, broadcast against one another."""
-    with np.errstate(over="ignore"):
-        return _mixed(keys + np.uint64(_GOLDEN) + parts)
 
 
 def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.config import run_config as configs
 from areal_like.launch.forks import Forked
 from areal_like.launch.group import environment
 from areal_like.launch.outcome import RunFailed
-from areal_like.launch.plan import RoleSpec, plan
+from areal_like.launch.plan import RoleSpec
 from areal_like.places import REPOSITORY
 from tests.areal_like.test_launch import MODULE, alive, launcher, offered, run_folder, until  # noqa: F401 - fixtures
 from tests.forked import Command
@@ -111,13 +110,3 @@ print(forks.Forked("this", [], environment(1), Path({str(tmp_path / "log")!r})).
 """
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(long)}, capture_output=True)
     assert done.returncode == 0 and done.stdout == b"0\n", done.stderr
-
-
-def test_only_roles_with_a_model_on_the_cpu_are_forked() -> None:
-    def forked(*overrides: str) -> list[str]:
-        config = configs.load(["configs/quickstart.yaml", "actors.count=1", *overrides])
-        return [role.name for role in plan(config) if role.imports_torch]
-
-    assert forked("learner.ranks=2") == ["learner-1", "learner", "actor-0"]
-    assert forked("engine=timed", "learner=timed") == []
-    assert forked("learner.device=cuda") == ["actor-0"]

@@ -51,20 +51,23 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "names", "essential", "threads"),
+    ("overrides", "names", "threads", "forked"),
     [
-        ("actors.count=2", "buffer learner actor-0 actor-1", 2, [1, 1, 1, 1]),
-        ("actors.count=1 actors.threads=3", "buffer learner actor-0", 2, [1, 3, 3]),
-        ("actors.count=1 actors.threads=3 learner.threads=2", "buffer learner actor-0", 2, [1, 2, 3]),
-        ("actors.count=1 learner.ranks=3", "buffer learner-1 learner-2 learner actor-0", 4, [1, 1, 1, 1, 1]),
+        ("actors.count=2", "buffer learner actor-0 actor-1", [1, 1, 1, 1], [1, 2, 3]),
+        ("actors.count=1 actors.threads=3", "buffer learner actor-0", [1, 3, 3], [1, 2]),
+        ("actors.count=1 actors.threads=3 learner.threads=2", "buffer learner actor-0", [1, 2, 3], [1, 2]),
+        ("actors.count=1 learner.ranks=3", "buffer learner-1 learner-2 learner actor-0", [1] * 5, [1, 2, 3, 4]),
+        ("actors.count=1 engine=timed learner=timed", "buffer learner actor-0", [1] * 3, []),
+        ("actors.count=1 learner.device=cuda", "buffer learner actor-0", [1] * 3, [2]),
     ],
 )
-def test_the_plan_starts_the_buffer_first_and_lets_only_actors_die(
-    overrides: str, names: str, essential: int, threads: list[int]
+def test_the_plan_starts_the_buffer_first_lets_only_actors_die_and_forks_models_on_the_cpu(
+    overrides: str, names: str, threads: list[int], forked: list[int]
 ) -> None:
     roles = plan(configs.load([QUICKSTART, *overrides.split()]))
     assert [role.name for role in roles] == names.split() and [role.threads for role in roles] == threads
-    assert [role.essential for role in roles] == [True] * essential + [False] * (len(roles) - essential)
+    assert all(role.essential == (not role.name.startswith("actor")) for role in roles)
+    assert [number for number, role in enumerate(roles) if role.imports_torch] == forked
 
 
 def test_a_users_folders_reach_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

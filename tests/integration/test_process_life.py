@@ -139,28 +139,6 @@ def assert_one_error(run: Run, *words: str) -> None:
     run.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("name", ["learner", "buffer"])
-def test_the_death_of_an_essential_process_ends_the_run(place: Path, name: str) -> None:
-    run = Run(place, *ENDLESS)
-    run.until_step(3)
-    run.kill(name)
-    assert_one_error(run, f"{name} was killed by SIGKILL; its log is {run.folder / 'logs' / name}.log")
-
-
-class BrokenEngine:
-    """An engine that can't be built."""
-
-    def __init__(self) -> None:
-        raise RuntimeError("no accelerator\nhere")
-
-
-def test_an_actor_that_never_comes_up_ends_the_run_with_its_error(place: Path) -> None:
-    run = Run(place, *ENDLESS, f"engine.name={__name__}:BrokenEngine")
-    assert_one_error(run, "RuntimeError: no accelerator here", "all 2 actors fail alike")
-    assert "to continue" not in run.text(), "the same would happen again"
-    assert "Traceback" in run.log("actor-0") + run.log("actor-1"), "where it failed belongs in the log"
-
-
 def test_keys_that_the_buffer_does_not_list_end_the_run_with_a_reason(place: Path) -> None:
     keys.make(place / "keys")
     (place / "keys" / "clients" / "learner.key").unlink()

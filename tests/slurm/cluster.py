@@ -27,7 +27,7 @@ SLURMD_TIMEOUT = 10
 
 CONF = """\
 ClusterName=test
-SlurmctldHost={host}({address})
+SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
@@ -80,12 +80,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    """`nodes` nodes of `cpus` processors and `gpus` GPUs each, in `folder`. Used as a context. The GPUs are copies of
-    /dev/null: Slurm only deals them out."""
+    """Three nodes of four processors and four GPUs each, on any machine, in `folder`. Used as a context. The GPUs are
+    copies of /dev/null: Slurm only deals them out."""
 
-    def __init__(self, folder: Path, nodes: int = 3, cpus: int = 8, gpus: int = 0):
-        self.folder, self.cpus, self.gpus = folder, cpus, gpus
-        self.nodes = [f"n{i + 1}" for i in range(nodes)]
+    def __init__(self, folder: Path):
+        self.folder, self.nodes = folder, ["n1", "n2", "n3"]
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen] = {}
 
@@ -106,18 +105,14 @@ class Cluster:
 
     def _write_conf(self) -> None:
         host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(self.nodes))
-        more = f" Gres=gpu:{self.gpus}" if self.gpus else ""
-        lines = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} RealMemory=4000{more}"
-            for node, port in zip(self.nodes, ports[1:], strict=True)
-        ]
-        values: dict[str, Any] = {"host": host, "address": "127.0.0.1", "ports": ports, "here": self.folder}
-        values |= {"timeout": SLURMD_TIMEOUT, "nodes": "\n".join(lines), "names": ",".join(self.nodes)}
+        shape = f"NodeHostname={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=4000 Gres=gpu:4"
+        nodes = [f"NodeName={node} Port={port} {shape}" for node, port in zip(self.nodes, ports[1:], strict=True)]
+        values: dict[str, Any] = {"host": host, "ports": ports, "here": self.folder, "timeout": SLURMD_TIMEOUT}
+        values |= {"nodes": "\n".join(nodes), "names": ",".join(self.nodes)}
         (self.folder / "slurm.conf").write_text(CONF.format(**values))
-        for number in range(self.gpus):
+        for number in range(4):
             os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.stat("/dev/null").st_rdev)
-        devices = f"Name=gpu File={self.folder}/gpu[0-{self.gpus - 1}]\n" if self.gpus else ""
-        (self.folder / "gres.conf").write_text(devices)
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-3]\n")
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"

@@ -22,6 +22,7 @@ from areal_like.launch.plan import limits, plan
 from scripts.ledger import audit
 from tests import placed
 from tests.integration.runs import REPOSITORY, rows, summary, train
+from tests.integration.test_ablate import TIMED as STUDY
 from tests.slurm.cluster import Cluster, missing
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -46,9 +47,8 @@ def place(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(shared: Path) -> Iterator[Cluster]:
-    """Four processors and four GPUs per node, on any machine, so that jobs spread over nodes."""
     (shared / "cluster").mkdir()
-    with Cluster(shared / "cluster", cpus=4, gpus=4) as cluster:
+    with Cluster(shared / "cluster") as cluster:
         yield cluster
 
 
@@ -235,16 +235,8 @@ def kill_with_parents(folder: Path, names: set[str]) -> None:
 
 def test_an_ablation_of_two_configs_and_two_seeds_becomes_one_table(cluster: Cluster, place: Path) -> None:
     """An array of four tasks; USR1 warns one that its time is over, and it is queued again. Each run is one process."""
-    small = {"groups_per_batch": 2, "engine.median": 4, "learner.base": 0.1, "run.steps": 15}
-    timed = {"engine": "timed", "learner": "timed", "run.target_reward": None, "eval.prompts": 2, "actors.count": 1}
-    study = {
-        "config": str(REPOSITORY / "configs/quickstart.yaml"),
-        "set": {**timed, **small, "eval.every": 0, "launcher": "inline"},
-        "grid": {"scheduler.max_staleness": [0, 1]},
-        "seeds": [0, 1],
-        "measure": {"staleness": {"summary": "staleness_max"}, "steps": {"summary": "steps"}},
-        "curve": {"y": "staleness/mean", "x": "samples"},
-    }
+    own = {"groups_per_batch": 2, "learner.base": 0.1, "run.steps": 15, "launcher": "inline"}
+    study = STUDY | {"set": STUDY["set"] | own, "grid": {"scheduler.max_staleness": [0, 1]}, "seeds": [0, 1]}
     path, out = place / "study.yaml", place / "study"
     path.write_text(yaml.safe_dump(study, sort_keys=False))
     command = [sys.executable, "-m", "scripts.ablate", str(path), "--out", str(out), "--slurm", "--parallel", "4"]
@@ -252,13 +244,11 @@ def test_an_ablation_of_two_configs_and_two_seeds_becomes_one_table(cluster: Clu
     submitted = re.search(r"4 main runs are submitted as job (\d+); job (\d+) continues after them", said)
     assert submitted, said
     array, then = submitted.groups()
-    first = f"{array}_0"
     (listed,) = out.glob("slurm/main-*.runs")
     _, folder = listed.read_text().splitlines()[0].split("\t")
-    begun = lambda: (Path(folder) / "metrics.jsonl").exists()  # noqa: E731
-    cluster.until("the first run's start", begun)
+    cluster.until("the first run's start", (Path(folder) / "metrics.jsonl").exists)
     with contextlib.suppress(AssertionError):  # it fails where the job has been requeued meanwhile
-        cluster.run("scancel", "--batch", "--signal=USR1", first)
+        cluster.run("scancel", "--batch", "--signal=USR1", f"{array}_0")
     cluster.until("the tables", lambda: cluster.jobs().get(then) == "COMPLETED", 180.0)
     found = list(csv.DictReader((out / "results.csv").open()))
     assert [row["steps"] for row in found] == ["15.0"] * 4, [path.read_text() for path in out.glob("slurm/*.log")]
