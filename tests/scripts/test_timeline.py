@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.run.spans import Span
+from areal_like.run.spans import Span, Spans
 from scripts.timeline import main, shares, timeline, trace_events
-from tests.areal_like.test_spans import written
 
 
 def some_run(folder: Path) -> Path:
-    written(folder, "actor-10", ("generate", 100, 104))
-    written(folder, "actor-2", ("generate", 101, 103), ("update", 102.5, 105))
-    return written(folder, "learner", ("train", 104, 110))
+    spans = [("actor-10", "generate", 100, 104), ("actor-2", "generate", 101, 103), ("actor-2", "update", 102.5, 105)]
+    for role, *span in [*spans, ("learner", "train", 104, 110)]:
+        Spans(folder, role, since_1970=0.0).add(*span)
+    return folder
 
 
 def test_shares_count_what_overlaps_once_in_what_is_waited(tmp_path: Path) -> None:
