@@ -1,6 +1,5 @@
 """Whole runs whose samples come from agents at the endpoint: they learn, and crashes are in the ledger."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,33 +24,3 @@ def test_an_agent_that_speaks_openais_protocol_learns_without_being_rewritten(tm
     assert last["agents/turns"] > 0 and last["agents/crashes"] == last["agents/turns_left_out"] == 0
     mismatch = [row["mismatch_max"] for row in rows(run) if "mismatch_max" in row]
     assert mismatch and max(mismatch) < 1e-3, "the endpoint's logprobs are the learner's"
-
-
-CRASHES = """
-import os, sys
-sys.path.insert(0, "examples")
-import agent_program
-if hash(os.environ["OPENAI_API_KEY"]) % 2:
-    sys.exit("no luck today")
-agent_program.main()
-"""
-
-
-def test_programs_are_agents_and_their_crashes_are_in_the_ledger(tmp_path: Path) -> None:
-    """Each sample is a process. Half of them crash, so some groups (of 2 samples, with 3 attempts each) are dropped."""
-    program = tmp_path / "agent.py"
-    program.write_text(CRASHES)
-    workflow = f"workflow={{name: agent, agent: [{sys.executable},-S,{program}]}}"
-    run = train(
-        tmp_path, "run", workflow, "run.steps=2", "groups_per_batch=4",
-        "sizing.group_size=2", "run.target_reward=null", "eval.every=0", "eval.prompts=0", "actors.count=1",
-        config="configs/copy4.yaml",
-    )  # fmt: skip
-    ledger = summary(run)["ledger"]
-    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
-    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"] and ledger["trained"] == 8
-    assert "failed" not in ledger["dropped"], ledger
-    last = rows(run)[-1]
-    assert last["agents/crashes"] > 0
-    if "agent crashed" in ledger["dropped"]:
-        assert "no luck today" in (run / "logs" / "buffer.log").read_text()

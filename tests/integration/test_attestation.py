@@ -7,9 +7,8 @@ import pytest
 
 from buffer.kept_samples import read_untrainable as read
 from scripts.ledger import audit
-from tests.integration.lying import LIE
-from tests.integration.poisoning import BAD_TOKEN
 from tests.integration.runs import summary, train_in_processes
+from tests.integration.spoiling import BAD_TOKEN, LIE
 
 CONFIG = [
     "groups_per_batch=4",
@@ -34,7 +33,7 @@ def set_aside(run: Path, broken: tuple[str, ...] = ()) -> list[tuple]:
 @pytest.mark.integration
 def test_the_learner_refuses_what_a_lying_actor_has_made(tmp_path: Path) -> None:
     timed = ["engine=timed", "learner=timed", "engine.median=8", "learner.base=0.02", "run.steps=20"]
-    lie = ["filter=tests.integration.lying:blind", "workflow=tests.integration.lying:lying"]
+    lie = ["filter=tests.integration.spoiling:blind", "workflow=tests.integration.spoiling:lying"]
     kept = set_aside(
         train_in_processes(tmp_path, "lies", *CONFIG, *timed, *lie, "run.max_untrainable=20"), ("weights",)
     )
@@ -48,7 +47,7 @@ def test_the_learner_refuses_what_a_lying_actor_has_made(tmp_path: Path) -> None
 @pytest.mark.integration
 def test_a_poisoned_batch_is_set_aside_by_all_ranks_and_a_replay_has_the_weights_of_the_run(tmp_path: Path) -> None:
     config = [*CONFIG, "learner.ranks=2", "run.steps=8"]
-    poison = ["filter=tests.integration.poisoning:blind", "workflow=tests.integration.poisoning:poisoning"]
+    poison = ["filter=tests.integration.spoiling:blind", "workflow=tests.integration.spoiling:poisoning"]
     run = train_in_processes(tmp_path, "poisoned", *config, *poison)
     ((batch, reason, groups),) = set_aside(run)
     assert f"batch {batch} can't be trained" in reason and f"token {BAD_TOKEN}" in reason

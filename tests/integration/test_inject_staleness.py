@@ -1,7 +1,5 @@
 """Data of a set age, through the real buffer: every trained sample is exactly as old as in the config."""
 
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +7,6 @@ import pytest
 
 from buffer.injection import Ages
 from tests.integration.runs import rows, summary, train
-from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step
 
 B, SAMPLES, STEPS = 4, 8, 14
 TIMED = [
@@ -46,21 +43,3 @@ def test_every_sample_has_its_age(tmp_path: Path, spec) -> None:
         assert all(histogram(row) == {0: B * SAMPLES // 2, 4: B * SAMPLES // 2} for row in rows(run)[4:])
     assert summary(run)["staleness_bound"] == Ages(spec).oldest == summary(run)["staleness_max"]
     assert summary(run)["ledger"]["trained"] == STEPS * B
-
-
-@pytest.mark.integration
-def test_ages_hold_when_an_actor_dies_groups_are_filtered_and_the_run_is_resumed(tmp_path: Path) -> None:
-    options = [*COMMON, "run.steps=24", "inject_staleness={0: 0.25, 3: 0.75}", "checkpoint.every=5"]
-    process = start(tmp_path, "run", *options)
-    run = tmp_path / "run"
-    wait_for_step(run, 6, process)
-    os.kill(pid_of(run, "actor-1"), signal.SIGKILL)
-    wait_for_step(run, 12, process)
-    os.kill(pid_of(run, "buffer"), signal.SIGKILL)
-    process.wait(timeout=30)
-    output, _ = (resumed := start(tmp_path, "run", *options, "resume=auto")).communicate(timeout=120)
-    assert resumed.returncode == 0, output
-    trained = [each for batch in trained_ids(run)[:24] for each in batch]
-    assert len(set(trained)) == 24 * B
-    for step, row in enumerate(rows(run)):
-        assert histogram(row) == expected(Ages({0: 0.25, 3: 0.75}), step)

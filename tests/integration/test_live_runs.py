@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,63 +109,11 @@ def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitte
     assert f"ended without a summary after train step {found['steps']}" in capsys.readouterr().err
 
 
-def test_an_actor_whose_engine_hangs_loses_its_leases_and_is_started_anew(tmp_path: Path) -> None:
-    """It still sends heartbeats: only the deadline of its leases shows the hang."""
-    marker = tmp_path / "hangs"
-    engine = ["engine=tests.integration.hanging:Hanging", f"engine.marker={marker}", "buffer.lease_timeout=2"]
-    live = Live(tmp_path, *engine)
-    try:
-        live.until("the hang", marker.exists)
-        live.until_steps(30)  # both actors' groups make a batch: it could not go on with leases that hang
-        live.until("the end of its patience", lambda: "must quit" in _told(live))
-        live.until("the actor that was started anew", lambda: _told(live).count(" joined (pid ") >= 3)
-        live.until_steps(10)
-        last = rows(live.folder)[-1]
-        assert last["rollout/lease_timeouts"] >= 1
-        assert stop.main([str(live.folder), "--drain"]) == 0
-        assert live.end()[0] == 0
-    finally:
-        live.process.kill()
-    assert not any(audit(live.folder).findings.values())
-    assert summary(live.folder)["ledger"]["dropped"] == {}
-
-
-def _told(live: Live) -> str:
-    return (live.folder / "logs" / "buffer.log").read_text()
-
-
-def resident(pid: int) -> int:
-    """Resident memory in bytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def flood(endpoint: str, mechanism: bytes, most: int, look: Callable[[], None]) -> None:
-    """Send one endless message to a peer that speaks ZMTP with this mechanism; connect again when the connection
-    breaks."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
-    frame = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # more frames follow
-    for _ in range(200):
-        with contextlib.suppress(ConnectionError), socket.create_connection((host, int(port))) as raw:
-            raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32))
-            raw.sendall(bytes([4, len(ready)]) + ready if mechanism == b"NULL" else b"")
-            while most > 0:
-                raw.sendall(frame)
-                most -= len(frame)
-                look()
-
-
-def test_a_run_on_tcp_makes_keys_and_nobody_without_them_fills_its_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_on_tcp_makes_keys_and_nobody_without_them_gets_in(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     live = Live(tmp_path, "buffer.transport=tcp")
     try:
         live.until_steps(3)
         offered = json.loads((live.folder / "rendezvous" / "buffer.json").read_text())
-        before, seen = resident(offered["pid"]), [0]
-        for mechanism in (b"NULL", b"CURVE"):
-            flood(offered["endpoint"], mechanism, 200 << 20, lambda: seen.append(resident(offered["pid"])))
-        assert max(seen) - before < 60 << 20
         stranger = SupervisorClient(offered["endpoint"])
         with pytest.raises(BusError, match="asks for keys"):
             stranger.report(30.0)
@@ -193,14 +137,6 @@ def test_a_run_on_tcp_makes_keys_and_nobody_without_them_fills_its_memory(
         live.process.communicate(timeout=60)
 
 
-def test_usr1_stops_a_run_at_a_checkpoint(live: Live) -> None:
-    live.until_steps(3)
-    live.process.send_signal(signal.SIGUSR1)
-    code, said = live.end()
-    assert code == 75 and "paused at a checkpoint" in said
-    assert (live.folder / "checkpoints" / f"step-{live.steps():08d}" / "meta.json").exists()
-
-
 def test_usr1_during_the_start_is_not_lost(live: Live) -> None:
     live.until("the buffer", (live.folder / "rendezvous" / "buffer.json").exists)
     live.process.send_signal(signal.SIGUSR1)
@@ -221,9 +157,6 @@ def test_status_shows_who_waits_each_actor_and_the_ledger(live: Live, capsys: py
     shown = capsys.readouterr().out
     for word in ("waits", "staleness", "bound 1", "admitted", "actor-1"):
         assert word in shown
-    names = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True).stdout.splitlines()
-    ours = {line.split()[0] for line in names if f"--run {live.folder.resolve()} " in line}
-    assert ours - {"forks"} == {"buffer", "learner", "actor-0", "actor-1"}, "who is who is seen in ps, top and py-spy"
 
 
 def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:

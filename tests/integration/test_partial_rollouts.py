@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from buffer.events import HandBack, Serve
+from buffer.events import HandBack
 from buffer.journal import scan
 from scripts.following.running import Running
-from tests.integration.runs import rows, summary, train
+from tests.integration.runs import rows, train
 from tests.integration.test_resume import pid_of, start, wait_for_step
 
 SYNC = ["mode=sync", "run.steps=2", "run.target_reward=null", "eval.prompts=0", "checkpoint.every=0"]
@@ -60,25 +60,3 @@ def test_a_sync_run_is_the_same_with_an_actor_that_leaves(tmp_path: Path) -> Non
         assert ours["response_length/mean"] == theirs["response_length/mean"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3, abs=1e-6)
         assert ours["staleness/max"] == 0
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("partial_rollout", ["resume", "restart"])
-def test_an_async_run_keeps_its_bound_and_loses_nothing(tmp_path: Path, partial_rollout: str) -> None:
-    timed = [
-        "sampling.max_new_tokens=1000",
-        "engine=timed",
-        "engine.median=150",
-        "engine.base=0.002",
-        "learner=timed",
-        "learner.base=0.1",
-    ]
-    common = ["run.steps=12", "eval.prompts=0", "scheduler.max_staleness=2", f"partial_rollout={partial_rollout}"]
-    run = broken_off(tmp_path, *timed, *common)
-    ledger = summary(run)["ledger"]
-    assert ledger["trained"] == 12 * 16 and set(ledger["dropped"]) <= {"end of run"}
-    assert summary(run)["staleness_max"] <= 2
-    events = [event for event, _ in scan(run / "journal")]
-    handed_back = {event.id for event in events if isinstance(event, HandBack)}
-    trained = {each for event in events if isinstance(event, Serve) for each in event.ids}
-    assert bool(handed_back & trained) == (partial_rollout == "resume")

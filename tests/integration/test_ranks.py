@@ -1,10 +1,8 @@
 """Runs whose learner has two ranks. One rank is killed, the run is resumed, and the result equals the run with one
 rank. Actors, relays and late joiners follow what both publish."""
 
-import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from areal_like.config.run_config import ConfigError
 from areal_like.models.causal_lm import state_of
 from areal_like.run import checkpoints
 from scripts.eval import model_folder
-from scripts.following.running import Running
-from scripts.ledger import audit
-from tests.forked import Command
 from tests.integration.runs import rows, summary, train
 from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step
 
@@ -66,44 +60,3 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
     assert ours.keys() == theirs.keys()
     for name, weights in ours.items():
         np.testing.assert_allclose(weights, theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)
-
-
-@pytest.mark.integration
-@pytest.mark.timeout(900)
-def test_an_actor_follows_two_ranks_and_one_that_joins_late_follows_it(tmp_path: Path) -> None:
-    """Both sides compare every digest with all bits; the buffer accepts no other digest. The saved model is the
-    published one."""
-    knobs = ["learner.ranks=2", "actors.count=1", "weights.fanout=1", "weights.sweep_every=1", "run.steps=100000"]
-    process = start(tmp_path, "run", *FEW, *knobs, "checkpoint.every=100000")
-    run = tmp_path / "run"
-    guest = running = None
-    try:
-        wait_for_step(run, 2, process)
-        guest = Command(["scripts.join", str(run)], tmp_path / "guest.said")
-        running = Running(run)
-        deadline, stats = time.monotonic() + 200, list[dict]()
-        follows = {"sum:rollout/deltas": 2, "sum:rollout/sampled_tokens": 1}
-        while sum(all(each.get(key, 0) >= least for key, least in follows.items()) for each in stats) < 2:
-            assert time.monotonic() < deadline and process.poll() is None, stats
-            time.sleep(0.05)
-            with contextlib.suppress(ConfigError):  # a buffer that gets no processor for a while
-                stats = [actor["stats"] for actor in running.report()["actors"].values()]
-        running.client.stop(drain=True)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, output
-        assert guest.wait(60) == 0, guest.communicate()[0]
-    finally:
-        if running:
-            running.close()
-        for each in (guest, process):
-            if each and each.poll() is None:
-                each.terminate()
-                each.communicate(timeout=60)
-    reasons = {key for stat in stats for key in stat if key.startswith("sum:rollout/full_syncs/")}
-    assert reasons <= {"sum:rollout/full_syncs/no route from here"}, "who was too far behind; nobody was led astray"
-    assert sum(stat["sum:rollout/weight_bytes_relayed"] > 0 for stat in stats) == 1, "one actor is served by the other"
-    published = (run / "published.log").read_text().split()
-    assert len(set(published[1::2])) == len(published) // 2 > 3
-    final = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "final")
-    assert state_of(final).digest() == summary(run)["weights_digest"] == published[-1]
-    assert not any(audit(run).findings.values())

@@ -91,30 +91,6 @@ def test_sixteen_actors_cost_the_learner_as_much_as_its_fan_out(tmp_path: Path, 
     assert bytes_sent[0] == 16 / 2 * bytes_sent[2]
 
 
-def test_a_joiner_gets_a_base_snapshot_and_the_deltas_since_from_a_relay(tmp_path: Path) -> None:
-    source, tree, sent = Source(tmp_path), RelayTree(1), weights()
-    first, second, third = (Actor(tmp_path, number, tree) for number in range(3))
-
-    async def follow() -> None:
-        await together([first], source.publish(0, sent))
-        await together([second], source.manifests[-1])  # makes the base snapshot of version 0
-        before, newest = egress(source), sent
-        for version in range(1, 4):
-            newest = moved(newest, version, 0.001)
-            await together([first], source.publish(version, newest))
-        after = egress(source)
-        await together([second, third], source.manifests[-1])
-        assert before < after == egress(source)
-
-    asyncio.run(follow())
-    joiner = third.subscriber
-    assert third.engine.version == 3 and joiner.totals["base_snapshots"] == 1
-    assert joiner.stats()["weight_bytes_relayed"] == joiner.stats()["weight_bytes"] >= sent.nbytes
-    for actor in (first, second, third):
-        actor.subscriber.close()
-    source.publisher.close()
-
-
 def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) -> None:
     """A peer on the allow-list is served; one without keys, or that expects another key, is not."""
     monkeypatch.setattr("actors.sources.RELAY_SECONDS", 0.5)

@@ -125,17 +125,6 @@ def test_what_decides_the_data_cannot_change_on_resume(tmp_path: Path) -> None:
     process = start(tmp_path, "run", *TIMED, "run.steps=3", "run.seed=1", f"resume={run}")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "run.seed was 0" in output
-    names = ["config.yaml", "run.json", "summary.json", "metrics.jsonl"]
-    before = {name: (run / name).read_bytes() for name in names}
-    ended_at_once = start(tmp_path, "run", *TIMED, "run.steps=7", f"resume={run}")
-    deadline = time.monotonic() + 60.0
-    while not (run / "next" / "run.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    ended_at_once.send_signal(signal.SIGINT)
-    ended_at_once.communicate(timeout=60)
-    assert ended_at_once.returncode == 130
-    assert {name: (run / name).read_bytes() for name in names} == before and not (run / "next").exists()
     longer = start(tmp_path, "run", *TIMED, "run.steps=5", f"resume={run}")
     output, _ = longer.communicate(timeout=60)
     assert longer.returncode == 0, output

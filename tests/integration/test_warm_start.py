@@ -3,12 +3,9 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from areal_like.config.run_config import ConfigError
-from tests.integration.runs import rows, summary, train, train_in_processes
+from tests.integration.runs import rows, summary, train
 
 TINY = ["algorithm=sft", "task={name: reverse, digits: 4, min_digits: 2}", "groups_per_batch=8", "eval.prompts=16"]
 SCHEDULED = ["learner.schedule=cosine", "learner.schedule_steps=6", "learner.warmup_steps=1", "eval.every=2"]
@@ -33,20 +30,6 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, more: list[str]) 
     assert (whole / "checkpoints" / "final" / "adapter").exists() is bool(more)
 
 
-def test_two_ranks_do_what_one_does_and_resume(tmp_path: Path) -> None:
-    setting = [*TINY, "learner.publish_dtype=float32", "eval.every=2"]
-    one = train(tmp_path, "one", *setting, "run.steps=4")
-    two = train_in_processes(tmp_path, "two", *setting, "run.steps=2", "learner.ranks=2")
-    train_in_processes(tmp_path, "two", *setting, "run.steps=4", "learner.ranks=2", f"resume={two}")
-    assert [p.name for p in (two / "logs").iterdir() if "buffer" in p.name or "actor" in p.name] == []
-    for key in ("loss", "eval/loss", "tokens"):
-        alone, together = ([row[key] for row in rows(run) if key in row] for run in (one, two))
-        np.testing.assert_allclose(together, alone, rtol=2e-4, err_msg=key)
-    weights, same = (load_file(run / "checkpoints" / "final" / "model.safetensors") for run in (one, two))
-    for name, values in weights.items():
-        np.testing.assert_allclose(same[name], values, atol=2e-3, err_msg=name)
-
-
 def test_reinforcement_learning_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """With the commands of docs/warm-start.md, but for the first model, which is random here."""
     file = tmp_path / "sums.jsonl"
@@ -69,11 +52,3 @@ def test_reinforcement_learning_goes_on_from_its_checkpoint(tmp_path: Path) -> N
     first = next(line for line in (after / "published.log").read_text().splitlines() if line.startswith("0 "))
     assert first == f"0 {digest(warm)}", "it begins with the weights that were left"
     assert summary(after)["ledger"]["trained"] == 8
-
-
-def test_what_cannot_be_trained_ends_the_run_with_its_place(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"prompt": str(n), "completion": "x" * n}) + "\n" for n in range(1, 9)))
-    with pytest.raises(ConfigError, match=r"rows\.jsonl:\d .*task.max_tokens allows 4.*\(4 more rows don't fit"):
-        text = ["task.tokenizer=bytes", "task.max_tokens=4", f"task.path={file}", "task.heldout_fraction=0.13"]
-        train(tmp_path, "x", *text, "model={name: qwen2}", config="configs/sft.yaml")

@@ -157,45 +157,6 @@ def test_wrong_bits_never_reach_the_engine(source: Source) -> None:
     assert engine.loaded == [] and subscriber.full_syncs == {"wrong digest": TRIES}
 
 
-def test_the_same_bits_under_a_new_version_are_not_sent_again(source: Source) -> None:
-    engine = RecordingEngine()
-    manifests = [source.publish(1, state(1, 100))]
-    subscriber = subscriber_of(engine)
-
-    async def follow() -> None:
-        await subscriber.apply(manifests[0])
-        await subscriber.apply(source.publish(2, state(1, 100)))
-        assert engine.version == 2 and [version for version, _ in engine.loaded] == [1]
-        await subscriber.apply(source.publish(3, state(2, 100)))
-        subscriber.close()
-
-    asyncio.run(follow())
-    assert [version for version, _ in engine.loaded] == [1, 3] and subscriber.totals["base_snapshots"] == 1
-
-
-def test_a_version_that_is_gone_is_skipped_for_the_newest(source: Source) -> None:
-    """The loop receives an overtaken version, then the newest: it must end at the newest, with its bits."""
-    engine, told = RecordingEngine(), []
-    manifests = [source.publish(version, state(version, 5000)) for version in range(4)]
-
-    async def scenario() -> None:
-        subscriber = Subscriber(engine, "actor", lambda *applied: told.append(applied))
-        loop = asyncio.create_task(subscriber.run())
-        subscriber.announce(manifests[0])
-        await asyncio.sleep(0.3)
-        assert engine.loaded == [], "version 0 is no longer there"
-        subscriber.announce(manifests[-1])
-        async with asyncio.timeout(20):
-            while not told:
-                await asyncio.sleep(0.01)
-        loop.cancel()
-        subscriber.close()
-
-    asyncio.run(scenario())
-    assert told == [(manifests[-1].version, manifests[-1].digest)]
-    assert engine.loaded[0][1].tobytes() == state(3, 5000).buffer.tobytes()
-
-
 class SpoilingServer(WeightServer):
     """Loses the first `lost` chunks, like a broken connection, and flips a bit in the first `spoilt` deltas."""
 
@@ -244,29 +205,3 @@ def test_a_spoilt_delta_ends_in_whole_weights(tmp_path: Path, monkeypatch) -> No
     source.publisher.close()
     assert subscriber.full_syncs == {"wrong checksum": 1}
     assert [bits.tobytes() for _, bits in engine.loaded] == [s.buffer.tobytes() for s in (before, after, before)]
-
-
-def test_fetching_blocks_no_decode_step(tmp_path: Path) -> None:
-    """While a large update is fetched, checked and applied to the replica, the event loop keeps turning."""
-    source, engine, before = Source(tmp_path), RecordingEngine(), state(1, 8 << 20)
-    turns: list[int] = []
-
-    async def generate() -> None:
-        while True:
-            turns[-1] += 1
-            await asyncio.sleep(0)
-
-    async def follow() -> None:
-        subscriber = subscriber_of(engine)
-        generating = asyncio.create_task(generate())
-        for version, sent in enumerate((before, moved(before, 1))):
-            manifest = await asyncio.to_thread(source.publish, version, sent)
-            turns.append(0)
-            await subscriber.apply(manifest)
-        generating.cancel()
-        subscriber.close()
-
-    turns.append(0)
-    asyncio.run(follow())
-    source.publisher.close()
-    assert min(turns[1:]) > 5, turns
