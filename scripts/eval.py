@@ -65,6 +65,11 @@ class Question:
     workflow: Workflow
     tokenized: bool = False
 
+    def prompts(self) -> list[str]:
+        """The prompts for people: the last message of each, or its tokens."""
+        found = [self.task.prompt(*row) for row in self.rows]
+        return [str(each.messages[-1]["content"] if each.messages else each.tokens.tolist()) for each in found]
+
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("eval", __doc__)
@@ -170,19 +175,6 @@ def check_vocabulary(given: Path, folder: Path, asked: Sequence[Question]) -> No
             raise ConfigError(f"{given}: got a vocabulary of {size} tokens, expected the {wanted} of {question.name}")
 
 
-def check_prompts(first: Sequence[Question], second: Sequence[Question]) -> None:
-    """Raises ConfigError where two models would get other prompts."""
-    for mine, other in zip(first, second, strict=True):
-        texts = [[shown(each.task.prompt(*row)) for row in each.rows] for each in (mine, other)]
-        if texts[0] != texts[1]:
-            raise ConfigError(f"{mine.name}: the tokenizers of the two models leave them other prompts")
-
-
-def shown(prompt: Prompt) -> str:
-    """A prompt for people: its last message, or its tokens."""
-    return str(prompt.messages[-1]["content"] if prompt.messages else prompt.tokens.tolist())
-
-
 # ---- asking ---------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +192,7 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     engine = TorchEngine(model, slots=args.slots)
     pool = RewardPool(workers=WORKERS, timeout=TIMEOUT)
     reward, task = reward_function(question.task, pool, timeout=TIMEOUT), question.task
+    shown = question.prompts()
 
     async def sample(prompt: Prompt, number: int, i: int) -> Any:
         key, longest = stream_key(args.seed, number, i), args.max_tokens or prompt.max_tokens
@@ -216,7 +209,7 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         texts = [prompt.codec.decode(each) if prompt.codec else " ".join(map(str, each)) for each in responses]
         cut = sum(each.finish == "length" for each in samples) if task.stop_tokens else 0
         rewards, lengths = [float(each.reward) for each in samples], [len(each) for each in responses]
-        return Answers(shown(prompt), str(prompt.answer), texts, rewards, lengths, cut)
+        return Answers(shown[number], str(prompt.answer), texts, rewards, lengths, cut)
 
     try:
         return list(await asyncio.gather(*map(answers, range(len(question.rows)))))
@@ -299,7 +292,8 @@ def main(argv: list[str] | None = None) -> int:
         asked = [questions(args, folder) for folder in folders]  # a file is read with the model's own tokenizer
         for given, folder, own in zip(models, folders, asked, strict=True):
             check_vocabulary(given, folder, own)
-        check_prompts(asked[0], asked[-1])
+        if [each.prompts() for each in asked[0]] != [each.prompts() for each in asked[-1]]:
+            raise ConfigError("--against: the tokenizers of the two models leave them other prompts")
         answers = [evaluate(args, folder, own) for folder, own in zip(folders, asked, strict=True)]
     except (UserError, ValueError, OSError) as error:
         refuse(error)

@@ -13,7 +13,6 @@ import numpy as np
 
 from areal_like.config import run_config as configs
 from areal_like.config.registry import ConfigError
-from areal_like.config.schema import OWN
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, RECORD, config_file, is_going_on, summary_of
 from buffer.journal import JournalError, Recorded
@@ -45,11 +44,11 @@ def contents(run: Path) -> dict[str, Any]:
         series.add(each)
         row |= {key: value for key, value in each.items() if isinstance(value, int | float)}
         if each.get("eval/reward") is not None:
-            numbers = {"version": each["eval/version"], "reward": each["eval/reward"], "seconds": each.get("seconds")}
-            evaluations[numbers["version"]] = numbers | {"sets": sets_in(each)}
+            version, names = each["eval/version"], {"reward": "eval/reward", "seconds": "seconds"}
+            evaluations[version] = {"version": version} | {name: each.get(key) for name, key in names.items()}
     evaluations |= {each["version"]: each for each in summary.get("evaluations", ())}
     texts = Texts(run)
-    ledger, unread = ledger_of(run, going_on, summary, row)
+    ledger, unread = ledger_of(run, going_on, summary)
     record = json.loads((run / RECORD).read_text()) if (run / RECORD).is_file() else {}
     group = config.sizing.get("group_size")
     return {
@@ -79,19 +78,6 @@ def _at_step(found: Mapping[str, Any], config: configs.Config, summary: Mapping[
     return {"step": min(step, summary.get("steps", step)), "sets": {}, **found}
 
 
-def sets_in(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Held-out set → its figures, from the keys of a row of metrics (`learners.main.heldout_metrics`)."""
-    found: dict[str, dict[str, float]] = {}
-    for key, value in row.items():
-        prefix, _, rest = key.partition("/")
-        if prefix == "heldout" and isinstance(value, int | float):
-            name, _, figure = rest.partition("/")
-            found.setdefault(name, {})[figure or "reward"] = value
-        elif prefix == "eval" and "eval/prompts" in row and isinstance(value, int | float) and rest != "version":
-            found.setdefault(OWN, {})[rest] = value
-    return found
-
-
 def timeline_of(run: Path) -> dict[str, Any] | None:
     """Shares of the whole time: role → activity → share. None without spans."""
     try:
@@ -109,33 +95,19 @@ def timeline_of(run: Path) -> dict[str, Any] | None:
     }
 
 
-def ledger_of(
-    run: Path, going_on: bool, summary: Mapping[str, Any], row: Mapping[str, Any]
-) -> tuple[dict[str, Any], str]:
-    """The ledger from the journal of a run that has ended; else, or with a note if it cannot be read, counts only."""
+def ledger_of(run: Path, going_on: bool, summary: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The ledger of a run that has ended, from its journal; with a note if that cannot be read, counts only."""
     journal, note = run / "journal", ""
     if not going_on and 0 < sum(path.stat().st_size for path in journal.glob("*.wal")) <= JOURNAL_BYTES:
         try:
             return ledger_data(Books().read(Recorded(journal, whole=True))), ""
         except (JournalError, OSError, ValueError, KeyError) as error:
             note = f"the ledger has counts only, because the journal cannot be read: {error}"
-    counts = summary.get("ledger") or counted(row)
+    counts = summary.get("ledger", {})
     fates = {"trained": counts.get("trained", 0), "active": counts.get("active", 0)}
     for kind in ("filtered", "dropped"):
         fates |= {f"{kind}: {reason}": count for reason, count in counts.get(kind, {}).items()}
     return {"fates": [{"fate": fate, "count": count} for fate, count in fates.items() if count]}, note
-
-
-def counted(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The ledger of a live run, from its last train step."""
-    found: dict[str, Any] = {"filtered": {}, "dropped": {}}
-    for key, value in row.items():
-        kind, _, reason = key.removeprefix("ledger/").partition("/")
-        if key.startswith("ledger/") and reason:
-            found.setdefault(kind, {})[reason] = value
-        elif key.startswith("ledger/"):
-            found[kind] = value
-    return found
 
 
 def ledger_data(accounts: Mapping[str, Account]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from .gpus import Gpus, gpus_here, sharing
 
 LEAST_BYTES = 13
 """Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.wire.groups`)."""
+SPLITS = ("train", "heldout")
 POSITIONS = "the model's max_position_embeddings"
 ROWS = 256
 """Most prompts of each split to check if a task has no `rows_beyond`; of held-out ones those that are asked."""
@@ -254,15 +255,13 @@ def check_lengths(task: Task, heldout: int, config: Config, model: dict[str, Any
     def problem(split: str, row: int) -> str:
         prompt = task.prompt(split, row)
         most = config.sampling.max_new_tokens or prompt.max_tokens
-        response = most + (max(prompt.filler, default=0) if split == "train" else 0)
-        needed = len(prompt.tokens) + response
-        total = f"a prompt of {len(prompt.tokens)} tokens with a response of up to {response} needs {needed}"
-        short = [f"{total}; {name}={bound}" for name, bound in known.items() if needed > bound]
-        return f"{short[0]}: lower sampling.max_new_tokens (or task.max_tokens)" if short else ""
+        needed = len(prompt.tokens) + most + (max(prompt.filler, default=0) if split == "train" else 0)
+        short = [f"{name}={bound}" for name, bound in known.items() if needed > bound]
+        total = f"a prompt of {len(prompt.tokens)} tokens with its longest response needs {needed}"
+        return f"{total}; {short[0]}: lower sampling.max_new_tokens (or task.max_tokens)" if short else ""
 
-    for split in ("train", "heldout"):
-        rows = rows_to_check(task, split, heldout, config, min(known.values(), default=None))
-        _refuse_rows(task, split, rows, problem)
+    least = min(known.values(), default=None)
+    _refuse_rows(task, {split: rows_to_check(task, split, heldout, config, least) for split in SPLITS}, problem)
 
 
 def check_demonstrations(task: Task, config: Config, model: dict[str, Any] | None) -> None:
@@ -278,16 +277,16 @@ def check_demonstrations(task: Task, config: Config, model: dict[str, Any] | Non
         length = len(shown.prompt.tokens) + len(shown.tokens)
         return f"{length} tokens; {POSITIONS}={most}: take the row out" if length > most else ""
 
-    for split in ("train", "heldout"):
-        size = task.size(split)
-        _refuse_rows(task, split, range(size if hasattr(task, "place") else min(size, ROWS)), problem)
+    sizes = {split: task.size(split) for split in SPLITS}
+    rows = {split: range(size if hasattr(task, "place") else min(size, ROWS)) for split, size in sizes.items()}
+    _refuse_rows(task, rows, problem)
 
 
-def _refuse_rows(task: Task, split: str, rows: Iterable[int], problem: Callable[[str, int], str]) -> None:
+def _refuse_rows(task: Task, rows: Mapping[str, Sequence[int]], problem: Callable[[str, int], str]) -> None:
     """Raises ConfigError for the first row with a problem, with the number of others. A row that can't be made raises
     a ValueError of its own place."""
     problems = []
-    for row in rows:
+    for split, row in [(split, row) for split, its in rows.items() for row in its]:
         try:
             found = problem(split, row)
         except ValueError as error:

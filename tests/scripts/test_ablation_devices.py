@@ -70,22 +70,6 @@ def looks(module: str, arguments: list[str], variables: dict[str, str], log: Pat
     return subprocess.Popen([sys.executable, "-c", LOOK, f"{arguments[0]}.json", VISIBLE], env=variables)
 
 
-def fails(module: str, arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("a") as file:
-        file.write("ended\n" if log.stat().st_size else "error: no space left\nended\n")
-    return subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
-
-
-def test_a_failed_run_is_reported_with_the_error_of_its_last_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(runs, "Forked", fails)
-    run, folder = Run(MAIN, {}, {}, 0, config_of), Folder(tmp_path)
-    for error in ("no space left", "ended"):
-        assert runs.run_all([run], folder, 1, None, lambda: None) == [run]
-        assert f"FAILED: {error} (its log: {folder.log(run)})" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("inherited", [None, "4,5,6,7"])
 def test_runs_at_a_time_see_devices_of_their_own(
     inherited: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

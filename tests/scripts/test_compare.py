@@ -30,16 +30,6 @@ def test_seeds_are_taken_together(runs: list[Path], capsys: pytest.CaptureFixtur
     assert second["settings"]["loss.name"] == "dg" and second["measures"]["train steps"]["mean"] == 4
 
 
-def test_each_number_is_whole_in_eighty_columns(
-    runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scripts.console.output.WIDTH", 80)
-    assert compare.main([*map(str, runs)]) == 0
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
-    assert [line.split()[-3:] for line in text.splitlines() if "held-out reward" in line] == [["0.6", "0.5", "0.7"]]
-
-
 def test_runs_that_differ_are_never_taken_for_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """However many keys differ between other runs."""
     far = ["mode=sync", "groups_per_batch=4", "sizing.group_size=4", "advantage=rloo", "loss=dg", "eval.every=3"]

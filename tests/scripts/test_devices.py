@@ -69,15 +69,6 @@ def test_what_does_not_fit_is_counted_and_the_cheap_changes_come_first(shapes: P
     assert "fit" not in table("gpu=8x", path, memory=0) and "--device-memory 80GB" in table("gpu=8x", path, memory=0)
 
 
-def test_one_device_holds_the_sum_of_those_that_share_it(shapes: Path) -> None:
-    said = table("gpu=1x", f"model.path={shapes / '0.5b'}", devices=1)
-    total, spare = (float(each) for each in re.findall(r"learner, actor-0 +([\d.]+) GiB +([\d.]+) GiB left", said)[0])
-    parts = [
-        float(each) for each in re.findall(r" ([\d.]+)(?=,|;|\n)", said.partition("in GiB:")[2].replace(" of ", ""))
-    ]
-    assert total + spare == pytest.approx(74.5, abs=0.11) and sum(parts) == pytest.approx(total, abs=0.6)
-
-
 def test_more_ranks_hold_less_each(shapes: Path) -> None:
     def of_a_rank(ranks: int) -> float:
         said = table(

