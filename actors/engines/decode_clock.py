@@ -1,5 +1,5 @@
-"""Continuous batching as arithmetic on time: which sequences an accelerator decodes when. No model, no sleep, no event
-loop. The timed engine drives it in real time, the simulator (`scripts.simulation`) in virtual time.
+"""Continuous batching as arithmetic on time: which sequences an accelerator decodes when. The timed engine drives it in
+real time, the simulator (`scripts.simulation`) in virtual time.
 
 The clock is at the end of the last step. It moves from event to event (a sequence ends, joins or is aborted, an update
 is applied). A step that has begun runs to its end before anything joins or an update is applied.
@@ -10,11 +10,16 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from statistics import NormalDist
+from typing import NamedTuple
 
+from areal_like.sampling import longer_key, stream_key, uniform
 from areal_like.types import Finish, Runs
 
+_NORMAL = NormalDist()
 TOTALS = ("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses")
 
 
@@ -67,8 +72,7 @@ class TimedRequest:
         return sum([count for _, count in self.runs])
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """An update to `version` that arrived at `arrival`. `ended` is called once it is applied."""
 
     version: int
@@ -97,8 +101,7 @@ class DecodeClock:
         self.waiting.append(request)
 
     def load(self, load: Load) -> None:
-        """Queue an update, to be applied after the step in progress (and the running sequences, if they may not be
-        interrupted). Call `advance` before and after."""
+        """Queue an update. Call `advance` before and after."""
         self._loads.append(load)
 
     def abort(self, requests: Iterable[TimedRequest], now: float) -> None:
@@ -107,11 +110,10 @@ class DecodeClock:
         for request in requests:
             if request in self.running:
                 self._leave(request)
+                request.ended(request, "abort")
             elif request in self.waiting:
                 self.waiting.remove(request)
-            else:
-                continue
-            request.ended(request, "abort")
+                request.ended(request, "abort")
         self.advance(now)
 
     def advance(self, now: float) -> None:
@@ -138,14 +140,13 @@ class DecodeClock:
         return self.running[0].last - self.steps
 
     def _first_arrival(self) -> float:
-        return self._loads[0].arrival if self._loads else self.waiting[0].arrival
+        first = self._loads or self.waiting
+        return first[0].arrival if first else math.inf
 
     def _next_event(self) -> float:
         if self.running:
             return self.now + self.cost.steps(self._steps_to_event(), len(self.running), self.held)
-        if self._loads or self.waiting:
-            return max(self.now, self._first_arrival())
-        return math.inf
+        return max(self.now, self._first_arrival())
 
     def _run_steps(self, count: int) -> None:
         seconds = self.cost.steps(count, len(self.running), self.held)
@@ -172,8 +173,9 @@ class DecodeClock:
         request.begin, request.last = self.steps, self.steps + request.length
         insort(self.running, request, key=lambda each: each.last)
         self.held += request.prompt
-        self.now += self.cost.prefill * request.prompt
-        self.totals["busy_seconds"] += self.cost.prefill * request.prompt
+        seconds = self.cost.prefill * request.prompt
+        self.now += seconds
+        self.totals["busy_seconds"] += seconds
 
     def _apply(self, load: Load) -> None:
         for request in self.running:
@@ -199,3 +201,34 @@ class DecodeClock:
         self._end_run(request)
         self.held -= request.prompt + request.made
         self.running.remove(request)
+
+
+class AnswerLengths:
+    """Lengths of made-up answers, in tokens: a function of prompt and sampling key, so runs repeat. A prompt's
+    median is log-normal(`median`, `sigma`), a sample's length log-normal(its prompt's median, `noise`). `trace`: a
+    prompt draws one of these lists instead, and its samples draw from it. Raises ValueError."""
+
+    def __init__(
+        self, median: float, sigma: float, noise: float, seed: int = 0, trace: Sequence[Sequence[int]] | None = None
+    ):
+        self._median, self._sigma, self._noise, self._key = median, sigma, noise, stream_key(seed)
+        self._trace = trace or []
+        if not all(each and min(each) >= 1 for each in self._trace):
+            raise ValueError("trace: got an empty list or a length below 1, expected lists of lengths of at least 1")
+
+    def of(self, prompt: int, key: int) -> int:
+        """Whole length of the sample with this key: at least 1. `prompt`: `digest_of` its prompt."""
+        draw = uniform(longer_key(self._key, key))
+        if self._trace:
+            lengths = self._trace[int(uniform(longer_key(self._key, prompt)) * len(self._trace))]
+            return lengths[int(draw * len(lengths))]
+        spread = self._sigma * _normal(longer_key(self._key, prompt)) if self._sigma else 0.0
+        if self._noise:
+            spread += self._noise * _NORMAL.inv_cdf(max(draw, 2.0**-53))
+        return max(1, round(self._median * math.exp(spread)))
+
+
+@lru_cache(4096)
+def _normal(key: int) -> float:
+    """Standard normal number of a prompt, which has many samples."""
+    return _NORMAL.inv_cdf(max(uniform(key), 2.0**-53))

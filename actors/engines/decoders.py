@@ -1,9 +1,12 @@
 """How the embedded engine computes a model: transformers' own forward, or a leaner one for Llama-like models.
 
-Both read and write the same `SlotCache` and the same parameters, so a weight update is independent of both. With the
-compute dtype bfloat16 both hold the layers' matrices in it, once and exactly (these bits are published), and round the
-inputs of products; embedding, norms, rotary angles, the residual stream and the head stay in float32, as they do for a
-learner under autocast with a float32 head.
+    prefill(tokens, positions)         fills the cache from tokens int64 [b, t] at positions [b or 1, t]
+    logits(tokens, positions, cache)   → [b, t, vocab]; in a decode step (t = 1) nothing may ask the host
+
+Both read and write a `SlotCache`, after one of its `begin_...`, and the same parameters. With the compute dtype
+bfloat16 both hold the layers' matrices in it, once and exactly (these bits are published), and round the inputs of
+products; embedding, norms, rotary angles, the residual stream and the head stay in float32, as they do for a learner
+under autocast with a float32 head.
 
 - `ModelDecoder` runs the forward of any transformers model with full attention, switched to `slot_attention`.
 - `FusedDecoder` runs the Llama-like ones (Llama, Mistral, Qwen2, Qwen3) with one matrix product for query, key and
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,32 +36,14 @@ LLAMA_LIKE = {"llama", "mistral", "qwen2", "qwen3"}
 """`config.model_type` of the models that `FusedDecoder` knows."""
 
 
-class Decoder(Protocol):
-    def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
-        """Fill the cache from tokens int64 [b, t] at positions [b or 1, t]; after `SlotCache.begin_prefill`."""
-        ...
-
-    def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Tokens int64 [n, 1] at positions [n, 1] → logits [n, vocab]; after `SlotCache.begin_decode`, or its static
-        form: then nothing here may ask the host."""
-        ...
-
-    def score(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
-        """Tokens int64 [b, t] at positions [1, t] → logits [b, t, vocab], by way of another cache; after its
-        `begin_prefill`."""
-        ...
-
-
-def decoder_for(model: PreTrainedModel, cache: SlotCache) -> Decoder:
+def decoder_for(model: PreTrainedModel, cache: SlotCache) -> ModelDecoder | FusedDecoder:
     """The fastest decoder that fits the model; it multiplies matrices in the dtype of the cache."""
     return FusedDecoder(model, cache) if FusedDecoder.fits(model) else ModelDecoder(model, cache)
 
 
 class ModelDecoder:
-    """transformers' own forward. From here on the model attends through slot caches only.
-
-    Raises ValueError for a model whose layers do not all have full attention.
-    """
+    """transformers' own forward. From here on the model attends through slot caches only. Raises ValueError for a model
+    whose layers do not all have full attention."""
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache):
         others = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
@@ -72,11 +57,7 @@ class ModelDecoder:
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
         self._model.base_model(tokens, position_ids=positions, use_cache=False, slot_cache=self._cache)
 
-    def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        output = self._model(tokens, position_ids=positions, use_cache=False, slot_cache=self._cache)
-        return output.logits[:, -1]
-
-    def score(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
+    def logits(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
         return self._model(tokens, position_ids=positions, use_cache=False, slot_cache=cache).logits
 
 
@@ -137,25 +118,20 @@ class FusedDecoder:
         self._layers = layers
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
-        self._hidden(tokens, positions, keys_only=True)
+        self._hidden(tokens, positions, self._cache, keys_only=True)
 
-    def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self._head(_normed(self._norm, self._hidden(tokens, positions)))
+    def logits(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
+        return self._head(_normed(self._norm, self._hidden(tokens, positions, cache))).view(*tokens.shape, -1)
 
-    def score(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
-        own, self._cache = self._cache, cache
-        try:
-            return self.decode(tokens, positions).view(*tokens.shape, -1)
-        finally:
-            self._cache = own
-
-    def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor, keys_only: bool = False) -> torch.Tensor:
+    def _hidden(
+        self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache, keys_only: bool = False
+    ) -> torch.Tensor:
         """→ [b · t, hidden], before the last norm. `keys_only` stops where the cache is filled; the result is void."""
         x = self._embedding(tokens.flatten())
         cos, sin = self._rotary(x, positions)
         cos, sin = cos[:, :, None], _signed(sin)[:, :, None]
         for index, layer in enumerate(self._layers):
-            mixed = self._attend(index, layer, _normed(layer.norms[0], x), (*tokens.shape, cos, sin))
+            mixed = _attend(cache, index, layer, _normed(layer.norms[0], x), (*tokens.shape, cos, sin))
             if keys_only and index + 1 == len(self._layers):
                 break
             x = layer.out(mixed, x)
@@ -163,20 +139,21 @@ class FusedDecoder:
             x = layer.down(layer.activation(gate).mul_(up), x)
         return x
 
-    def _attend(
-        self, index: int, layer: _Layer, x: torch.Tensor, place: tuple[int, int, torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
-        b, t, cos, sin = place
-        kv_heads, dim = self._cache.heads, self._cache.dim
-        qkv = layer.qkv(x).view(b, t, -1, dim)
-        qk, value = qkv[:, :, :-kv_heads].float(), qkv[:, :, -kv_heads:]
-        if layer.head_norms is not None:
-            query, key = qk[:, :, :-kv_heads], qk[:, :, -kv_heads:]
-            qk = torch.cat([_normed(layer.head_norms[0], query), _normed(layer.head_norms[1], key)], dim=2)
-        qk = (qk * cos).add_(qk.roll(dim // 2, dims=-1).mul_(sin)).transpose(1, 2)
-        query, key = qk[:, :-kv_heads], qk[:, -kv_heads:]
-        out = self._cache.attend(index, query, key, value.transpose(1, 2), layer.scale)
-        return out.transpose(1, 2).reshape(b * t, -1)
+
+def _attend(
+    cache: SlotCache, index: int, layer: _Layer, x: torch.Tensor, place: tuple[int, int, torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    b, t, cos, sin = place
+    kv_heads, dim = cache.heads, cache.dim
+    qkv = layer.qkv(x).view(b, t, -1, dim)
+    qk, value = qkv[:, :, :-kv_heads].float(), qkv[:, :, -kv_heads:]
+    if layer.head_norms is not None:
+        query, key = qk[:, :, :-kv_heads], qk[:, :, -kv_heads:]
+        qk = torch.cat([_normed(layer.head_norms[0], query), _normed(layer.head_norms[1], key)], dim=2)
+    qk = (qk * cos).add_(qk.roll(dim // 2, dims=-1).mul_(sin)).transpose(1, 2)
+    query, key = qk[:, :-kv_heads], qk[:, -kv_heads:]
+    out = cache.attend(index, query, key, value.transpose(1, 2), layer.scale)
+    return out.transpose(1, 2).reshape(b * t, -1)
 
 
 def _layers(model: PreTrainedModel) -> list[Any]:

@@ -1,8 +1,5 @@
-"""Where the embedded engine computes, and how much of a GPU's memory its keys and values may take.
-
-A learner may share the GPU, and starts at the same time. So the budget is a number that the config states, or a share
-of the whole card; it never depends on what happens to be free.
-"""
+"""Where the embedded engine computes, and how much of a GPU's memory its keys and values may take: never what happens
+to be free, since a learner may share the GPU, and starts at the same time."""
 
 from __future__ import annotations
 
@@ -48,12 +45,3 @@ def kv_budget(
     if bounds and min(bounds) < 1:
         raise ValueError(f"engine.memory={memory:g} GiB holds no token: one takes {per_token} bytes; raise it")
     return min(bounds, default=None)
-
-
-def does_not_fit(device: torch.device, tokens: int, per_token: int) -> ValueError:
-    """The error for a budget that the GPU has no room for."""
-    free, total = (each / GIB for each in torch.cuda.mem_get_info(device))
-    return ValueError(
-        f"{tokens} tokens of keys and values need {tokens * per_token / GIB:.1f} GiB; {device} has {free:.1f} of "
-        f"{total:.1f} GiB free: lower engine.memory (GiB) or engine.kv_tokens, or give the learner a GPU of its own"
-    )

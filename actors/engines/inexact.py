@@ -4,11 +4,9 @@
     engine.inject_mismatch: 0.01       Gaussian noise of 0.01 times each tensor's root mean square
     engine.mismatch_stays: true        noise is drawn once, not anew for each version
 
-With a real server, engine and learner differ by kernels and number formats; here by as much as an experiment asks for,
-so that mismatch and staleness can be varied apart. Vectors (norms, biases) stay exact, as quantised servers keep them.
-The probe of served weights measures the difference, too, and raises its alarm above `weights.probe_error`
-(docs/gpu.md). The result depends on the published weights and, of noise, on a tensor's name and (unless it stays) the
-version: the same in each actor, and again after a resume.
+So an experiment can vary mismatch and staleness apart. Vectors (norms, biases) stay exact, as quantised servers keep
+them. The result depends on the published weights and, of noise, on a tensor's name and (unless it stays) the version:
+the same in each actor, and again after a resume.
 """
 
 from __future__ import annotations
@@ -25,10 +23,7 @@ LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
 
 @torch.no_grad()
 def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int | None) -> None:
-    """Change the matrices among the parameters in place. Without a version noise is the same for all of them. Raises
-    ValueError for another `how`."""
-    if isinstance(how, str) and how not in LARGEST:
-        raise ValueError(f"inject_mismatch: got {how!r}, expected one of {', '.join(LARGEST)} or a number above 0")
+    """Change the matrices among the parameters in place. Without a version noise is the same for all of them."""
     for name, weights in parameters.items():
         if weights.ndim >= 2:
             weights.copy_(quantised(weights, how) if isinstance(how, str) else _noisy(weights, how, name, version))

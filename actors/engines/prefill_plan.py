@@ -1,19 +1,16 @@
-"""Plans a prefill so that each prompt goes through the model once, however many sequences share it.
-
-The unit of sharing is a request's prompt without its last token. Samples of a group share it when they join, in
-any later step, and again when a weight update recomputes all running sequences. Pure.
-"""
+"""Plans a prefill so that each prompt goes through the model once, however many sequences share it: samples of a group
+when they join, in any later step, and again when a weight update recomputes all. Its last token is not shared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from actors.engines.slot_table import SlotTable
 
 
-@dataclass(frozen=True, slots=True)
-class PositionSpan:
+class PositionSpan(NamedTuple):
     """Positions [start, stop) of the sequences in `slots`, in which these are equal up to `stop`."""
 
     slots: list[int]

@@ -7,6 +7,7 @@ matrices. bfloat16 products are oneDNN's in torch as well.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -14,8 +15,6 @@ import torch.nn.functional as F
 
 ONEDNN_FROM = 1 << 16
 """Elements of a matrix from which oneDNN is faster than MKL, measured with 64 rows."""
-
-
 BLOCK = 64
 """Rows of one product where their number must be the same: 32 cost 3.5 times as much for the 512 rows of a prefill,
 64 cost 2.4 times; for two rows 64 cost 1.4 times as much."""
@@ -32,67 +31,39 @@ def product(weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invari
     `batch_invariant`, on a CPU: a row's result does not depend on the other rows. In float32 oneDNN keeps to that from
     two rows on, in bfloat16 only where their number is the same; MKL has other kernels for the last few rows."""
     weight, bias = weight.detach(), None if bias is None else bias.detach()
+    single = weight.dtype == torch.float32
+
+    def onednn(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x.to(weight.dtype), weight, bias, "none", [], "")
+
+    def from_two_rows(x: torch.Tensor) -> torch.Tensor:
+        return onednn(x) if len(x) > 1 else onednn(x.repeat(2, 1))[:1]
+
+    def by_blocks(x: torch.Tensor) -> torch.Tensor:
+        blocks = F.pad(x, (0, 0, 0, -len(x) % BLOCK)).split(BLOCK)
+        return torch.cat([onednn(block) for block in blocks])[: len(x)]
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.to(weight.dtype), weight, bias)
+
     if batch_invariant:
-        invariant = _FromTwoRows if weight.dtype == torch.float32 else _RowBlocks
-        return invariant(_OneDnn(weight, bias))
-    if weight.dtype != torch.float32:
-        return _Rounded(weight, bias)
+        return _with_residual(from_two_rows if single else by_blocks)
+    if not single:
+        return _with_residual(rounded)
     # The choice must not depend on time measured here: equal runs have equal bits.
     if weight.device.type == "cpu" and weight.numel() >= ONEDNN_FROM and torch.backends.mkldnn.is_available():
-        return _OneDnn(weight, bias)
-    return _Plain(weight, bias)
+        return _with_residual(onednn)
+
+    def plain(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        plus = bias if residual is None else residual
+        return torch.mm(x, weight.t()) if plus is None else torch.addmm(plus, x, weight.t())
+
+    return plain
 
 
-class _FromTwoRows:
-    """oneDNN is row-invariant only for >= 2 rows: duplicates a single row."""
-
-    def __init__(self, product: Product):
-        self._product = product
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if len(x) > 1:
-            return self._product(x, residual)
-        out = self._product(x.repeat(2, 1))[:1]
+def _with_residual(multiply: Callable[[torch.Tensor], torch.Tensor]) -> Product:
+    def call(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        out = multiply(x)
         return out if residual is None else residual.add_(out)
 
-
-class _RowBlocks:
-    """As many rows at a time as `BLOCK`, zeros included."""
-
-    def __init__(self, product: Product):
-        self._product = product
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        blocks = F.pad(x, (0, 0, 0, -len(x) % BLOCK)).split(BLOCK)
-        out = torch.cat([self._product(block) for block in blocks])[: len(x)]
-        return out if residual is None else residual.add_(out)
-
-
-class _Plain:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
-        self._transposed, self._bias = weight.t(), bias
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        plus = self._bias if residual is None else residual
-        assert residual is None or self._bias is None
-        return torch.mm(x, self._transposed) if plus is None else torch.addmm(plus, x, self._transposed)
-
-
-class _OneDnn:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
-        self._weight, self._bias = weight, bias
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        out = torch.ops.mkldnn._linear_pointwise(x.to(self._weight.dtype), self._weight, self._bias, "none", [], "")
-        return out if residual is None else residual.add_(out)
-
-
-class _Rounded:
-    """In the weights' dtype; what comes in is rounded to it."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
-        self._weight, self._bias = weight, bias
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        out = F.linear(x.to(self._weight.dtype), self._weight, self._bias)
-        return out if residual is None else residual.add_(out)
+    return call

@@ -1,10 +1,8 @@
 """Attention of a decode step on the CPU that reads each slot only as far as its sequence goes.
 
-torch's attention reads a rectangle, all slots to the longest one, with a mask. In async mode lengths lie far apart, so
-most of that is padding. Steps that are large enough to pay for loading numba take compiled kernels (`ragged_kernels`);
-smaller ones, and all where numba is not installed, take torch's. What a slot gets from a kernel does not depend on the
-others. With torch's attention its last bits do, and so does which of the two a step takes; `batch_invariant` steps take
-the kernels.
+torch's attention reads a rectangle, all slots to the longest one, with a mask: mostly padding where lengths lie far
+apart. Steps that are large enough to pay for loading numba take compiled kernels (`ragged_kernels`), and so do all
+`batch_invariant` ones: what a slot gets from a kernel does not depend on the others.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ class Ragged:
 
 
 def prepare(keys: torch.Tensor, slots: int, time: int, batch_invariant: bool = False) -> None:
-    """Load and compile what steps over so many slots and positions of a cache [layer, slot, head, time, dim] need. The
-    first call of a process takes one or two seconds, and 150 MB; the first on a machine some seconds more."""
+    """Load and compile what steps over so many slots and positions of a cache [layer, slot, head, time, dim] need: one
+    or two seconds of a process, and 150 MB; some seconds more on a new machine."""
     if batch_invariant or _pays(keys, slots, time):
         _compile(keys.shape[4], keys.dtype)
 

@@ -1,8 +1,7 @@
 """Compiled attention of one new token per slot, on a CPU: each sequence is read only as far as it goes.
 
-Its reference in tests is `scaled_dot_product_attention` with a mask. Keys and values are float32, or the bits of
-bfloat16; sums are float32. Compiled at first use (seconds) for a width of heads and a dtype, and kept beside this file
-or in numba's folder of the user. Imported by `actors.engines.ragged_attention` only.
+Keys and values are float32, or the bits of bfloat16; sums are float32. Compiled at first use (seconds) for a width of
+heads and a dtype, and kept beside this file or in numba's folder of the user.
 
 Why it is fast: LLVM knows the width of a head, so loops over it are a few vector instructions. Four keys, or eight
 values, share a pass over it. A block of positions stays in the nearest cache for all the query heads that share it. The

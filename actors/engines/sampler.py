@@ -21,22 +21,16 @@ def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | N
     [0, 1) picks the token by the inverse CDF (summed in float64, so that no token of a large vocabulary is lost);
     None where no row samples. The logits are overwritten. Raises RuntimeError if a logprob is not a number.
     """
-    logits = logits.float()
-    greedy = torch.from_numpy(temperatures == 0).to(logits.device)
+    logits, scale = logits.float(), torch.from_numpy(temperatures).to(logits.device)
+    greedy = scale == 0 if (temperatures == 0).any() else None
     if not (temperatures == 1).all():
-        scale = torch.from_numpy(temperatures).to(logits.device).masked_fill(greedy, 1.0)
-        logits.div_(scale[:, None])
-    # In place: so large a tensor is new memory each time, and the system's pages cost more than the arithmetic.
-    likeliest = None if draws is not None and not (temperatures == 0).any() else logits.argmax(dim=-1, keepdim=True)
-    weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+        logits.div_((scale if greedy is None else scale.masked_fill(greedy, 1.0))[:, None])
     if draws is None:  # drawn all the same: a greedy row's sum must not depend on whether others sample
         draws = np.zeros(len(logits))
-    tokens, total = _drawn(weights, torch.from_numpy(draws).to(logits.device)[:, None])
-    if likeliest is not None:
-        tokens = torch.where(greedy[:, None], likeliest, tokens)
-    logprobs = (weights.gather(-1, tokens) / total).log().float().flatten().cpu().numpy()
+    tokens, found = _sampled(logits, greedy, torch.from_numpy(draws).to(logits.device))
+    logprobs = found.cpu().numpy()
     refuse_nan(logprobs)
-    return tokens.flatten().cpu().numpy(), logprobs
+    return tokens.cpu().numpy(), logprobs
 
 
 def sample_static(
@@ -45,11 +39,19 @@ def sample_static(
     """`sample` on the logits' device, for any values: every row both takes its likeliest token and draws.
     The caller looks for logprobs that are not a number."""
     greedy = temperatures == 0
-    logits = logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None]
-    likeliest = logits.argmax(dim=-1, keepdim=True)
+    return _sampled(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], greedy, draws)
+
+
+def _sampled(
+    logits: torch.Tensor, greedy: torch.Tensor | None, draws: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [n] and logprobs [n] of scaled logits, which are overwritten. `greedy` bool [n]; None: no row."""
+    # In place: so large a tensor is new memory each time, and the system's pages cost more than the arithmetic.
+    likeliest = None if greedy is None else logits.argmax(dim=-1, keepdim=True)
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     tokens, total = _drawn(weights, draws[:, None])
-    tokens = torch.where(greedy[:, None], likeliest, tokens)
+    if greedy is not None and likeliest is not None:
+        tokens = torch.where(greedy[:, None], likeliest, tokens)
     return tokens.flatten(), (weights.gather(-1, tokens) / total).log().float().flatten()
 
 

@@ -12,14 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.engines.sglang_patch import Stored
+from areal_like.weights import digest as words_digest
 from areal_like.weights.state import ALIGN, TensorSpec
 
 STRIDE = 1 << 21
 """Most elements that are computed at once: bounds the temporaries (tens of bytes per element)."""
+_K, _A, _B = (int(each.view("int64")) for each in (words_digest.K, words_digest.A, words_digest.B))
+Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class LoaderRefused(RuntimeError):
@@ -27,104 +31,108 @@ class LoaderRefused(RuntimeError):
 
 
 class Box:
-    """Elements [start, start + size) of a tensor of `shape`, in every dimension: `target`, a view of a parameter."""
+    """Elements [start, start + size) of the tensor `spec`, in every dimension: `target`, a view of a parameter."""
 
-    def __init__(self, shape: tuple[int, ...], start: tuple[int, ...], size: tuple[int, ...], target: Tensor):
-        self.shape, self.start, self.size, self.target = shape, start, size, target
+    def __init__(self, spec: TensorSpec, start: tuple[int, ...], size: tuple[int, ...], target: Tensor):
+        self.spec, self.start, self.size, self.target = spec, start, size, target
         self.count = math.prod(size)
-        self._strides = strides_of(shape)
-        lead, run = len(shape), 1
+        self._per = ALIGN // spec.itemsize  # elements of a word
+        self._strides = strides_of(spec.shape)
+        lead, run = len(size), 1
         while lead:
             lead -= 1
             run *= size[lead]
-            if size[lead] != shape[lead]:
+            if size[lead] != spec.shape[lead]:
                 break
         self._lead, self._run = lead, run  # dimensions that separate its runs; elements of a run, without a gap
+        self._first = sum(a * stride for a, stride in zip(start, self._strides, strict=True))
 
     @classmethod
-    def of_copy(cls, shape: tuple[int, ...], source: Tensor, target: Tensor) -> Box:
+    def of_copy(cls, spec: TensorSpec, source: Tensor, target: Tensor) -> Box:
         """`source` is a view of the whole tensor. Raises LoaderRefused where it is not a box of it, in its order."""
-        if source.shape != target.shape:
-            raise LoaderRefused("a tensor is stored under another shape")
-        strides, size, dim = strides_of(shape), [1] * len(shape), 0
+        strides, size, dim = strides_of(spec.shape), [1] * len(spec.shape), 0
         for count, stride in zip(source.shape, source.stride(), strict=True):
             if count == 1:
                 continue
-            while dim < len(shape) and (strides[dim] != stride or shape[dim] == 1):
+            while dim < len(size) and (strides[dim] != stride or spec.shape[dim] == 1):
                 dim += 1
-            if dim == len(shape) or count > shape[dim]:
-                raise LoaderRefused("a tensor is stored in another order")
+            if dim == len(size) or count > spec.shape[dim]:
+                raise LoaderRefused(f"{spec.name}: a tensor is stored in another order")
             size[dim] = count
             dim += 1
         start, left = [], source.storage_offset()
         for stride in strides:
             start.append(left // stride)
             left %= stride
-        if any(a + n > whole for a, n, whole in zip(start, size, shape, strict=True)):
-            raise LoaderRefused("a tensor is stored under another shape")
-        return cls(shape, tuple(start), tuple(size), target.view(size))
+        inside = all(a + n <= whole for a, n, whole in zip(start, size, spec.shape, strict=True))
+        if source.shape != target.shape or not inside:
+            raise LoaderRefused(f"{spec.name}: a tensor is stored under another shape")
+        return cls(spec, tuple(start), tuple(size), target.view(size))
 
     @property
-    def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def key(self) -> Key:
         return self.start, self.size
 
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        return tuple(slice(a, a + n) for a, n in zip(self.start, self.size, strict=True))
+    def take(self, values: Tensor) -> None:
+        """Copy from the whole tensor, flat."""
+        slices = tuple(slice(a, a + n) for a, n in zip(self.start, self.size, strict=True))
+        self.target.copy_(values.view(self.spec.shape)[slices])
 
-    def pieces(self) -> Iterator[Box]:
-        """Boxes of at most `STRIDE` elements that tile this one."""
-        if self.count <= STRIDE:
-            yield self
-            return
-        dim = next(dim for dim, count in enumerate(self.size) if count > 1)
-        step = max(1, STRIDE // (self.count // self.size[dim]))
-        step -= step % ALIGN if step > ALIGN else 0  # so that each begins with a whole word
-        for first in range(0, self.size[dim], step):
-            count = min(step, self.size[dim] - first)
-            start = (*self.start[:dim], self.start[dim] + first, *self.start[dim + 1 :])
-            size = (*self.size[:dim], count, *self.size[dim + 1 :])
-            yield from Box(self.shape, start, size, self.target.narrow(dim, first, count)).pieces()
-
-    def is_of_words(self, per: int) -> bool:
-        """Is every word (`per` elements of the flat tensor) inside or outside of each piece?"""
-        return all(piece._is_of_words(per) for piece in self.pieces())
-
-    def _is_of_words(self, per: int) -> bool:
-        first = sum(a * stride for a, stride in zip(self.start, self._strides, strict=True))
-        steps = [self._strides[dim] for dim in range(self._lead) if self.size[dim] > 1]
-        ends = self._run % per == 0 or (not steps and first + self._run == math.prod(self.shape))
-        return ends and not any(each % per for each in (first, *steps))
-
-    def bits(self, dtype: str) -> tuple[Tensor, Tensor]:
-        """Its values as they are published, and how many of them no published bits stand for (int64 [])."""
-        values = self.target.to(getattr(torch, dtype))
-        if values.dtype == self.target.dtype:
-            return values, torch.zeros((), dtype=torch.int64, device=values.device)
-        return values, (values.to(self.target.dtype) != self.target).sum()
-
-    def words(self, values: Tensor, per: int) -> tuple[Tensor, Tensor]:
-        """`values` as words int64 [runs, words of a run], and which words of the tensor they are. For whole words."""
-        flat = values.reshape(-1, self._run).contiguous()
-        if gap := -self._run % per:
-            flat = torch.nn.functional.pad(flat, (0, gap))
-        starts = torch.zeros(1, dtype=torch.int64, device=values.device)
-        starts += sum(a * stride for a, stride in zip(self.start, self._strides, strict=True))
-        for dim in range(self._lead):
-            along = torch.arange(self.size[dim], device=values.device) * self._strides[dim]
-            starts = (starts[:, None] + along).flatten()
-        words = flat.view(torch.int64)
-        return words, starts[:, None] // per + torch.arange(words.shape[1], device=values.device)
-
-    def inside(self, at: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Of flat places `at`, int64 [n]: which are in this box, bool [n], and those places in `target`."""
-        inside, local, left = torch.ones_like(at, dtype=torch.bool), [], at
+    def take_at(self, places: Tensor, values: Tensor) -> None:
+        """Write new values [n] of the flat places int64 [n], those that are in this box."""
+        inside, local, left = torch.ones_like(places, dtype=torch.bool), [], places
         for stride, start, size in zip(self._strides, self.start, self.size, strict=True):
             where = left // stride - start
             left = left % stride
             inside &= (where >= 0) & (where < size)
             local.append(where)
-        return inside, tuple(each[inside] for each in local)
+        self.target.index_put_(tuple(each[inside] for each in local), values[inside].to(self.target.dtype))
+
+    @property
+    def is_of_words(self) -> bool:
+        """Whether every word of the flat tensor is inside or outside."""
+        steps = [self._strides[dim] for dim in range(self._lead) if self.size[dim] > 1]
+        ends = self._run % self._per == 0 or (not steps and self._first + self._run == self.spec.count)
+        return ends and not any(each % self._per for each in (self._first, *steps))
+
+    def lanes(self, first: int) -> Tensor:
+        """The lanes of its words, where word `first` of the weights begins the tensor, and the number of its elements
+        that no published bits stand for: int64 [3] on its device. For whole words."""
+        device, dtype = self.target.device, getattr(torch, self.spec.dtype)
+        total = torch.zeros(3, dtype=torch.int64, device=device)
+        runs = self.target.reshape(-1, self._run)
+        starts = torch.full((1,), self._first, dtype=torch.int64, device=device)
+        for dim in range(self._lead):
+            starts = (starts[:, None] + torch.arange(self.size[dim], device=device) * self._strides[dim]).flatten()
+        at = starts[:, None] // self._per + first
+        for row in range(0, len(runs), step := max(1, STRIDE // self._run)):
+            for column in range(0, self._run, STRIDE):
+                held = runs[row : row + step, column : column + STRIDE]
+                values = held.to(dtype)
+                if dtype != held.dtype:
+                    total[2] += (values.to(held.dtype) != held).sum()
+                if gap := -values.shape[1] % self._per:
+                    values = F.pad(values, (0, gap))
+                words = values.contiguous().view(torch.int64)
+                within = torch.arange(words.shape[1], device=device) + column // self._per
+                total[:2] += lanes_of(words, at[row : row + step] + within)
+        return total
+
+
+def lanes_of(words: Tensor, positions: Tensor) -> Tensor:
+    """`areal_like.weights.digest.lanes_of` of words (int64) at these positions, on their device: int64 [2] (the same
+    bits as uint64)."""
+    x = positions * _K
+    x += words
+    x = (x ^ _shifted(x, 30)).mul_(_A)
+    x = (x ^ _shifted(x, 27)).mul_(_B)
+    x ^= _shifted(x, 31)
+    return torch.stack([x.sum(), ((x & 0xFFFFFFFF) * _shifted(x, 32)).sum()])
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """Right shift that fills with zeros."""
+    return (x >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
@@ -155,8 +163,8 @@ def under_stored_names(tensors: Mapping[str, Tensor], stored: Stored) -> Iterato
             yield name, tensor
 
 
-def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec], stored: Stored) -> dict[str, list[Box]]:
-    """Name → boxes of each tensor. Raises LoaderRefused where that can't be found out."""
+def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec], stored: Stored) -> list[Box]:
+    """The boxes of all tensors. Raises LoaderRefused where that can't be found out."""
     storages = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
     metas = {spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta") for spec in specs}
     spec_of = {metas[spec.name].untyped_storage()._cdata: spec for spec in specs}
@@ -173,22 +181,13 @@ def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec], stored: Stored
             model.load_weights(give())  # type: ignore[operator]
     except Exception as error:
         raise LoaderRefused(f"{given}: the model's loader needs its values ({error})") from None
-    boxes: dict[str, list[Box]] = {spec.name: [] for spec in specs}
+    boxes: dict[tuple[Any, ...], Box] = {}
     for source, target in copies.noted:
         spec = spec_of.get(source.untyped_storage()._cdata)
         if spec is None:
             raise LoaderRefused(f"a tensor {list(source.shape)}: the model's loader changes it on its way")
         if target.untyped_storage().data_ptr() not in storages:
             raise LoaderRefused(f"{spec.name}: the model's loader puts it elsewhere than into a parameter")
-        try:
-            box = Box.of_copy(spec.shape, source, target)
-        except LoaderRefused as error:
-            raise LoaderRefused(f"{spec.name}: {error}") from None
-        if not any(box.key == other.key and _is_same(box.target, other.target) for other in boxes[spec.name]):
-            boxes[spec.name].append(box)
-    return boxes
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Do two views of one size see the same memory?"""
-    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+        box = Box.of_copy(spec, source, target)
+        boxes[spec.name, box.key, box.target.data_ptr(), box.target.stride()] = box
+    return list(boxes.values())

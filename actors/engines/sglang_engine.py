@@ -2,7 +2,7 @@
 
     generate() → a server that is ready, the one with the fewest requests → tokens, logprobs, label per token → versions
     load()     → what has changed, as a patch → every server: pause, patch, compare digests, label, continue
-    watch()    → servers are started, given their weights, watched, and started again when they die (`sglang_fleet`)
+    watch()    → servers are started, given their weights, watched, and started again when they die (`sglang_server`)
 
 A *label* stands for the weights of one `load`. The server records its current label with each token, so versions are
 exact however updates and requests overlap. Labels are this engine's own: an unknown label on a token is an error. A
@@ -18,7 +18,6 @@ another server, from the returned tokens. Waits for a server that is ready (unbl
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import uuid
 from collections.abc import Iterable, Mapping
@@ -32,7 +31,6 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from actors.engines import sglang_flags, sglang_weights
-from actors.engines.sglang_fleet import SglangFleet
 from actors.engines.sglang_replies import (
     Reply,
     Returned,
@@ -42,15 +40,20 @@ from actors.engines.sglang_replies import (
     score_request,
     scored,
 )
-from actors.engines.sglang_server import ServerGone, ServerRefused, SglangServer
+from actors.engines.sglang_server import NOTE_CHARACTERS, ServerGone, ServerRefused, SglangServer
 from actors.engines.sglang_weights import SharedCopy, stored_names
+from actors.engines.slot_table import check_prompt
 from areal_like.models.causal_lm import routers_of, routing_of, state_of
 from areal_like.types import Completion, Finish, Limits, Scored
 from areal_like.weights.update import Update
 
-log = logging.getLogger(__name__)
 _TRIES = 5
 """Answers in a row without a token, and without an update that interrupted them, before a request is given up."""
+TOTALS = (
+    *("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses"),
+    *("patch_bytes", "whole_updates", "resampled"),
+)
+"""What an engine counts."""
 
 
 @dataclass(eq=False)
@@ -73,8 +76,8 @@ class SglangEngine:
     `server`: more of their arguments, as `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all
     servers; more wait. `dtype` of them; null: float32 on the CPU, else bfloat16.
     `pause_mode`: at an update running sequences stay as they are (in_place), are computed again under the new weights
-    (retract), or are broken off and sent again (abort). `kv_policy`: "flush": what is kept of prompts is never used
-    under newer weights; "keep": it is. (Of a sequence that is running, in_place keeps it in any case.)
+    (retract), or are broken off and sent again (abort). Cached prompts are used only under the weights that computed
+    them.
     `start_timeout`: seconds for a server to be ready. `max_restarts` per server. `frozen_after`: seconds in which a
     server has made no token, not even when asked to (`sglang_server`), or has not answered a call, until it is killed
     and started again; longer than the longest forward pass. A call with weights may take so much longer as they need.
@@ -87,7 +90,6 @@ class SglangEngine:
     needs_model = True
     needs_folder = True
     METRICS: ClassVar = {
-        "tp_size": "max:servers/tp_size",
         "restarts": "sum:servers/restarts",
         "patch_bytes": "sum:servers/patch_bytes",
         "whole_updates": "sum:servers/whole_updates",
@@ -105,7 +107,6 @@ class SglangEngine:
         device: Literal["cuda", "cpu"] = "cuda",
         dtype: str | None = None,
         pause_mode: Literal["in_place", "retract", "abort"] = "retract",
-        kv_policy: Literal["flush", "keep"] = "flush",
         server: Mapping[str, Any] | None = None,
         start_timeout: Annotated[float, "(0, 1e7]"] = 600.0,
         max_restarts: Annotated[int, "[0, inf)"] = 3,
@@ -114,17 +115,22 @@ class SglangEngine:
     ):
         sglang_flags.refuse_model(model)
         more = dict(server or {}) | ({"enable-return-routed-experts": True} if return_experts else {})
-        wanted = sglang_flags.Wanted(device, dtype, tp_size, slots, more)
-        self.slots, self.digest, self.dtype = slots, "", wanted.computed_in
-        self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
-        self._mode, self._flush = pause_mode, kv_policy == "flush"
+        self.slots, self.digest, self.dtype = slots, "", dtype or ("float32" if device == "cpu" else "bfloat16")
+        self._config = model.config
+        self._mode = pause_mode
+        self._start_timeout, self._max_restarts = start_timeout, max_restarts
         self._returned = _returned(model) if return_experts else None
         state = state_of(model)
         self._held = SharedCopy(state, stored_names(model, state.specs))
-        timing: dict[str, Any] = {"start_timeout": start_timeout, "max_restarts": max_restarts}
-        commands, environment = sglang_flags.commands(model, folder, wanted, replicas)
-        self._fleet = SglangFleet(folder, commands, environment, tp_size=tp_size, patience=frozen_after, **timing)
-        self._servers = self._fleet.servers
+        folder.mkdir(parents=True, exist_ok=True)
+        commands, environment = sglang_flags.commands(
+            model, folder, device=device, dtype=self.dtype, tp_size=tp_size, replicas=replicas, slots=slots, more=more
+        )
+        names = ["SGLang server"] if replicas == 1 else [f"SGLang server {i}" for i in range(replicas)]
+        self._servers = [
+            SglangServer(name, arguments, environment, folder / f"server-{i}.log", tp_size, frozen_after)
+            for i, (name, arguments) in enumerate(zip(names, commands, strict=True))
+        ]
         self._label, self._version = "areal-0", 0
         self._versions = {self._label: 0}
         self._updating = asyncio.Lock()
@@ -133,10 +139,7 @@ class SglangEngine:
         self._errands: set[asyncio.Task] = set()
         self._closed = False
         self._busy_since: float | None = None
-        self._totals = dict.fromkeys(
-            ("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses", "joins"), 0.0
-        )
-        self._totals |= dict.fromkeys(("patch_bytes", "whole_updates", "resampled"), 0.0)
+        self._totals = dict.fromkeys(TOTALS, 0.0)
 
     @property
     def version(self) -> int:
@@ -147,7 +150,7 @@ class SglangEngine:
     def version(self, version: int) -> None:
         self._version = self._versions[self._label] = version
 
-    # ---- generating -------------------------------------------------------------------------------------------------
+    # ---- generating
 
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
         """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
@@ -157,7 +160,7 @@ class SglangEngine:
         """
         if self._closed:
             raise RuntimeError("the engine is closed")
-        self._check(tokens, limits)
+        check_prompt(tokens, limits.max_tokens, self._config)
         call = _Call(request)
         self._calls.add(call)
         call.work = asyncio.get_running_loop().create_task(self._finish(call, tokens, limits))
@@ -173,8 +176,7 @@ class SglangEngine:
     async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
         """Logprobs of sequences of tokens by each server that is ready, under its present weights. Servers that die,
         or get other weights meanwhile, are left out. Raises RuntimeError for answers that don't add up."""
-        ready = [server for server in self._servers if server.ready.is_set()]
-        found = await asyncio.gather(*(self._scored(server, sequences) for server in ready))
+        found = await asyncio.gather(*(self._scored(server, sequences) for server in self._ready()))
         return [each for each in found if each is not None]
 
     async def _scored(self, server: SglangServer, sequences: list[np.ndarray]) -> Scored | None:
@@ -184,27 +186,14 @@ class SglangEngine:
             answers = await asyncio.gather(*(server.post("/generate", body, math.inf) for body in asked))
         except (ServerGone, ServerRefused):  # its keeper will see it
             return None
-        rows = [scored(answer, tokens, label) for answer, tokens in zip(answers, sequences, strict=True)]
-        if label != server.label or any(row is None for row in rows):
-            return None
-        return Scored(server.name, self._versions[label], [row for row in rows if row is not None])
-
-    def _check(self, tokens: np.ndarray, limits: Limits) -> None:
-        if len(tokens) == 0 or limits.max_tokens < 1:
-            raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
-        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
-            raise ValueError(f"prompt has token ids outside 0..{self._vocab_size - 1}")
-        if len(tokens) + limits.max_tokens > self._positions:
-            raise ValueError(
-                f"{len(tokens)} prompt tokens + max_tokens {limits.max_tokens} exceed the model's "
-                f"{self._positions} positions"
-            )
+        found = [scored(answer, tokens, label) for answer, tokens in zip(answers, sequences, strict=True)]
+        rows = [row for row in found if row is not None]
+        return Scored(server.name, self._versions[label], rows) if len(rows) == len(found) else None
 
     async def _finish(self, call: _Call, tokens: np.ndarray, limits: Limits) -> Completion:
         """Ask until the completion is whole, or aborted."""
         fruitless = 0
         async with self._places:
-            self._totals["joins"] += 1
             while True:
                 done = concatenated(call.replies, "abort")
                 if finish := _finish_of(done.tokens, limits, call.aborted):
@@ -227,11 +216,13 @@ class SglangEngine:
         label, server.load = server.label, server.load + 1
         self._note_busy()
         try:
-            share, wanted = label if self._flush else None, experts_from if returned else None
-            asked = generate_request(call.rid, tokens, len(done.tokens), limits, share, wanted)
-            answer = await _answer(server, asked)
+            wanted = experts_from if returned else None
+            asked = generate_request(call.rid, tokens, len(done.tokens), limits, label, wanted)
+            answer = await server.post("/generate", asked, math.inf)
+            if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
+                server.beat()
             reply = reply_of(answer, self._versions, returned, len(tokens) - experts_from)
-            if self._flush and reply.is_stale(label):
+            if reply.is_stale(label):
                 self._totals["resampled"] += 1
                 return None
             return reply
@@ -239,24 +230,20 @@ class SglangEngine:
             await asyncio.sleep(0.1)  # `watch` will see it
             return None
         except asyncio.CancelledError:
-            self._send_abort(call)  # frees the slot there
+            self._send_abort(server, call.rid)  # frees the slot there
             raise
         finally:
             server.load -= 1
             self._note_busy()
             call.server = None
 
+    def _ready(self) -> list[SglangServer]:
+        return [server for server in self._servers if server.ready.is_set()]
+
     async def _pick(self) -> SglangServer:
-        while True:
-            ready = [server for server in self._servers if server.ready.is_set()]
-            if ready:
-                return min(ready, key=lambda server: server.load)
-            waits = [asyncio.ensure_future(server.ready.wait()) for server in self._servers]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for each in waits:
-                    each.cancel()
+        while not (ready := self._ready()):
+            await asyncio.sleep(0.1)
+        return min(ready, key=lambda server: server.load)
 
     def _note_busy(self) -> None:
         """Count as busy while a server works; waiting for a server is not busy."""
@@ -275,24 +262,23 @@ class SglangEngine:
     def _cut(self, call: _Call) -> None:
         call.aborted = True
         if call.server is not None:
-            self._send_abort(call)
+            self._send_abort(call.server, call.rid)
         elif call.work is not None:
             call.work.cancel()  # it waits for a slot, or for a server
 
-    def _send_abort(self, call: _Call) -> None:
-        if call.server is not None:
-            errand = asyncio.get_running_loop().create_task(self._abort(call.server, call.rid))
-            self._errands.add(errand)
-            errand.add_done_callback(self._errands.discard)
+    def _send_abort(self, server: SglangServer, rid: str) -> None:
+        """In a task: a server that hangs must not delay the caller."""
 
-    @staticmethod
-    async def _abort(server: SglangServer, rid: str) -> None:
-        """Abort at the servers, after the callers were answered: a hanging server would lose their tokens."""
-        with suppress(ServerGone, ServerRefused):
-            await server.open.wait()
-            await server.post("/abort_request", {"rid": rid})
+        async def send() -> None:
+            with suppress(ServerGone, ServerRefused):
+                await server.open.wait()
+                await server.post("/abort_request", {"rid": rid})
 
-    # ---- weights ----------------------------------------------------------------------------------------------------
+        errand = asyncio.get_running_loop().create_task(send())
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
+
+    # ---- weights
 
     async def load(self, update: Update) -> None:
         """Give new weights to all servers; returns when every later token is from the new version."""
@@ -301,44 +287,53 @@ class SglangEngine:
             patch = await asyncio.to_thread(self._held.advance, update)
             self._label = f"areal-{len(self._versions)}"
             self._versions[self._label] = update.version
-            ready = [server for server in self._servers if server.ready.is_set()]
-            await asyncio.gather(*(self._give(server, patch, base) for server in ready))
+            await asyncio.gather(*(self._give(server, patch, base, self._mode) for server in self._ready()))
             self._version, self.digest = update.version, update.digest
             self._totals["updates"] += 1
             self._totals["apply_seconds"] += monotonic() - begin
 
-    async def _give(self, server: SglangServer, patch: np.ndarray | None, base: str, mode: Any = None) -> None:
-        """Give weights to one server. A server that refuses them is taken out of service, and restarted."""
-        weights = sglang_weights.WantedWeights(self._held, self._label, patch, base)
-        mode, running = mode or self._mode, server.load > 0
-        flush = self._flush and mode != "in_place"
+    async def _give(self, server: SglangServer, patch: bytes, base: str, mode: sglang_weights.PauseMode) -> str:
+        """Give weights to one server; `patch` leads there from those with the digest `base`. A server that refuses
+        them is taken out of service, and restarted; returns the reason."""
+        begin, running = monotonic(), server.load > 0
+        fitting = patch if base and server.digest in ("", base) else None
         try:
-            outcome = await sglang_weights.give(server, weights, mode, flush)
+            whole, sent = await sglang_weights.give(server, self._held, self._label, fitting, mode)
         except (ServerGone, ServerRefused) as error:
-            server.fail(f"did not take new weights: {error}")
-            return
-        self._totals["patch_bytes"] += outcome.nbytes
-        self._totals["whole_updates"] += outcome.whole
+            problem = f"did not take new weights: {error}"
+            server.fail(problem)
+            return problem
+        self._totals["patch_bytes"] += sent
+        self._totals["whole_updates"] += whole
         if running:
             self._totals["pauses"] += 1
-            self._totals["pause_seconds"] += outcome.pause_seconds
+            self._totals["pause_seconds"] += monotonic() - begin
+        return ""
 
-    # ---- servers ----------------------------------------------------------------------------------------------------
+    # ---- servers
 
     async def watch(self) -> None:
-        """Start the servers and keep them running. Raises RuntimeError when that no longer works."""
-        await self._fleet.watch(self._equip)
+        """Start the servers and keep them running. Raises RuntimeError when that no longer works, UserError where it
+        never can."""
+        keepers = [
+            asyncio.ensure_future(server.keep(self._equip, self._start_timeout, self._max_restarts))
+            for server in self._servers
+        ]
+        try:
+            await asyncio.gather(*keepers)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
 
     async def _equip(self, server: SglangServer) -> None:
-        """Give a server that has just been started its weights; then it may be used. Raises ServerGone,
+        """Give a server that has just been started its weights, all unless it has them; then it may be used. Raises
         ServerRefused."""
         async with self._updating:
             if not self._held.digest:
                 self._held.digest = await asyncio.to_thread(self._held.state.digest)
-            await sglang_weights.holds(server, self._held)
-            await self._give(server, self._held.probe(), self._held.digest, "abort")
-            if not server.digest:
-                raise ServerRefused(server.failure)
+            if problem := await self._give(server, self._held.patch({}), self._held.digest, "abort"):
+                raise ServerRefused(problem)
             server.ready.set()
 
     async def until_up(self) -> None:
@@ -349,7 +344,11 @@ class SglangEngine:
     def condition(self) -> tuple[str, str]:
         """ "serving", or "starting" or "restarting" while no server may be given requests; and what is wrong, in words
         ("": nothing is)."""
-        return self._fleet.condition
+        out = [server for server in self._servers if not server.ready.is_set()]
+        notes = "; ".join(f"its {server.name} {server.note}" for server in out if server.note)[:NOTE_CHARACTERS]
+        if len(out) < len(self._servers):
+            return "serving", notes
+        return "restarting" if any(server.proven for server in out) else "starting", notes
 
     @property
     def pids(self) -> list[int]:
@@ -358,12 +357,12 @@ class SglangEngine:
 
     def stats(self) -> dict[str, float]:
         """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
-        `tp_size` of each; `patch_bytes` sent to them; `whole_updates`: with all weights; `resampled`: requests sampled
+        `patch_bytes` sent to them; `whole_updates`: with all weights; `resampled`: requests sampled
         again since their prefix was computed by other weights."""
         self._note_busy()
-        running = sum(server.load for server in self._servers)
-        fleet = {"restarts": float(self._fleet.restarts), "tp_size": float(self._servers[0].ranks)}
-        return {**self._totals, **fleet, "running": float(running), "waiting": float(len(self._calls) - running)}
+        running = float(sum(server.load for server in self._servers))
+        restarts = float(sum(server.restarts for server in self._servers))
+        return {**self._totals, "restarts": restarts, "running": running, "waiting": len(self._calls) - running}
 
     async def close(self) -> None:
         """End the servers; every caller gets its partial completion with finish "abort"."""
@@ -375,14 +374,6 @@ class SglangEngine:
         for server in self._servers:
             await server.close()
         self._held.close()
-
-
-async def _answer(server: SglangServer, asked: dict[str, Any]) -> Mapping[str, Any]:
-    """Raises ServerGone, ServerRefused, RuntimeError."""
-    answer = await server.post("/generate", asked, math.inf)
-    if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
-        server.beat()
-    return answer
 
 
 def _returned(model: PreTrainedModel) -> Returned:

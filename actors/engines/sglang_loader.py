@@ -2,17 +2,16 @@
 result. Needs torch, NumPy, and only the objects that SGLang passes to it.
 
 `sglang_boxes` finds where each of our elements lies in the parameters, and a patch is scattered there. After every
-patch the digest of all parameters (`sglang_digest`) is compared. SGLang ignores what a custom loader returns, and ends
-when it raises. So `install`, a plugin of SGLang (`sglang.srt.plugins`), wraps the call around it: a failure becomes an
-answer with `success` false, an applied patch one with `APPLIED` and the digest. An answer without these comes from a
-server without the plugin: `load`, the custom loader itself, can only log errors.
+patch the digest (`areal_like.weights.digest`) of all parameters is compared. `install`, a plugin of SGLang
+(`sglang.srt.plugins`), wraps SGLang's own method: a failure becomes an answer with `success` false, an applied patch
+one with `APPLIED` and the digest.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,74 +20,119 @@ import torch
 from torch import Tensor
 
 from actors.engines.sglang_boxes import Box, LoaderRefused, boxes_of
-from actors.engines.sglang_digest import DigestTally, LoaderError, gathered, summed
-from actors.engines.sglang_patch import Patch, TensorChange, read
+from actors.engines.sglang_patch import Patch, read
+from areal_like.weights.digest import text_of
+from areal_like.weights.state import ALIGN, TensorSpec
 
 log = logging.getLogger(__name__)
-LOAD_FORMAT = "actors.engines.sglang_loader.load"
-"""Names `load` for `--custom-weight-loader` and as `load_format`."""
+LOAD_FORMAT = "areal_like"
+"""Of a patch. A server without the plugin raises for it, and ends."""
 APPLIED = "areal_like: weights have the digest "
 HOOKED = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_tensor"
 PINNING = "sglang.srt.mem_cache.pool_host.common.alloc_with_host_register"
 PLACES = 1 << 18
 """Changed elements that are written at once: bounds the temporaries (a few hundred bytes each)."""
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""Width in bytes → a type that NumPy and torch share."""
+
+
+class LoaderError(RuntimeError):
+    """The weights are wrong after a patch was applied."""
 
 
 class ParameterMap:
-    """Where each of our tensors lies in `model`, and the digest of what is there. With a `group`, in all of its
-    processes alike. Raises as `boxes_of` and `DigestTally` do, and LoaderRefused for a model that computes weights
-    of its own from these."""
+    """Where each of our tensors lies in `model`, and the digest of what is there. With a `group` (of processes, on the
+    CPU), in all of its processes alike. Raises as `boxes_of` does, and LoaderRefused where there is no place for a
+    tensor, or it is stored in a way that can't be followed.
+
+    A box that several places hold (a tied weight, what tensor parallelism replicates) counts once in the digest, and
+    all of its copies must have the same lanes: processes exchange 16 bytes per box for an update.
+    """
 
     def __init__(self, model: torch.nn.Module, patch: Patch, group: Any = None):
-        specs = patch.specs
-        self.known, self.layout = (specs, patch.stored), layout_of(model)
-        problem, boxes = None, {spec.name: list[Box]() for spec in specs}
+        self.known, self.layout, self._group = (patch.specs, patch.stored), layout_of(model), group
+        self._boxes, problem = list[Box](), None
         try:
-            boxes = boxes_of(model, specs, patch.stored)
+            self._boxes = boxes_of(model, patch.specs, patch.stored)
         except Exception as error:
             problem = error
-        problems = [each for each in gathered(problem and f"{type(problem).__name__}: {problem}", group) if each]
+        mine = problem and f"{type(problem).__name__}: {problem}", [(box.spec.name, box.key) for box in self._boxes]
+        everywhere = gathered(mine, group)
+        problems = [each for each, _ in everywhere if each]
         if problems:  # none may wait for one that has given up
             raise problem or LoaderError(problems[0])
-        self.tally = DigestTally(specs, boxes, group)
+        copies = [each for _, keys in everywhere for each in keys]
+        owners = {each: index for index, each in reversed([*enumerate(copies)])}
+        self._names, self._owners = [name for name, _ in copies], np.array([owners[each] for each in copies], np.int64)
+        self._first, words = dict[str, int](), 0
+        for spec in patch.specs:
+            self._first[spec.name] = words
+            words += spec.space // ALIGN
+        self._words = words
+        _check(patch.specs, owners)
 
     @torch.no_grad()
-    def apply(self, change: TensorChange) -> None:
-        spec, values = change.spec, _as_values(change.bits, change.spec.dtype)
-        for box in (copy.box for copy in self.tally.copies[spec.name]):
-            if change.places is None:
-                box.target.copy_(values.view(spec.shape)[box.slices])
+    def apply(self, patch: Patch) -> None:
+        held: dict[str, list[Box]] = {}
+        for box in self._boxes:
+            held.setdefault(box.spec.name, []).append(box)
+        for index, (spec, bits) in enumerate(patch.state().tensors() if patch.changes else ()):
+            if index not in patch.changes or spec.name not in held:  # another process may have all of its boxes
                 continue
-            for first in range(0, len(change.places), PLACES):
-                places = torch.from_numpy(change.places[first : first + PLACES]).to(box.target.device)
-                inside, local = box.inside(places)
-                new = values[first : first + PLACES].to(box.target.device)[inside]
-                box.target.index_put_(local, new.to(box.target.dtype))
+            values = torch.from_numpy(bits.view(np.uint8)).view(getattr(torch, spec.dtype))
+            boxes, packed = held[spec.name], patch.changes[index]
+            if packed is None:
+                for box in boxes:
+                    box.take(values)
+                continue
+            places = np.frombuffer(packed, np.uint32).astype(np.int64)
+            for first in range(0, len(places), PLACES):
+                part, device = torch.from_numpy(places[first : first + PLACES]), boxes[0].target.device
+                at, new = part.to(device), values[part].to(device)
+                for box in boxes:
+                    box.take_at(at, new)
+
+    @torch.no_grad()
+    def digest(self, problem: str = "") -> str:
+        """Of the weights of all processes. Raises LoaderError where copies differ, or one process has a `problem`."""
+        lanes = np.zeros((0, 2), np.uint64)
+        try:
+            if not problem and self._boxes:
+                found = torch.stack([box.lanes(self._first[box.spec.name]) for box in self._boxes]).cpu().numpy()
+                lanes = np.ascontiguousarray(found[:, :2]).view(np.uint64)
+                if odd := [f"{box.spec.name} ({n})" for box, n in zip(self._boxes, found[:, 2], strict=True) if n]:
+                    problem = f"LoaderError: no published bits stand for elements of {', '.join(odd[:5])}"
+        except Exception as error:  # the others wait for this one
+            problem = f"{type(error).__name__}: {error}"
+        everywhere = gathered((problem, lanes), self._group)
+        if problems := [each for each, _ in everywhere if each]:
+            raise LoaderError(problem or problems[0])
+        lanes = np.concatenate([each for _, each in everywhere])
+        unlike = np.flatnonzero((lanes != lanes[self._owners]).any(axis=1))
+        if len(unlike):
+            raise LoaderError(f"copies of the weights differ: {', '.join(self._names[i] for i in unlike[:5])}")
+        return text_of(lanes[np.unique(self._owners)].sum(axis=0, dtype=np.uint64), self._words)
+
+
+def _check(specs: Sequence[TensorSpec], held: Any) -> None:
+    """Whether boxes `held` (name, key) tile the tensors, each of whole words. Raises LoaderRefused."""
+    boxes: dict[str, list[Box]] = {spec.name: [] for spec in specs}
+    spec_of = {spec.name: spec for spec in specs}
+    for name, (start, size) in held:
+        boxes[name].append(Box(spec_of[name], start, size, torch.empty(size, device="meta")))
+    for spec in specs:
+        found = sum(box.count for box in boxes[spec.name])
+        if spec.count and not found:
+            raise LoaderRefused(f"{spec.name}: SGLang's model has no place for it; use engine=torch, or another model")
+        if found != spec.count:
+            what = "overlap" if found > spec.count else f"are not all of it ({found} of {spec.count} elements)"
+            raise LoaderRefused(f"{spec.name}: the places that hold parts of it {what}")
+        if not all(box.is_of_words for box in boxes[spec.name]):
+            raise LoaderRefused(f"{spec.name}: it is cut up in the middle of words of {ALIGN} bytes")
 
 
 def layout_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
-    """Which memory each parameter is, and how it is cut. SGLang may bind a parameter to other memory after an update
-    (packing, shuffling for a kernel); places that were found before are then nobody's weights any more."""
-    return [
-        (name, each.data_ptr(), each.untyped_storage().data_ptr(), each.dtype, tuple(each.shape), each.stride())
-        for name, each in model.named_parameters()
-    ]
-
-
-def derive(model: torch.nn.Module) -> None:
-    """Have a model compute again what it keeps besides the weights that it is given (`post_load_weights`; of latent
-    attention, parts of `kv_b_proj` that its decode steps multiply by). SGLang's own loaders do so after each load."""
-    again = getattr(model, "post_load_weights", None)
-    if again is not None:
-        again()
-
-
-def _as_values(bits: np.ndarray, dtype: str) -> Tensor:
-    shared = _BITS[bits.itemsize]
-    plain = np.ascontiguousarray(bits).view({1: np.uint8, 2: np.int16, 4: np.int32}[bits.itemsize])
-    return torch.from_numpy(plain).view(shared).view(getattr(torch, dtype))
+    """The memory of each parameter. SGLang may bind one to other memory after an update (packing, shuffling for a
+    kernel); places that were found before are then nobody's weights any more."""
+    return [(each.data_ptr(), each.dtype, tuple(each.shape), each.stride()) for each in model.parameters()]
 
 
 _KNOWN: WeakKeyDictionary[torch.nn.Module, ParameterMap] = WeakKeyDictionary()
@@ -99,17 +143,15 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
     `group`, in all of its processes if in one."""
     places, problem = _map_of(model, patch, group), ""
     try:
-        for change in patch.changes:
-            places.apply(change)
-        if patch.changes:
+        places.apply(patch)
+        # What a model computes from its weights (latent attention: parts of `kv_b_proj`), as SGLang's own loaders do.
+        if patch.changes and hasattr(model, "post_load_weights"):
             with torch.no_grad():
-                derive(model)
+                model.post_load_weights()  # type: ignore[operator]
     except Exception as error:
-        if group is None:
-            raise
         log.exception("weights were not applied")
         problem = f"{type(error).__name__}: {error}"
-    digest = places.tally.digest(problem)
+    digest = places.digest(problem)
     if digest != patch.digest:
         raise LoaderError(f"the weights have the digest {digest} where it should be {patch.digest}")
     return digest
@@ -118,22 +160,20 @@ def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
 def _map_of(model: torch.nn.Module, patch: Patch, group: Any) -> ParameterMap:
     """The one of the last patch, unless something has moved since, in any process."""
     known = _KNOWN.get(model)
-    wanted = (patch.specs, patch.stored)
-    moved = torch.tensor([int(known is None or known.known != wanted or known.layout != layout_of(model))])
-    summed(moved, group)
-    if moved or known is None:
+    fits = known is not None and known.known == (patch.specs, patch.stored) and known.layout == layout_of(model)
+    if known is None or not all(gathered(fits, group)):
         _KNOWN.pop(model, None)
         known = _KNOWN[model] = ParameterMap(model, patch, group)
     return known
 
 
-def load(model: torch.nn.Module, named_tensors: list[tuple[str, Tensor]]) -> None:
-    """The custom loader, for a server without the plugin. It cannot report a failure to its caller, and must not
-    raise."""
-    try:
-        apply(model, read(named_tensors[0][1].cpu().numpy()))
-    except Exception:
-        log.exception("weights were not applied, and the plugin that would tell of it is missing")
+def gathered(mine: Any, group: Any) -> list[Any]:
+    """What each process of the group has."""
+    if group is None:
+        return [mine]
+    found: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(found, mine, group=group)
+    return found
 
 
 def _group() -> Any:
@@ -145,34 +185,21 @@ def _group() -> Any:
 
 
 def answered(original: Callable, updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
-    """In place of the updater's own method: (success, message), also after any error. That a server does not hold the
-    weights which it is asked for is no failure, and the answer does not confirm them."""
-    asked = False
+    """In place of the updater's own method: (success, message), also after any error."""
     try:
         if kwargs.get("load_format") != LOAD_FORMAT:
             _KNOWN.clear()
             return original(updater, *args, **kwargs)
         group = _group()
-        patch = read(kwargs["named_tensors"][0][1].cpu().numpy())
-        _refuse_with_sglang(updater)
-        asked = not patch.changes
+        patch = read(kwargs["named_tensors"][0][1].cpu().numpy().tobytes().decode())
+        # SGLang's own method, in whose place this runs, refuses new weights for some models.
+        refusal = getattr(sys.modules[type(updater).__module__], "_unsupported_derived_weight_cache_error", None)
+        if refusal and (problem := refusal(updater.get_model())):
+            raise LoaderRefused(problem)
         return True, APPLIED + apply(updater.get_model(), patch, group)
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        log.log(logging.INFO if asked else logging.WARNING, "weights were not applied: %s", problem)
-        return asked, problem
-
-
-def _refuse_with_sglang(updater: Any) -> None:
-    """Raises LoaderRefused where SGLang's own method, in whose place this runs, would refuse any new weights."""
-    derived = getattr(sys.modules[type(updater).__module__], "_unsupported_derived_weight_cache_error", None)
-    if derived and (problem := derived(updater.get_model())):
-        raise LoaderRefused(problem)
-    if hasattr(updater, "_assert_weight_cache_inactive"):
-        try:
-            updater._assert_weight_cache_inactive("update_weights_from_tensor")
-        except RuntimeError as error:
-            raise LoaderRefused(str(error)) from None
+        log.warning("weights were not applied: %s: %s", type(error).__name__, error)
+        return False, f"{type(error).__name__}: {error}"
 
 
 def unpinned(original: Callable, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,11 +1,6 @@
-"""Requests to an SGLang server and its replies, as plain data. Pure.
-
-Token ids in, token ids out. A request names every sampling parameter, so that no default of a server or of a model's
-folder (`generation_config.json`) cuts the distribution: behaviour logprobs are those of softmax(logits / temperature),
-as the learner computes them.
-
-Experts (`areal_like.models.experts`) come as base64 of int32 [positions, layers, k], for all of the model's layers.
-"""
+"""Requests to an SGLang server and its replies, as plain data. A request names every sampling parameter, so that no
+default of a server or of a model's folder (`generation_config.json`) cuts the distribution: behaviour logprobs are
+those of softmax(logits / temperature), as the learner computes them."""
 
 from __future__ import annotations
 
@@ -34,15 +29,15 @@ NEUTRAL = {
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The experts that a reply must bring: those of the decoder layers of these numbers, out of `layers`, as the model
-    has its `routing`."""
+    """The experts that a reply must bring: of the decoder layers `numbers`, out of `layers`, by the model's
+    `routing`."""
 
     numbers: list[int]
     layers: int
     routing: Routing
 
     def read(self, meta: Mapping[str, Any], positions: int) -> np.ndarray:
-        """[positions, layers, k]. Raises RuntimeError."""
+        """[positions, layers, k], from base64 of int32 for all of the model's layers. Raises RuntimeError."""
         text = meta.get("routed_experts")
         if not isinstance(text, str):
             raise RuntimeError("SGLang returns no experts: was it started with --enable-return-routed-experts?")
@@ -69,16 +64,16 @@ class Reply:
     experts: np.ndarray | None = None
 
     def is_stale(self, label: str) -> bool:
-        """Were kept prompt tokens used although other weights had come before the first token was sampled? (Kept ones
-        are shared among requests with the same label only; but this one may have waited through an update.)"""
+        """Whether cached prompt tokens were used although other weights came before the first token: requests with the
+        same label share them, but this one may have waited through an update."""
         return self.cached > 0 and self.first is not None and self.first != label
 
 
 def generate_request(
-    rid: str, tokens: np.ndarray, done: int, limits: Limits, share: str | None, experts_from: int | None = None
+    rid: str, tokens: np.ndarray, done: int, limits: Limits, share: str, experts_from: int | None = None
 ) -> dict[str, Any]:
     """The body of a request: `done` tokens at the end of `tokens` are the completion's own. `share`: only requests with
-    the same share what is kept of prompts; None: all. `experts_from`: the position from which on experts are wanted;
+    the same share what is kept of prompts. `experts_from`: the position from which on experts are wanted;
     None: they are not."""
     sampling = {
         **NEUTRAL,
@@ -89,35 +84,32 @@ def generate_request(
         "sampling_seed": limits.key & 0x7FFFFFFF,  # heeded by servers with --enable-deterministic-inference only
         "skip_special_tokens": False,
     }
-    body = {"rid": rid, "input_ids": tokens.tolist(), "sampling_params": sampling, "return_logprob": True}
+    body = {"rid": rid, "input_ids": tokens.tolist(), "extra_key": share}
+    body |= {"sampling_params": sampling, "return_logprob": True}
     if experts_from is not None:
         body |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
-    return body if share is None else body | {"extra_key": share}
+    return body
 
 
 def score_request(rid: str, tokens: np.ndarray) -> dict[str, Any]:
     """The body of a request for the logprobs of `tokens`, all computed again, without the cache of other requests."""
-    body = generate_request(rid, tokens, 0, Limits(1, 1.0), rid)
-    return body | {"logprob_start_len": 0}
+    return generate_request(rid, tokens, 0, Limits(1, 1.0), rid) | {"logprob_start_len": 0}
 
 
 def scored(answer: Mapping[str, Any], tokens: np.ndarray, label: str) -> np.ndarray | None:
     """The logprobs of `tokens` behind the first, float32 [n - 1], from the answer to a `score_request`; None where the
-    request was aborted or other weights than those of `label` had a part in it. NaN where SGLang (0.5.23) puts token 0
-    in place of the last one of its vocabulary. Raises RuntimeError for an answer that
-    does not add up."""
+    request was aborted, or other weights than those of `label` had a part in it. NaN where SGLang (0.5.23) puts token 0
+    in place of the last one of its vocabulary. Raises RuntimeError for an answer that does not add up."""
     meta = answer["meta_info"]
     _refuse_errors(meta["finish_reason"])
     spans = meta.get("weight_versions") or []
     if not answer.get("output_ids") or any(span["version"] != label for span in spans):
         return None
-    rows = (meta.get("input_token_logprobs") or [])[1:]
-    logprobs, said = np.array([row[0] for row in rows], np.float32), np.array([row[1] for row in rows], np.int32)
-    if len(rows) != len(tokens) - 1 or np.isnan(logprobs).any() or meta.get("cached_tokens"):
-        raise RuntimeError("SGLang's logprobs of a prompt are not those of its tokens, no numbers, or kept ones")
-    if not np.isin(said[said != tokens[1:]], 0).all():
-        raise RuntimeError("SGLang's logprobs of a prompt are of other tokens")
-    return np.where(said == tokens[1:], logprobs, np.float32(np.nan))
+    ids, logprobs = _columns((meta.get("input_token_logprobs") or [])[1:])
+    same = ids == tokens[1:] if len(ids) == len(tokens) - 1 else np.zeros(0, bool)
+    if len(same) < len(tokens) - 1 or meta.get("cached_tokens") or ids[~same].any():
+        raise RuntimeError("SGLang's logprobs of a prompt are of other tokens, or kept ones")
+    return np.where(same, logprobs, np.float32(np.nan))
 
 
 def reply_of(
@@ -128,17 +120,23 @@ def reply_of(
     given to the server."""
     meta = answer["meta_info"]
     _refuse_errors(meta["finish_reason"])
-    tokens = np.array(answer.get("output_ids") or [], np.int32)
-    rows = meta.get("output_token_logprobs") or []
-    logprobs = np.array([row[0] for row in rows], np.float32)
-    if [row[1] for row in rows] != tokens.tolist() or np.isnan(logprobs).any():
-        raise RuntimeError("SGLang's tokens and logprobs do not agree, or are no numbers")
+    tokens, logprobs = _columns(meta.get("output_token_logprobs") or [])
+    if tokens.tolist() != (answer.get("output_ids") or []):
+        raise RuntimeError("SGLang's tokens and logprobs do not agree")
     if not len(tokens):
         return Reply(tokens, logprobs, [], 0, None)
     spans = meta.get("weight_versions") or []
     cached = int(meta.get("cached_tokens") or 0)
     experts = returned.read(meta, behind + len(tokens) - 1) if returned else None
     return Reply(tokens, logprobs, _runs(spans, len(tokens), versions), cached, spans[0]["version"], experts)
+
+
+def _columns(rows: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens int32 [n] and their logprobs float32 [n]. Raises RuntimeError for one that is no number."""
+    logprobs = np.array([row[0] for row in rows], np.float32)
+    if np.isnan(logprobs).any():
+        raise RuntimeError("SGLang's logprobs are no numbers")
+    return np.array([row[1] for row in rows], np.int32), logprobs
 
 
 def _refuse_errors(reason: Mapping[str, Any] | None) -> None:
@@ -148,18 +146,12 @@ def _refuse_errors(reason: Mapping[str, Any] | None) -> None:
 
 
 def _runs(spans: Sequence[Mapping[str, Any]], count: int, versions: Mapping[str, int]) -> Runs:
-    runs: Runs = []
-    at = 0
-    for span in spans:
-        if span["version"] not in versions:
-            raise RuntimeError(f"SGLang sampled with weights {span['version']!r}, which were not given to it here")
-        if span["start"] != at or span["end"] <= at:
-            raise RuntimeError(f"SGLang's versions do not cover its tokens: {spans}")
-        runs.append((versions[span["version"]], span["end"] - at))
-        at = span["end"]
-    if at != count:
+    ends = [0, *(span["end"] for span in spans)]
+    if [span["start"] for span in spans] != ends[:-1] or ends != sorted(set(ends)) or ends[-1] != count:
         raise RuntimeError(f"SGLang's versions do not cover its {count} tokens: {spans}")
-    return runs
+    if unknown := {span["version"] for span in spans} - versions.keys():
+        raise RuntimeError(f"SGLang sampled with weights {sorted(unknown)}, which were not given to it here")
+    return [(versions[span["version"]], span["end"] - span["start"]) for span in spans]
 
 
 def concatenated(replies: Sequence[Reply], finish: Finish) -> Completion:

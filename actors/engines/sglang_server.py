@@ -1,6 +1,6 @@
-"""One SGLang server: a process of this actor, spoken to by HTTP.
+"""One SGLang server: a process of this actor, called over HTTP, and started again when it dies.
 
-A server ends with this process, however that ends (`actors.child`). Nothing is retried here: the caller decides what a
+A server ends with this process, however that ends (`actors.child`). No call is retried here: the caller decides what a
 failure means.
 
 Every call has a time limit, but `/generate`: sequences may take any time. Whether a server works on them shows in its
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,10 @@ except ModuleNotFoundError:  # the base install: `SglangServer` names the remedy
 from actors.child import Child, free_port
 from areal_like.places import REPOSITORY
 
+log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.25
 _LOG_LINES = 15
-_LAUNCH = ["-m", "sglang.launch_server"]
+NOTE_CHARACTERS = 200
 PROBE_SECONDS = 10.0
 _PROBE_LIMIT = 25.0
 """Seconds for a probe: SGLang itself gives up after 20 s."""
@@ -44,13 +47,13 @@ class ServerRefused(RuntimeError):
 
 
 class SglangServer:
-    """`arguments` are those of `sglang.launch_server` but host and port; `log` is a file; `environment` is added to
-    this process's own; `ranks`: of tensor parallelism; `patience`: seconds without a token after which it counts as
-    frozen, and the time limit of calls.
+    """`arguments`: of `sglang.launch_server`, but host and port; `log`: a file; `environment`: added to this process's
+    own; `ranks`: of tensor parallelism; `patience`: seconds without a token after which it counts as frozen, and the
+    time limit of calls. Raises ValueError where the extra `sglang` is not installed.
 
-    `digest` is that of the weights it is known to hold ("": unknown), `label` what it files their tokens under; `ready`
-    is set while it may be given requests; `open` while it is not paused; `load` counts the requests that it works on.
-    They are the engine's to keep. Raises ValueError where the extra `sglang` is not installed.
+    The engine sets `digest` (of the weights that it is known to hold; "": unknown), `label` (of their tokens), `ready`
+    (for requests), `open` (not paused) and `load` (requests that it works on). `proven`: it was ready once; `note`:
+    what is wrong, in words.
     """
 
     def __init__(
@@ -59,7 +62,8 @@ class SglangServer:
         if aiohttp is None:
             raise ValueError("engine=sglang needs more: pip install -e .[sglang] -c constraints-sglang.txt")
         self.name, self.arguments, self.ranks, self.patience = name, arguments, ranks, patience
-        self.digest, self.label, self.load, self.url, self.failure = "", "", 0, "", ""
+        self.digest, self.label, self.load, self.url, self._fault = "", "", 0, "", ""
+        self.proven, self.restarts, self.note = False, 0, "is starting"
         self.ready, self.open = asyncio.Event(), asyncio.Event()
         self._environment, self._log = environment, log
         self._process: Child | None = None
@@ -74,29 +78,48 @@ class SglangServer:
         """Note a sign of work."""
         self._quiet = 0.0
 
+    async def keep(self, equip: Callable[[SglangServer], Awaitable[None]], timeout: float, restarts: int) -> None:
+        """Start the server, have `equip` give it weights, and again whenever it dies, until cancelled. Raises
+        RuntimeError where it dies too often, or before it was ready once."""
+        while True:
+            try:
+                await self.start(timeout)
+                await equip(self)
+                log.info("%s is ready at %s", self.name, self.url)
+                self.proven, self.note = True, ""
+                problem = await self.until_dead()
+            except (ServerGone, ServerRefused) as error:
+                problem = str(error)
+            self.ready.clear()
+            short = " ".join(problem.replace(f"{self.name} ", "").partition("; its log is")[0].split())
+            self.note = f"{short[:NOTE_CHARACTERS]}, restarting"
+            log.error("%s %s", self.name, problem)
+            if not self.proven or self.restarts >= restarts:
+                raise RuntimeError(f"{self.name} {problem} ({self.restarts + 1} times){self._log_tail()}")
+            self.restarts += 1
+
     async def start(self, timeout: float) -> None:
-        """Returns once the server is healthy. Raises ServerGone (with the tail of its log) if it ends before that, or
-        takes more than `timeout` seconds."""
+        """Returns once the server is healthy. Raises ServerGone if it ends, or takes more than `timeout` seconds."""
         await self.close()
         # Each request has a connection of its own: SGLang closes an idle one after 5 s, and a request on it would fail.
         limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=limits, connector=connector)
-        self.failure, self.digest, self._quiet = "", "", 0.0
+        self._fault, self.digest, self._quiet = "", "", 0.0
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, *_LAUNCH, *self.arguments, "--host", "127.0.0.1", "--port", str(port)]
+        more = ["--host", "127.0.0.1", "--port", str(port)]
+        command = [sys.executable, "-m", "sglang.launch_server", *self.arguments, *more]
         with self._log.open("ab") as output:
             self._process = Child(command, environment=self._environment, output=output, folder=REPOSITORY)
         self.open.set()
-        try:
-            async with asyncio.timeout(timeout):
-                while not await self._answers("/health", 10.0):
-                    if self._process.poll() is not None:
-                        raise ServerGone(f"{self.name} ended before it was ready{self.last_words()}")
-                    await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            raise ServerGone(f"{self.name} was not ready after {timeout:.0f} s{self.last_words()}") from None
+        end = time.monotonic() + timeout
+        while not await self._answers("/health", 10.0):
+            if self._process.poll() is not None:
+                raise ServerGone(f"{self.name} ended before it was ready{self._log_tail()}")
+            if time.monotonic() > end:
+                raise ServerGone(f"{self.name} was not ready after {timeout:.0f} s{self._log_tail()}")
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def until_dead(self) -> str:
         """Waits until the server is dead, or as good as dead; returns how that showed."""
@@ -106,8 +129,8 @@ class SglangServer:
             await asyncio.sleep(_POLL_SECONDS)
             if (code := self._process.poll()) is not None:
                 return f"ended with exit code {code}"
-            if self.failure:
-                return self.failure
+            if self._fault:
+                return self._fault
             if self.open.is_set():
                 if self._quiet >= probe_after and await self._answers("/health_generate", _PROBE_LIMIT):
                     self.beat()
@@ -118,7 +141,7 @@ class SglangServer:
             at = time.monotonic()
 
     async def _answers(self, path: str, seconds: float) -> bool:
-        """Does the server say that all is well? (One that is paused is not well.)"""
+        """Whether the server is healthy. (One that is paused is not.)"""
         assert self._session
         try:
             async with self._session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=seconds)) as answer:
@@ -138,31 +161,24 @@ class SglangServer:
         except TimeoutError:
             raise ServerGone(f"{self.name} was frozen (no answer to {path} for {seconds:.0f} s)") from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise self._gone(path, error) from None
+            raise ServerGone(f"{self.name} at {self.url} does not answer {path}: {error!r}") from None
+        if answer.status == 503:
+            raise ServerGone(f"{self.name} is not well: {text[:2000]}")
         if answer.status != 200:
-            raise self._failure(path, answer.status, text)
+            raise ServerRefused(f"{self.name}: {path}: {answer.status} {text[:2000]}")
         return json.loads(text) if text.startswith("{") else {}
 
-    def _gone(self, path: str, error: object) -> ServerGone:
-        return ServerGone(f"{self.name} at {self.url} does not answer {path}: {error!r}")
-
-    def _failure(self, path: str, status: object, text: str) -> Exception:
-        if status == 503:
-            return ServerGone(f"{self.name} is not well: {text[:2000]}")
-        return ServerRefused(f"{self.name}: {path}: {status} {text[:2000]}")
-
-    def last_words(self) -> str:
+    def _log_tail(self) -> str:
         """The end of its log, to go behind an error message."""
         if not self._log.exists():
             return ""
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return f"; its log is {self._log}, which ends with\n" + "\n".join(f"  {line}" for line in lines)
 
-    def fail(self, failure: str) -> None:
-        """Take the server out of service, since its weights are unknown, until `until_dead` has returned and it is
-        restarted."""
+    def fail(self, fault: str) -> None:
+        """Take the server out of service, since its weights are unknown, until it is restarted."""
         self.ready.clear()
-        self.failure = failure
+        self._fault = fault
 
     async def close(self) -> None:
         """End the server, with all that it has started, at once."""

@@ -12,30 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import mmap
 import os
 import pickle
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from actors.engines import sglang_patch
 from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, LoaderRefused
+from actors.engines.sglang_patch import NAME, Patch, Stored, places_of
 from actors.engines.sglang_server import ServerRefused, SglangServer
 from areal_like.errors import UserError
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.update import Update
+from areal_like.weights.update import Update, Where
 
 PauseMode = Literal["in_place", "retract", "abort"]
-_REFUSED = f"{LoaderRefused.__name__}: "
 SLOWEST_BYTES_PER_SECOND = 32 << 20
 """Least rate at which a server reads, applies and digests weights: bounds the time of a call."""
 
@@ -58,138 +55,111 @@ class SharedBytes:
 
 class SharedCopy:
     """A copy of the weights that servers should hold: the subscriber overwrites its own with the next ones. `digest`:
-    "" while they are not known. `stored`: see `stored_names`."""
+    "" while they are not known. `stored`: see `stored_names`. `seconds`: time limit of a call over all of them."""
 
-    def __init__(self, state: State, stored: sglang_patch.Stored):
+    def __init__(self, state: State, stored: Stored):
         self._bytes = SharedBytes(state.nbytes)
         self._bytes.array[:] = state.buffer
         self.state, self.digest, self.stored = State(state.specs, self._bytes.array), "", stored
+        self.seconds = state.nbytes / SLOWEST_BYTES_PER_SECOND
 
-    def probe(self) -> np.ndarray:
-        """A patch without changes, which asks for the digest of all weights."""
-        return sglang_patch.digest_probe(self.state, self.digest, self.stored)
+    def patch(self, changes: dict[int, bytes | None]) -> bytes:
+        """A patch that leads here, from weights that differ by no more than `changes`."""
+        patch = Patch(self._bytes.path, self.digest, self.state.specs, self.stored, changes)
+        return msgspec.msgpack.encode(patch)
 
-    def whole(self) -> np.ndarray:
-        """A patch of all weights, by the path of this memory."""
-        return sglang_patch.whole_at(self._bytes.path, self.state, self.digest, self.stored)
+    def whole(self) -> bytes:
+        """A patch that leads here from any weights."""
+        return self.patch(dict.fromkeys(range(len(self.state.specs))))
 
-    def advance(self, update: Update) -> np.ndarray | None:
-        """Take an update; returns the patch that leads there, or None where all weights must be sent. Costs time by
-        what `update.changes` names, if those are changes to what is held."""
+    def advance(self, update: Update) -> bytes:
+        """Take an update; returns the patch from the weights before. Costs time by what `update.changes` names, if
+        those are changes to what is held."""
         before, self.digest = self.digest, ""
         if update.state.specs != self.state.specs:
             raise ValueError("an update of other tensors than those of the engine's model")
-        changes = update.changes if update.changes and update.changes.since == before else None
-        patch = None
-        if before:
-            patch = sglang_patch.write(update.state, update.digest, self.state, changes, self.stored)
-        if changes is None:
-            self.state.buffer[:] = update.state.buffer
-        else:
-            pairs = zip(self.state.tensors(), update.state.tensors(), strict=True)
-            for index, ((_, mine), (_, new)) in enumerate(pairs):
-                for where in changes.tensors.get(index, ()):
-                    mine[where] = new[where]
+        known = update.changes if update.changes and update.changes.since == before else None
+        found: dict[int, bytes | None] = {}
+        for index, ((spec, mine), (_, new)) in enumerate(
+            zip(self.state.tensors(), update.state.tensors(), strict=True)
+        ):
+            where: list[Where] = known.tensors.get(index, []) if known else [slice(0, spec.count)]
+            if len(places := _differing(mine, new, where)):
+                found[index] = places_of(places, spec)
+            for each in where:
+                mine[each] = new[each]
         self.digest = update.digest
-        return patch
+        return self.patch(found)
 
     def close(self) -> None:
         self._bytes.close()
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOutcome:
-    """`whole`: all weights were sent."""
-
-    whole: bool
-    nbytes: int
-    pause_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class WantedWeights:
-    """What a server is to hold: `patch` (uint8, see `sglang_patch`) leads there from the weights with digest `base`;
-    None: all weights must be sent."""
-
-    held: SharedCopy
-    label: str
-    patch: np.ndarray | None
-    base: str
+def _differing(before: np.ndarray, bits: np.ndarray, where: list[Where]) -> np.ndarray:
+    """Places at which two tensors differ, int64 [n], in order; of `where` only."""
+    found = [np.zeros(0, np.int64)]
+    for each in where:
+        unlike = np.flatnonzero(before[each] != bits[each])
+        found.append(unlike + each.start if isinstance(each, slice) else each[unlike])
+    return found[1] if len(where) == 1 and isinstance(where[0], slice) else np.unique(np.concatenate(found))
 
 
 def serialised(tensors: list[tuple[str, torch.Tensor]], ranks: int) -> list[str]:
-    """What SGLang takes for tensors: per rank base64 of a pickle, with the bytes in it. (Its own helper would put the
-    tensors into shared memory, which only a child of the server could open.)"""
+    """The tensors as SGLang takes them: per rank base64 of a pickle, with the bytes in it. (Its own helper would put
+    the tensors into shared memory, which only a child of the server could open.)"""
     return [base64.b64encode(pickle.dumps(tensors, protocol=4)).decode()] * ranks
 
 
-async def give(server: SglangServer, weights: WantedWeights, mode: PauseMode, flush: bool) -> LoadOutcome:
-    """Bring a server to these weights. Raises ServerGone, ServerRefused: then it is paused, its weights unknown."""
-    held, patch = weights.held, weights.patch if server.digest and server.digest == weights.base else None
+async def give(
+    server: SglangServer, held: SharedCopy, label: str, patch: bytes | None, mode: PauseMode
+) -> tuple[bool, int]:
+    """Bring a server to the held weights, by `patch` or, where that is None or does not lead there, by all of them →
+    whether all were sent, and the bytes. Raises ServerGone, ServerRefused: then it is paused, its weights unknown."""
     server.open.clear()
-    begin = time.monotonic()
     await server.post("/pause_generation", {"mode": mode})
     server.digest = ""
-    await _begin(server)
-    whole = patch is None
-    if patch is not None:
-        try:
-            await _send(server, patch, held)
-        except ServerRefused:
-            whole = True
-    if whole:
+    await server.post("/begin_weight_update", {})
+    sent = 0 if patch is None else len(patch)
+    try:
+        if patch is None:
+            raise ServerRefused("no patch leads there")
+        await _send(server, patch, held)
+    except ServerRefused:
+        patch, sent = None, held.state.nbytes
         await _send(server, held.whole(), held)
-    await server.post("/end_weight_update", {}, _seconds(held.state))
-    if flush:
+    await server.post("/end_weight_update", {}, held.seconds)
+    if mode != "in_place":
         await server.post("/flush_cache", {})
-    await server.post("/update_weight_version", {"new_version": weights.label, "abort_all_requests": False})
-    server.digest, server.label = held.digest, weights.label
+    await server.post("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+    server.digest, server.label = held.digest, label
     await server.post("/continue_generation", {})
     server.beat()
     server.open.set()
-    return LoadOutcome(whole, held.state.nbytes if patch is None or whole else patch.nbytes, time.monotonic() - begin)
+    return patch is None, sent
 
 
-async def _begin(server: SglangServer) -> None:
-    await server.post("/begin_weight_update", {})
-
-
-def _seconds(state: State) -> float:
-    """Seconds that a call may take for going over all weights."""
-    return state.nbytes / SLOWEST_BYTES_PER_SECOND
-
-
-async def _send(server: SglangServer, patch: np.ndarray, held: SharedCopy) -> None:
+async def _send(server: SglangServer, patch: bytes, held: SharedCopy) -> None:
     """Raises ServerRefused unless the server has confirmed the digest of its weights, UserError where it never can."""
-    shared = SharedBytes(patch.nbytes)
+    shared = SharedBytes(len(patch))
     try:
-        await asyncio.to_thread(np.copyto, shared.array, patch)
-        message = torch.from_numpy(sglang_patch.pointer(shared.path))
+        await asyncio.to_thread(np.copyto, shared.array, np.frombuffer(patch, np.uint8))
+        path = torch.frombuffer(bytearray(shared.path.encode()), dtype=torch.uint8)
         body = {
-            "serialized_named_tensors": serialised([(sglang_patch.NAME, message)], server.ranks),
+            "serialized_named_tensors": serialised([(NAME, path)], server.ranks),
             "load_format": LOAD_FORMAT,
             "flush_cache": False,
         }
         try:
-            said = str((await server.post("/update_weights_from_tensor", body, _seconds(held.state))).get("message"))
+            reply = await server.post("/update_weights_from_tensor", body, held.state.nbytes / SLOWEST_BYTES_PER_SECOND)
+            message = str(reply.get("message"))
         except ServerRefused as error:
-            said = str(error)
+            message = str(error)
     finally:
         shared.close()
-    if _REFUSED in said:
-        raise UserError(f"engine=sglang can't serve this model: {said}")
-    if said != APPLIED + held.digest:
-        raise ServerRefused(f"{server.name}: no confirmation of the weights: {said!r}")
-
-
-async def holds(server: SglangServer, held: SharedCopy) -> bool:
-    """Whether a server that is not serving yet has these weights."""
-    await _begin(server)
-    with contextlib.suppress(ServerRefused):
-        await _send(server, held.probe(), held)
-        server.digest = held.digest
-    await server.post("/end_weight_update", {})
-    return server.digest == held.digest
+    if f"{LoaderRefused.__name__}: " in message:
+        raise UserError(f"engine=sglang can't serve this model: {message}")
+    if message != APPLIED + held.digest:
+        raise ServerRefused(f"{server.name}: no confirmation of the weights: {message!r}")
 
 
 # Names of tensors. transformers keeps the experts of a layer in one tensor, and turns checkpoints into that while it
@@ -206,7 +176,7 @@ class _Views(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def stored_names(model: PreTrainedModel, specs: Sequence[TensorSpec]) -> sglang_patch.Stored:
+def stored_names(model: PreTrainedModel, specs: Sequence[TensorSpec]) -> Stored:
     """Of each tensor that a checkpoint has under other names, or in parts: those. Raises ValueError where what a
     checkpoint has is no part of the model's tensors."""
     unfit = f"engine=sglang can't serve {type(model).__name__}: of its checkpoints,"
@@ -214,15 +184,15 @@ def stored_names(model: PreTrainedModel, specs: Sequence[TensorSpec]) -> sglang_
     owner = {meta.untyped_storage()._cdata: name for name, meta in metas.items()}
     with torch.no_grad(), _Views():
         found = revert_weight_conversion(model, dict(metas))
-    stored: sglang_patch.Stored = {}
+    stored: Stored = {}
     for name, view in found.items():
-        if name in metas and owner.get(view.untyped_storage()._cdata) == name and view.shape == metas[name].shape:
-            continue
-        if (whole := owner.get(view.untyped_storage()._cdata)) is None:
+        whole = owner.get(view.untyped_storage()._cdata)
+        if whole is None:
             raise ValueError(f"{unfit} {name} is no part of a parameter")
-        stored.setdefault(whole, []).append((name, tuple(view.shape), view.stride(), view.storage_offset()))
+        if whole != name or view.shape != metas[name].shape:
+            part = (name, tuple(view.shape), view.stride(), int(view.storage_offset()))
+            stored.setdefault(whole, []).append(part)
     for whole, parts in stored.items():
-        shape = metas[whole].shape
-        if sum(torch.Size(part[1]).numel() for part in parts) != shape.numel():
+        if sum(torch.Size(part[1]).numel() for part in parts) != metas[whole].numel():
             raise ValueError(f"{unfit} the parts of {whole} are not all of it")
     return stored

@@ -1,21 +1,17 @@
 """The KV cache of the embedded engine, and the attention that reads and writes it.
 
 Keys and values are in two tensors `[layer, slot, head, time, dim]`: slot i holds one running sequence from time 0 on. A
-model's own forward is switched to `slot_attention` (registered with transformers' attention interface), which finds the
-cache among the forward's keyword arguments. So each architecture that transformers can run with full attention runs
-here unchanged.
+model's own forward is switched to `slot_attention` (registered with transformers' attention interface), so each
+architecture that transformers can run with full attention runs here unchanged.
 
-Driven by `torch_engine`: `reserve`, then one of `begin_prefill`, `begin_prefill_behind`, `begin_decode` and
-`begin_static_decode` sets the slots of the next forward, then that forward (see `decoders`) calls `attend` once
-per layer. Invariants: no value in the tensors is NaN (a masked position has weight 0, and 0 · NaN is NaN), hence zeros
-and not empty memory; everything here runs under inference mode.
-
-On a GPU the tensors are views of memory that is taken once (`PooledCache`), and decode steps have fixed shapes
-(`static_step`).
+Driven by `torch_engine`: `reserve`, then a `begin_...` sets the slots of the next forward, then that forward (see
+`decoders`) calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked position has weight 0,
+and 0 · NaN is NaN), hence zeros and not empty memory; everything here runs under inference mode.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -24,7 +20,9 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, PretrainedConfig
 
 from actors.engines import ragged_attention, slot_kernel
+from actors.engines.devices import GIB
 
+log = logging.getLogger(__name__)
 ATTENTION = "slot_cache"
 """The name to give to `model.set_attn_implementation`."""
 
@@ -32,8 +30,7 @@ ATTENTION = "slot_cache"
 class SlotCache:
     """Keys and values of up to `slots` sequences, slots 0..n-1. Both dimensions double when they get too short, but
     hold no more than `most` tokens in all, room that is not used included (None: no bound), as long as what is reserved
-    fits. `batch_invariant`: what a slot gets in a
-    decode step does not depend on the others, to the last bit."""
+    fits. `batch_invariant`: what a slot gets in a decode step does not depend on the others, to the last bit."""
 
     def __init__(
         self,
@@ -71,26 +68,24 @@ class SlotCache:
 
     def reserve(self, rows: int, time: int) -> None:
         """Make room for sequences of up to `time` tokens in slots 0..rows-1; what is in others may be lost."""
-        held = self.keys.shape[1]
-        if rows <= held and time <= self.capacity:
+        if rows <= self.rows and time <= self.capacity:
             return
-        new_rows = held if rows <= held else min(self._slots, max(rows, 2 * held))
+        new_rows = self.rows if rows <= self.rows else min(self._slots, max(rows, 2 * self.rows))
         new_time = self.capacity if time <= self.capacity else max(time, 2 * self.capacity, 16)
         if self._most is not None and new_rows * new_time > self._most:
             new_rows, new_time = rows, max(time, self._most // rows)
-        self.keys, self.values = (_resized(each, new_rows, new_time) for each in (self.keys, self.values))
+        shape = (self.keys.shape[0], new_rows, self.heads, new_time, self.dim)
+        self.keys, self.values = (_moved(each, each.new_zeros(shape)) for each in (self.keys, self.values))
 
     def move(self, source: int, target: int, time: int) -> None:
         """Copy the first `time` positions of one slot to another."""
-        self.keys[:, target, :, :time] = self.keys[:, source, :, :time]
-        self.values[:, target, :, :time] = self.values[:, source, :, :time]
+        for each in (self.keys, self.values):
+            each[:, target, :, :time] = each[:, source, :, :time]
 
-    def begin_prefill(self, slots: np.ndarray, rows: np.ndarray, time: int) -> None:
-        """The next forward is over right-padded prompts [b, time]; `slots[i]` gets the keys and values of `rows[i]`.
-
-        `rows` int64 [slots] counts up from 0, with repeats where several slots share a row.
-        Padding needs no mask: it comes after the real tokens, so causal attention hides it from them, and what it
-        leaves in the cache is masked until it is overwritten.
+    def begin_prefill(self, slots: np.ndarray, rows: np.ndarray) -> None:
+        """The next forward is over right-padded prompts [b, t]; `slots[i]` gets the keys and values of `rows[i]`, int64
+        [slots], which count up from 0, with repeats where several slots share a row. Padding needs no mask: causal
+        attention hides it from the tokens before, and what it leaves in the cache is masked until it is overwritten.
         """
         shared, device = int(rows[-1]) + 1 < len(rows), self.keys.device
         self._behind = None
@@ -107,32 +102,34 @@ class SlotCache:
 
     def begin_decode(self, lengths: np.ndarray) -> None:
         """The next forward is over one token [n, 1] of each slot 0..n-1: the last of `lengths` int64 [n] tokens."""
-        self._prefill = self._used = None
-        time, n = int(lengths.max()), len(lengths)
-        starts = (np.arange(n)[:, None] * self.heads + np.arange(self.heads)) * self.capacity
-        self._cells = torch.from_numpy((starts + (lengths[:, None] - 1)).reshape(-1)).to(self.keys.device)
-        self._shape = (n, time)
+        time = int(lengths.max())
+        here = torch.from_numpy(lengths).to(self.keys.device)
+        self._place(here, time)
         self._ragged = ragged_attention.begin(self.keys, lengths, self.batch_invariant)
-        self._mask = None
         if self._ragged is None and int(lengths.min()) < time:
-            hidden = torch.from_numpy(np.arange(time) >= lengths[:, None]).to(self.keys.device)
-            mask = torch.zeros(n, time, dtype=self.keys.dtype, device=self.keys.device)
-            self._mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
+            self._hide(here, time)
 
     def begin_static_decode(self, lengths: torch.Tensor, time: int) -> None:
         """`begin_decode` for `lengths` int64 [n] that only the device knows, none of them above `time`: the shapes of
         all that follows depend on n and `time` alone."""
-        self._prefill = None
-        n, device = len(lengths), lengths.device
-        heads = torch.arange(n * self.heads, device=device).view(n, self.heads) * self.capacity
-        self._cells = (heads + (lengths[:, None] - 1)).view(-1)
-        self._shape = (n, time)
-        self._used = self._mask = self._ragged = None
+        self._place(lengths, time)
         if slot_kernel.takes(self.keys):
             self._used = lengths.to(torch.int32)
-            return
-        hidden = torch.arange(time, device=device) >= lengths[:, None]
-        mask = torch.zeros(n, time, dtype=self.dtype, device=device)
+        else:
+            self._hide(lengths, time)
+
+    def _place(self, lengths: torch.Tensor, time: int) -> None:
+        """Each slot's last token goes behind those before it."""
+        self._prefill = self._used = self._mask = self._ragged = None
+        n = len(lengths)
+        heads = torch.arange(n * self.heads, device=lengths.device).view(n, self.heads) * self.capacity
+        self._cells = (heads + (lengths[:, None] - 1)).view(-1)
+        self._shape = (n, time)
+
+    def _hide(self, lengths: torch.Tensor, time: int) -> None:
+        """Mask the positions behind each sequence."""
+        hidden = torch.arange(time, device=lengths.device) >= lengths[:, None]
+        mask = torch.zeros(len(lengths), time, dtype=self.dtype, device=lengths.device)
         self._mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
 
     def attend(
@@ -178,9 +175,9 @@ class SlotCache:
 
 
 class PooledCache(SlotCache):
-    """The same in memory for `most` tokens that is taken once: its address never changes, as CUDA graphs need it. Only
-    how the tokens are dealt out changes: fewer slots for longer sequences. A slot's room has few possible sizes, since
-    each needs graphs of its own: powers of two and, where memory is short, quarters between them."""
+    """The same in memory for `most` tokens that is taken once: CUDA graphs need its address. The tokens are dealt out
+    anew to fewer slots for longer sequences. A slot's room has few possible sizes, since each needs graphs of its own:
+    powers of two and, where memory is short, quarters between them."""
 
     LEAST = 256
     """Positions of a slot, at first."""
@@ -209,20 +206,28 @@ class PooledCache(SlotCache):
         if new_time < time:
             raise ValueError(f"{rows} sequences of {time} tokens exceed the cache's {self._most} tokens")
         new_rows = min(self._slots, self._most // new_time)
-        held = (self.keys, self.values)
+        shape = (-1, new_rows, self.heads, new_time, self.dim)
+        used = self._pool[:, :, : new_rows * self.heads * new_time * self.dim]
         self.keys, self.values = (
-            self._relayout(*each, new_rows, new_time) for each in zip(self._pool, held, strict=True)
+            _moved(held, pool.view(shape)) for held, pool in zip((self.keys, self.values), used, strict=True)
         )
 
-    def _relayout(self, pool: torch.Tensor, held: torch.Tensor, rows: int, time: int) -> torch.Tensor:
-        """[layer, rows, head, time, dim] in the pool's memory, with its content; one layer at a time."""
-        new = pool[:, : rows * self.heads * time * self.dim].view(-1, rows, self.heads, time, self.dim)
-        kept, until = min(rows, held.shape[1]), min(time, held.shape[3])
-        for old, now in zip(held, new, strict=True):
-            saved = old[:kept, :, :until].clone()
-            now.zero_()
-            now[:kept, :, :until] = saved
-        return new
+
+def pooled(config: PretrainedConfig, slots: int, device: torch.device, dtype: torch.dtype, most: int) -> PooledCache:
+    """Takes the memory. Raises ValueError where the GPU has no room for it."""
+    size = most * bytes_per_token(config, dtype) / GIB
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        cache = PooledCache(config, slots, device, dtype, most)
+    except torch.OutOfMemoryError:
+        free, total = (each / GIB for each in torch.cuda.mem_get_info(device))
+        raise ValueError(
+            f"{most} tokens of keys and values need {size:.1f} GiB; {device} has {free:.1f} of {total:.1f} GiB free: "
+            "lower engine.memory (GiB) or engine.kv_tokens, or give the learner a GPU of its own"
+        ) from None
+    log.info("%s: %.2f GiB for keys and values of %d tokens", device, size, most)
+    return cache
 
 
 def kv_shape(config: PretrainedConfig) -> tuple[int, int]:
@@ -238,12 +243,13 @@ def bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
     return 2 * config.num_hidden_layers * heads * dim * dtype.itemsize
 
 
-def _resized(values: torch.Tensor, rows: int, time: int) -> torch.Tensor:
-    """As much of [layer, slot, head, time, dim] as fits into other numbers of slots and positions, zeros behind it."""
-    layers, held, heads, capacity, dim = values.shape
-    new = values.new_zeros(layers, rows, heads, time, dim)
-    kept, until = min(rows, held), min(time, capacity)
-    new[:, :kept, :, :until] = values[:, :kept, :, :until]
+def _moved(held: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`new` [layer, slot, head, time, dim] with as much of `held` as fits, zeros behind it; they may share memory."""
+    kept, until = min(new.shape[1], held.shape[1]), min(new.shape[3], held.shape[3])
+    for old, now in zip(held, new, strict=True):
+        saved = old[:kept, :, :until].clone()
+        now.zero_()
+        now[:kept, :, :until] = saved
     return new
 
 
@@ -261,10 +267,8 @@ def slot_attention(  # noqa: PLR0913 (transformers sets the signature)
     s_aux: torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: [b, heads, t, dim] in, [b, t, heads, dim] out.
-
-    Raises ValueError for attention that this cache does not compute (sliding window, soft cap, sinks).
-    """
+    """transformers' attention interface: [b, heads, t, dim] in, [b, t, heads, dim] out. Raises ValueError for attention
+    that this cache does not compute."""
     if sliding_window is not None or softcap is not None or s_aux is not None:
         raise ValueError("the embedded engine runs full attention only: no sliding window, soft cap or sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -1,8 +1,7 @@
 """Attention of one new token per slot by PyTorch's flash attention, which reads each sequence only as far as it goes.
 
-The kernel needs CUDA and half precision. It also works with splits along the keys, so few sequences occupy the whole
-GPU. Everything else goes through `scaled_dot_product_attention` with a mask, which reads all slots to the longest
-bucket. The two are compared once per process, before the first use.
+The kernel needs CUDA and half precision. Everything else goes through `scaled_dot_product_attention` with a mask,
+which reads all slots to the longest bucket. The two are compared once per process, before the first use.
 """
 
 from __future__ import annotations

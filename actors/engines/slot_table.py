@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +19,25 @@ from areal_like.types import Completion, Finish, Limits, Runs
 NO_TOKEN = -1
 
 
+def check_prompt(tokens: np.ndarray, longest: int, config: Any) -> None:
+    """Raises ValueError unless a model with this config can continue a prompt, int [P], by `longest` tokens."""
+    if len(tokens) == 0 or longest < 1:
+        raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
+    if tokens.min() < 0 or tokens.max() >= config.vocab_size:
+        raise ValueError(f"prompt has token ids outside 0..{config.vocab_size - 1}")
+    if len(tokens) + longest > config.max_position_embeddings:
+        raise ValueError(
+            f"{len(tokens)} prompt tokens + max_tokens {longest} exceed the model's "
+            f"{config.max_position_embeddings} positions"
+        )
+
+
 @dataclass(eq=False, slots=True)
 class SlotRequest:
-    """One caller's sequence. `slot` is None while it waits for one; `runs` holds the runs of past versions; `joined` is
-    its place in the order of getting a slot; `prefilled`: how many updates there had been when its prompt was computed.
-    One that was preempted goes on behind its tokens so far: they are part of its `prompt` then, and stand, with their
-    logprobs, in `before`. `experts`: those of its positions, from each stay in a slot, where they are noted."""
+    """One caller's sequence. `slot` is None while it waits for one; `runs`: of past versions; `joined`: its place
+    in the order of getting a slot; `prefilled`: number of updates when its prompt was computed. `before`: tokens and
+    logprobs from before preemptions, where they became part of `prompt`. `experts`: of its positions, from each stay in
+    a slot."""
 
     name: str
     prompt: np.ndarray
@@ -145,11 +159,11 @@ class SlotTable:
         self.requests[slot] = last
         last.slot = slot
         length = self.lengths[moved]
-        self.tokens[slot, :length] = self.tokens[moved, :length]
-        self.logprobs[slot, :length] = self.logprobs[moved, :length]
-        for column in (self.lengths, self.temperatures, self._keys, self._shifts, self._ends, self._run_starts):
+        for column in (self.tokens, self.logprobs):
+            column[slot, :length] = column[moved, :length]
+        columns = (self.lengths, self.temperatures, self._keys, self._shifts, self._ends, self._run_starts, self._stops)
+        for column in columns:
             column[slot] = column[moved]
-        self._stops[slot] = self._stops[moved]
         return moved
 
 

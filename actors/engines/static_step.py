@@ -1,10 +1,10 @@
 """A decode step with fixed shapes and no host synchronisation: from tokens, lengths and keys of random streams to the
 next tokens and their logprobs. On a GPU it is captured as a CUDA graph and replayed.
 
-There is one graph per shape: sequences, rounded up to a power of two, and room for the longest one. Each is captured
-when it is first needed. A step costs one copy to the device, a replay, one copy back, and one wait for it. Graphs hold
-addresses: weights are written in place, and keys and values stay in one pool (`slot_cache.PooledCache`). Rows beyond
-the running sequences compute on free slots; their results are not looked at.
+There is one graph per shape (sequences, rounded up to a power of two, and room for the longest one), captured when it
+is first needed. A step costs one copy to the device, a replay, one copy back, and one wait. Graphs hold addresses:
+weights are written in place, and keys and values stay in one pool (`slot_cache.PooledCache`). Rows beyond the running
+sequences compute on free slots.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from actors.engines import slot_kernel
 from actors.engines.chosen_experts import ChosenExperts
-from actors.engines.decoders import Decoder
+from actors.engines.decoders import FusedDecoder, ModelDecoder
 from actors.engines.sampler import keyed_uniforms, refuse_nan, sample_static
 from actors.engines.slot_cache import SlotCache
 from actors.engines.slot_table import SlotTable
@@ -34,7 +34,9 @@ class StaticStep:
     """The decode step over up to `slots` sequences on the cache's device. With `chosen`, it copies to the host which
     experts the model's routers chose, too."""
 
-    def __init__(self, decoder: Decoder, cache: SlotCache, slots: int, chosen: ChosenExperts | None = None):
+    def __init__(
+        self, decoder: FusedDecoder | ModelDecoder, cache: SlotCache, slots: int, chosen: ChosenExperts | None = None
+    ):
         device = cache.keys.device
         self._decoder, self._cache, self._chosen = decoder, cache, chosen
         self._captures = pinned = device.type == "cuda"
@@ -46,11 +48,6 @@ class StaticStep:
         self._experts = torch.zeros(routed, dtype=torch.int32, device=device)
         self._got_experts = torch.zeros(routed, dtype=torch.int32, pin_memory=pinned)
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
-
-    @property
-    def captured(self) -> int:
-        """Graphs that are held."""
-        return len(self._graphs)
 
     def __call__(self, table: SlotTable) -> tuple[np.ndarray, np.ndarray]:
         """Sample the next token of each running sequence → ids int64 [n], logprobs float32 [n].
@@ -78,7 +75,7 @@ class StaticStep:
         """From the first `rows` columns of the input to those of the output. None is longer than `time`."""
         tokens, lengths, keys, places, temperatures = self._input[:, :rows]
         self._cache.begin_static_decode(lengths, time)
-        logits = self._decoder.decode(tokens[:, None], (lengths - 1)[:, None])
+        logits = self._decoder.logits(tokens[:, None], (lengths - 1)[:, None], self._cache)[:, -1]
         draws = keyed_uniforms(keys, places)
         ids, logprobs = sample_static(logits, temperatures.view(torch.float64).float(), draws)
         self._output[0, :rows].copy_(ids)

@@ -19,8 +19,8 @@ GROUPS = 256
 
 class StepCosts:
     """`steps`: sums over decode steps of the products of each two of (1, sequences, tokens that these hold, seconds),
-    float64 [4, 4]: the input of a least-squares fit. `prefill`: tokens of sequences that joined, and seconds.
-    `lengths`: sampled tokens of each sample, by group."""
+    float64 [4, 4]. `prefill`: tokens of sequences that joined, and seconds. `lengths`: of samples, in
+    groups."""
 
     def __init__(self) -> None:
         self.steps = np.zeros((4, 4))
@@ -29,22 +29,14 @@ class StepCosts:
         self._open: tuple[float, int, int] | None = None  # begin, sequences and tokens of the step under way
 
     def begin(self, now: float, sequences: int, tokens: int) -> None:
-        """A step begins; the one before it has ended."""
-        self.end(now)
         self._open = now, sequences, tokens
 
     def end(self, now: float) -> None:
-        """The step under way, if any, has ended; no other follows at once."""
         if self._open is not None:
-            begin, sequences, tokens = self._open
-            values = np.array((1.0, sequences, tokens, now - begin))
+            begin, *counts = self._open
+            values = np.array((1.0, *counts, now - begin))
             self.steps += values[:, None] * values
             self._open = None
-
-    def skip(self, seconds: float) -> None:
-        """So much of the time since the last begin does not belong to the step."""
-        if self._open is not None:
-            self._open = self._open[0] + seconds, *self._open[1:]
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         self.prefill += tokens, seconds

@@ -1,10 +1,5 @@
 """The timed engine: takes the time of an accelerator, without a model. For experiments on the system itself.
 
-Real processes and a real buffer use an engine whose decode step costs `base + per_sequence · n + per_token · k` seconds
-for n running sequences that hold k tokens. The length of a sequence is a function of its prompt and its sampling key,
-so a run can be repeated. Batching is continuous, with at most `slots` running and the others waiting, first in, first
-out.
-
 There is no task and no sleep per step: the decode clock (`actors.engines.decode_clock`) moves from event to event
 whenever the engine is called or its timer fires. A busy event loop delays the answers, never the simulated accelerator.
 """
@@ -19,8 +14,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from actors.engines.decode_clock import DecodeClock, DecodeCost, Load, TimedRequest
-from actors.engines.lengths import AnswerLengths
+from actors.engines.decode_clock import AnswerLengths, DecodeClock, DecodeCost, Load, TimedRequest
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.update import Update
@@ -65,8 +59,8 @@ class TimedEngine:
         self._timer: asyncio.TimerHandle | None = None
 
     def length(self, tokens: np.ndarray, limits: Limits) -> int:
-        """Tokens that this sample still gets, `limits.max_tokens` aside. With an offset, the last `offset` tokens of
-        the prompt are the sample's, from an earlier call: its whole length stays that of the original prompt."""
+        """Tokens that this sample still gets, `limits.max_tokens` aside. The last `limits.offset` tokens of the prompt
+        are the sample's own."""
         own = limits.offset if limits.offset < len(tokens) else 0
         return max(1, self._lengths.of(digest_of(tokens[: len(tokens) - own]), limits.key) - limits.offset)
 
@@ -94,8 +88,7 @@ class TimedEngine:
             future.set_result(Completion(tokens, np.full(call.made, -1.0, np.float32), call.runs, finish))
 
     async def load(self, update: Update) -> None:
-        """Take over the update's version after the step in progress (and the running sequences, if they may not be
-        interrupted) and `apply` seconds."""
+        """Take over the update's version after the step in progress and `apply` seconds."""
         loop = asyncio.get_running_loop()
         applied = loop.create_future()
         self._loading.add(applied)

@@ -1,8 +1,8 @@
 """The embedded engine: a transformers model in the actor's own process, with continuous batching and in-flight updates.
 
-One asyncio task, no threads. The task makes one decode step for all running sequences, then yields to the event loop
-once, so messages, aborts and weight updates are handled between two steps. A long prefill yields between its forwards,
-too; ends and updates wait for the end of the step.
+One asyncio task makes one decode step for all running sequences, then yields to the event loop once, so messages,
+aborts and weight updates are handled between two steps. A long prefill yields between its forwards, too; ends and
+updates wait for the end of the step.
 
     generate() → waiting (first in, first out) → slot, KV of all but the last token prefilled → one token per step
                → finished | aborted | cancelled: slot freed, caller answered
@@ -12,8 +12,8 @@ update with `kv_policy="recompute"` is just one more prefill of all running sequ
 
 On a GPU a step is a replayed CUDA graph over memory that is taken once (`static_step`); all else is the same code.
 
-The step task waits for `_wake` when there is nothing to do; unblocked by `generate`. `load` waits, where
-`interruptible` is false, for the running sequences to end; unblocked by the step task (nothing is admitted meanwhile).
+The step task waits for `_wake` when there is nothing to do; unblocked by `generate`. `load` waits for the end of the
+step or, where `interruptible` is false, of the running sequences (nothing is admitted meanwhile).
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from transformers import PreTrainedModel
 
 from actors.engines import ragged_attention
 from actors.engines.chosen_experts import ChosenExperts
-from actors.engines.concurrency import Concurrency
 from actors.engines.decoders import LLAMA_LIKE, FusedDecoder, decoder_for
-from actors.engines.devices import GIB, device_of, does_not_fit, kv_budget
+from actors.engines.devices import device_of, kv_budget
 from actors.engines.inexact import perturb
 from actors.engines.prefill_plan import PositionSpan, plan
 from actors.engines.sampler import sample
-from actors.engines.slot_cache import PooledCache, SlotCache, bytes_per_token
-from actors.engines.slot_table import SlotRequest, SlotTable, whole
+from actors.engines.slot_cache import SlotCache, bytes_per_token, pooled
+from actors.engines.slot_table import SlotRequest, SlotTable, check_prompt, whole
 from actors.engines.static_step import StaticStep
 from actors.engines.step_costs import StepCosts
 from areal_like.config.defaults import SLOTS
@@ -53,18 +52,11 @@ PREFILL_TOKENS = 8192
 PREFILL_OPERATIONS = 5e11
 """And most operations on a CPU: seconds of one core. Between two forwards messages are handled, heartbeats sent."""
 LEAST_PREFILL_TOKENS = 256
+PEACE = 32
+"""Decode steps without preemption after which one more sequence may run."""
 TOTALS = (
-    "tokens",
-    "joins",
-    "updates",
-    "busy_seconds",
-    "apply_seconds",
-    "pause_seconds",
-    "pauses",
-    "recompute_seconds",
-    "preemptions",
-    "prefill_tokens",
-    "shared_tokens",
+    *("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses"),
+    *("preemptions", "prefill_tokens", "shared_tokens"),
 )
 """What an engine counts."""
 
@@ -76,17 +68,15 @@ class TorchEngine:
     sequences at a weight update: "recompute" under the new weights, or "keep" (cheaper; later tokens attend to old
     states). `interruptible` False: an update waits for the running sequences instead of changing their weights.
     `kv_tokens`: most tokens whose keys and values are held, padding included (None: as many as the slots need): where
-    running sequences outgrow it the newest are preempted and continue later, and fewer run for a while (`concurrency`).
-    `memory`: the same bound in GiB, of the device's memory; the smaller one counts. On a GPU this memory is taken at
-    the start (neither given: what the slots need, at most a quarter of the card), so a learner may share the card.
+    running sequences outgrow it the newest are preempted and continue later, and half as many may run, one more after
+    each 32 decode steps without preemption. `memory`: the same bound in GiB; the smaller one counts. On a GPU this
+    memory is taken at the start (neither given: what the slots need, at most a quarter of the card).
     `device`: auto (a GPU where there is one), cpu, cuda or e.g. cuda:0. `compute_dtype`: of matrix products and of the
-    KV cache (None: bfloat16 on a GPU, else float32); sums over tokens and the head are float32 in any case
-    (`decoders`). `return_experts`: completions bring the experts that the model's routers chose (set by
-    `learner.router_replay`).
-    `batch_invariant`: on a CPU, a sample depends on its prompt, its key and the weights alone, to the last bit, and not
-    on what else runs. So a sync run without redundant groups or samples is the same on a busy machine, with another
-    number of actors, and after kills. Not covered are samples that go on after a prefill of their tokens (partial
-    rollouts, `kv_tokens`, new weights in their midst). Llama-like models only (`decoders`). Cost: docs/results.md.
+    KV cache (None: bfloat16 on a GPU, else float32); sums over tokens and the head are float32 in any case.
+    `return_experts`: completions bring the experts that the routers chose (set by `learner.router_replay`).
+    `batch_invariant`: on a CPU, a sample of a Llama-like model depends on its prompt, its key and the weights alone, to
+    the last bit, and not on what else runs; but for samples that go on after a prefill of their tokens (partial
+    rollouts, `kv_tokens`, new weights in their midst). Cost: docs/results.md.
     `inject_mismatch`: sample from other weights than the published ones, for experiments (`inexact`); digests are still
     of the published ones. `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each.
     Raises ValueError for a device that is not there, or memory that it does not have.
@@ -111,33 +101,33 @@ class TorchEngine:
         inject_mismatch: Literal["fp8", "int8", "int4"] | Annotated[float, "(0, inf)"] | None = None,
         mismatch_stays: bool = False,
     ):
-        slots = SLOTS if slots is None else slots
         self._device = device_of(device, model.device)
-        compute_dtype = compute_dtype or ("bfloat16" if self._device.type == "cuda" else "float32")
+        self.dtype = compute_dtype or ("bfloat16" if self._device.type == "cuda" else "float32")
         if batch_invariant:
-            _check_batch_invariant(model, self._device, compute_dtype)
-        self._batch_invariant = batch_invariant
-        self.slots, self._inject, self._stays = slots, inject_mismatch, mismatch_stays
-        self._concurrency = Concurrency(slots)
-        self.version = 0
-        self.digest = ""
+            _check_batch_invariant(model, self._device, self.dtype)
+        self._batch_invariant, self._inject, self._stays = batch_invariant, inject_mismatch, mismatch_stays
+        self.slots = SLOTS if slots is None else slots
+        self.version, self.digest, self._config = 0, "", model.config
+        self._recompute, self._interruptible = kv_policy == "recompute", interruptible
         model.eval()
-        self._vocab_size, self._positions = model.config.vocab_size, model.config.max_position_embeddings
-        self._recompute = kv_policy == "recompute"
-        self._interruptible = interruptible
-        self._table = SlotTable(slots)
-        per_token = bytes_per_token(model.config, getattr(torch, compute_dtype))
-        self._kv_tokens = kv_budget(self._device, per_token, self._positions, slots, kv_tokens, memory)
-        self._cache = self._new_cache(model, getattr(torch, compute_dtype), per_token)
+        self._table = SlotTable(self.slots)
+        dtype, longest = getattr(torch, self.dtype), model.config.max_position_embeddings
+        per_token, static = bytes_per_token(model.config, dtype), is_static(self._device)
+        self._kv_tokens = kv_budget(self._device, per_token, longest, self.slots, kv_tokens, memory)
+        if static:
+            most = self._kv_tokens or self.slots * longest
+            self._cache: SlotCache = pooled(model.config, self.slots, self._device, dtype, most)
+        else:
+            invariant = {"batch_invariant": batch_invariant}
+            self._cache = SlotCache(model.config, self.slots, self._device, dtype, self._kv_tokens, **invariant)
         self._decoder = decoder_for(model, self._cache)
-        self._chosen = ChosenExperts(model, slots) if return_experts else None
-        static = is_static(self._device)
-        self._static = StaticStep(self._decoder, self._cache, slots, self._chosen) if static else None
+        self._chosen = ChosenExperts(model, self.slots) if return_experts else None
+        self._static = StaticStep(self._decoder, self._cache, self.slots, self._chosen) if static else None
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-        self._config, self.dtype = model.config, compute_dtype
+        self._prefill_tokens = _prefill_tokens(model)
         self._waiting: deque[SlotRequest] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
-        self._prefill_tokens = _prefill_tokens(model)
+        self._limit, self._peace, self._joined = self.slots, 0, 0
         self._stepping = False
         self._ending: list[tuple[SlotRequest, Finish]] = []  # asked for during a step
         self._stale = False  # recompute the KV of the running sequences before the next step
@@ -148,20 +138,6 @@ class TorchEngine:
         self._totals = dict.fromkeys(TOTALS, 0.0)
         self.step_costs = StepCosts()
 
-    def _new_cache(self, model: PreTrainedModel, dtype: torch.dtype, per_token: int) -> SlotCache:
-        if not is_static(self._device):
-            invariant = self._batch_invariant
-            return SlotCache(model.config, self.slots, self._device, dtype, self._kv_tokens, batch_invariant=invariant)
-        most = self._kv_tokens or self.slots * self._positions
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        try:
-            cache = PooledCache(model.config, self.slots, self._device, dtype, most)
-        except torch.OutOfMemoryError:
-            raise does_not_fit(self._device, most, per_token) from None
-        log.info("%s: %.2f GiB for keys and values of %d tokens", self._device, most * per_token / GIB, most)
-        return cache
-
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
         """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
 
@@ -170,9 +146,11 @@ class TorchEngine:
         """
         if self._closed:
             raise RuntimeError("the engine is closed")
-        if limits.max_tokens < 1:
-            raise ValueError("a request needs max_tokens of at least 1")
-        self._check(tokens, limits.max_tokens)
+        check_prompt(tokens, limits.max_tokens, self._config)
+        if self._kv_tokens is not None and (total := len(tokens) + limits.max_tokens) > self._kv_tokens:
+            raise ValueError(
+                f"{total} tokens of prompt and response exceed engine.kv_tokens={self._kv_tokens} (engine.memory)"
+            )
         asked = SlotRequest(request, tokens, limits, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         if self._task is None:
@@ -184,13 +162,7 @@ class TorchEngine:
             self._end(asked, "abort")
             raise
 
-    async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
-        """What the present weights say of some sequences of tokens, computed as in a prefill, beside those that run."""
-        with torch.inference_mode():
-            logits, ids = self._logits(sequences)
-            logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu().numpy()
-        return [Scored("", self.version, [row[: len(n) - 1] for row, n in zip(logprobs, sequences, strict=True)])]
-
+    @torch.inference_mode()
     def _logits(self, sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [b, t, vocab] after each token of sequences that are padded to t, and these tokens [b, t]."""
         rows, time = np.arange(len(sequences)), max(map(len, sequences))
@@ -199,26 +171,16 @@ class TorchEngine:
             place[: len(known)] = known
         cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
         cache.reserve(len(rows), time)
-        cache.begin_prefill(rows, rows, time)
+        cache.begin_prefill(rows, rows)
         ids = torch.from_numpy(tokens).to(self._device)
-        return self._decoder.score(ids, torch.arange(time, device=self._device)[None], cache), ids
+        return self._decoder.logits(ids, torch.arange(time, device=self._device)[None], cache), ids
 
-    def _check(self, tokens: np.ndarray, longest: int) -> None:
-        """A prompt, int [P], of a response of at most `longest` tokens. Raises ValueError."""
-        if len(tokens) == 0:
-            raise ValueError("a request needs at least one prompt token")
-        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
-            raise ValueError(f"prompt has token ids outside 0..{self._vocab_size - 1}")
-        total = len(tokens) + longest
-        if total > self._positions:
-            raise ValueError(
-                f"{len(tokens)} prompt tokens + max_tokens {longest} = {total} exceed the model's "
-                f"{self._positions} positions"
-            )
-        if self._kv_tokens is not None and total > self._kv_tokens:
-            raise ValueError(
-                f"{total} tokens of prompt and response exceed engine.kv_tokens={self._kv_tokens} (engine.memory)"
-            )
+    async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
+        """Logprobs of some sequences of tokens under the present weights, computed as in a prefill, beside those that
+        run."""
+        logits, ids = self._logits(sequences)
+        logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu().numpy()
+        return [Scored("", self.version, [row[: len(n) - 1] for row, n in zip(logprobs, sequences, strict=True)])]
 
     async def load(self, update: Update) -> None:
         """Apply new weights between two decode steps; returns when every later token is from the new version."""
@@ -241,23 +203,18 @@ class TorchEngine:
 
         `busy_seconds`: in steps, prefill included. `apply_seconds`: writing new weights. `pause_seconds`: from the
         start of an update to the start of the next step, where sequences were running (`pauses` of them).
-        `recompute_seconds`: renewing their KV cache. `joins`: sequences that got a slot; `preemptions`: that lost it
-        for want of memory, and `limit`: how many may run now. `prefill_tokens`: that went through prefills;
-        `shared_tokens`: that did not, since another sequence has the same prompt.
+        `preemptions`: sequences that lost their slot for want of memory, and `limit`: how many may run now.
+        `prefill_tokens`: that went through prefills; `shared_tokens`: that another sequence with the same prompt had.
         """
-        return {
-            **self._totals,
-            "limit": float(self._concurrency.limit),
-            "running": float(len(self._table)),
-            "waiting": float(len(self._waiting)),
-        }
+        now = {"limit": self._limit, "running": len(self._table), "waiting": len(self._waiting)}
+        return self._totals | {name: float(value) for name, value in now.items()}
 
     def progress(self) -> dict[str, int]:
         """Tokens so far of each request that has a slot, by name; calls of one name add up."""
         found: dict[str, int] = {}
-        for request, length in zip(self._table.requests, self._table.lengths.tolist(), strict=False):
+        for request in self._table.requests:
             before = sum(len(tokens) for tokens, _ in request.before)  # also part of `prompt`: see `_preempt`
-            done = length - len(request.prompt) + before
+            done = int(self._table.lengths[request.slot]) - len(request.prompt) + before
             found[request.name] = found.get(request.name, 0) + done
         return found
 
@@ -271,8 +228,11 @@ class TorchEngine:
             self._end(request, "abort")
         self._apply_waiting_loads()
 
+    # ---- steps
+
     async def _run(self) -> None:
         while True:
+            self.step_costs.end(perf_counter())
             if not self._table.requests:
                 self._apply_waiting_loads()
                 self._pause_start = None
@@ -288,59 +248,50 @@ class TorchEngine:
                 self._fail(error)
             finally:
                 self._stepping = False
-            self._end_late()
+            ending, self._ending = self._ending, []
+            for request, finish in ending:
+                if request.slot is not None or request in self._waiting:  # the step has not ended it
+                    self._answer(request, finish)
             await asyncio.sleep(0)
 
     async def _step(self) -> None:
         """Let waiting sequences join, then sample one token for each running one."""
-        start = perf_counter()
+        start, table = perf_counter(), self._table
         if self._pause_start is not None:
             self._totals["pause_seconds"] += start - self._pause_start
             self._totals["pauses"] += 1
             self._pause_start = None
-        self.step_costs.end(start)
-        table, other = self._table, 0.0  # seconds that are not the step's
         self._relieve()
         if self._stale:
-            other += await self._recompute_cache()
+            self._reserve()
+            await self._prefill(list(range(len(table))), again=True)
+            self._stale = False
         joined = self._admit()
-        if self._table.requests:
-            other += self._reserve()
+        if not table.requests:
+            return
+        self._reserve()
         before = perf_counter()
         await self._prefill(joined)
         now = perf_counter()
         self.step_costs.prefilled(int(table.lengths[joined].sum()), now - before)
-        if not table.requests:
-            return
-        other += now - before
-        self.step_costs.begin(start + other, len(table), int(table.lengths[: len(table)].sum()))
+        self.step_costs.begin(now, len(table), int(table.lengths[: len(table)].sum()))
         tokens, logprobs = self._decode()
         self._totals["tokens"] += len(tokens)
-        self._concurrency.step()
+        self._peace += 1
+        if self._peace % PEACE == 0:
+            self._limit = min(self.slots, self._limit + 1)
         for slot, finish in table.append(tokens, logprobs):
             self._answer(table.requests[slot], finish)
-        end = perf_counter()
-        self._totals["busy_seconds"] += end - start
-        if not table.requests:
-            self.step_costs.end(end)
-
-    async def _recompute_cache(self) -> float:
-        """Keys and values of all running sequences, under the new weights. Returns the seconds."""
-        begin, table = perf_counter(), self._table
-        self._reserve()
-        start = perf_counter()
-        await self._prefill(list(range(len(table))), again=True)
-        self._totals["recompute_seconds"] += perf_counter() - start
-        self._stale = False
-        return perf_counter() - begin
+        self._totals["busy_seconds"] += perf_counter() - start
 
     def _relieve(self) -> None:
-        """Put back the newest sequences until the others' next tokens find room."""
+        """Put back the newest sequences until the others' next tokens find room. The final length of sequences is
+        unknown, so the limit adapts as in congestion control: half at once, one more after a time of peace."""
         table, before = self._table, len(self._table)
         while self._kv_tokens is not None and len(table) * table.longest > self._kv_tokens:
             self._preempt(max(table.requests, key=lambda request: request.joined))
         if len(table) < before:
-            self._concurrency.pressed(before)
+            self._limit, self._peace = max(1, before // 2), 0
 
     def _preempt(self, request: SlotRequest) -> None:
         """Back to the front of the queue; it will go on at its next token."""
@@ -356,30 +307,24 @@ class TorchEngine:
     def _admit(self) -> list[int]:
         """Give slots to waiting sequences, as far as there is room → these slots."""
         joined = []
-        while self._waiting and not self._loads and len(self._table) < self._concurrency.limit:
-            if not self._fits(self._waiting[0]):
-                break
-            self._totals["joins"] += 1
-            self._waiting[0].joined = int(self._totals["joins"])
-            joined.append(self._table.add(self._waiting.popleft()))
+        while self._waiting and not self._loads and len(self._table) < self._limit:
+            longest, running = max(self._table.longest, len(self._waiting[0].prompt)) + 1, len(self._table)
+            if self._kv_tokens is not None and running and (running + 1) * longest > self._kv_tokens:
+                break  # no room for another sequence, and for one token more of each
+            request = self._waiting.popleft()
+            self._joined += 1
+            request.joined = self._joined
+            joined.append(self._table.add(request))
         return joined
 
     @torch.inference_mode()
-    def _reserve(self) -> float:
-        """Room for all sequences' next tokens. Returns the seconds in which code was compiled for them."""
-        begin = perf_counter()
-        ragged_attention.prepare(self._cache.keys, len(self._table), self._table.longest, self._cache.batch_invariant)
-        compiled = perf_counter() - begin
-        self._cache.reserve(len(self._table), self._table.longest)
+    def _reserve(self) -> None:
+        """Room for all sequences' next tokens."""
+        rows, time = len(self._table), self._table.longest
+        ragged_attention.prepare(self._cache.keys, rows, time, self._batch_invariant)
+        self._cache.reserve(rows, time)
         if self._chosen:
-            self._chosen.reserve(self._table.longest)
-        return compiled
-
-    def _fits(self, request: SlotRequest) -> bool:
-        """Is there room for another sequence, and for one token more of each?"""
-        longest = max(self._table.longest, len(request.prompt)) + 1
-        running = len(self._table)
-        return self._kv_tokens is None or not running or (running + 1) * longest <= self._kv_tokens
+            self._chosen.reserve(time)
 
     async def _prefill(self, slots: list[int], again: bool = False) -> None:
         """Fill the KV cache of the slots for all but their last token; equal prompts are computed once. `again`: what
@@ -387,19 +332,20 @@ class TorchEngine:
         if not slots:
             return
         table, now, joining = self._table, int(self._totals["updates"]), set(slots)
+        chosen = None if again else self._chosen
         sources = (i for i, r in enumerate(table.requests) if r.prefilled == now and i not in joining)
         planned = plan(table, slots, sources)
         with torch.inference_mode():
             for source, target, time in planned.copies:
                 self._cache.move(source, target, time)
-                if self._chosen and not again:
-                    self._chosen.move(source, target, time)
+                if chosen:
+                    chosen.move(source, target, time)
         most, alike = self._prefill_tokens, self._batch_invariant
         chunks = [chunk for spans in (planned.whole, planned.rests) for chunk in _chunks(spans, most, alike)]
         for number, chunk in enumerate(chunks, 1):
             self._prefill_forward(chunk)
-            if self._chosen and not again:
-                self._chosen.prefilled(chunk)
+            if chosen:
+                chosen.prefilled(chunk)
             if number < len(chunks):
                 await asyncio.sleep(0)
         for slot in slots:
@@ -420,7 +366,7 @@ class TorchEngine:
         if starts.any():
             self._cache.begin_prefill_behind(slots, places)
         else:
-            self._cache.begin_prefill(slots, rows, time)
+            self._cache.begin_prefill(slots, rows)
             places = places[:1]
         first = np.array([span.slots[0] for span in chunk])[:, None]
         tokens = torch.from_numpy(table.tokens[first, np.minimum(places, table.tokens.shape[1] - 1)]).to(self._device)
@@ -439,11 +385,13 @@ class TorchEngine:
         self._cache.begin_decode(lengths)
         tokens = torch.from_numpy(table.last_tokens()).to(self._device)[:, None]
         positions = torch.from_numpy(lengths - 1).to(self._device)[:, None]
-        logits = self._decoder.decode(tokens, positions)
+        logits = self._decoder.logits(tokens, positions, self._cache)[:, -1]
         if self._chosen:
             self._chosen.decoded(lengths, self._chosen.newest().cpu().numpy())
         temperatures = table.temperatures[:n]
         return sample(logits, temperatures, table.draws() if temperatures.any() else None)
+
+    # ---- ends
 
     def _end(self, request: SlotRequest, finish: Finish) -> None:
         """Take the request out, wherever it is, and answer its caller with what it has; after the step, if one is under
@@ -452,12 +400,6 @@ class TorchEngine:
             self._ending.append((request, finish))
         else:
             self._answer(request, finish)
-
-    def _end_late(self) -> None:
-        ending, self._ending = self._ending, []
-        for request, finish in ending:
-            if request.slot is not None or request in self._waiting:  # the step has not ended it
-                self._answer(request, finish)
 
     def _answer(self, request: SlotRequest, finish: Finish) -> None:
         if request.slot is not None:
@@ -469,23 +411,20 @@ class TorchEngine:
         if not request.future.done():
             request.future.set_result(completion)
 
+    @torch.inference_mode()
     def _take_out(self, request: SlotRequest, finish: Finish) -> Completion:
         """Free its slot; what it has got."""
-        assert request.slot is not None
-        slot = request.slot
+        table, slot = self._table, request.slot
+        assert slot is not None
         if self._chosen and request.limits.trained:
-            self._chosen.collect(request, int(self._table.lengths[slot]))
-        completion = self._table.completion(slot, finish, self.version)
-        moved = self._table.remove(slot)
+            self._chosen.collect(request, int(table.lengths[slot]))
+        completion = table.completion(slot, finish, self.version)
+        moved = table.remove(slot)
         if moved is not None:
-            self._move(moved, slot)
+            self._cache.move(moved, slot, int(table.lengths[slot]))
+            if self._chosen:
+                self._chosen.move(moved, slot, int(table.lengths[slot]) - 1)
         return completion
-
-    @torch.inference_mode()
-    def _move(self, source: int, target: int) -> None:
-        self._cache.move(source, target, int(self._table.lengths[target]))
-        if self._chosen:
-            self._chosen.move(source, target, int(self._table.lengths[target]) - 1)
 
     def _fail(self, error: Exception) -> None:
         """Raise `error` in every caller and start from nothing; a later `load` may heal the model."""
@@ -493,10 +432,12 @@ class TorchEngine:
             request.slot = None
             if not request.future.done():
                 request.future.set_exception(error)
-        self._table = SlotTable(self._table.slots)
+        self._table = SlotTable(self.slots)
         self._waiting.clear()
         self._cache.clear()
         self._stale = False
+
+    # ---- weights
 
     def _apply(self, update: Update) -> None:
         start = perf_counter()
@@ -505,16 +446,13 @@ class TorchEngine:
         sparse = changes is not None and changes.since == self.digest and self._inject is None
         write_state(update.state, self._parameters, changes if sparse else None)
         if self._inject is not None:
-            version = None if self._stays else update.version
-            perturb(self._parameters, self._inject, version)
+            perturb(self._parameters, self._inject, None if self._stays else update.version)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute
             self._pause_start = self._pause_start or start
         self._totals["updates"] += 1
-        seconds = perf_counter() - start
-        self._totals["apply_seconds"] += seconds
-        self.step_costs.skip(seconds)
+        self._totals["apply_seconds"] += perf_counter() - start
 
     def _apply_waiting_loads(self) -> None:
         """Apply the newest of the updates that waited for the running sequences; it supersedes the others."""

@@ -11,8 +11,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from actors.engines.decode_clock import DecodeCost
-from actors.engines.lengths import AnswerLengths
+from actors.engines.decode_clock import AnswerLengths, DecodeCost
 from areal_like.config.registry import is_supervised, with_defaults
 from areal_like.config.run_config import Config, ConfigError, ranks_of
 
@@ -49,7 +48,7 @@ class Engine(Part):
 
 
 class Answers(Part):
-    """Lengths of answers in tokens (`actors.engines.lengths`), at most `most` (None: the config's or the task's limit),
+    """Lengths of answers in tokens (`AnswerLengths`), at most `most` (None: the config's or the task's limit),
     after prompts of `prompt` tokens (None: the task's prompts). `trace`: one list of lengths per prompt. `right`:
     share of right answers; a prompt's share is uniform around it."""
 

@@ -1,17 +1,13 @@
 """`engine.batch_invariant`: a sample does not depend on other running ones, to the last bit."""
 
-import asyncio
-import copy
-
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from actors.engines.products import product
-from actors.engines.torch_engine import TorchEngine
 from areal_like.types import Completion, Limits
-from tests.actors.tiny_models import new_model, prompts_of, steps
+from tests.actors.tiny_models import new_model, prompts_of, sampled
 from tests.seeds import shifted
 
 PROMPTS = [each for each in prompts_of(1, 7, 33, 20, 2, 7, 50, 12) for _ in range(2)]
@@ -19,24 +15,10 @@ PROMPTS = [each for each in prompts_of(1, 7, 33, 20, 2, 7, 50, 12) for _ in rang
 LENGTHS = [1 + 11 * place % 60 for place in range(len(PROMPTS))]
 
 
-def completions(
-    model: torch.nn.Module, slots: int, late: bool = False, greedy: int = 0, **knobs: object
-) -> list[Completion]:
-    """Of all prompts, `slots` at a time. `late`: they come at different steps. The first `greedy` are not sampled."""
-
-    async def main() -> list[Completion]:
-        engine = TorchEngine(copy.deepcopy(model), slots=slots, **knobs)
-
-        async def one(place: int) -> Completion:
-            await steps(late * 13 * place % 97)
-            limits = Limits(LENGTHS[place], key=place, temperature=float(place >= greedy))
-            return await engine.generate(PROMPTS[place], limits)
-
-        found = await asyncio.gather(*map(one, range(len(PROMPTS))))
-        await engine.close()
-        return found
-
-    return asyncio.run(main())
+def completions(model: torch.nn.Module, slots: int, late: int = 0, **knobs: object) -> list[Completion]:
+    """Of all prompts, `slots` at a time. Each comes `late` steps after the one before."""
+    limits = [Limits(length, key=place) for place, length in enumerate(LENGTHS)]
+    return sampled(model, PROMPTS, limits, late=late, slots=slots, batch_invariant=True, **knobs)[0]
 
 
 def differing(some: list[Completion], others: list[Completion]) -> int:
@@ -58,9 +40,9 @@ def needs(dtype: str) -> None:
 def test_a_sample_does_not_depend_on_what_else_runs(kind: str, dtype: str) -> None:
     needs(dtype)
     model = new_model(kind)
-    alone = completions(model, 1, batch_invariant=True, compute_dtype=dtype)
-    for slots, late in [(len(PROMPTS), False), (len(PROMPTS), True), (3, True), (7, True)]:
-        others = completions(model, slots, late, batch_invariant=True, compute_dtype=dtype)
+    alone = completions(model, 1, compute_dtype=dtype)
+    for slots, late in [(len(PROMPTS), 0), (len(PROMPTS), 13), (3, 7), (7, 13)]:
+        others = completions(model, slots, late, compute_dtype=dtype)
         assert differing(alone, others) == 0, f"{slots} slots"
 
 
@@ -75,8 +57,8 @@ def test_nor_where_threads_share_a_row() -> None:
     model, before = Qwen2ForCausalLM(config), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        alone = completions(model, 1, batch_invariant=True)
-        assert differing(alone, completions(model, len(PROMPTS), batch_invariant=True)) == 0
+        alone = completions(model, 1)
+        assert differing(alone, completions(model, len(PROMPTS))) == 0
     finally:
         torch.set_num_threads(before)
 

@@ -1,19 +1,21 @@
 """The embedded engine reports the experts that the routers chose in the forward passes that made the tokens."""
 
-import asyncio
-import copy
-
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from transformers import Qwen3MoeConfig
 
-from actors.engines import torch_engine
-from actors.engines.slot_cache import PooledCache
 from actors.engines.torch_engine import TorchEngine
-from areal_like.models.causal_lm import routers_of
 from areal_like.types import Limits
-from tests.actors.tiny_models import SHAPE, new_model, prompts_of, started, update_of
+from tests.actors.tiny_models import (
+    SHAPE,
+    decode_as_on_a_gpu,
+    experts_of,
+    made,
+    new_model,
+    prompts_of,
+    sampled,
+    update_of,
+)
 from tests.seeds import shifted
 
 CONFIG = Qwen3MoeConfig(
@@ -21,92 +23,39 @@ CONFIG = Qwen3MoeConfig(
 )
 
 
-@pytest.fixture(params=["usual", "static"])
-def step(request, monkeypatch):
-    """How an engine decodes: as on a CPU, and as on a GPU."""
-    if request.param == "static":
-        monkeypatch.setattr(torch_engine, "is_static", lambda device: True)
-        monkeypatch.setattr(PooledCache, "LEAST", 16)
-        monkeypatch.setattr("actors.engines.static_step.LEAST_TIME", 16)
-
-
-def moe(seed=0):
-    torch.manual_seed(shifted(seed))
-    return AutoModelForCausalLM.from_config(copy.deepcopy(CONFIG), attn_implementation="eager").eval()
-
-
-def chosen(model, tokens):
-    """What the model's own forward over all tokens but the last chooses: [T - 1, layers, k], sorted."""
-    found = []
-    hooks = [router.register_forward_hook(lambda m, i, o: found.append(o[2])) for *_, router in routers_of(model)]
-    with torch.no_grad():
-        model(torch.as_tensor(np.asarray(tokens, np.int64))[None])
-    for hook in hooks:
-        hook.remove()
-    return np.sort(torch.stack(found, 1)[:-1].numpy(), -1)
-
-
-@pytest.mark.usefixtures("step")
-def test_experts_are_those_of_the_models_own_forward():
-    model = moe()
-    plain, prompts = copy.deepcopy(model), prompts_of(5, 9, 1)
+@pytest.mark.parametrize("step", ["usual", "static"])
+@pytest.mark.parametrize("knobs", [{"slots": 3}, {"slots": 3, "kv_tokens": 50}], ids=["whole", "preempted"])
+def test_experts_are_those_of_the_models_own_forward(knobs, step, monkeypatch):
+    if step == "static":
+        decode_as_on_a_gpu(monkeypatch)
+    model, prompts = made(CONFIG, shifted(0)), prompts_of(6, 9, 1, 6)
     prompts.append(prompts[1])
-
-    async def main():
-        engine = TorchEngine(model, slots=3, return_experts=True)
-        limits = [Limits(6 + i, key=i, experts_from=i) for i in range(4)]
-        limits[2] = Limits(8, key=2)
-        done = await asyncio.gather(*(engine.generate(p, each) for p, each in zip(prompts, limits, strict=True)))
-        heldout = await engine.generate(prompts[0], Limits(4, trained=False))
-        await engine.close()
-        return done, limits, heldout
-
-    done, limits, heldout = asyncio.run(main())
-    assert heldout.experts is None
-    for prompt, each, asked in zip(prompts, done, limits, strict=True):
-        expected = chosen(plain, np.concatenate([prompt, each.tokens]))[asked.experts_from :]
-        assert each.experts.dtype == np.uint8 and each.experts.shape == expected.shape
+    limits = [Limits(16 + i, key=i, experts_from=i if i != 2 else 0) for i in range(4)]
+    limits.append(Limits(4, trained=False))
+    done, stats = sampled(model, prompts, limits, return_experts=True, **knobs)
+    assert (stats["preemptions"] > 0) == ("kv_tokens" in knobs)
+    assert done.pop().experts is None
+    for prompt, each, asked in zip(prompts, done, limits, strict=False):
+        expected = experts_of(model, np.concatenate([prompt, each.tokens]))[asked.experts_from :]
+        assert each.experts.dtype == np.uint8
         np.testing.assert_array_equal(np.sort(each.experts, -1), expected)
 
 
-@pytest.mark.usefixtures("step")
-def test_experts_of_preempted_sequences_are_whole():
-    model = moe()
-    plain, prompts = copy.deepcopy(model), prompts_of(6, 6, 6)
-
-    async def main():
-        engine = TorchEngine(model, slots=3, kv_tokens=50, return_experts=True)
-        done = await asyncio.gather(*(engine.generate(p, Limits(20, key=i)) for i, p in enumerate(prompts)))
-        assert engine.stats()["preemptions"] > 0
-        await engine.close()
-        return done
-
-    for prompt, each in zip(prompts, asyncio.run(main()), strict=True):
-        expected = chosen(plain, np.concatenate([prompt, each.tokens]))
-        np.testing.assert_array_equal(np.sort(each.experts, -1), expected)
-
-
-@pytest.mark.usefixtures("step")
-def test_after_an_update_earlier_tokens_keep_the_experts_under_which_they_were_sampled():
-    model, new = moe(), moe(seed=1)
-    old, prompts = copy.deepcopy(model), prompts_of(4, 11, 11)
+@pytest.mark.parametrize("step", ["usual", "static"])
+def test_after_an_update_earlier_tokens_keep_the_experts_under_which_they_were_sampled(step, monkeypatch):
+    if step == "static":
+        decode_as_on_a_gpu(monkeypatch)
+    old, new, prompts = made(CONFIG, shifted(0)), made(CONFIG, shifted(1)), prompts_of(4, 11, 11)
     prompts.append(prompts[1])
-
-    async def main():
-        engine = TorchEngine(model, return_experts=True)
-        tasks = await started(engine, *(engine.generate(p, Limits(16, key=i)) for i, p in enumerate(prompts)))
-        await engine.load(update_of(new, 7))
-        done = await asyncio.gather(*tasks)
-        await engine.close()
-        return done
-
-    for prompt, each in zip(prompts, asyncio.run(main()), strict=True):
+    limits, update = [Limits(16, key=i) for i in range(4)], update_of(new, 7)
+    done, _ = sampled(old, prompts, limits, return_experts=True, meanwhile=lambda engine: engine.load(update))
+    for prompt, each in zip(prompts, done, strict=True):
         (_, before), _ = each.runs
         tokens, switch = np.concatenate([prompt, each.tokens]), len(prompt) + before - 1
-        found = np.sort(each.experts, -1)
-        np.testing.assert_array_equal(found[:switch], chosen(old, tokens)[:switch])
-        np.testing.assert_array_equal(found[switch:], chosen(new, tokens)[switch:])
-        assert (chosen(old, tokens)[switch:] != chosen(new, tokens)[switch:]).any()
+        found, by_old, by_new = np.sort(each.experts, -1), experts_of(old, tokens), experts_of(new, tokens)
+        np.testing.assert_array_equal(found[:switch], by_old[:switch])
+        np.testing.assert_array_equal(found[switch:], by_new[switch:])
+        assert (by_old[switch:] != by_new[switch:]).any()
 
 
 def test_a_model_without_experts_is_refused():

@@ -11,7 +11,6 @@ from actors.engines.torch_engine import TorchEngine
 from areal_like.config.registry import ConfigError
 from areal_like.config.run_config import load
 from areal_like.types import Limits
-from areal_like.weights.update import Update
 from tests.actors.tiny_models import logprobs_of, new_model, prompts_of, update_of
 from tests.seeds import seeded
 
@@ -26,10 +25,6 @@ def test_integers_are_rounded_with_one_scale_for_each_row(form, most):
     scale[2] = 1.0
     np.testing.assert_allclose(held["weight"].numpy(), np.round(weights / scale) * scale, atol=1e-6)
     assert held["bias"].tolist() == bias.tolist()
-    assert len(np.unique(np.round(held["weight"].numpy()[0] / scale[0]))) <= 2 * most + 1
-    again = {"weight": held["weight"].clone()}
-    perturb(again, form, version=4)
-    torch.testing.assert_close(again["weight"], held["weight"])
 
 
 def test_noise_has_the_size_that_was_asked_for_and_its_key():
@@ -47,45 +42,24 @@ def test_noise_has_the_size_that_was_asked_for_and_its_key():
         assert abs(torch.corrcoef(torch.stack([first.flatten(), other.flatten()]))[0, 1]) < 0.05
 
 
-def served(prompt, update, **knobs):
-    """An engine's completion after two updates, and the digest that it names."""
+@pytest.mark.parametrize(("how", "stays"), [("int8", False), (0.02, False), (0.02, True)])
+def test_an_engine_samples_from_other_weights_and_names_the_published_ones(how, stays):
+    """Noise that stays is the same for the next version."""
+    published, (prompt,) = new_model(seed=1), prompts_of(6)
 
     async def main():
-        engine = TorchEngine(new_model(), **knobs)
-        await engine.load(Update(0, "before", update.state))
-        await engine.load(update)
-        done = await engine.generate(prompt, Limits(8, key=5))
-        found = engine.digest
+        engine = TorchEngine(new_model(), inject_mismatch=how, mismatch_stays=stays)
+        for version in (1, 7):
+            await engine.load(update := update_of(published, version))
+            done = await engine.generate(prompt, Limits(8, key=5))
+            assert engine.digest == update.digest
+            inexact = new_model(seed=1)
+            perturb(dict(inexact.named_parameters()), how, None if stays else version)
+            np.testing.assert_allclose(done.logprobs, logprobs_of(inexact, prompt, done.tokens), atol=1e-4)
+            assert np.abs(done.logprobs - logprobs_of(published, prompt, done.tokens)).max() > 1e-3
         await engine.close()
-        return done, found
 
-    return asyncio.run(main())
-
-
-@pytest.mark.parametrize("how", ["int8", 0.02])
-def test_an_engine_samples_from_other_weights_and_names_the_published_ones(how):
-    published, prompt = new_model(seed=1), prompts_of(6)[0]
-    inexact = new_model(seed=1)
-    perturb(dict(inexact.named_parameters()), how, version=1)
-    update = update_of(published, 1)
-    done, digest = served(prompt, update, inject_mismatch=how)
-    assert digest == update.state.digest() == update.digest
-    np.testing.assert_allclose(done.logprobs, logprobs_of(inexact, prompt, done.tokens), atol=1e-4)
-    assert np.abs(done.logprobs - logprobs_of(published, prompt, done.tokens)).max() > 1e-3
-
-
-@pytest.mark.parametrize("stays", [True, False])
-def test_noise_that_stays_is_the_same_for_the_next_version(stays):
-    published, prompt = new_model(seed=1), prompts_of(6)[0]
-    first, later = update_of(published, 1), update_of(published, 7)
-    assert first.digest == later.digest
-    done = [served(prompt, update, inject_mismatch=0.02, mismatch_stays=stays) for update in (first, later)]
-    assert [digest for _, digest in done] == [first.digest] * 2, "of the weights without noise"
-    inexact = new_model(seed=1)
-    perturb(dict(inexact.named_parameters()), 0.02, version=None if stays else 1)
-    apart = [np.abs(each.logprobs - logprobs_of(inexact, prompt, each.tokens)).max() for each, _ in done]
-    assert apart[0] < 1e-4 and (apart[1] < 1e-4) == stays
-    assert np.abs(done[0][0].logprobs - logprobs_of(published, prompt, done[0][0].tokens)).max() > 1e-3
+    asyncio.run(main())
 
 
 def test_a_config_that_makes_no_sense_is_refused():

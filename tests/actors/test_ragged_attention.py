@@ -1,16 +1,13 @@
 """A decode step's attention on the CPU that reads no padding: its results, and when it is used."""
 
-import asyncio
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from actors.engines import ragged_attention
-from actors.engines.torch_engine import TorchEngine
 from areal_like.types import Limits
-from tests.actors.tiny_models import logprobs_of, new_model, prompts_of
+from tests.actors.tiny_models import logprobs_of, new_model, prompts_of, sampled
 from tests.seeds import shifted
 
 LENGTHS = (1, 3, 4, 63, 64, 65, 130, 8)
@@ -63,40 +60,13 @@ def test_scores_that_lie_far_apart(compiled):
     assert torch.allclose(found.double(), truth(*given, (50, 50), scale=50.0), rtol=1e-5, atol=1e-5)
 
 
-def test_what_a_slot_gets_depends_on_no_other(compiled):
-    query, keys, values = cache_of(LENGTHS, 16)
-    alone = attended(query[5:6], keys[5:6], values[5:6], LENGTHS[5:6])
-    assert torch.equal(attended(query, keys, values, LENGTHS)[5:6], alone)
-
-
-def samples(kind):
-    """Answers of very different lengths, some of which begin late."""
-    prompts, lengths = prompts_of(1, 7, 30, 20, 2), (90, 5, 40, 3, 60)
-
-    async def main():
-        engine = TorchEngine(new_model(kind), slots=4)
-        asked = [Limits(n, key=shifted(i)) for i, n in enumerate(lengths)]
-        done = await asyncio.gather(*map(engine.generate, prompts, asked))
-        await engine.close()
-        return done
-
-    return prompts, asyncio.run(main())
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "granite"])
 def test_the_engine_samples_by_it_what_the_model_says(compiled, monkeypatch, kind):
-    used = []
-    monkeypatch.setattr(ragged_attention.Ragged, "__call__", counted(ragged_attention.Ragged.__call__, used))
-    prompts, done = samples(kind)
+    """Answers of very different lengths, some of which begin late."""
+    used, call = [], ragged_attention.Ragged.__call__
+    monkeypatch.setattr(ragged_attention.Ragged, "__call__", lambda *args: used.append(1) or call(*args))
+    model, prompts, lengths = new_model(kind), prompts_of(1, 7, 30, 20, 2), (90, 5, 40, 3, 60)
+    done, _ = sampled(model, prompts, [Limits(n, key=shifted(i)) for i, n in enumerate(lengths)], slots=4)
     assert used
-    model = new_model(kind)
     for prompt, each in zip(prompts, done, strict=True):
         assert np.allclose(each.logprobs, logprobs_of(model, prompt, each.tokens), atol=2e-4)
-
-
-def counted(function, used):
-    def call(*args):
-        used.append(1)
-        return function(*args)
-
-    return call

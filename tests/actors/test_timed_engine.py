@@ -2,14 +2,11 @@
 
 import asyncio
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from actors.engines.decode_clock import DecodeClock, DecodeCost, TimedRequest
-from actors.engines.lengths import AnswerLengths
+from actors.engines.decode_clock import AnswerLengths, DecodeClock, DecodeCost, TimedRequest
 from actors.engines.timed_engine import TimedEngine
 from areal_like.types import Limits
 from areal_like.weights.state import State
@@ -47,8 +44,11 @@ def update(version):
     return Update(version, f"digest {version}", State([]))
 
 
+def engine_of(median, **knobs):
+    return TimedEngine(base=knobs.pop("base", 1.0), median=median, sigma=0.0, noise=0.0, **knobs)
+
+
 PROMPT = np.arange(4, dtype=np.int32)
-FIXED = {"sigma": 0.0, "noise": 0.0}
 
 
 async def timed(engine, *, max_tokens, key=0, name="", delay=0.0):
@@ -58,14 +58,9 @@ async def timed(engine, *, max_tokens, key=0, name="", delay=0.0):
     return now(), completion
 
 
-def test_imports_neither_torch_nor_transformers():
-    code = "import sys, actors.engines.timed_engine; assert not {'torch', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_step_costs_base_plus_a_share_per_sequence():
     async def main():
-        engine = TimedEngine(base=1.0, per_sequence=0.5, median=3, **FIXED)
+        engine = engine_of(3, per_sequence=0.5)
         alone, completion = await timed(engine, max_tokens=9)
         assert alone == pytest.approx(3 * 1.5)
         both = await asyncio.gather(timed(engine, max_tokens=2, key=1), timed(engine, max_tokens=3, key=2))
@@ -78,30 +73,23 @@ def test_a_step_costs_base_plus_a_share_per_sequence():
     run(main())
 
 
-def test_joiners_wait_for_the_step_in_progress():
+def test_slots_are_given_first_in_first_out_after_the_step_in_progress():
     async def main():
-        engine = TimedEngine(base=1.0, median=4, **FIXED)
-        first, late = await asyncio.gather(timed(engine, max_tokens=9), timed(engine, max_tokens=9, delay=1.5))
-        assert first[0] == pytest.approx(4.0) and late[0] == pytest.approx(6.0)
-
-    run(main())
-
-
-def test_slots_are_given_first_in_first_out():
-    async def main():
-        engine = TimedEngine(base=1.0, slots=2, median=100, **FIXED)
-        ends = await asyncio.gather(*(timed(engine, max_tokens=n) for n in (5, 2, 4, 1)))
+        engine = engine_of(100, slots=2)
+        ends = await asyncio.gather(
+            *(timed(engine, max_tokens=n) for n in (5, 2, 4)), timed(engine, max_tokens=1, delay=1.5)
+        )
         assert [t for t, _ in ends] == pytest.approx([5, 2, 6, 6])
-        assert engine.stats()["running"] == 0
+        ends = await asyncio.gather(timed(engine, max_tokens=4), timed(engine, max_tokens=4, delay=1.5))
+        assert [t for t, _ in ends] == pytest.approx([10, 12])
 
     run(main())
 
 
 def test_late_wake_ups_do_not_slow_the_accelerator():
     async def main():
-        engine = TimedEngine(base=0.001, slots=4, median=1000, **FIXED)
+        engine = engine_of(1000, base=0.001, slots=4)
         await asyncio.gather(*(timed(engine, max_tokens=10 + i, key=i) for i in range(400)))
-        assert engine.stats()["tokens"] == sum(10 + i for i in range(400))
         return engine.stats()["busy_seconds"], now()
 
     (busy, prompt_end), (busy_late, late_end) = run(main()), run(main(), late=0.5)
@@ -109,7 +97,7 @@ def test_late_wake_ups_do_not_slow_the_accelerator():
     assert busy_late == pytest.approx(busy) and late_end < prompt_end + 1.0
 
 
-def test_lengths_follow_prompt_and_key():
+def test_lengths_follow_prompt_and_key_and_a_second_call_goes_on_with_the_same_sample():
     engine = TimedEngine(median=200.0, sigma=0.8, noise=0.2, seed=3)
     prompts = [np.array([i, 1], np.int32) for i in range(300)]
     lengths = np.log(
@@ -120,73 +108,52 @@ def test_lengths_follow_prompt_and_key():
     assert lengths.std(axis=1, ddof=1).mean() == pytest.approx(0.2, rel=0.1)
     again, other = (TimedEngine(median=200.0, sigma=0.8, noise=0.2, seed=s) for s in (3, 4))
     limits = Limits(10**6, key=5)
-    assert engine.length(PROMPT, limits) == again.length(PROMPT, limits) != other.length(PROMPT, limits)
+    whole = engine.length(PROMPT, limits)
+    assert whole == again.length(PROMPT, limits) != other.length(PROMPT, limits)
+    longer = np.concatenate([PROMPT, np.zeros(6, np.int32)])
+    assert engine.length(longer, Limits(10**6, key=5, offset=6)) == whole - 6
 
 
-def test_a_second_call_goes_on_with_the_same_sample():
-    engine = TimedEngine(median=500.0)
-    whole = engine.length(PROMPT, Limits(10**6, key=9))
-    longer = np.concatenate([PROMPT, np.zeros(60, np.int32)])
-    assert engine.length(longer, Limits(10**6, key=9, offset=60)) == whole - 60
+def test_lengths_of_a_trace_are_those_of_one_list_per_prompt():
+    lengths = AnswerLengths(1.0, 0.0, 0.0, trace=[[5, 7], [50]])
+    found = {frozenset(lengths.of(prompt, key) for key in range(50)) for prompt in range(40)}
+    assert found == {frozenset({5, 7}), frozenset({50})}
+    with pytest.raises(ValueError, match="trace"):
+        AnswerLengths(1.0, 0.0, 0.0, trace=[[5], []])
 
 
 def test_stop_tokens_end_responses_only():
     async def main():
-        engine = TimedEngine(median=50, **FIXED)
+        engine = engine_of(50)
         stopped = await engine.generate(PROMPT, Limits(60, stop=(2, 5)))
         cut = await engine.generate(PROMPT, Limits(40, stop=(2, 5)))
         assert (len(stopped.tokens), stopped.finish, len(cut.tokens), cut.finish) == (50, "stop", 40, "length")
         assert stopped.tokens[-1] == 2 and not np.isin(stopped.tokens[:-1], (2, 5)).any()
-        assert not np.isin(cut.tokens, (2, 5)).any()
         np.testing.assert_array_equal(stopped.tokens[:40], cut.tokens)
 
     run(main())
 
 
-def test_update_in_flight():
+@pytest.mark.parametrize(("policy", "end"), [("keep", 12.0), ("recompute", 13.0)])
+def test_an_update_in_flight_takes_its_time_and_recomputing_one_step_more(policy, end):
     async def main():
-        engine = TimedEngine(base=1.0, apply=2.0, kv_policy="keep", median=10, **FIXED)
+        engine = engine_of(10, apply=2.0, kv_policy=policy)
         task = asyncio.create_task(timed(engine, max_tokens=10))
         await asyncio.sleep(3.5)
         await engine.load(update(4))
         # The fourth step ends under the old weights, then 2 s pass.
         assert now() == pytest.approx(6.0) and (engine.version, engine.digest) == (4, "digest 4")
-        end, completion = await task
-        assert end == pytest.approx(12.0) and completion.runs == [(0, 4), (4, 6)]
+        seconds, completion = await task
+        assert seconds == pytest.approx(end) and completion.runs == [(0, 4), (4, 6)]
         stats = engine.stats()
         assert (stats["updates"], stats["apply_seconds"], stats["pause_seconds"]) == (1, 2.0, 2.0)
 
     run(main())
 
 
-def test_recomputing_costs_one_more_step():
-    async def main():
-        engine = TimedEngine(base=1.0, apply=2.0, median=10, **FIXED)
-        task = asyncio.create_task(timed(engine, max_tokens=10))
-        await asyncio.sleep(3.5)
-        await engine.load(update(1))
-        assert (await task)[0] == pytest.approx(13.0)
-
-    run(main())
-
-
-def test_an_idle_engine_updates_at_once():
-    async def main():
-        engine = TimedEngine(base=1.0, apply=2.0, median=3, **FIXED)
-        await asyncio.sleep(10)
-        load = asyncio.create_task(engine.load(update(1)))
-        await asyncio.sleep(0)
-        end, completion = await timed(engine, max_tokens=9)
-        await load
-        assert end == pytest.approx(15.0) and completion.runs == [(1, 3)]
-        assert engine.stats()["pause_seconds"] == 0
-
-    run(main())
-
-
 def test_an_uninterruptible_engine_finishes_first():
     async def main():
-        engine = TimedEngine(base=1.0, apply=2.0, interruptible=False, median=100, **FIXED)
+        engine = engine_of(100, apply=2.0, interruptible=False)
         running = [asyncio.create_task(timed(engine, max_tokens=n)) for n in (3, 6)]
         await asyncio.sleep(1.5)
         load = asyncio.create_task(engine.load(update(1)))
@@ -197,13 +164,14 @@ def test_an_uninterruptible_engine_finishes_first():
         ends = [await task for task in [*running, late]]
         assert [t for t, _ in ends] == pytest.approx([3, 6, 10])
         assert [c.runs for _, c in ends] == [[(0, 3)], [(0, 6)], [(1, 2)]]
+        assert engine.stats()["pause_seconds"] == 0
 
     run(main())
 
 
 def test_abort_cancel_and_close():
     async def main():
-        engine = TimedEngine(base=1.0, slots=2, median=100, **FIXED)
+        engine = engine_of(100, slots=2)
         tasks = [asyncio.create_task(timed(engine, max_tokens=50, name=name)) for name in "abcd"]
         await asyncio.sleep(7.5)
         engine.abort(["b", "d"])
@@ -220,17 +188,6 @@ def test_abort_cancel_and_close():
     run(main())
 
 
-def test_lengths_of_a_trace_are_those_of_one_list_per_prompt():
-    lengths = AnswerLengths(1.0, 0.0, 0.0, trace=[[5, 7], [50]])
-    assert {frozenset(lengths.of(prompt, key) for key in range(50)) for prompt in range(40)} == {
-        frozenset({5, 7}),
-        frozenset({50}),
-    }
-    for trace in ([[5], []], [[5, 0]]):
-        with pytest.raises(ValueError, match="trace"):
-            AnswerLengths(1.0, 0.0, 0.0, trace=trace)
-
-
 @pytest.mark.parametrize("per_token", [0.0, 0.003])
 def test_steps_cost_as_much_together_as_one_by_one(per_token):
     cost = DecodeCost(base=0.02, per_sequence=0.001, per_token=per_token)
@@ -239,7 +196,6 @@ def test_steps_cost_as_much_together_as_one_by_one(per_token):
         assert seconds == pytest.approx(sum(cost.steps(1, 5, 40 + 5 * step) for step in range(count)))
         assert cost.steps_within(seconds + 1e-9, 5, 40) == count
         assert cost.steps_within(seconds - 1e-9, 5, 40) == count - 1
-    assert cost.steps_within(-1.0, 5, 40) == 0
 
 
 def test_prompts_cost_their_prefill():

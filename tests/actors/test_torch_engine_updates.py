@@ -12,7 +12,17 @@ from actors.engines.torch_engine import TorchEngine
 from areal_like.models.causal_lm import state_of, write_state
 from areal_like.types import Limits
 from areal_like.weights.update import Changes, Update
-from tests.actors.tiny_models import greedy_of, logprobs_of, new_model, prompts_of, started, steps, update_of
+from tests.actors.tiny_models import (
+    decode_as_on_a_gpu,
+    greedy_of,
+    logprobs_of,
+    new_model,
+    prompts_of,
+    sampled,
+    started,
+    steps,
+    update_of,
+)
 
 
 def kept_logprobs(old, new, prompt, response, switch):
@@ -27,31 +37,28 @@ def kept_logprobs(old, new, prompt, response, switch):
     return logits.log_softmax(-1).gather(-1, torch.as_tensor(response).long()[:, None])[:, 0].numpy()
 
 
+@pytest.mark.parametrize("step", ["usual", "static"])
 @pytest.mark.parametrize("kind", ["qwen2", "granite"])
 @pytest.mark.parametrize("policy", ["recompute", "keep"])
-def test_update_in_flight(policy, kind):
-    model, new = new_model(kind), new_model(kind, seed=1)
-    old = copy.deepcopy(model)
+def test_update_in_flight(policy, kind, step, monkeypatch):
+    if step == "static":
+        decode_as_on_a_gpu(monkeypatch)
+    old, new = new_model(kind), new_model(kind, seed=1)
     prompts = prompts_of(4, 11, 1, 11)
     prompts += [prompts[1], prompts[2], prompts[1], prompts[3]]  # groups: their prompt is computed once, also anew
 
-    async def main():
-        engine = TorchEngine(model, kv_policy=policy)
-        tasks = await started(engine, *(engine.generate(p, Limits(30, key=i)) for i, p in enumerate(prompts)))
-        update = update_of(new, 7)
-        await engine.load(update)
-        assert (engine.version, engine.digest) == (7, update.digest)
-        done = await asyncio.gather(*tasks)
-        stats = engine.stats()
-        assert stats["updates"] == 1 and stats["pause_seconds"] > 0
-        assert (stats["recompute_seconds"] > 0) == (policy == "recompute")
-        joined = engine.step_costs.prefill
-        assert joined[0] == sum(map(len, prompts)) and joined[1] > 0
-        assert stats["shared_tokens"] == 30 * (1 + (policy == "recompute")), "by 2, 1 and 1 samples"
-        await engine.close()
-        return done
+    async def load(engine):
+        """A GPU's graph reads weights, keys and values at the addresses of its capture."""
+        tensors = [*engine._parameters.values(), *([engine._cache._pool] if step == "static" else [])]
+        before = [tensor.data_ptr() for tensor in tensors]
+        await engine.load(update_of(new, 7))
+        assert before == [tensor.data_ptr() for tensor in tensors]
 
-    for prompt, completion in zip(prompts, asyncio.run(main()), strict=True):
+    limits = [Limits(30, key=i) for i in range(len(prompts))]
+    done, stats = sampled(old, prompts, limits, kv_policy=policy, meanwhile=load)
+    assert stats["updates"] == 1 and stats["pause_seconds"] > 0
+    assert stats["shared_tokens"] == 30 * (1 + (policy == "recompute")), "by 2, 1 and 1 samples"
+    for prompt, completion in zip(prompts, done, strict=True):
         (before, switch), (after, rest) = completion.runs
         assert (before, after, switch + rest) == (0, 7, 30) and switch >= 4
         tokens = completion.tokens
@@ -88,25 +95,16 @@ def test_an_uninterruptible_engine_finishes_under_the_old_weights():
 
     async def main():
         engine = TorchEngine(new_model(), interruptible=False)
-        order = []
-
-        async def noted(name, awaitable):
-            result = await awaitable
-            order.append(name)
-            return result
-
-        first, second = await started(
-            engine,
-            noted("short", engine.generate(prompts[0], Limits(10))),
-            noted("long", engine.generate(prompts[1], Limits(20))),
-        )
-        loads = [asyncio.create_task(noted(f"load {v}", engine.load(update_of(new_model(seed=v), v)))) for v in (1, 2)]
+        calls = (engine.generate(prompt, Limits(n)) for prompt, n in zip(prompts, (10, 20), strict=False))
+        running = await started(engine, *calls)
+        loads = [asyncio.create_task(engine.load(update_of(new_model(seed=v), v))) for v in (1, 2)]
         await steps(1)
-        late = asyncio.create_task(noted("late", engine.generate(prompts[2], Limits(3))))
-        done = await asyncio.gather(first, second, late, *loads)
+        late = asyncio.create_task(engine.generate(prompts[2], Limits(3)))
+        await asyncio.gather(*loads)
+        assert all(each.done() for each in running) and not late.done()
+        done = await asyncio.gather(*running, late)
         await engine.close()
-        assert order[:2] == ["short", "long"] and sorted(order[2:4]) == ["load 1", "load 2"] and order[4] == "late"
-        assert [c.runs for c in done[:3]] == [[(0, 10)], [(0, 20)], [(2, 3)]]
+        assert [c.runs for c in done] == [[(0, 10)], [(0, 20)], [(2, 3)]]
         assert engine.stats()["pause_seconds"] == 0
 
     asyncio.run(main())

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-from areal_like.models.causal_lm import state_of
+from actors.engines.torch_engine import TorchEngine
+from areal_like.models.causal_lm import routers_of, state_of
 from areal_like.weights.update import Update
 from tests.seeds import seeded, shifted
 
@@ -38,12 +39,15 @@ FUSED = {"qwen2", "llama", "qwen3"}
 
 
 def new_model(kind="qwen2", seed=0):
-    torch.manual_seed(shifted(seed))
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind]), attn_implementation="eager").eval()
-    for name, parameter in model.named_parameters():  # biases and norms start at 0 and 1: a mix-up would not show
+    return made(CONFIGS[kind], shifted(seed))
+
+
+def made(config, seed):
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    for parameter in model.parameters():  # biases and norms start at 0 and 1: a mix-up would not show
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn(parameter.shape)
-        assert parameter.isfinite().all(), name
     return model
 
 
@@ -66,14 +70,55 @@ def greedy_of(model, prompt, count):
     return done[0, len(prompt) :].numpy()
 
 
+def experts_of(model, tokens):
+    """Those that the model's own forward chooses at all positions but the last: [T - 1, layers, k], sorted."""
+    found = []
+    hooks = [router.register_forward_hook(lambda m, i, o: found.append(o[2])) for *_, router in routers_of(model)]
+    logits_of(model, tokens)
+    for hook in hooks:
+        hook.remove()
+    return np.sort(torch.stack(found, 1)[:-1].numpy(), -1)
+
+
 def prompts_of(*lengths):
     rng = seeded(0)
     return [rng.integers(0, VOCAB, length).astype(np.int32) for length in lengths]
 
 
+def decode_as_on_a_gpu(monkeypatch):
+    """By steps of fixed shapes, without their capture."""
+    monkeypatch.setattr("actors.engines.torch_engine.is_static", lambda device: True)
+    monkeypatch.setattr("actors.engines.slot_cache.PooledCache.LEAST", 16)
+    monkeypatch.setattr("actors.engines.static_step.LEAST_TIME", 16)
+
+
 def update_of(model, version):
     state = state_of(model, "float32")
     return Update(version, state.digest(), state)
+
+
+def sampled(model, prompts, limits, *, late=0, meanwhile=None, **knobs):
+    """An engine's completions of prompts, of which each comes `late` steps after the one before, and its statistics.
+    `meanwhile`: async, called with the engine once all run."""
+
+    async def main():
+        engine = TorchEngine(copy.deepcopy(model), **knobs)
+
+        async def one(place):
+            await steps(late * place)
+            return await engine.generate(prompts[place], limits[place], str(place))
+
+        tasks = [asyncio.create_task(one(place)) for place in range(len(prompts))]
+        if meanwhile:
+            while engine.stats()["tokens"] < 4 * len(tasks):
+                await asyncio.sleep(0)
+            await meanwhile(engine)
+        done = await asyncio.gather(*tasks)
+        stats = engine.stats()
+        await engine.close()
+        return done, stats
+
+    return asyncio.run(main())
 
 
 async def steps(count):

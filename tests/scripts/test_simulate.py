@@ -135,9 +135,8 @@ def made(folder, steps=60, base=0.05, per_token=1e-5):
         for tokens in (100, 900):
             counted.begin(now, sequences, sequences * tokens)
             now += 1e-3 + 2e-5 * sequences + 1e-7 * sequences * tokens
-            counted.skip(0.5)
+            counted.end(now)
             now += 0.5
-    counted.end(now)
     counted.prefilled(100, 0.02)
     counted.lengths.extend([[5, 6]] * 20)
     counted.write(folder, "actor-0")

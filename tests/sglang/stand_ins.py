@@ -1,12 +1,8 @@
 """Inert stand-ins for packages that SGLang imports and only a GPU could use. Test set-up for machines without one.
 
 `scripts/setup_sglang_cpu.sh` puts this module into a virtual environment, where each interpreter loads it at its start.
-It then does nothing unless `SGLANG_USE_CPU_ENGINE=1` is set, as in a server for the CPU and in its children. A last
-finder answers imports of the packages of `PACKAGES` that nothing else has answered, so a real package always wins.
-What is imported from a stand-in can be named, called, subscripted, inherited from and used as a decorator; none of it
-computes anything.
-
-With `SGLANG_CPU_FORK=1`, as in tests, a server forks its processes where SGLang would spawn them.
+It then does nothing unless `SGLANG_USE_CPU_ENGINE=1` is set, as in a server for the CPU and in its children. A real
+package always wins. With `SGLANG_CPU_FORK=1`, as in tests, a server forks its processes where SGLang would spawn them.
 """
 
 import importlib.abc

@@ -14,15 +14,11 @@ if importlib.util.find_spec("sglang") is None:
 PINNED = Path(__file__).parents[2] / "constraints-sglang.txt"
 
 
-def pins():
-    lines = PINNED.read_text().splitlines()
-    pairs = [line.split("==") for line in lines if not line.startswith("#")]
-    return {canonicalize_name(name): version for name, version in pairs}
-
-
 def test_no_pin_contradicts_what_another_package_asks_for():
     """SGLang is installed without its dependencies here, so pip would not notice."""
-    pinned, asked = pins(), []
+    lines, asked = PINNED.read_text().splitlines(), []
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    pinned = {canonicalize_name(name): version for name, version in pairs}
     assert pinned["sglang"] == distribution("sglang").version
     for package in distributions():
         if pinned.get(canonicalize_name(package.name)) == package.version:

@@ -1,13 +1,12 @@
 """A whole run with `engine=sglang`: buffer, learner, an actor with its server, which is killed and later frozen."""
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from scripts.ledger import audit
@@ -17,20 +16,17 @@ from tests.sglang import servers  # skips where there is no SGLang
 pytestmark = pytest.mark.integration
 
 
-def listed():
-    """Id, parent's id and title of all processes."""
-    text = subprocess.run(["ps", "-eo", "pid=,ppid=,args=", "-ww"], capture_output=True, text=True, check=True).stdout
-    return [line.split(maxsplit=2) for line in text.splitlines()]
+def child_of(parents, word):
+    """A child of one of these processes with this word in its title; None if there is none."""
+    found = [child for parent in parents for child in parent.children() if word in " ".join(child.cmdline())]
+    return found[0] if found else None
 
 
 def server_of(run):
-    """The process of the run's server, a child of the actor; None if there is none."""
-    actors = [pid for pid, _, title in listed() if title.startswith("actor-0 ") and str(run) in title]
-    return next((int(pid) for pid, parent, title in listed() if parent in actors and "sglang" in title), None)
-
-
-def scheduler_of(server):
-    return next(int(pid) for pid, parent, title in listed() if parent == str(server) and "scheduler" in title)
+    titles = {each: " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])}
+    return child_of(
+        [each for each, title in titles.items() if title.startswith("actor-0 ") and str(run) in title], "sglang"
+    )
 
 
 @pytest.mark.timeout(900)  # three starts of a server
@@ -51,27 +47,23 @@ def test_a_run_whose_server_is_killed_and_frozen_goes_on(tmp_path):
 
     try:
         until_step(4)
-        os.kill(server_of(run), signal.SIGKILL)
+        server_of(run).kill()
         until_step(8)
-        os.kill(scheduler_of(server_of(run)), signal.SIGSTOP)
+        child_of([server_of(run)], "scheduler").suspend()
         said, _ = process.communicate()
     finally:
         end.cancel()
         process.kill()
     assert process.returncode == 0, said
-    lines = said.splitlines()
     frozen = r"actor-0: its SGLang server .*was frozen \(no (token|answer to /\w+) for 15 s\), restarting"
+    lines = said.splitlines()
     assert len([line for line in lines if re.fullmatch(frozen, line)]) == 1, said
     assert lines.count("actor-0: its SGLang server ended with exit code -9, restarting") == 1, said
     found = summary(run)
     assert found["steps"] == steps and found["staleness_max"] <= found["staleness_bound"]
-    log = (run / "logs" / "actor-0.log").read_text()
-    assert log.count("SGLang 0 is ready") == 3 and "ending after an error" not in log, log
+    assert (run / "logs" / "actor-0.log").read_text().count("SGLang server is ready") == 3
     assert server_of(run) is None
-    ledger = found["ledger"]
-    left = sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
-    assert ledger["admitted"] == ledger["trained"] + left + ledger["active"]
-    assert ledger["trained"] == steps * 8
+    assert found["ledger"]["trained"] == steps * 8
     assert not any(audit(run).findings.values()), audit(run).findings
     last = rows(run)[-1]
     # The last start's may be counted behind the last row.

@@ -11,7 +11,7 @@ from tests.sglang.servers import (
     generate,
     prompts_of,
     serving,
-    slow_down,
+    slowed,
 )
 
 pytestmark = pytest.mark.integration
@@ -23,28 +23,20 @@ def test_patches_reach_every_shard_under_requests(kind, tmp_path, monkeypatch):
     published = Published(kind)
 
     async def check():
-        async with serving(engine_for(published, tmp_path, tp_size=2)) as engine:
-            await engine.load(published.update())
-            whole = engine.stats()["whole_updates"]
-            await slow_down(engine, 0.02)
-            prompts = prompts_of(4, 9, 17, 30)
-            asked = [asyncio.create_task(generate(engine, each, 40, key=n)) for n, each in enumerate(prompts)]
-            models = {published.version: published.frozen()}
-            for _ in range(4):
-                await asyncio.sleep(0.1)
-                update = published.step()
-                await engine.load(update)
-                models[published.version] = published.frozen()
-                assert engine._servers[0].digest == update.digest
-            done = await asyncio.gather(*asked)
-            for _ in range(3):
-                update = published.step(share=0.005)
-                await engine.load(update)
-                assert engine._servers[0].digest == update.digest
+        async with serving(engine_for(published, tmp_path, tp_size=2), published) as engine:
+            whole, prompts = engine.stats()["whole_updates"], prompts_of(4, 9, 17, 30)
+            async with slowed(engine, 0.02):
+                asked = [asyncio.create_task(generate(engine, each, 40, key=n)) for n, each in enumerate(prompts)]
+                for share in (0.02, 0.005, 0.02, 0.005):
+                    await asyncio.sleep(0.1)
+                    update = published.step(share)
+                    await engine.load(update)
+                    assert engine._servers[0].digest == update.digest
+                done = await asyncio.gather(*asked)
             stats = engine.stats()
-            assert (stats["whole_updates"], stats["restarts"]) == (whole, 0)
-            assert engine._servers[0].ranks == 2
-            return prompts, done, models
+            assert (stats["whole_updates"], stats["restarts"], engine._servers[0].ranks) == (whole, 0, 2)
+            assert any(len(completion.runs) > 1 for completion in done)
+            for prompt, completion in zip(prompts, done, strict=True):
+                assert_sampled_by(published.models, prompt, completion)
 
-    prompts, done, models = asyncio.run(check())
-    assert_sampled_by(models, prompts, done)
+    asyncio.run(check())
