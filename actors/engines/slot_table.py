@@ -159,8 +159,8 @@ class SlotTable:
         self.requests[slot] = last
         last.slot = slot
         length = self.lengths[moved]
-        for column in (self.tokens, self.logprobs):
-            column[slot, :length] = column[moved, :length]
+        self.tokens[slot, :length] = self.tokens[moved, :length]
+        self.logprobs[slot, :length] = self.logprobs[moved, :length]
         columns = (self.lengths, self.temperatures, self._keys, self._shifts, self._ends, self._run_starts, self._stops)
         for column in columns:
             column[slot] = column[moved]
