@@ -58,15 +58,19 @@ def _sampled(
 def keyed_uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """`areal_like.sampling.uniforms` on the tensors' device, bit for bit: keys int64 [n], with the bits of the uint64
     keys, and positions int64 [n] → float64 [n] in [0, 1)."""
-    x = keys + (positions + 1) * GOLDEN
-    x = (x ^ _shifted(x, 30)) * FIRST
-    x = (x ^ _shifted(x, 27)) * SECOND
-    return _shifted(x ^ _shifted(x, 31), 11).double() * 2.0**-53
+    return shifted(mixed(keys + (positions + 1) * GOLDEN), 11).double() * 2.0**-53
 
 
-def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finaliser of int64 with the bits of uint64."""
+    x = (x ^ shifted(x, 30)).mul_(FIRST)
+    x = (x ^ shifted(x, 27)).mul_(SECOND)
+    return x ^ shifted(x, 31)
+
+
+def shifted(x: torch.Tensor, by: int) -> torch.Tensor:
     """Right by so many bits, zeros in front: torch's own shift repeats the sign."""
-    return (x >> by) & ((1 << (64 - by)) - 1)
+    return (x >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def refuse_nan(logprobs: np.ndarray) -> None:

@@ -16,13 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actors.engines.sampler import GOLDEN, mixed, shifted
 from actors.engines.sglang_patch import Stored
-from areal_like.weights import digest as words_digest
 from areal_like.weights.state import ALIGN, TensorSpec
 
 STRIDE = 1 << 21
 """Most elements that are computed at once: bounds the temporaries (tens of bytes per element)."""
-_K, _A, _B = (int(each.view("int64")) for each in (words_digest.K, words_digest.A, words_digest.B))
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -122,17 +121,8 @@ class Box:
 def lanes_of(words: Tensor, positions: Tensor) -> Tensor:
     """`areal_like.weights.digest.lanes_of` of words (int64) at these positions, on their device: int64 [2] (the same
     bits as uint64)."""
-    x = positions * _K
-    x += words
-    x = (x ^ _shifted(x, 30)).mul_(_A)
-    x = (x ^ _shifted(x, 27)).mul_(_B)
-    x ^= _shifted(x, 31)
-    return torch.stack([x.sum(), ((x & 0xFFFFFFFF) * _shifted(x, 32)).sum()])
-
-
-def _shifted(x: Tensor, by: int) -> Tensor:
-    """Right shift that fills with zeros."""
-    return (x >> by).bitwise_and_((1 << (64 - by)) - 1)
+    x = mixed((positions * GOLDEN).add_(words))
+    return torch.stack([x.sum(), ((x & 0xFFFFFFFF) * shifted(x, 32)).sum()])
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:

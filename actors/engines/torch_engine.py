@@ -33,11 +33,10 @@ from transformers import PreTrainedModel
 from actors.engines import ragged_attention
 from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.decoders import LLAMA_LIKE, FusedDecoder, decoder_for
-from actors.engines.devices import device_of, kv_budget
 from actors.engines.inexact import perturb
 from actors.engines.prefill_plan import PositionSpan, plan
 from actors.engines.sampler import sample
-from actors.engines.slot_cache import SlotCache, bytes_per_token, pooled
+from actors.engines.slot_cache import SlotCache, bytes_per_token, device_of, kv_budget, pooled
 from actors.engines.slot_table import SlotRequest, SlotTable, check_prompt, whole
 from actors.engines.static_step import StaticStep
 from actors.engines.step_costs import StepCosts
@@ -334,14 +333,14 @@ class TorchEngine:
         table, now, joining = self._table, int(self._totals["updates"]), set(slots)
         chosen = None if again else self._chosen
         sources = (i for i, r in enumerate(table.requests) if r.prefilled == now and i not in joining)
-        planned = plan(table, slots, sources)
+        copies, beginnings, rests = plan(table, slots, sources)
         with torch.inference_mode():
-            for source, target, time in planned.copies:
+            for source, target, time in copies:
                 self._cache.move(source, target, time)
                 if chosen:
                     chosen.move(source, target, time)
         most, alike = self._prefill_tokens, self._batch_invariant
-        chunks = [chunk for spans in (planned.whole, planned.rests) for chunk in _chunks(spans, most, alike)]
+        chunks = [chunk for spans in (beginnings, rests) for chunk in _chunks(spans, most, alike)]
         for number, chunk in enumerate(chunks, 1):
             self._prefill_forward(chunk)
             if chosen:
@@ -350,8 +349,9 @@ class TorchEngine:
                 await asyncio.sleep(0)
         for slot in slots:
             table.requests[slot].prefilled = now
-        self._totals["prefill_tokens"] += planned.computed
-        self._totals["shared_tokens"] += planned.shared
+        shared = sum(time for *_, time in copies) + sum((len(span.slots) - 1) * span.stop for span in beginnings)
+        self._totals["shared_tokens"] += shared
+        self._totals["prefill_tokens"] += sum(span.stop - span.start for span in [*beginnings, *rests])
 
     @torch.inference_mode()
     def _prefill_forward(self, chunk: list[PositionSpan]) -> None:

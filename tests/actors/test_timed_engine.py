@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -36,6 +37,11 @@ def run(main, late=0.0):
         return runner.run(main)
 
 
+def virtual(test):
+    """Run an async test in virtual time."""
+    return wraps(test)(lambda *args, **kwargs: run(test(*args, **kwargs)))
+
+
 def now():
     return asyncio.get_running_loop().time()
 
@@ -58,32 +64,28 @@ async def timed(engine, *, max_tokens, key=0, name="", delay=0.0):
     return now(), completion
 
 
-def test_a_step_costs_base_plus_a_share_per_sequence():
-    async def main():
-        engine = engine_of(3, per_sequence=0.5)
-        alone, completion = await timed(engine, max_tokens=9)
-        assert alone == pytest.approx(3 * 1.5)
-        both = await asyncio.gather(timed(engine, max_tokens=2, key=1), timed(engine, max_tokens=3, key=2))
-        # Two steps of two sequences, then one of one.
-        assert [t - alone for t, _ in both] == pytest.approx([2 * 2.0, 2 * 2.0 + 1.5])
-        assert [c.finish for _, c in both] == ["length", "stop"]
-        assert completion.runs == [(0, 3)] and completion.logprobs.tolist() == [-1.0] * 3
-        assert engine.stats()["tokens"] == 8 and engine.stats()["busy_seconds"] == pytest.approx(10.0)
-
-    run(main())
+@virtual
+async def test_a_step_costs_base_plus_a_share_per_sequence():
+    engine = engine_of(3, per_sequence=0.5)
+    alone, completion = await timed(engine, max_tokens=9)
+    assert alone == pytest.approx(3 * 1.5)
+    both = await asyncio.gather(timed(engine, max_tokens=2, key=1), timed(engine, max_tokens=3, key=2))
+    # Two steps of two sequences, then one of one.
+    assert [t - alone for t, _ in both] == pytest.approx([2 * 2.0, 2 * 2.0 + 1.5])
+    assert [c.finish for _, c in both] == ["length", "stop"]
+    assert completion.runs == [(0, 3)] and completion.logprobs.tolist() == [-1.0] * 3
+    assert engine.stats()["tokens"] == 8 and engine.stats()["busy_seconds"] == pytest.approx(10.0)
 
 
-def test_slots_are_given_first_in_first_out_after_the_step_in_progress():
-    async def main():
-        engine = engine_of(100, slots=2)
-        ends = await asyncio.gather(
-            *(timed(engine, max_tokens=n) for n in (5, 2, 4)), timed(engine, max_tokens=1, delay=1.5)
-        )
-        assert [t for t, _ in ends] == pytest.approx([5, 2, 6, 6])
-        ends = await asyncio.gather(timed(engine, max_tokens=4), timed(engine, max_tokens=4, delay=1.5))
-        assert [t for t, _ in ends] == pytest.approx([10, 12])
-
-    run(main())
+@virtual
+async def test_slots_are_given_first_in_first_out_after_the_step_in_progress():
+    engine = engine_of(100, slots=2)
+    ends = await asyncio.gather(
+        *(timed(engine, max_tokens=n) for n in (5, 2, 4)), timed(engine, max_tokens=1, delay=1.5)
+    )
+    assert [t for t, _ in ends] == pytest.approx([5, 2, 6, 6])
+    ends = await asyncio.gather(timed(engine, max_tokens=4), timed(engine, max_tokens=4, delay=1.5))
+    assert [t for t, _ in ends] == pytest.approx([10, 12])
 
 
 def test_late_wake_ups_do_not_slow_the_accelerator():
@@ -122,70 +124,62 @@ def test_lengths_of_a_trace_are_those_of_one_list_per_prompt():
         AnswerLengths(1.0, 0.0, 0.0, trace=[[5], []])
 
 
-def test_stop_tokens_end_responses_only():
-    async def main():
-        engine = engine_of(50)
-        stopped = await engine.generate(PROMPT, Limits(60, stop=(2, 5)))
-        cut = await engine.generate(PROMPT, Limits(40, stop=(2, 5)))
-        assert (len(stopped.tokens), stopped.finish, len(cut.tokens), cut.finish) == (50, "stop", 40, "length")
-        assert stopped.tokens[-1] == 2 and not np.isin(stopped.tokens[:-1], (2, 5)).any()
-        np.testing.assert_array_equal(stopped.tokens[:40], cut.tokens)
-
-    run(main())
+@virtual
+async def test_stop_tokens_end_responses_only():
+    engine = engine_of(50)
+    stopped = await engine.generate(PROMPT, Limits(60, stop=(2, 5)))
+    cut = await engine.generate(PROMPT, Limits(40, stop=(2, 5)))
+    assert (len(stopped.tokens), stopped.finish, len(cut.tokens), cut.finish) == (50, "stop", 40, "length")
+    assert stopped.tokens[-1] == 2 and not np.isin(stopped.tokens[:-1], (2, 5)).any()
+    np.testing.assert_array_equal(stopped.tokens[:40], cut.tokens)
 
 
 @pytest.mark.parametrize(("policy", "end"), [("keep", 12.0), ("recompute", 13.0)])
-def test_an_update_in_flight_takes_its_time_and_recomputing_one_step_more(policy, end):
-    async def main():
-        engine = engine_of(10, apply=2.0, kv_policy=policy)
-        task = asyncio.create_task(timed(engine, max_tokens=10))
-        await asyncio.sleep(3.5)
-        await engine.load(update(4))
-        # The fourth step ends under the old weights, then 2 s pass.
-        assert now() == pytest.approx(6.0) and (engine.version, engine.digest) == (4, "digest 4")
-        seconds, completion = await task
-        assert seconds == pytest.approx(end) and completion.runs == [(0, 4), (4, 6)]
-        stats = engine.stats()
-        assert (stats["updates"], stats["apply_seconds"], stats["pause_seconds"]) == (1, 2.0, 2.0)
-
-    run(main())
+@virtual
+async def test_an_update_in_flight_takes_its_time_and_recomputing_one_step_more(policy, end):
+    engine = engine_of(10, apply=2.0, kv_policy=policy)
+    task = asyncio.create_task(timed(engine, max_tokens=10))
+    await asyncio.sleep(3.5)
+    await engine.load(update(4))
+    # The fourth step ends under the old weights, then 2 s pass.
+    assert now() == pytest.approx(6.0) and (engine.version, engine.digest) == (4, "digest 4")
+    seconds, completion = await task
+    assert seconds == pytest.approx(end) and completion.runs == [(0, 4), (4, 6)]
+    stats = engine.stats()
+    assert (stats["updates"], stats["apply_seconds"], stats["pause_seconds"]) == (1, 2.0, 2.0)
 
 
-def test_an_uninterruptible_engine_finishes_first():
-    async def main():
-        engine = engine_of(100, apply=2.0, interruptible=False)
-        running = [asyncio.create_task(timed(engine, max_tokens=n)) for n in (3, 6)]
-        await asyncio.sleep(1.5)
-        load = asyncio.create_task(engine.load(update(1)))
-        await asyncio.sleep(0)
-        late = asyncio.create_task(timed(engine, max_tokens=2))
-        await load
-        assert now() == pytest.approx(8.0)
-        ends = [await task for task in [*running, late]]
-        assert [t for t, _ in ends] == pytest.approx([3, 6, 10])
-        assert [c.runs for _, c in ends] == [[(0, 3)], [(0, 6)], [(1, 2)]]
-        assert engine.stats()["pause_seconds"] == 0
-
-    run(main())
+@virtual
+async def test_an_uninterruptible_engine_finishes_first():
+    engine = engine_of(100, apply=2.0, interruptible=False)
+    running = [asyncio.create_task(timed(engine, max_tokens=n)) for n in (3, 6)]
+    await asyncio.sleep(1.5)
+    load = asyncio.create_task(engine.load(update(1)))
+    await asyncio.sleep(0)
+    late = asyncio.create_task(timed(engine, max_tokens=2))
+    await load
+    assert now() == pytest.approx(8.0)
+    ends = [await task for task in [*running, late]]
+    assert [t for t, _ in ends] == pytest.approx([3, 6, 10])
+    assert [c.runs for _, c in ends] == [[(0, 3)], [(0, 6)], [(1, 2)]]
+    assert engine.stats()["pause_seconds"] == 0
 
 
-def test_abort_cancel_and_close():
-    async def main():
-        engine = engine_of(100, slots=2)
-        tasks = [asyncio.create_task(timed(engine, max_tokens=50, name=name)) for name in "abcd"]
-        await asyncio.sleep(7.5)
-        engine.abort(["b", "d"])
-        cut, unborn = (await tasks[1])[1], (await tasks[3])[1]
-        assert (len(cut.tokens), cut.finish, cut.runs) == (7, "abort", [(0, 7)])
-        assert (len(unborn.tokens), unborn.finish, unborn.runs) == (0, "abort", [])
-        await asyncio.sleep(5)
-        tasks[0].cancel()
-        await asyncio.sleep(2)
-        assert engine.stats()["running"] == 1
-        await engine.close()
-        assert (await tasks[2])[1].finish == "abort" and len((await tasks[2])[1].tokens) in (6, 7)
-
-    run(main())
+@virtual
+async def test_abort_cancel_and_close():
+    engine = engine_of(100, slots=2)
+    tasks = [asyncio.create_task(timed(engine, max_tokens=50, name=name)) for name in "abcd"]
+    await asyncio.sleep(7.5)
+    engine.abort(["b", "d"])
+    cut, unborn = (await tasks[1])[1], (await tasks[3])[1]
+    assert (len(cut.tokens), cut.finish, cut.runs) == (7, "abort", [(0, 7)])
+    assert (len(unborn.tokens), unborn.finish, unborn.runs) == (0, "abort", [])
+    await asyncio.sleep(5)
+    tasks[0].cancel()
+    await asyncio.sleep(2)
+    assert engine.stats()["running"] == 1
+    await engine.close()
+    assert (await tasks[2])[1].finish == "abort" and len((await tasks[2])[1].tokens) in (6, 7)
 
 
 @pytest.mark.parametrize("per_token", [0.0, 0.003])
