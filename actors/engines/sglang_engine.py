@@ -30,16 +30,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from transformers import PreTrainedModel
 
-from actors.engines import sglang_flags, sglang_weights
-from actors.engines.sglang_replies import (
-    Reply,
-    Returned,
-    concatenated,
-    generate_request,
-    reply_of,
-    score_request,
-    scored,
-)
+from actors.engines import sglang_flags, sglang_replies, sglang_weights
+from actors.engines.sglang_replies import Reply, Returned, concatenated
 from actors.engines.sglang_server import NOTE_CHARACTERS, ServerGone, ServerRefused, SglangServer
 from actors.engines.sglang_weights import SharedCopy, stored_names
 from actors.engines.slot_table import check_prompt
@@ -181,12 +173,14 @@ class SglangEngine:
 
     async def _scored(self, server: SglangServer, sequences: list[np.ndarray]) -> Scored | None:
         label = server.label
-        asked = [score_request(uuid.uuid4().hex, tokens) for tokens in sequences]
+        asked = [sglang_replies.score_request(uuid.uuid4().hex, tokens) for tokens in sequences]
         try:
             answers = await asyncio.gather(*(server.post("/generate", body, math.inf) for body in asked))
         except (ServerGone, ServerRefused):  # its keeper will see it
             return None
-        found = [scored(answer, tokens, label) for answer, tokens in zip(answers, sequences, strict=True)]
+        found = [
+            sglang_replies.scored(answer, tokens, label) for answer, tokens in zip(answers, sequences, strict=True)
+        ]
         rows = [row for row in found if row is not None]
         return Scored(server.name, self._versions[label], rows) if len(rows) == len(found) else None
 
@@ -217,11 +211,11 @@ class SglangEngine:
         self._note_busy()
         try:
             wanted = experts_from if returned else None
-            asked = generate_request(call.rid, tokens, len(done.tokens), limits, label, wanted)
+            asked = sglang_replies.generate_request(call.rid, tokens, len(done.tokens), limits, label, wanted)
             answer = await server.post("/generate", asked, math.inf)
             if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
                 server.beat()
-            reply = reply_of(answer, self._versions, returned, len(tokens) - experts_from)
+            reply = sglang_replies.reply_of(answer, self._versions, returned, len(tokens) - experts_from)
             if reply.is_stale(label):
                 self._totals["resampled"] += 1
                 return None
