@@ -1,4 +1,4 @@
-"""One SGLang server: a process of this actor, called over HTTP, and started again when it dies.
+"""One SGLang server: a process of this actor, called over HTTP, and restarted after its end.
 
 A server ends with this process, however that ends (`actors.child`). No call is retried here: the caller decides what a
 failure means.
@@ -79,8 +79,8 @@ class SglangServer:
         self._quiet = 0.0
 
     async def keep(self, equip: Callable[[SglangServer], Awaitable[None]], timeout: float, restarts: int) -> None:
-        """Start the server, have `equip` give it weights, and again whenever it dies, until cancelled. Raises
-        RuntimeError where it dies too often, or before it was ready once."""
+        """Start the server, have `equip` give it weights, and again whenever it ends, until cancelled. Raises
+        RuntimeError where it ends too often, or before it was ready once."""
         while True:
             try:
                 await self.start(timeout)
