@@ -14,14 +14,14 @@ from areal_like.wire.frames import Frame, Payloads, WireError
 from areal_like.wire.groups import Head, check_payload, unpack_heads
 from areal_like.wire.messages import PartialHead
 from areal_like.wire.partials import check_partial, versions_of
-from buffer.peers import Actor, Stats
+from buffer.peers import Stats
 from buffer.store import Entry
 
 log = logging.getLogger(__name__)
 WORDS = ("engine", "engine_note")
 """The stats of an actor that are text; all others are numbers (`buffer.peers.Actor.engine`)."""
-MOST_REDRAWN, MOST_CHARACTERS = 8, 256
-"""Redraws of one sample; characters of a text among the stats."""
+MOST_REDRAWN = 8
+"""Redraws of one sample."""
 
 
 def faults_of_push(
@@ -54,16 +54,6 @@ def faults_of_push(
     return faults
 
 
-def check_hello(name: str, role: str, known: Actor | None) -> None:
-    """Raises WireError if the buffer can't work with this peer. `known`: the actor that this connection already is."""
-    if role not in ("actor", "learner"):
-        raise WireError(f"unknown role {role!r}: the buffer knows actor and learner")
-    if not name.isprintable():
-        raise WireError("a name must consist of printable characters")
-    if known and known.name != name:
-        raise WireError(f"this connection already belongs to {known.name}")
-
-
 def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry) -> None:
     """Raises WireError if there are more cut or redrawn samples than the group can have."""
     if len(cut) > entry.launch or len(redrawn) > MOST_REDRAWN * entry.launch:
@@ -73,10 +63,8 @@ def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry) -> 
 def check_stats(stats: dict[str, float | str]) -> dict[str, float | str]:
     """Returns `stats`: an actor's running totals as numbers, the state of its engine as text. Raises WireError."""
     for name, value in stats.items():
-        if (name in WORDS) != isinstance(value, str):
-            raise WireError(f"stats: {name!r} is {'text' if name in WORDS else 'a number'}")
-        if isinstance(value, str) and (len(value) > MOST_CHARACTERS or not value.isprintable()):
-            raise WireError(f"stats: {name!r} has at most {MOST_CHARACTERS} printable characters")
+        if (name in WORDS) != isinstance(value, str) or (isinstance(value, str) and not value.isprintable()):
+            raise WireError(f"stats: {name!r} is {'printable text' if name in WORDS else 'a number'}")
     return stats
 
 

@@ -13,7 +13,7 @@ from areal_like.wire import messages
 from areal_like.wire.frames import Frame
 from areal_like.wire.groups import pack_heads
 from buffer.evaluation import Evaluation
-from buffer.events import Forget
+from buffer.events import Forget, Readmit
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
 from buffer.outbox import Outbox
@@ -93,7 +93,8 @@ class Dispatcher:
         if not to_start:
             return
         at_work = self.peers.fleet.at_work(now)
-        share = fair_share(to_start + running, len(at_work))
+        # With more than its share the first actor with new weights would take a whole round, and the others would idle.
+        share = (to_start + running) / max(1, len(at_work))
         held = {actor.name: len(store.held_by(actor.name)) for actor in at_work}
         able = [actor for actor in at_work if actor.version >= 0]
         granted_to: dict[str, list[Granted]] = defaultdict(list)
@@ -149,15 +150,16 @@ class Dispatcher:
         to_come = store.bytes + self.largest_payload * running  # each running group as large as the largest so far
         needed = self.groups.bound.batches.first(wanted.index + 1) if wanted else 0
         if to_come > self.max_bytes and store.slots.next >= needed:  # slots below are never stopped: they free memory
-            store.slots.check_memory(self.max_bytes)
+            if self.groups.age:
+                self.groups.age.refuse_waiting(self.max_bytes)
             return None
         return self.scheduler.admit(self._view(actor.version, running))
 
     def _start(self, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
         """Start the group of a plan: returns it, RUNNING, and the samples that its lease carries."""
-        entry = self.groups.store.first(Stage.DEFERRED) if plan.deferred else None
+        entry = self.groups.store.first_deferred if plan.deferred else None
         if entry is not None:
-            self.groups.readmit(entry, plan.launch, plan.need)
+            self.groups.commit(Readmit(entry.id, plan.launch, plan.need))
             return entry, self.groups.assign(entry, actor.name, actor.version)
         group_id, row, task = self.prompts.next()
         held = actor.name, actor.version, now
@@ -222,8 +224,8 @@ class Dispatcher:
             except JournalError as error:
                 log.error("group %d starts again from its prompt: %s", lease.group_id, error)
                 self.groups.commit(Forget(lease.group_id))
-        message = messages.Lease([lease for lease, _, _ in all_granted], heads)
-        self.peers.router.send(actor.peer, message, payloads)
+        leases = [lease for lease, _, _ in all_granted]
+        self.peers.router.send(actor.peer, messages.Lease(leases, heads), payloads)
 
     def revoke(self) -> None:
         """Send the cancels of groups that became too old or lost their place in the round."""
@@ -315,9 +317,3 @@ class Dispatcher:
             found["staleness/bound"] = int(self.groups.bound.max_staleness)
         found["rollout/actors"] = len(self.peers.fleet)
         return self.peers.fleet.metrics() | found  # metrics of actors can't replace the buffer's own
-
-
-def fair_share(groups: float, sharers: int) -> float:
-    """How many groups one of `sharers` actors may hold if all hold `groups` together, with those that could start.
-    Without this limit the first actor with new weights would take a whole round, and the others would idle."""
-    return groups if math.isinf(groups) else math.ceil(groups / max(1, sharers))

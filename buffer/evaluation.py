@@ -12,33 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple, NotRequired, TypedDict
 
 from areal_like.estimates import figures
 from areal_like.tasks.heldout import HeldoutSet
 from areal_like.types import Lease
-
-
-class Asked(NamedTuple):
-    """What the buffer knows of a set (see `areal_like.tasks.heldout.HeldoutSet`); `prompts` counts them."""
-
-    name: str
-    prompts: int
-    samples: int = 1
-    temperature: float = 0.0
-    every: int = 0
-    ks: tuple[int, ...] = (1,)
-    right: float = 1.0
-    own: bool = True
-
-    @property
-    def answers(self) -> int:
-        return self.prompts * self.samples
-
-
-def asked(sets: Iterable[HeldoutSet]) -> list[Asked]:
-    return [Asked(e.name, len(e.rows), e.samples, e.temperature, e.every, e.ks, e.right, e.own) for e in sets]
 
 
 class RoundResult(TypedDict):
@@ -57,38 +35,50 @@ class RoundResult(TypedDict):
 
 
 class AnswerResult(NamedTuple):
+    """Reward, length (tokens), and versions of the oldest and the newest token of an answer."""
+
     reward: float
     length: int
+    oldest: int
+    newest: int
 
 
 class AnswerPlace(NamedTuple):
     """Where an answer belongs: its set, the prompt's place in the set, and which sample of the prompt it is."""
 
-    of: Asked
+    of: HeldoutSet
     prompt: int
     sample: int
 
 
 @dataclass(slots=True)
 class _Round:
+    """All keys are places. `moved`: time of a place's last progress."""
+
     version: int
-    unassigned: list[int]  # places
+    unassigned: list[int]
     assigned: dict[int, str] = field(default_factory=dict)
     answers: dict[int, AnswerResult] = field(default_factory=dict)
-    oldest: float = math.inf
-    newest: int = 0
-    moved: dict[int, float] = field(default_factory=dict)  # place → time of its last progress
+    moved: dict[int, float] = field(default_factory=dict)
     timeouts: Counter[int] = field(default_factory=Counter)
+
+    def take_back(self, place: int) -> None:
+        del self.assigned[place]
+        self.unassigned.append(place)
 
 
 class Evaluation:
     """Rounds of `sets`, each `every` so many train steps (0: only before and after training). A place is a number for
     each answer of all sets."""
 
-    def __init__(self, sets: Sequence[Asked]):
+    def __init__(self, sets: Sequence[HeldoutSet]):
         self.sets = list(sets)
-        self._firsts = [0, *accumulate(each.answers for each in self.sets)]
-        self.places = self._firsts.pop()
+        self.places = [
+            AnswerPlace(of, prompt, sample)
+            for of in sets
+            for prompt in range(len(of.rows))
+            for sample in range(of.samples)
+        ]
         self.round: _Round | None = None
         self.results: list[RoundResult] = []
         self._round_number = 0
@@ -97,18 +87,15 @@ class Evaluation:
 
     def start_if_due(self, version: int, steps: int) -> None:
         """Start a round of the sets that are due after `steps` train steps. The weights are `version`."""
-        if not self.places or self.round or steps == self._last_steps:
+        if self.round or steps == self._last_steps:
             return
         if due := [each for each in self.sets if steps == 0 or (each.every > 0 and steps % each.every == 0)]:
             self._last_steps = steps
-            self.start(version, due)
+            self._start(version, due)
 
-    def start(self, version: int, due: Sequence[Asked] | None = None) -> None:
-        """Start a round; `due`: of these sets (None: all)."""
+    def _start(self, version: int, due: Sequence[HeldoutSet]) -> None:
         self._round_number += 1
-        pairs = zip(self.sets, self._firsts, strict=True)
-        places = [first + n for each, first in pairs if due is None or each in due for n in range(each.answers)]
-        self.round = _Round(version, places)
+        self.round = _Round(version, [number for number, place in enumerate(self.places) if place.of in due])
 
     def finish_with(self, version: int) -> None:
         """Request a last round at the final version. A running round ends first."""
@@ -127,16 +114,10 @@ class Evaluation:
     def tick(self) -> None:
         """Start the final round once no other round runs, unless every set was already evaluated at that version."""
         if self._final is not None and self.round is None:
-            told = {name for result in self.results if result["version"] == self._final for name in result["sets"]}
-            if told != {each.name for each in self.sets}:
-                self.start(self._final)
+            done = {name for result in self.results if result["version"] == self._final for name in result["sets"]}
+            if done != {each.name for each in self.sets}:
+                self._start(self._final, self.sets)
             self._final = None
-
-    def place(self, number: int) -> AnswerPlace:
-        """What a place stands for."""
-        at = max(n for n, first in enumerate(self._firsts) if first <= number)
-        of = self.sets[at]
-        return AnswerPlace(of, *divmod(number - self._firsts[at], of.samples))
 
     def leases(self, actor: str, version: int, actors_to_come: int, now: float = 0.0) -> list[Lease]:
         """The actor's share of the round, in whole prompts. `actors_to_come`: actors without a share, including this
@@ -146,7 +127,7 @@ class Evaluation:
         share = math.ceil(len(self.round.unassigned) / max(1, actors_to_come))
         prompts: dict[int, list[int]] = {}
         for number in self.round.unassigned:
-            prompts.setdefault(number - self.place(number).sample, []).append(number)
+            prompts.setdefault(number - self.places[number].sample, []).append(number)
         numbers: list[int] = []
         while prompts and len(numbers) < share:
             numbers += prompts.popitem()[1]
@@ -156,9 +137,14 @@ class Evaluation:
         return [self._lease(number) for number in numbers]
 
     def _lease(self, number: int) -> Lease:
-        of, prompt, sample = self.place(number)
-        lease_id = self._round_number * self.places + number
-        return Lease(lease_id, prompt, of.name, 1, 1, of.temperature, sample)
+        of, prompt, sample = self.places[number]
+        return Lease(self._round_number * len(self.places) + number, prompt, of.name, 1, 1, of.temperature, sample)
+
+    def row_of(self, actor: str, lease_id: int) -> int | None:
+        """The place of this lease; None if the actor does not have the lease."""
+        number, row = divmod(lease_id, max(1, len(self.places)))
+        mine = self.round and number == self._round_number and self.round.assigned.get(row) == actor
+        return row if mine else None
 
     def without_share(self, actors: list[str]) -> int:
         """How many of `actors` have no row of the running round."""
@@ -167,15 +153,17 @@ class Evaluation:
 
     def lost(self, actor: str) -> None:
         """An actor is lost: its rows go to other actors."""
-        if self.round:
-            rows = [row for row, owner in self.round.assigned.items() if owner == actor]
-            for row in rows:
-                del self.round.assigned[row]
-            self.round.unassigned += rows
+        for row in self._rows_of(actor):
+            assert self.round
+            self.round.take_back(row)
+
+    def _rows_of(self, actor: str) -> list[int]:
+        """The rows that an actor has ("": that any actor has)."""
+        return [row for row, owner in self.round.assigned.items() if actor in ("", owner)] if self.round else []
 
     def note_moved(self, actor: str, lease_ids: Iterable[int], now: float) -> None:
         """An actor made progress with these leases."""
-        for lease_id in lease_ids if self.round else ():
+        for lease_id in lease_ids:
             row = self.row_of(actor, lease_id)
             if self.round and row is not None:
                 self.round.moved[row] = now
@@ -183,15 +171,13 @@ class Evaluation:
     def restart_clocks(self, now: float, actor: str = "") -> None:
         """Count the deadlines of an actor's rows ("": of all rows) from now."""
         if self.round:
-            rows = [row for row, owner in self.round.assigned.items() if actor in ("", owner)]
-            self.round.moved.update(dict.fromkeys(rows, now))
+            self.round.moved.update(dict.fromkeys(self._rows_of(actor), now))
 
     def overdue(self, now: float, timeout: float) -> list[tuple[int, str]]:
         """(row, actor) of rows without progress for `timeout` seconds."""
         if not self.round:
             return []
-        moved = self.round.moved = {row: self.round.moved.get(row, now) for row in self.round.assigned}
-        return [(row, self.round.assigned[row]) for row, at in moved.items() if now - at > timeout]
+        return [(row, actor) for row, actor in self.round.assigned.items() if now - self.round.moved[row] > timeout]
 
     def take_back(self, row: int, most: int) -> RoundResult | None:
         """Take a row from its actor; another will get it. The `most`-th time it counts as reward 0. Returns the round's
@@ -199,58 +185,45 @@ class Evaluation:
         assert self.round is not None
         self.round.timeouts[row] += 1
         if self.round.timeouts[row] >= most:
-            version = self.round.version
-            lease_id = self._round_number * self.places + row
-            return self.record(self.round.assigned[row], lease_id, 0.0, 0, version, version)
-        del self.round.assigned[row]
-        self.round.unassigned.append(row)
+            return self._answered(self.round, row, AnswerResult(0.0, 0, self.round.version, self.round.version))
+        self.round.take_back(row)
         return None
 
-    def row_of(self, actor: str, lease_id: int) -> int | None:
-        """The place of this lease; None if the actor does not have the lease."""
-        number, row = divmod(lease_id, max(1, self.places))
-        mine = self.round and number == self._round_number and self.round.assigned.get(row) == actor
-        return row if mine else None
-
-    def record(
-        self, actor: str, lease_id: int, reward: float, length: int, oldest: int, newest: int
-    ) -> RoundResult | None:
-        """Record the reward of one held-out completion. Ignored if the actor does not have the lease. Returns the
-        round's result if this row was the last."""
+    def record(self, actor: str, lease_id: int, answer: AnswerResult) -> RoundResult | None:
+        """Record one held-out answer. Ignored if the actor does not have the lease. Returns the round's result if this
+        row was the last."""
         row = self.row_of(actor, lease_id)
-        if self.round is None or row is None:
+        return None if self.round is None or row is None else self._answered(self.round, row, answer)
+
+    def _answered(self, under_way: _Round, row: int, answer: AnswerResult) -> RoundResult | None:
+        del under_way.assigned[row]
+        under_way.answers[row] = answer
+        if under_way.assigned or under_way.unassigned:
             return None
-        del self.round.assigned[row]
-        self.round.answers[row] = AnswerResult(reward, length)
-        self.round.oldest, self.round.newest = min(self.round.oldest, oldest), max(self.round.newest, newest)
-        if self.round.assigned or self.round.unassigned:
-            return None
-        result = self._result(self.round)
-        self.results.append(result)
+        self.results.append(self._result(under_way))
         self.round = None
-        return result
+        return self.results[-1]
 
     def _result(self, ended: _Round) -> RoundResult:
-        pairs = zip(self.sets, self._firsts, strict=True)
-        found = {
-            s: [ended.answers[first + n] for n in range(s.answers)] for s, first in pairs if first in ended.answers
-        }
-        own = [answer for s, answers in found.items() if s.own for answer in answers]
-        counted = own or list(ended.answers.values())
+        found: dict[str, list[AnswerResult]] = {}
+        for number, answer in sorted(ended.answers.items()):
+            found.setdefault(self.places[number].of.name, []).append(answer)
+        asked = [each for each in self.sets if each.name in found]
+        counted = [answer for each in asked if each.own for answer in found[each.name]] or list(ended.answers.values())
         return {
             "version": ended.version,
             "reward": sum(answer.reward for answer in counted) / len(counted),
             "length": sum(answer.length for answer in counted) / len(counted),
-            "oldest_version": int(ended.oldest),
-            "newest_version": ended.newest,
-            "sets": {s.name: figures_of(s, answers) for s, answers in found.items()},
+            "oldest_version": min(answer.oldest for answer in ended.answers.values()),
+            "newest_version": max(answer.newest for answer in ended.answers.values()),
+            "sets": {each.name: figures_of(each, found[each.name]) for each in asked},
         }
 
 
-def figures_of(of: Asked, answers: Sequence[AnswerResult]) -> dict[str, float]:
+def figures_of(of: HeldoutSet, answers: Sequence[AnswerResult]) -> dict[str, float]:
     """The figures of a set, as in `RoundResult.sets`. All `answers` to one prompt are adjacent."""
     rewards = [[answer.reward for answer in answers[at : at + of.samples]] for at in range(0, len(answers), of.samples)]
-    found: dict[str, float] = {"prompts": of.prompts, "samples": of.samples}
+    found: dict[str, float] = {"prompts": len(of.rows), "samples": of.samples}
     found["length"] = sum(answer.length for answer in answers) / len(answers)
     for name, (mean, low, high) in figures(rewards, of.ks, of.right).items():
         found[name] = mean

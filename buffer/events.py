@@ -193,16 +193,10 @@ class Branch(_Record):
     why: str
 
 
-class Advance(_Record):
-    """Only slots that need `version` are open now (`buffer.injection`)."""
-
-    version: int
-
-
 _Extent = tuple[int, int, int, int]
 """As `buffer.segment_file.Extent`."""
-_Slots = tuple[int, list[int], int, int, int, list[int]]
-"""As `buffer.staleness.Slots.state`."""
+_Slots = tuple[int, list[int]]
+"""As `buffer.staleness.Slots`."""
 _Batches = tuple[int, int, list[int]]
 """As `buffer.staleness.Batches.state`."""
 _Prompt = tuple[int, int, bool, list[tuple[float, int]]]
@@ -258,7 +252,7 @@ class Snapshot(_Record):
 
 Event = (
     Admit | Lease | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | Readmit | Drop
-    | Filter | Open | Settle | Serve | Unserve | Finish | Replan | ServeAgain | Begin | Branch | Advance | Snapshot
+    | Filter | Open | Settle | Serve | Unserve | Finish | Replan | ServeAgain | Begin | Branch | Snapshot
 )  # fmt: skip
 
 encode: Callable[[Event], bytes] = msgspec.msgpack.Encoder().encode

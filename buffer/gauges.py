@@ -15,27 +15,8 @@ from buffer.store import Entry
 log = logging.getLogger(__name__)
 
 
-MANY_DROPPED = 8
-"""Dropped groups between two train steps that are worth a warning, in batches."""
-
-
-class DroppedGroups:
-    """Counts finished groups that will not be trained, by reason, since the last train step. `per_batch`: groups of a
-    batch."""
-
-    def __init__(self, per_batch: int = 1):
-        self.per_batch = per_batch
-        self.counts, self._step = Counter[str](), 0
-
-    def note(self, reason: str, step: int) -> None:
-        """Warns when there are many, and whenever their number has doubled."""
-        if self._step != step:
-            self._step, self.counts = step, Counter()
-        self.counts[reason] += 1
-        many, rest = divmod(self.counts.total(), MANY_DROPPED * self.per_batch)
-        if not rest and many.bit_count() == 1:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common())
-            log.warning("since step %d no batch was trained, and finished groups were dropped: %s", step, reasons)
+MANY_DROPPED = 64
+"""Finished groups that leave untrained between two train steps and are worth a warning."""
 
 
 class Gauges:
@@ -48,13 +29,10 @@ class Gauges:
         self.trained_seconds: float | None = None
         self.tokens_pushed = self.samples_pushed = 0
         self.refused: Counter[str] = Counter()  # refused groups, by reason
-        self.dropped = DroppedGroups()
+        self._dropped, self._dropped_since = Counter[str](), 0
         self.lease_timeouts = 0  # leases revoked because they made no progress
-        self._reported = 0
-        self._staleness_sum = 0
-        self._staleness_count = 0
+        self._reported = self._staleness_sum = self._staleness_count = self._rate_tokens = 0
         self._rate_at = 0.0
-        self._rate_tokens = 0
         self.rates: dict[str, float] = {}
         self._seen: list[GroupLengths] = []
         self._decisions: dict[int, dict[str, float]] = {}
@@ -73,6 +51,16 @@ class Gauges:
             result["seconds"] = seconds
             log.info("held-out reward %.3f at version %d", result["reward"], result["version"])
             self.evaluations.append(result)
+
+    def note_dropped(self, reason: str, step: int) -> None:
+        """Count a finished group that leaves untrained after `step` train steps. Warns when there are many, and
+        whenever their number has doubled."""
+        if self._dropped_since != step:
+            self._dropped, self._dropped_since = Counter(), step
+        self._dropped[reason] += 1
+        many, rest = divmod(self._dropped.total(), MANY_DROPPED)
+        if not rest and many.bit_count() == 1:
+            log.warning("since step %d no batch was trained, and finished groups were dropped: %s", step, self._dropped)
 
     def see(self, lengths: GroupLengths) -> None:
         """Record the lengths of a group that ended or was broken off."""
@@ -120,9 +108,7 @@ class Gauges:
             {
                 "evaluations": fresh,
                 "staleness/in_flight_mean": _sum(flight) / max(1, samples),
-                "staleness/in_flight_histogram": _histogram(flight),
                 "staleness/in_queue_mean": _sum(queue) / max(1, samples),
-                "staleness/in_queue_histogram": _histogram(queue),
                 "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
                 "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
             }
@@ -167,7 +153,3 @@ def idle_shares(heads: list[Head]) -> dict[str, float]:
 
 def _sum(counts: Counter[int]) -> int:
     return sum(value * count for value, count in counts.items())
-
-
-def _histogram(counts: Counter[int]) -> dict[str, int]:
-    return {str(value): count for value, count in sorted(counts.items())}

@@ -7,15 +7,16 @@ crash.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from areal_like.wire.groups import Head
 from buffer import events, policies
+from buffer.injection import FixedAge
 from buffer.policies import WAIT_FOR_GAPS, Waiting
 from buffer.results import Results
 from buffer.segment_file import Payload
-from buffer.staleness import Bound, Holder, Slots, place, rescue
+from buffer.staleness import Bound, Holder, place, rescue
 from buffer.store import LEASED, NO_SLOT, UNFINISHED, Entry, PartialGroup, Stage, Store
 
 BatchPolicy = Callable[..., Sequence[int]]
@@ -43,7 +44,7 @@ class GroupManager:
 
     `batch_policy`, `group_filter`: see `buffer.policies`. `staleness_policy`: what happens to a group that would break
     the bound, see `serve`. `resume`: continue from the tokens that actors hand back; otherwise such groups start again.
-    `record` gets every event, `on_drop` every finished group that will not be trained. `results`: kept for a sampler.
+    `results`: kept for a sampler. `record` gets every event, `on_drop` every finished group that will not be trained.
     """
 
     def __init__(
@@ -53,19 +54,25 @@ class GroupManager:
         staleness_policy: str = "drop",
         group_filter: Filter = policies.none,
         resume: bool = True,
-        slots: Slots | None = None,
         results: Results | None = None,
+        age: FixedAge | None = None,
     ):
         self.bound, self.batch_policy, self.staleness_policy = bound, batch_policy, staleness_policy
-        self.resume, self.group_filter = resume, group_filter
+        self.resume, self.group_filter, self.age = resume, group_filter, age
         self.record: Recorder = record_nothing
         self.on_drop: Callable[[Dropped], None] = lambda dropped: None
-        self.store = Store(bound, slots, results)
+        self.store = Store(bound, results)
         self.duplicates = 0
         self._waits_for_gaps = getattr(batch_policy, "func", batch_policy) in WAIT_FOR_GAPS
         self._oldest_limit = -math.inf  # `_limiting_version` of every group is at least this: see `_expire`
         self._replans = 0  # `Store.replans` at the last look
         self._cancels: list[tuple[str, int, bool]] = []
+
+    def begin(self, batch: int) -> None:
+        """The learner begins, or resumes, at `batch`."""
+        self.commit(events.Begin(batch))
+        if self.age:
+            self.age.begin(self.bound.batch_version(batch))
 
     def commit(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
         """Journal the event, then apply it."""
@@ -75,7 +82,7 @@ class GroupManager:
 
     def room(self, version: int) -> float:
         """How many groups an actor with weights of `version` may start within the bound (may be inf)."""
-        return self.store.slots.open_to(version, self.bound.deadline(version))
+        return self.store.slots.open_to(self.bound.deadline(version))
 
     def admit(  # noqa: PLR0913 (all of them are one event)
         self,
@@ -99,14 +106,10 @@ class GroupManager:
         """The QUEUED group with the lowest slot, if weights of `version` may still fill that slot. Skips groups that
         failed on the actor `not_on`."""
         entry = self.store.first_queued
-        if entry and not self._fits(entry, version, not_on):  # rare: `injection`, `Entry.failed_on`
-            found = [each for each in self.store.of(Stage.QUEUED) if self._fits(each, version, not_on)]
+        if entry and not_on and entry.failed_on == not_on:
+            found = [each for each in self.store.of(Stage.QUEUED) if each.failed_on != not_on]
             entry = min(found, key=lambda entry: entry.slot, default=None)
         return entry if entry and self.bound.admits(entry.slot, version) else None
-
-    def _fits(self, entry: Entry, version: int, not_on: str) -> bool:
-        failed = not_on and entry.failed_on == not_on
-        return not failed and self.store.slots.fits(entry.slot, version)
 
     def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
         """A QUEUED group runs on an actor that holds `version`.
@@ -211,10 +214,6 @@ class GroupManager:
         recalled = sum(entry.stage is Stage.RECALLED for entry in self.store.redundant.values())
         return self.store.count(Stage.DEFERRED) + recalled
 
-    def readmit(self, entry: Entry, launch: int, need: int) -> None:
-        """DEFERRED → QUEUED, in the next slot, with as many samples as its new batch asks for."""
-        self.commit(events.Readmit(entry.id, launch, need))
-
     def recall_losers(self) -> None:
         """Recall redundant groups if no open slot may hold their tokens."""
         if not self.store.redundant:
@@ -225,23 +224,22 @@ class GroupManager:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
                 self.recall(entry.id)
 
-    # ---- versions (`buffer.injection`) ------------------------------------------------------------------------------
+    # ---- injected staleness -----------------------------------------------------------------------------------------
 
-    def _unfinished_slots(self) -> Iterator[int]:
-        return (entry.slot for entry in self.store.of(*UNFINISHED))
+    def _is_rolled_out(self, age: FixedAge) -> bool:
+        return age.is_rolled_out(self.store.slots, (entry.slot for entry in self.store.of(*UNFINISHED)))
 
     def may_announce(self, version: int) -> bool:
         """May the actors get this version? If so, slots that need it are open from now on."""
-        slots = self.store.slots
-        if version > slots.version:
-            if not slots.is_rolled_out(self._unfinished_slots()):
+        if self.age and version > self.age.version:
+            if not self._is_rolled_out(self.age):
                 return False
-            self.commit(events.Advance(version))
+            self.age.version = version
         return True
 
     def may_train(self, batch: int) -> bool:
         """May this batch be trained, as far as the ages of later batches are concerned?"""
-        return self.store.slots.may_train(batch, self._unfinished_slots())
+        return self.age is None or self.age.may_train(batch, self._is_rolled_out(self.age))
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 
@@ -276,8 +274,9 @@ class GroupManager:
         self._check_on_policy(batch, ids)
         self._settle(batch, ids)
         served = [self.store.entries[group_id] for group_id in ids]
-        for entry in served:
-            self.store.slots.check(entry.id, entry.slot, entry.head, self.bound.batch_version(batch))
+        if self.age:
+            for entry in served:
+                self.age.check(entry)
         self.commit(events.Serve(batch, list(ids), self.oldest_allowed(batch)))
         return served
 
@@ -399,30 +398,23 @@ class GroupManager:
         if store.count(Stage.WAITING) < want:
             return ()
         end = self.bound.batches.first(batch + 1)
-        if self._waits_for_gaps and self._has_gap(batch, end):
-            return ()
         candidates = store.of(Stage.WAITING)
-        if self._waits_for_gaps and len(lowest := [entry for entry in candidates if entry.slot < end]) >= want:
-            candidates = lowest  # it would choose the same groups
+        if self._waits_for_gaps:  # it always takes the lowest slots
+            if (gap := store.lowest_open) is not None and gap[0] < end:
+                return ()
+            first = [entry for entry in candidates if entry.slot < end]
+            candidates = first if len(first) >= want else candidates
         waiting = [self._view(entry, version) for entry in candidates]
         missing = {entry.slot for entry in store.of(*UNFINISHED) if entry.slot != NO_SLOT}
-        ids = self.batch_policy(waiting, missing | store.slots.unfilled(end), want)
+        ids = self.batch_policy(waiting, missing.union(store.slots.free), want)
         if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
             raise ValueError(f"the batch policy chose {list(ids)}: a batch needs {want} different groups that wait")
         if ids and self.staleness_policy == "wait":
             return rescue(ids, self._holders(), end)
         return ids
 
-    def _has_gap(self, batch: int, end: int) -> bool:
-        """Is a slot of the batch known to be missing, with no waiting group in an earlier batch? Then a policy that
-        takes the lowest slots without gaps can't fill the batch, and need not be asked."""
-        lowest, first = self.store.lowest_open, self.store.first_waiting
-        from_here = first is not None and first.slot >= self.bound.batches.first(batch)
-        return from_here and lowest is not None and lowest[0] < end
-
     def _view(self, entry: Entry, version: int) -> Waiting:
         left = self.bound.max_staleness - (version - self._limiting_version(entry))
-        assert entry.head is not None
         return Waiting(entry.id, entry.slot, entry.oldest, entry.pushed, left, entry.head)
 
     def _holders(self) -> list[Holder]:
@@ -433,16 +425,10 @@ class GroupManager:
                 self.bound.deadline(self._limiting_version(entry)),
                 here=entry.stage is Stage.WAITING,
                 running=entry.stage in LEASED,
-                soft_deadline=self._soft_deadline(entry),
             )
             for entry in self.store.entries.values()
             if entry.stage is not Stage.SERVED and entry.slot != NO_SLOT
         ]
-
-    def _soft_deadline(self, entry: Entry) -> float:
-        """The deadline after which a queued group loses its partial samples."""
-        queued = entry.stage is Stage.QUEUED and entry.partial and self.staleness_policy != "mask_tokens"
-        return self.bound.deadline(entry.partial.oldest) if queued and entry.partial else math.inf
 
     def _settle(self, batch: int, ids: Sequence[int]) -> None:
         """Give the batch's groups the batch's slots. If they had others, all other groups get new slots behind the

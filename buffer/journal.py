@@ -7,8 +7,8 @@ together, with one write and one fsync; `advance` does the same without waiting 
 written; the snapshot has their places. A rotation deletes a segment that holds no payload still in use, after it has
 read back the new segment. `keep`: delete nothing, for replays.
 
-A crash can tear the last write: `scan` cuts it off and continues. Damage before an intact later record is an error, and
-so is a segment without its snapshot. A full disk leaves the file as it was before the commit, and the records wait.
+A crash can tear the last write: a resume cuts it off and continues. Damage before an intact later record is an error,
+and so is a segment without its snapshot. A full disk leaves the file as it was before the commit, and the records wait.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -53,11 +54,6 @@ class Record(NamedTuple):
     payload: Payload = b""
 
 
-def pack(event: Event, payload: Payload = b"") -> Item:
-    """The item of an event. Raises JournalError if it is too large for a reader."""
-    return check_size((encode(event), payload))
-
-
 def segments(folder: Path) -> list[Path]:
     """The segment files, oldest first."""
     return sorted(folder.glob("*.wal"), key=number_of)
@@ -69,7 +65,8 @@ def reader(folder: Path) -> Read:
 
 
 class Journal:
-    """Appends to the newest segment of `folder`. `sync`: fsync at each commit. `keep`: never delete a segment."""
+    """Appends to the newest segment of `folder`. `sync`: fsync at each commit. `keep`: never delete a segment. Of the
+    `appended` records the first `committed` are durable."""
 
     def __init__(self, folder: Path, *, sync: bool, keep: bool):
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,13 +75,10 @@ class Journal:
         self._in_flight: list[Item] = []
         self._writing: Future[None] | None = None
         self._writer = ThreadPoolExecutor(1, "journal")
-        self._in_flight_until = self.appended = 0
-        self.committed = 0
-        self.commits = 0
+        self._in_flight_until = self.appended = self.committed = 0
         existing = segments(folder)
         self._number = number_of(existing[-1]) if existing else 1
-        path = path_of(folder, self._number)
-        self._file = SegmentFile(path, self._number, sync=sync, new=not existing)
+        self._file = SegmentFile(path_of(folder, self._number), self._number, sync=sync, new=not existing)
         self._read = reader(folder)
         if not existing:
             self._name_is_durable()
@@ -98,7 +92,7 @@ class Journal:
         commit. Raises JournalError if the record is too large."""
         if len(payload) and not isinstance(payload, Stored):
             payload = Stored(self._read, data=payload)
-        self._pending.append(pack(event, payload))
+        self._pending.append(check_size((encode(event), payload)))
         self.appended += 1
         return payload
 
@@ -113,7 +107,6 @@ class Journal:
         if self._pending:
             self._file.append(self._pending)
             self._pending = []
-            self.commits += 1
         self.committed = self.appended
 
     def advance(self) -> int:
@@ -139,17 +132,16 @@ class Journal:
             self._pending = self._in_flight + self._pending
             raise error
         self._in_flight, self.committed = [], self._in_flight_until
-        self.commits += 1
 
     def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored] = ()) -> None:
         """Begin a segment with a snapshot. `snapshot` is called once all of `held`, the payloads of the state, have
-        their places in files.The time grows with the number of groups, not with their payloads.
+        their places in files. The time grows with the number of groups, not with their payloads.
         Raises OSError, JournalError (snapshot too large); then the segments are unchanged."""
         self.commit()
         number = self._number + 1
         beside, named = self.folder / "next.tmp", path_of(self.folder, number)
         try:
-            write_first(beside, number, pack(snapshot()))
+            write_first(beside, number, check_size((encode(snapshot()), b"")))
             new = SegmentFile(beside, number, sync=self.sync)
         except OSError:
             beside.unlink(missing_ok=True)  # on a full disk it would take the earlier segment's room
@@ -179,30 +171,27 @@ class Journal:
         self._file.close()
 
 
-def scan(folder: Path, *, repair: bool = False, check: bool = True) -> Iterator[Record]:
-    """All records, oldest first. Their payloads are `Stored`: `load` reads them. `repair` cuts a torn tail off the
-    newest segment. Without `check` the bytes of payloads are not checked. Raises JournalError."""
-    paths = segments(folder)
-    for path in paths:
-        yield from _records(path, path == paths[-1], repair, check)
-
-
-def since_snapshot(folder: Path, *, repair: bool = False, check: bool = True) -> Iterator[Record]:
-    """The records that a resume needs: those of the newest segment. They begin with its snapshot, unless it is the
-    first segment. Otherwise as `scan`."""
-    for path in segments(folder)[-1:]:
-        yield from _records(path, True, repair, check)
-
-
+@dataclass(frozen=True)
 class Recorded:
-    """The records of `since_snapshot` or, if `whole`, of `scan`, payloads unchecked. Each iteration reads the files
-    again."""
+    """The records of a journal, oldest first; each iteration reads the files again. Their payloads are `Stored`: `load`
+    reads them. Those of the newest segment are all that a resume needs: they begin with its snapshot, unless it is the
+    first segment. `whole`: those of all segments. `repair`: cut a torn tail off the newest segment. `check`: also check
+    the bytes of payloads. Iterating raises JournalError."""
 
-    def __init__(self, folder: Path, *, whole: bool = False):
-        self.folder, self._read = folder, scan if whole else since_snapshot
+    folder: Path
+    whole: bool = False
+    repair: bool = False
+    check: bool = False
 
     def __iter__(self) -> Iterator[Record]:
-        return self._read(self.folder, check=False)
+        paths = segments(self.folder)
+        for path in paths if self.whole else paths[-1:]:
+            yield from _records(path, path == paths[-1], self.repair, self.check)
+
+
+def scan(folder: Path, *, repair: bool = False) -> Iterator[Record]:
+    """All records, with their payloads checked."""
+    return iter(Recorded(folder, whole=True, repair=repair, check=True))
 
 
 def check_payloads(folder: Path, held: Iterable[Stored]) -> None:
@@ -216,10 +205,7 @@ def check_payloads(folder: Path, held: Iterable[Stored]) -> None:
         path = path_of(folder, number)
         size = path.stat().st_size if path.exists() else 0
         if size < end:
-            raise JournalError(
-                f"{path} has {size} bytes, but payloads of active groups reach up to byte {end}: put the file "
-                "back, or start a new run from a checkpoint"
-            )
+            raise JournalError(f"{path} has {size} bytes, but payloads of active groups reach up to byte {end}")
 
 
 def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Record]:
@@ -233,19 +219,17 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
         yield Record(_event(path, fields), Stored(read_back, extent=extent) if extent.size else b"")
     if good == size > 0:
         return
-    where = f"{path} is damaged at byte {good} of {size}"
-    if not newest:
-        raise JournalError(f"{where}, and later segments follow")
-    if number_of(path) > 1 and good <= len(MAGIC):
-        raise JournalError(
-            f"{where}, in its snapshot. The snapshot was on disk before the segment began, so no crash has torn it. "
-            "Put the file back, or start a new run from a checkpoint"
-        )
-    if written_later(path, good, size):
-        raise JournalError(
-            f"{where}, and intact later records follow, so a crash is not the cause. Put the file back, or start a new "
-            "run from a checkpoint"
-        )
+    faults = {
+        "later segments follow": not newest,
+        "its snapshot was on disk before the segment began": number_of(path) > 1 and good <= len(MAGIC),
+        "intact later records follow": newest and written_later(path, good, size),
+    }
+    for proof, found in faults.items():
+        if found:
+            raise JournalError(
+                f"{path} is damaged at byte {good} of {size}, and {proof}, so a crash is not the cause. Put the file "
+                "back, or start a new run from a checkpoint"
+            )
     log.warning("%s: its writer died; cutting off the last %d bytes, which are torn", path, size - good)
     if repair:
         os.truncate(path, good)

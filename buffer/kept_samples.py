@@ -14,6 +14,7 @@ from areal_like.run.samples import DROPPED, HELDOUT, TRAINED_SHARE, Kept, Sample
 from areal_like.types import Group
 from areal_like.wire.groups import Head, decode_group, pack_heads, unpack_heads
 from areal_like.wire.messages import Table
+from buffer.evaluation import AnswerPlace
 from buffer.segment_file import Payload, load
 
 log = logging.getLogger(__name__)
@@ -52,17 +53,17 @@ class KeptSamples:
         for index, sample in enumerate(samples):
             self._dropped.write(kept(DROPPED, *now, (head.id, index), sample, why=why[:LONGEST_WHY], actor=actor))
 
-    def heldout(self, now: Now, of: str, place: tuple[int, int], head: Head, payload: Payload, actor: str) -> None:
-        """Keep a held-out answer, a group of one sample, of the set `of`: `place` is (prompt, sample)."""
-        if self._heldout:
-            (sample,) = decode_group(head, load(payload)).samples
-            self._heldout.write(kept(HELDOUT, *now, place, sample, actor=actor, of=of))
-
-    def heldout_failed(self, now: Now, of: str, place: tuple[int, int], actor: str) -> None:
-        """Keep a held-out prompt whose answer, workflow or reward failed: it counts as 0."""
-        if self._heldout:
+    def heldout(self, now: Now, place: AnswerPlace, answer: tuple[Head, Payload] | None, actor: str) -> None:
+        """Keep a held-out answer, a group of one sample (None: the answer, its workflow or its reward failed)."""
+        if self._heldout is None:
+            return
+        of, at = place.of.name, (place.prompt, place.sample)
+        if answer:
+            (sample,) = decode_group(answer[0], load(answer[1])).samples
+            self._heldout.write(kept(HELDOUT, *now, at, sample, actor=actor, of=of))
+        else:
             why = "failed: it counts as 0; no text: its actor's log has the error"
-            self._heldout.write(Kept(HELDOUT, *now, *place, [], 0, [], 0.0, "", why=why, actor=actor, of=of))
+            self._heldout.write(Kept(HELDOUT, *now, *at, [], 0, [], 0.0, "", why=why, actor=actor, of=of))
 
     def untrainable(self, name: str, batch: int, reason: str, groups: Sequence[tuple[Head, Payload, str]]) -> None:
         """Keep a batch that the learner can't train, for `read_untrainable`: head, payload and actor of each group."""

@@ -21,11 +21,11 @@ from areal_like.wire.bus import Router
 from buffer import recovery
 from buffer.checks import MOST_ANSWERS, VerifierTimeouts
 from buffer.dispatch import Dispatcher
-from buffer.evaluation import Evaluation, asked
+from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager, record_nothing
-from buffer.injection import AgedSlots, Ages
-from buffer.journal import Journal, JournalError, Recorded, check_payloads, reader, since_snapshot
+from buffer.injection import FixedAge
+from buffer.journal import Journal, JournalError, Recorded, check_payloads, reader
 from buffer.kept_samples import KeptSamples
 from buffer.outbox import Outbox
 from buffer.peers import Fleet, Peers
@@ -36,7 +36,7 @@ from buffer.samplers import needs_results
 from buffer.schedulers import Scheduler
 from buffer.server import Server
 from buffer.shares import Shares
-from buffer.staleness import Bound, Slots
+from buffer.staleness import Bound
 
 log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.001
@@ -49,7 +49,7 @@ def restore(role: Role, groups: GroupManager) -> tuple[int, Journal | None]:
     folder, options = role.run / "journal", role.config.buffer
     checkpoint = checkpoints.latest(role.run)
     steps = checkpoint[0] if checkpoint else 0
-    found = sum(1 for _ in since_snapshot(folder, repair=True))
+    found = sum(1 for _ in Recorded(folder, repair=True, check=True))
     if steps and not found:
         raise JournalError(
             f"can't resume {role.run}: it has a checkpoint of step {steps}, but its journal {folder} is empty"
@@ -94,11 +94,10 @@ def build_groups(config: Config, scheduler: Scheduler) -> GroupManager:
     """An empty buffer with the policies of the config."""
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
     policy, group_filter = bind("batch_policy", config.batch_policy), bind("filter", config.filter)
-    ages = configs.select(config, "inject_staleness")
-    slots = Slots() if ages is None else AgedSlots(Ages(ages, config.run.seed), bound, config.checkpoint.every)
+    age = None if config.inject_staleness is None else FixedAge(bound, config.checkpoint.every)
     results = Results() if needs_results(bind("sampler", config.sampler)) else None
     resume = config.partial_rollout == "resume"
-    return GroupManager(bound, policy, config.staleness_policy, group_filter, resume, slots, results)
+    return GroupManager(bound, policy, config.staleness_policy, group_filter, resume, results, age)
 
 
 def build_dispatcher(
@@ -114,7 +113,7 @@ def build_dispatcher(
         outbox,
         scheduler,
         PromptCursor(shares_of(task), config.run.seed, store.admitted, sampler, store.results),
-        Evaluation(asked(sets_of(config, task))),
+        Evaluation(sets_of(config, task)),
         config.buffer.max_bytes,
         last_batch=config.run.steps,
         shares=Shares(configs.ranks_of(config)),

@@ -5,7 +5,6 @@ Batch policies: (waiting, missing, want, *, knobs) → ids in batch order, or ()
     in_order   the order of admission (that of the prompts); waits for stragglers; can't break the bound
     fifo       first finished, first trained; never waits for a straggler
     windowed   the group that expires first; equally urgent groups as in fifo
-    priority   by a user's function
 
 A policy states a preference. The other groups must still fit under the staleness bound (`GroupManager.serve`).
 
@@ -15,15 +14,10 @@ entry per sample of a group. A filtered group counts under its reason, and its s
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence, Set
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from areal_like.wire.groups import Head
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsRichComparison
 
 
 class Waiting(NamedTuple):
@@ -37,9 +31,6 @@ class Waiting(NamedTuple):
     pushed: int
     left: float
     head: Head | None = None
-
-
-Key = Callable[[Waiting], "SupportsRichComparison"]
 
 
 def in_order(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
@@ -68,31 +59,10 @@ def windowed(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[
     return _first(waiting, want, lambda group: (group.left, group.pushed))
 
 
-def priority(waiting: Sequence[Waiting], missing: Set[int], want: int, *, key: str) -> tuple[int, ...]:
-    """The `want` groups with the highest value of `key`, a function `module:Name` of `Waiting`; ties as in fifo.
-
-    Raises ValueError if `key` names no function.
-    """
-    value = _function(key)
-    return _first(sorted(waiting, key=lambda group: group.pushed), want, value, highest=True)
-
-
-def _first(waiting: Sequence[Waiting], want: int, key: Key, highest: bool = False) -> tuple[int, ...]:
+def _first(waiting: Sequence[Waiting], want: int, key: Callable[[Waiting], Any]) -> tuple[int, ...]:
     if len(waiting) < want:
         return ()
-    return tuple(group.id for group in sorted(waiting, key=key, reverse=highest)[:want])
-
-
-@cache
-def _function(path: str) -> Key:
-    module, colon, name = path.partition(":")
-    if not (colon and module and name):
-        raise ValueError(f"batch_policy.key={path}: name a function as module:Name")
-    try:
-        key: Key = getattr(importlib.import_module(module), name)
-        return key
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"batch_policy.key={path}: {error}") from None
+    return tuple(group.id for group in sorted(waiting, key=key)[:want])
 
 
 # ---- filters ---------------------------------------------------------------------------------------------------------

@@ -81,4 +81,4 @@ def restore(
         raise JournalError(
             f"the journal has {store.trained} trained groups, the checkpoint {held}: later records are lost"
         )
-    groups.commit(Begin(next_batch))
+    groups.begin(next_batch)

@@ -20,6 +20,7 @@ HARD, RIGHT, EASY, NEW = "hard", "right", "easy", "new"
 CLASSES = (HARD, RIGHT, EASY, NEW)
 HARD_TO, EASY_FROM, MEMORY = 0.2, 0.8, 0.5
 """Where difficulty begins and ends for people, and for the pools unless their knobs say otherwise."""
+PROMPT = np.dtype([("rates", "f8", WINDOW), ("answers", "i8", WINDOW), ("draws", "i8"), ("free", "?"), ("rows", "i8")])
 
 
 class Known(NamedTuple):
@@ -39,16 +40,11 @@ class Known(NamedTuple):
     new: int
 
 
-def weighed(known: Known, memory: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(right answers, answers) of each prompt, float64 (n,): a result counts `memory` times as much as the one after
-    it. A fraction of a reward is a fraction of a right answer."""
-    weights = known.answers * memory ** np.arange(WINDOW)
-    return (np.nan_to_num(known.rates) * weights).sum(axis=1), weights.sum(axis=1)
-
-
 def pass_rates(known: Known, memory: float = MEMORY) -> NDArray[np.float64]:
-    """The pass rate of each prompt, float64 (n,); NaN without a result."""
-    right, answers = weighed(known, memory)
+    """The pass rate of each prompt, float64 (n,); NaN without a result. A result counts `memory` times as much as the
+    one after it. A fraction of a reward is a fraction of a right answer."""
+    weights = known.answers * memory ** np.arange(WINDOW)
+    right, answers = (np.nan_to_num(known.rates) * weights).sum(axis=1), weights.sum(axis=1)
     found = np.full(len(right), np.nan)
     np.divide(right, answers, out=found, where=answers > 0)
     return found
@@ -76,58 +72,50 @@ ResultsState = tuple[dict[str, list[PromptState]], dict[int, tuple[str, int]], l
 
 
 class _Task:
-    """Columns that grow, a place for each prompt."""
+    """`prompts`: a table that grows, with the drawn prompts first; `places`: where a row of the data is in it."""
 
     def __init__(self) -> None:
         self.places: dict[int, int] = {}
-        self.columns: dict[str, np.ndarray] = {
-            "rates": np.full((16, WINDOW), np.nan),
-            "answers": np.zeros((16, WINDOW), np.int64),
-            "draws": np.zeros(16, np.int64),
-            "free": np.ones(16, np.bool_),
-            "rows": np.zeros(16, np.int64),
-        }
+        self.prompts = _blank(16)
 
     def place(self, row: int) -> int:
-        found = self.places.get(row)
-        if found is None:
-            found = self.places[row] = len(self.places)
-            if found == len(self.columns["rows"]):
-                self.columns = {name: _doubled(name, column) for name, column in self.columns.items()}
-            self.columns["rows"][found] = row
+        found = self.places.setdefault(row, len(self.places))
+        if found == len(self.prompts):
+            self.prompts = np.concatenate([self.prompts, _blank(found)])
+        self.prompts["rows"][found] = row
         return found
 
     def add(self, row: int, rate: float, answers: int) -> None:
         place = self.place(row)
         for name, value in (("rates", rate), ("answers", answers)):
-            column = self.columns[name][place]
+            column = self.prompts[name][place]
             column[1:] = column[:-1].copy()
             column[0] = value
 
     def known(self, size: int) -> Known:
-        seen = {name: column[: len(self.places)] for name, column in self.columns.items()}
-        for column in seen.values():
-            column.flags.writeable = False  # of this view
-        return Known(**seen, new=max(0, size - len(self.places)))
+        seen = self.prompts[: len(self.places)]
+        seen.flags.writeable = False  # of this view
+        return Known(**{name: seen[name] for name in seen.dtype.names or ()}, new=max(0, size - len(self.places)))
 
     def state(self) -> list[PromptState]:
-        known, found = self.known(0), list[PromptState]()
-        for rates, answers, draws, free, row in zip(*known[:5], strict=True):
+        found = list[PromptState]()
+        for rates, answers, draws, free, row in self.prompts[: len(self.places)].tolist():
             results = [(float(r), int(n)) for r, n in zip(rates, answers, strict=True) if n]
-            found.append((int(row), int(draws), bool(free), results))
+            found.append((row, draws, free, results))
         return found
 
     def load(self, prompts: Sequence[PromptState]) -> None:
         for row, draws, free, results in prompts:
             place = self.place(row)
-            self.columns["draws"][place], self.columns["free"][place] = draws, free
+            self.prompts["draws"][place], self.prompts["free"][place] = draws, free
             for rate, answers in reversed(results):
                 self.add(row, rate, answers)
 
 
-def _doubled(name: str, column: np.ndarray) -> np.ndarray:
-    rest = np.full_like(column, {"rates": np.nan, "free": True}.get(name, 0))
-    return np.concatenate([column, rest])
+def _blank(size: int) -> np.ndarray:
+    found = np.zeros(size, PROMPT)
+    found["rates"], found["free"] = np.nan, True
+    return found
 
 
 class Results:
@@ -139,24 +127,18 @@ class Results:
         self._fresh: list[tuple[int, str, int, float, int]] = []
 
     def known(self, task: str, size: int) -> Known:
-        """What is known of a task of `size` prompts: views, valid until the next event."""
+        """The record of a task of `size` prompts: views, valid until the next event."""
         return self._task(task).known(size)
-
-    @property
-    def tasks(self) -> list[str]:
-        return list(self._tasks)
 
     def _task(self, name: str) -> _Task:
         return self._tasks.setdefault(name, _Task())
 
-    # ---- events -----------------------------------------------------------------------------------------------------
-
     def admit(self, group_id: int, task: str, row: int) -> None:
         """The prompt was drawn."""
-        columns = self._task(task)
-        place = columns.place(row)
-        columns.columns["draws"][place] += 1
-        columns.columns["free"][place] = False
+        found = self._task(task)
+        place = found.place(row)
+        found.prompts["draws"][place] += 1
+        found.prompts["free"][place] = False
         self._awaited[group_id] = task, row
 
     def push(self, group_id: int, task: str, row: int, rewards: Sequence[float]) -> None:
@@ -173,11 +155,11 @@ class Results:
         for _, task, row, rate, answers in sorted(self._fresh, key=lambda fresh: fresh[0]):
             self._task(task).add(row, rate, answers)
         self._fresh = []
-        for columns in self._tasks.values():
-            columns.columns["free"][:] = True
+        for found in self._tasks.values():
+            found.prompts["free"] = True
         for task, row in self._awaited.values():
-            columns = self._task(task)
-            columns.columns["free"][columns.places[row]] = False
+            found = self._task(task)
+            found.prompts["free"][found.places[row]] = False
 
     def metrics(self) -> dict[str, float]:
         """Prompts with a result, and the shares of them that are hard, right and easy."""
@@ -186,11 +168,9 @@ class Results:
         shares = zip(CLASSES, counts / max(1, counts.sum()), strict=False)
         return {"prompts/known": float(counts.sum())} | {f"prompts/{name}": float(share) for name, share in shares}
 
-    # ---- snapshots --------------------------------------------------------------------------------------------------
-
     def state(self) -> ResultsState:
-        tasks = {name: columns.state() for name, columns in self._tasks.items()}
-        return tasks, dict(self._awaited), list(self._fresh)
+        """For a snapshot."""
+        return {name: task.state() for name, task in self._tasks.items()}, dict(self._awaited), list(self._fresh)
 
     def load(self, state: ResultsState) -> None:
         tasks, awaited, fresh = state

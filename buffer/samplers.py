@@ -28,13 +28,8 @@ MOST_CANDIDATES = 4096
 
 
 def in_order(known: Known, dice: np.random.Generator) -> int:
-    """Every prompt once per epoch, in an order shuffled for each. `buffer.prompts` computes this order from the seed
-    alone, and records nothing; this function draws new prompts first, then those that were drawn least."""
-    if known.new:
-        return NEW
-    allowed = drawable(known, dice)
-    draws = known.draws[allowed]
-    return int(dice.choice(allowed[draws == draws.min()]))
+    """Every prompt once per epoch, in an order shuffled for each. `buffer.prompts` computes it from the seed alone."""
+    return NEW
 
 
 def pass_rate_pools(  # noqa: PLR0913 (knobs)

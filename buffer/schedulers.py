@@ -125,11 +125,11 @@ class AsyncScheduler(Scheduler):
         oversample_responses: Annotated[float, "[1, inf)"] = 1.0,
     ):
         super().__init__(sizing)
-        if max_staleness < 0 or (math.isfinite(max_staleness) and max_staleness != int(max_staleness)):
-            raise ValueError(f"scheduler.max_staleness is a whole number of versions >= 0, or inf; not {max_staleness}")
+        if math.isfinite(max_staleness) and max_staleness != int(max_staleness):
+            raise ValueError(f"scheduler.max_staleness: got {max_staleness}, expected a whole number, or inf")
         self.max_staleness = max_staleness
         self.max_inflight_groups = max_inflight_groups
-        self.oversample_responses = _factor("oversample_responses", oversample_responses)
+        self.oversample_responses = oversample_responses
         self.launch = math.ceil(self.group_size * oversample_responses)
 
     def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
@@ -167,9 +167,9 @@ class SyncScheduler(Scheduler):
         max_staleness: Annotated[float, "[0, inf)"] = 0,
     ):
         super().__init__(sizing)
-        self.oversample_prompts = _factor("oversample_prompts", oversample_prompts)
-        self.oversample_responses = _factor("oversample_responses", oversample_responses)
-        if max_staleness < 0 or max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
+        self.oversample_prompts = oversample_prompts
+        self.oversample_responses = oversample_responses
+        if max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
             raise ValueError(
                 f"scheduler.max_staleness={max_staleness}: mode=sync allows 0 only. A larger bound needs "
                 "scheduler.oversample_prompts above 1, whose cut groups continue later; for stale data use mode=async"
@@ -233,9 +233,3 @@ class SyncScheduler(Scheduler):
     def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state)
         self.groups, self.long = state.get("groups", 0), state.get("long", False)
-
-
-def _factor(name: str, value: float) -> float:
-    if not 1 <= value < math.inf:
-        raise ValueError(f"scheduler.{name} must be at least 1, not {value}")
-    return value

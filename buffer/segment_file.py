@@ -22,7 +22,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 
 import xxhash
 
-FORMAT = 10
+FORMAT = 11
 """Version of the records (`buffer.events`) and of their layout in a file. A run of another format is refused."""
 MAGIC = b"areal-journal-%d\n" % FORMAT
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
@@ -98,10 +98,9 @@ Item = tuple[bytes, Payload]
 
 def check_size(item: Item) -> Item:
     """Returns the item. Raises JournalError if it is too large for a reader."""
-    sizes = (("fields", len(item[0]), MAX_FIELDS_BYTES), ("payload", len(item[1]), MAX_PAYLOAD_BYTES))
-    for part, size, most in sizes:
-        if size > most:
-            raise JournalError(f"a record's {part}: got {size} bytes, expected at most {most}")
+    for part, most in zip(item, (MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES), strict=True):
+        if len(part) > most:
+            raise JournalError(f"a record: got a part of {len(part)} bytes, expected at most {most}")
     return item
 
 

@@ -24,7 +24,6 @@ from buffer.checks import (
     RolloutsFail,
     VerifierTimeouts,
     check_hand_back,
-    check_hello,
     check_left_out,
     check_stats,
     checked_answer,
@@ -32,6 +31,7 @@ from buffer.checks import (
 )
 from buffer.deadlines import Deadlines
 from buffer.dispatch import Dispatcher
+from buffer.evaluation import AnswerResult
 from buffer.events import LeaveOut
 from buffer.groups import Dropped
 from buffer.kept_samples import UNTRAINABLE, KeptSamples
@@ -76,7 +76,6 @@ class Server:
         self.failures = self.deadlines.failures
         self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
         self.gauges.since_step = self.learner.steps
-        self.gauges.dropped.per_batch = self.groups.bound.groups_per_batch
         self.groups.on_drop = self._on_drop
         self._measures_lengths = len(dispatcher.scheduler.sizing.sizes) > 1
         self._born = self._last_turn = self.phase.progress_at = self.peers.clock()
@@ -161,23 +160,23 @@ class Server:
         if actor:
             actor.seen = self.peers.clock()
         try:
-            if isinstance(message, messages.Hello):
-                self._on_hello(peer, message, actor)
-            elif isinstance(message, messages.Lost | messages.Stop | messages.Status | messages.WantShare):
-                self._from_anybody(peer, message)
-            elif type(message) in messages.SENDS["learner"]:
+            if self._from_anybody(peer, message, actor):
+                return
+            if type(message) in messages.SENDS["learner"]:
                 self._from_learner(peer, message)
-            elif actor is None:
-                if not isinstance(message, _AFTER_LEAVING):
-                    raise WireError(f"unknown actor: {SAY_HELLO}")
-            else:
+            elif actor:
                 self._from_actor(actor, message, payloads)
+            elif not isinstance(message, _AFTER_LEAVING):
+                raise WireError(f"unknown actor: {SAY_HELLO}")
         except WireError as error:
             self.router.refuse(peer, f"{message.kind()}: {error}")
 
     def _on_hello(self, peer: bytes, message: messages.Hello, actor: Actor | None) -> None:
         name = message.name
-        check_hello(name, message.role, actor)
+        if not name.isprintable():
+            raise WireError("a name must consist of printable characters")
+        if actor and actor.name != name:
+            raise WireError(f"this connection already belongs to {actor.name}")
         if message.role == "learner":
             if self.learner.peer not in (None, peer):
                 raise WireError("there is a learner already")
@@ -191,8 +190,11 @@ class Server:
         self.router.send(peer, messages.Welcome())
         self.peers.announce_to(actor)
 
-    def _from_anybody(self, peer: bytes, message: Message) -> None:
+    def _from_anybody(self, peer: bytes, message: Message, actor: Actor | None) -> bool:
+        """Returns False if only the learner or an actor may send the message."""
         match message:
+            case messages.Hello():
+                self._on_hello(peer, message, actor)
             case messages.Lost():
                 self._on_lost(message)
             case messages.WantShare(index, rank):
@@ -205,6 +207,9 @@ class Server:
                 self.router.send(peer, messages.Report(self.status()))
             case messages.Status():
                 self.router.send(peer, messages.Report(self.status()))
+            case _:
+                return False
+        return True
 
     def _on_lost(self, message: messages.Lost) -> None:
         """A supervisor saw a process die: no need to wait for its silence. A pid of 0: any process of that name."""
@@ -251,16 +256,15 @@ class Server:
                 self._on_failed(actor, message)
             case messages.HandBack():
                 self._on_hand_back(actor, message, payloads)
-            case messages.Relay():
-                self._on_relay(actor, message)
+            case messages.Relay(endpoint, key):
+                self.fleet.tree.join(actor.name, endpoint, key)
             case _:
                 raise WireError("the buffer does not take this")
 
     def _on_applied(self, actor: Actor, message: messages.Applied) -> None:
-        version, digest = message.version, message.digest
-        if self.weights.digests.get(version) != digest:
-            raise WireError(f"no version {version} with digest {digest[:40]} was published")
-        actor.version = max(actor.version, version)
+        if self.weights.digests.get(message.version) != message.digest:
+            raise WireError(f"no version {message.version} with digest {message.digest[:40]} was published")
+        actor.version = max(actor.version, message.version)
 
     def _on_left_out(self, actor: Actor, message: messages.LeftOut) -> None:
         if entry := self.store.held_by(actor.name).get(message.id):
@@ -271,12 +275,6 @@ class Server:
         if message.id in self.store.held_by(actor.name):
             self.groups.drop(message.id, message.reason[:LONGEST_REASON], message.detail)
             self.failures.add(message.id, message.reason, message.detail)
-
-    def _on_relay(self, actor: Actor, message: messages.Relay) -> None:
-        """The actor offers to hand weights on to others."""
-        if not message.endpoint.startswith(("inproc://", "ipc://", "tcp://")):
-            raise WireError("a relay's endpoint must begin with inproc://, ipc:// or tcp://")
-        self.fleet.tree.join(actor.name, message.endpoint, message.key)
 
     def _on_heartbeat(self, actor: Actor, message: messages.Heartbeat) -> None:
         now = self.peers.clock()
@@ -336,7 +334,7 @@ class Server:
     def _take(self, head: Head, payload: Frame, now: float, actor: Actor) -> bool:
         """Take a group in. Returns False if it is not expected: a duplicate, or dropped or deferred meanwhile."""
         entry = self.store.entries.get(head.id)
-        holder, cut = (entry.actor, entry.cut) if entry and entry.stage in LEASED else ("", ())
+        holder = entry.actor if entry and entry.stage in LEASED else ""
         new = self.groups.push(head, payload, self.weights.version, now, actor.name)
         if holder not in ("", actor.name) and head.id not in self.store.held_by(holder):
             self.router.send(self.fleet.by_name[holder].peer, messages.Cancel([head.id], hand_back=False))
@@ -345,8 +343,7 @@ class Server:
             self.gauges.tokens_pushed += head.tokens
             self.gauges.samples_pushed += head.samples
             if self._measures_lengths:
-                was_cut = (False,) * head.samples + (True,) * len(cut)
-                self.gauges.see(GroupLengths((*head.lengths, *cut), was_cut, closed=True))
+                self.gauges.see(GroupLengths(tuple(head.lengths), (False,) * head.samples))
             self.dispatcher.largest_payload = max(self.dispatcher.largest_payload, head.size)
         return new
 
@@ -399,15 +396,10 @@ class Server:
         number = self.evaluation.row_of(actor.name, message.id)
         if number is None:
             return
-        result = self.evaluation.record(
-            actor.name, message.id, message.reward, message.length, message.oldest, message.newest
-        )
+        found = AnswerResult(message.reward, message.length, message.oldest, message.newest)
+        result = self.evaluation.record(actor.name, message.id, found)
         self.gauges.note_evaluation(result, self.peers.age(self.peers.clock()))
-        of, prompt, sample = self.evaluation.place(number)
-        if answer:
-            self.samples.heldout(self._now, of.name, (prompt, sample), *answer, actor.name)
-        else:
-            self.samples.heldout_failed(self._now, of.name, (prompt, sample), actor.name)
+        self.samples.heldout(self._now, self.evaluation.places[number], answer, actor.name)
 
     # ---- from the learner -------------------------------------------------------------------------------------------
 
@@ -419,8 +411,12 @@ class Server:
                 self.learner.vocab_size, self.learner.routing = vocab_size, routing
             case messages.Published(manifest):
                 self._on_published(manifest)
-            case messages.Want():
-                self._on_want(message)
+            case messages.Want(index, version):
+                if version != (expected := self.groups.bound.batch_version(index)):
+                    raise WireError(f"batch {index} is trained at version {expected}, not {version}")
+                if index < self.learner.steps:
+                    raise WireError(f"batch {index} is trained already")
+                self.learner.wanted = message
             case messages.Trained(index):
                 self._trained_before(index + 1)
             case messages.Untrainable(index, reason):
@@ -440,15 +436,6 @@ class Server:
             weights.published, weights.digests[manifest.version] = manifest, manifest.digest
             weights.digests.pop(manifest.version - KEPT_DIGESTS, None)
             self.dispatcher.announce()
-
-    def _on_want(self, message: messages.Want) -> None:
-        index, version = message.index, message.version
-        expected = self.groups.bound.batch_version(index)
-        if version != expected:
-            raise WireError(f"batch {index} is trained at version {expected}, not {version}")
-        if index < self.learner.steps:
-            raise WireError(f"batch {index} is trained already")
-        self.learner.wanted = message
 
     def _trained_before(self, steps: int) -> None:
         """Batches before `steps` are trained, even if a message about one was lost. No batch is counted twice."""
@@ -501,7 +488,7 @@ class Server:
     def _on_drop(self, dropped: Dropped) -> None:
         if dropped.why != "end of run":
             self.samples.dropped(self._now, *dropped)
-            self.gauges.dropped.note(dropped.why.partition(":")[0], self.learner.steps)
+            self.gauges.note_dropped(dropped.why.partition(":")[0], self.learner.steps)
 
     def status(self) -> dict[str, object]:
         """The status, as plain data."""
@@ -541,10 +528,9 @@ class Server:
             who = ["the learner"] if self.learner.peer is None or self.weights.version < 0 else []
             who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
             return [f"the start waits for {' and '.join(who)}", *notes]
-        blocked, failures = self.outbox.blocked, self.failures
-        lines = [f"all processes wait for the journal's disk: {blocked}"] if blocked else []
-        if failures.count:
-            lines.append(f"{failures.count} groups failed in a row, the last: {failures.last}")
+        lines = [f"all processes wait for the journal's disk: {self.outbox.blocked}"] if self.outbox.blocked else []
+        if self.failures.count:
+            lines.append(f"{self.failures.count} groups failed in a row, the last: {self.failures.last}")
         if self.learner.wanted:
             missing, ready = self.store.of(*UNFINISHED), self.store.count(Stage.WAITING)
             owners = ", ".join(sorted({entry.actor or "no actor" for entry in missing}))

@@ -18,12 +18,10 @@ State = Any
 
 class GroupLengths(NamedTuple):
     """One group as it ended or was broken off. `tokens`: of each response so far. `cut`: the response was not done (its
-    length is censored: the true one is larger). `closed`: the group has all responses that it needs; those that were
-    cut were extra (`oversample_responses`)."""
+    length is censored: the true one is larger)."""
 
     tokens: tuple[int, ...]
     cut: tuple[bool, ...]
-    closed: bool = False
 
     @property
     def median_at_most(self) -> float:
@@ -78,17 +76,10 @@ class Sagc(Sizing):
     budget. It grows by the excess of a step's share s over the budget: Q ← max(0, Q + s − budget). The next size is
     argmax_G weight · log G / log G_max − Q · risk(G). So the mean share is at most budget + Q / steps.
 
-    Lengths of responses that were cut are lower bounds. To leave them out would hide the stragglers.
-
-    The median of a group that was broken off lies between two bounds. Its responses count only where the side of the
-    threshold is sure, however long the cut ones would become. Such a group without a straggler does not count as a
-    group: it is judged when it comes again.
-
-    A group that was closed at its first responses does not come again, and its cut responses are its longest. Each
-    counts by the probability that it would have become a straggler, given its length so far:
-    P(L > ratio · median) / P(L > length). Lengths are taken as log-normal within a prompt, with one spread for all. The
-    responses below the medians, which are all done, give the spread: E[ln(median / L) | L < median] =
-    sigma · sqrt(2 / pi).
+    Lengths of responses that were cut are lower bounds; to leave them out would hide the stragglers. The median of a
+    group that was broken off lies between two bounds. Its responses count only where the side of the threshold is sure,
+    however long the cut ones would become. Such a group without a straggler does not count as a group: it is judged
+    when it comes again. Responses that a group did not wait for (`oversample_responses`) delay nobody and do not count.
 
     `group_size` (times groups_per_batch) only sets how many samples a batch has; each of `candidates` must divide that.
     """
@@ -110,7 +101,6 @@ class Sagc(Sizing):
         self.candidates = tuple(candidates)
         self.budget, self.straggler_ratio, self.forget, self.weight = budget, straggler_ratio, forget, weight
         self.a = self.b = 1.0
-        self.below = self.below_sum = 0.0  # responses shorter than their median, and the sum of ln(median / length)
         self.queue = 0.0
         self.share = 0.0
         self.share_sum = 0.0
@@ -127,7 +117,6 @@ class Sagc(Sizing):
         return self.share_sum / max(1, self.steps)
 
     def next_size(self, seen: Sequence[GroupLengths]) -> int:
-        self._note_spread(seen)
         judged = [self._judge(group) for group in seen]
         events = [event for event, _, _ in judged if event is not None]
         if judged:
@@ -148,46 +137,14 @@ class Sagc(Sizing):
     def _score(self, size: int) -> float:
         return self.weight * math.log(size) / math.log(self.candidates[-1]) - self.queue * self.risk(size)
 
-    @property
-    def spread(self) -> float:
-        """Sigma of log-normal lengths within a prompt; 0 before any evidence."""
-        return math.sqrt(math.pi / 2) * self.below_sum / max(self.below, 1.0)
-
-    def _note_spread(self, seen: Sequence[GroupLengths]) -> None:
-        if not any(group.closed and any(group.cut) for group in seen):
-            return
-        below = []
-        for group in seen:
-            middle = group.median_at_most
-            if middle < math.inf:
-                below += [math.log(middle / tokens) for tokens in group.tokens if 0 < tokens < middle]
-        self.below = self.forget * self.below + len(below)
-        self.below_sum = self.forget * self.below_sum + sum(below)
-
-    def _judge(self, group: GroupLengths) -> tuple[float | None, float, float]:
+    def _judge(self, group: GroupLengths) -> tuple[float | None, int, int]:
         """(Does it have a straggler? None: unknown; number of stragglers; number of responses that are surely none)."""
         most = self.straggler_ratio * group.median_at_most
-        stragglers = sum(tokens > most for tokens in group.tokens)
-        if group.closed and any(group.cut) and most < math.inf:
-            chances = [self._chance(tokens, most) for tokens, cut in zip(group.tokens, group.cut, strict=True) if cut]
-            done = sum(not cut and tokens > most for tokens, cut in zip(group.tokens, group.cut, strict=True))
-            none = math.prod(1.0 - chance for chance in chances) * (done == 0)
-            return 1.0 - none, done + sum(chances), len(group.tokens) - done - sum(chances)
         least = self.straggler_ratio * median(group.tokens)
-        pairs = zip(group.tokens, group.cut, strict=True)
-        surely_none = sum(tokens <= least and not cut for tokens, cut in pairs)
+        stragglers = sum(tokens > most for tokens in group.tokens)
+        surely_none = sum(tokens <= least and not cut for tokens, cut in zip(group.tokens, group.cut, strict=True))
         known = stragglers > 0 or not any(group.cut)
         return (float(stragglers > 0) if known else None), stragglers, surely_none
-
-    def _chance(self, tokens: int, most: float) -> float:
-        """Probability that a response, cut after `tokens` tokens, would have become longer than `most`."""
-        if tokens > most:
-            return 1.0
-        if not self.spread:
-            return 0.0
-        middle = most / self.straggler_ratio
-        longer = _tail(math.log(max(tokens, 1) / middle) / self.spread)
-        return _tail(math.log(self.straggler_ratio) / self.spread) / longer
 
     def metrics(self) -> dict[str, float]:
         found = {f"sizing/risk_{size}": self.risk(size) for size in self.candidates}
@@ -197,7 +154,6 @@ class Sagc(Sizing):
             "sizing/straggler_share": self.share,
             "sizing/straggler_share_mean": self.share_mean,
             "sizing/budget": self.budget,
-            **({"sizing/spread": self.spread} if self.below else {}),
         }
 
     def state_dict(self) -> dict[str, object]:
@@ -205,15 +161,10 @@ class Sagc(Sizing):
 
     def load_state_dict(self, state: State) -> None:
         for name in _REMEMBERED:
-            setattr(self, name, state.get(name, getattr(self, name)))
+            setattr(self, name, state[name])
 
 
-def _tail(z: float) -> float:
-    """P(standard normal > z)."""
-    return math.erfc(z / math.sqrt(2)) / 2
-
-
-_REMEMBERED = ("a", "b", "below", "below_sum", "queue", "share", "share_sum", "steps", "chosen")
+_REMEMBERED = ("a", "b", "queue", "share", "share_sum", "steps", "chosen")
 
 
 def check_sizes(sizing: Sizing, groups_per_batch: int) -> int:

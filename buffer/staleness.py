@@ -21,9 +21,8 @@ import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-
-from areal_like.wire.groups import Head
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class Batches:
@@ -121,18 +120,12 @@ class Bound:
         return version >= self.oldest(slot)
 
 
-SlotsState = tuple[int, list[int], int, int, int, list[int]]
-"""(end, free, version, floor, passed, taken); only `buffer.injection` uses the fields after `free`."""
-
-
 @dataclass(slots=True)
 class Slots:
-    """`end`: all slots below it were taken once. `free`: heap of slots that a group left untrained. `version` and the
-    methods from `begin` on are for `buffer.injection.AgedSlots`, which opens slots to one version at a time."""
+    """`end`: all slots below it were taken once. `free`: heap of slots that a group left untrained."""
 
     end: int = 0
     free: list[int] = field(default_factory=list)
-    version: float = math.inf
 
     @property
     def next(self) -> int:
@@ -153,62 +146,20 @@ class Slots:
     def release(self, slot: int) -> None:
         heapq.heappush(self.free, slot)
 
-    def reset(self, end: int) -> None:
-        """All slots below `end` are in use or trained."""
-        self.end, self.free = end, []
-
-    def open_to(self, version: int, deadline: float) -> float:
-        """How many slots an actor with weights of `version` may fill: those below the `deadline` of that version."""
+    def open_to(self, deadline: float) -> float:
+        """How many slots below `deadline` a group may take."""
         fresh = max(0, deadline - self.end)
         return fresh + sum(slot < deadline for slot in self.free) if self.free else fresh
 
-    def state(self) -> SlotsState:
-        """For `load`."""
-        return self.end, list(self.free), 0, 0, 0, []
 
-    def load(self, state: SlotsState) -> None:
-        self.end, self.free = state[0], list(state[1])
-
-    def begin(self, version: int) -> None:
-        """The run begins, or resumes after a crash, with weights of `version`."""
-
-    def is_rolled_out(self, unfinished: Iterable[int]) -> bool:
-        """Are all groups of `version` done? `unfinished`: slots of groups that are not."""
-        return True
-
-    def advance(self, version: int) -> None:
-        """The actors get `version`."""
-
-    def may_train(self, batch: int, unfinished: Iterable[int]) -> bool:
-        """May `batch` be trained, while the groups in the slots `unfinished` run?"""
-        return True
-
-    def fits(self, slot: int, version: int) -> bool:
-        """May a group in `slot` start on `version`, apart from the bound?"""
-        return True
-
-    def unfilled(self, below: int) -> set[int]:
-        """Slots that no group holds and that a batch, with slots up to `below`, must wait for."""
-        return set(self.free)
-
-    def check(self, group_id: int, slot: int, head: Head | None, version: int) -> None:
-        """Raises if a group that is about to be served at `version` may not be in its slot."""
-
-    def check_memory(self, limit: int) -> None:
-        """Called when the buffer holds more than `limit` bytes. Raises if waiting would never free memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A group and its deadline (inf: none). `here`: it can be served now; otherwise it is `running`, or queued. After
-    its `soft_deadline` it loses some samples, but stays valid. So a soft deadline never costs another group its own."""
+class Holder(NamedTuple):
+    """A group and its deadline (inf: none). `here`: it can be served now; otherwise it is `running`, or queued."""
 
     id: int
     slot: int
     deadline: float
     here: bool = False
     running: bool = False
-    soft_deadline: float = math.inf
 
 
 def _by_deadline(holders: Iterable[Holder]) -> list[Holder]:
@@ -216,27 +167,12 @@ def _by_deadline(holders: Iterable[Holder]) -> list[Holder]:
 
 
 def place(holders: Iterable[Holder], first: int) -> dict[int, int]:
-    """id → slot, from `first` on without gaps. Groups that don't fit below their deadline come last. Soft deadlines are
-    ignored, all of them, if they would make another group miss its deadline."""
-    holders = list(holders)
-    soft = {holder.id for holder in holders if holder.soft_deadline < holder.deadline}
-    if soft:
-        fitting, late = _fit(
-            [replace(each, deadline=min(each.soft_deadline, each.deadline)) for each in holders], first
-        )
-        if {holder.id for holder in late} <= soft:
-            return {holder.id: slot for slot, holder in enumerate(fitting + late, first)}
-    fitting, late = _fit(holders, first)
-    return {holder.id: slot for slot, holder in enumerate(fitting + late, first)}
-
-
-def _fit(holders: Iterable[Holder], first: int) -> tuple[list[Holder], list[Holder]]:
-    """(groups that get a slot below their deadline, in order; the other groups)."""
+    """id → slot, from `first` on without gaps. Groups that don't fit below their deadline come last."""
     fitting: list[Holder] = []
     late: list[Holder] = []
     for holder in _by_deadline(holders):
         (fitting if first + len(fitting) < holder.deadline else late).append(holder)
-    return fitting, late
+    return {holder.id: slot for slot, holder in enumerate(fitting + late, first)}
 
 
 def rescue(picked: Sequence[int], holders: Sequence[Holder], first: int) -> tuple[int, ...]:

@@ -50,13 +50,8 @@ from buffer.staleness import Bound, Slots
 NO_SLOT = -1
 SLACK = 64
 """A heap is rebuilt when its outdated items exceed the number of groups by more than this."""
-
-
-SNAPSHOT_FIELDS = (
-    *("admitted", "trained", "requeued", "resumed", "pushes", "staleness_max"),
-    *("scheduler", "decided", "planned"),
-)
-SNAPSHOT_ENTRY_FIELDS = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
+_COPIED = ("admitted", "trained", "requeued", "resumed", "pushes", "staleness_max", "scheduler", "decided", "planned")
+_COPIED_OF_ENTRY = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
 """Fields of a store, and of an entry, that a snapshot has under the same names."""
 _ABORTED = FINISHES.index("abort")
 
@@ -75,20 +70,12 @@ class Stage(StrEnum):
 
 LEASED = (Stage.RUNNING, Stage.REDUNDANT, Stage.RECALLED)
 UNFINISHED = (*LEASED, Stage.QUEUED)
-REPORTED_STAGES = {
-    "deferred": (Stage.DEFERRED,),
-    "queued": (Stage.QUEUED,),
-    "running": LEASED,
-    "waiting": (Stage.WAITING,),
-    "served": (Stage.SERVED,),
-}
-"""Stages as they are reported to people."""
 
 
 @dataclass(frozen=True)
 class PartialGroup:
-    """What an actor handed back of a group, undecoded (see `areal_like.wire.partials`), until another lease continues
-    it. A lease may carry a sample only if the bound lets all its tokens be trained in the group's slot."""
+    """The samples that an actor handed back, undecoded (see `areal_like.wire.partials`), until another lease continues
+    them. A lease may carry a sample only if the bound lets all its tokens be trained in the group's slot."""
 
     head: PartialHead
     payload: Payload
@@ -116,11 +103,6 @@ class PartialGroup:
         """Version of its newest token."""
         return max(self.head.digests)
 
-    @property
-    def oldest(self) -> int:
-        """Version of its oldest token."""
-        return min(self.head.digests)
-
 
 @dataclass(slots=True)
 class Entry:
@@ -141,7 +123,7 @@ class Entry:
     head: Head | None = None  # of the push, like the payload
     payload: Payload = b""
     pushed_by: str = ""  # the actor that pushed it
-    batch: int = -1
+    batch: int = -1  # if SERVED
     partial: PartialGroup | None = None  # from earlier leases, until the group is pushed
     was_deferred: bool = False
     task: str = ""  # of a mixture
@@ -155,9 +137,8 @@ class Entry:
     deaths: int = 0  # of actors that held it and died by themselves
     failed_on: str = ""  # the last actor whose push was refused or whose lease was revoked: another should try
 
-    def leased_to(self, actor: str) -> None:
-        """The group runs on `actor` from now on."""
-        self.actor = actor
+    def leased_to(self, actor: str, version: int) -> None:
+        self.actor, self.lease_version = actor, version
         if actor and actor not in self.holders:
             self.holders = (*self.holders, actor)
 
@@ -177,18 +158,18 @@ class Entry:
         assert self.head is not None
         return self.head.oldest
 
-    def oldest_trained(self, allowed: int) -> int | None:
-        """Version of its oldest token of version `allowed` or newer; None if there is none."""
-        if self.oldest >= allowed:
-            return self.oldest
-        assert self.head is not None
-        return min((version for version in self.head.versions if version >= allowed), default=None)
-
     @property
     def newest(self) -> int:
         """Version of its newest token."""
         assert self.head is not None
         return self.head.newest
+
+    def oldest_trained(self, allowed: int) -> int | None:
+        """Version of its oldest token of version `allowed` or newer; None if there is none."""
+        assert self.head is not None
+        if self.oldest >= allowed:
+            return self.oldest
+        return min((version for version in self.head.versions if version >= allowed), default=None)
 
 
 class Ledger(TypedDict):
@@ -214,45 +195,35 @@ def ledger_of(counts: Mapping[str, int], active: int) -> Ledger:
     return {"admitted": admitted, "trained": trained, "active": active, **by_kind}  # type: ignore[typeddict-item]
 
 
-Key = tuple[int, int]
-"""Slot, place in the order of arrival."""
-
-
 class BySlot:
     """Groups ordered by slot, lowest first. Each operation takes O(log n)."""
 
     def __init__(self) -> None:
-        self._keys: dict[int, Key] = {}
-        self._heap: list[tuple[Key, int]] = []
-        self._arrivals = 0
+        self._slots: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
 
-    def add(self, group_id: int, slot: int) -> None:
-        self._arrivals += 1
-        self._put(group_id, (slot, self._arrivals))
+    def __contains__(self, group_id: int) -> bool:
+        return group_id in self._slots
 
-    def change(self, group_id: int, slot: int) -> None:
-        """Change the slot of a group; it keeps its place in the order of arrival. Ignores unknown groups."""
-        if group_id in self._keys:
-            self._put(group_id, (slot, self._keys[group_id][1]))
+    def put(self, group_id: int, slot: int) -> None:
+        """Add a group, or change its slot."""
+        self._slots[group_id] = slot
+        heapq.heappush(self._heap, (slot, group_id))
+        if len(self._heap) > 2 * len(self._slots) + SLACK:
+            self._heap = [(slot, group_id) for group_id, slot in self._slots.items()]
+            heapq.heapify(self._heap)
 
     def discard(self, group_id: int) -> None:
-        self._keys.pop(group_id, None)
+        self._slots.pop(group_id, None)
 
     def first(self) -> int | None:
         """The group with the lowest slot; None if empty."""
         while self._heap:
-            key, group_id = self._heap[0]
-            if self._keys.get(group_id) == key:
+            slot, group_id = self._heap[0]
+            if self._slots.get(group_id) == slot:
                 return group_id
             heapq.heappop(self._heap)
         return None
-
-    def _put(self, group_id: int, key: Key) -> None:
-        self._keys[group_id] = key
-        heapq.heappush(self._heap, (key, group_id))
-        if len(self._heap) > 2 * len(self._keys) + SLACK:
-            self._heap = [(key, group_id) for group_id, key in self._keys.items()]
-            heapq.heapify(self._heap)
 
 
 class EventError(RuntimeError):
@@ -265,15 +236,13 @@ class Store:
     scheduler's state when the last batch was opened; `decided`: the same for each open batch that is not trained.
     `read`: reads the payloads that a snapshot names. `results`: what samplers draw by (None: nobody needs it)."""
 
-    def __init__(self, bound: Bound, slots: Slots | None = None, results: Results | None = None):
-        self.bound, self.slots = bound, slots or Slots()
+    def __init__(self, bound: Bound, results: Results | None = None):
+        self.bound, self.slots = bound, Slots()
         self.read: Read = cannot_read
         self.entries: dict[int, Entry] = {}
-        self.admitted = self.trained = self.requeued = self.resumed = 0
-        self.filtered: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+        self.admitted = self.trained = self.requeued = self.resumed = self.pushes = self.bytes = self.staleness_max = 0
+        self.filtered, self.dropped = Counter[str](), Counter[str]()
         self.tasks: dict[str, Counter[str]] = {}  # of a mixture → fates
-        self.pushes = self.bytes = self.staleness_max = 0
         self.scheduler: object = None
         self.decided: dict[int, object] = {}
         self.planned: dict[int, list[int]] = {}
@@ -304,21 +273,16 @@ class Store:
         """The groups that this actor has a lease of, by id."""
         return self._held.get(actor, {})
 
-    def first(self, stage: Stage) -> Entry | None:
-        """The group that has been in a stage for the longest time."""
-        return next(iter(self._in[stage].values()), None)
+    @property
+    def first_deferred(self) -> Entry | None:
+        """The group that has been DEFERRED for the longest time."""
+        return next(iter(self._in[Stage.DEFERRED].values()), None)
 
     @property
     def first_queued(self) -> Entry | None:
         """The QUEUED group with the lowest slot."""
         found = self._queued.first()
-        return self.entries[found] if found is not None else None
-
-    @property
-    def first_waiting(self) -> Entry | None:
-        """The WAITING group with the lowest slot."""
-        found = self._waiting.first()
-        return self.entries[found] if found is not None else None
+        return None if found is None else self.entries[found]
 
     @property
     def lowest_open(self) -> tuple[int, int | None] | None:
@@ -346,13 +310,15 @@ class Store:
 
     def levels(self) -> dict[str, object]:
         """Counts of groups by stage and by fate, for metrics."""
-        found: dict[str, object] = {f"buffer/{name}": self.count(*stages) for name, stages in REPORTED_STAGES.items()}
+        stages = (Stage.DEFERRED, Stage.QUEUED, Stage.WAITING, Stage.SERVED)
+        found: dict[str, object] = {f"buffer/{stage}": self.count(stage) for stage in stages}
+        found |= {"buffer/running": self.count(*LEASED), "buffer/bytes": self.bytes}
         found |= {"ledger/admitted": self.admitted, "ledger/trained": self.trained, "ledger/active": len(self.entries)}
         found |= {f"ledger/filtered/{reason}": n for reason, n in self.filtered.items()}
         found |= {f"ledger/dropped/{reason}": n for reason, n in self.dropped.items()}
         for task, counts in self.tasks.items():
             found |= {f"ledger_of/{task}/{fate.replace(': ', '/')}": n for fate, n in counts.items()}
-        return found | {"buffer/bytes": self.bytes}
+        return found
 
     def _count(self, entry: Entry, fate: str) -> None:
         if entry.task:
@@ -368,8 +334,8 @@ class Store:
     def _admit(self, event: events.Admit, _: Payload, now: float) -> None:
         slot, stage = (NO_SLOT, Stage.REDUNDANT) if event.redundant else (self.slots.take(), Stage.RUNNING)
         entry = Entry(event.id, event.row, slot, event.launch, event.need, stage, admitted_at=now)
-        entry.lease_version, entry.task = event.version, event.task
-        entry.leased_to(event.actor)
+        entry.task = event.task
+        entry.leased_to(event.actor, event.version)
         self.entries[entry.id] = entry
         self._count(entry, "admitted")
         self._enter(entry)
@@ -383,23 +349,20 @@ class Store:
             self.resumed += 1
         else:
             self._set_partial(entry, None)
-        entry.leased_to(event.actor)
-        entry.lease_version, entry.cut = event.version, ()
+        entry.leased_to(event.actor, event.version)
+        entry.cut = ()
         self._move(entry, Stage.RUNNING)
 
     def _recall(self, event: events.Recall, *_: object) -> None:
         self._move(self.entries[event.id], Stage.RECALLED)
 
-    def _requeue(self, event: events.Requeue, *_: object) -> None:
-        self._abort_lease(self.entries[event.id])
-
     def _handback(self, event: events.HandBack, payload: Payload, _: float) -> None:
-        entry = self.entries[event.id]
-        self._set_partial(entry, PartialGroup(event.head, payload))
-        self._abort_lease(entry)
+        self._set_partial(self.entries[event.id], PartialGroup(event.head, payload))
+        self._requeue(event)
 
-    def _abort_lease(self, entry: Entry) -> None:
+    def _requeue(self, event: events.Requeue | events.HandBack, *_: object) -> None:
         """The group's lease, or its push, is void. A group without a slot is deferred."""
+        entry = self.entries[event.id]
         self.bytes -= len(entry.payload)
         entry.head, entry.payload = None, b""
         if entry.slot == NO_SLOT:
@@ -451,22 +414,22 @@ class Store:
         self._move(entry, Stage.QUEUED, self.slots.take())
 
     def _drop(self, event: events.Drop, *_: object) -> None:
-        self._count(self._remove(event.id), f"dropped: {event.reason}")
+        self._remove(self.entries[event.id], f"dropped: {event.reason}")
         self.dropped[event.reason] += 1
 
     def _filter(self, event: events.Filter, *_: object) -> None:
-        self._count(self._remove(event.id), f"filtered: {event.reason}")
+        self._remove(self.entries[event.id], f"filtered: {event.reason}")
         self.filtered[event.reason] += 1
 
-    def _remove(self, group_id: int) -> Entry:
-        entry = self.entries.pop(group_id)
+    def _remove(self, entry: Entry, fate: str) -> None:
+        del self.entries[entry.id]
         self._leave(entry)
+        self._count(entry, fate)
         self.bytes -= entry.size
-        if entry.slot != NO_SLOT:
+        if fate != "trained" and entry.slot != NO_SLOT:
             self.slots.release(entry.slot)
         if self.results:
-            self.results.leave(group_id)
-        return entry
+            self.results.leave(entry.id)
 
     def _set_partial(self, entry: Entry, left: PartialGroup | None) -> None:
         """Keep `left` for the next lease, in place of an earlier partial group."""
@@ -487,9 +450,10 @@ class Store:
     def _settle(self, event: events.Settle, *_: object) -> None:
         for group_id, slot in event.slots.items():
             self.entries[group_id].slot = slot
-            for order in (self._unfinished, self._queued, self._waiting):
-                order.change(group_id, slot)
-        self.slots.reset(event.end)
+            for order in (self._unfinished, self._queued):
+                if group_id in order:
+                    order.put(group_id, slot)
+        self.slots = Slots(event.end)
 
     def _serve(self, event: events.Serve, *_: object) -> None:
         version = self.bound.batch_version(event.batch)
@@ -504,22 +468,15 @@ class Store:
     def _unserve(self, event: events.Unserve, *_: object) -> None:
         for entry in self.of(Stage.SERVED):
             if entry.batch >= event.batch:
-                self._wait_again(entry)
+                self._move(entry, Stage.WAITING)
         self.planned = {batch: ids for batch, ids in self.planned.items() if batch < event.batch}
         self.replans += 1
-
-    def _wait_again(self, entry: Entry) -> None:
-        entry.batch = -1
-        self._move(entry, Stage.WAITING)
 
     def _finish(self, event: events.Finish, *_: object) -> None:
         for entry in self.of(Stage.SERVED):
             if entry.batch == event.batch:
-                del self.entries[entry.id]
-                self._leave(entry)
-                self.bytes -= entry.size
+                self._remove(entry, "trained")
                 self.trained += 1
-                self._count(entry, "trained")
         self.decided.pop(event.batch, None)
         self.bound.batches.forget(event.batch + 1)
 
@@ -534,11 +491,10 @@ class Store:
 
     def _begin(self, event: events.Begin, *_: object) -> None:
         """Plan to serve batches from `event.batch` on again. All leases end."""
-        self.slots.begin(self.bound.batch_version(event.batch))
         served: dict[int, list[int]] = {}  # from a snapshot; `planned` has later events of the same batch already
         for entry in sorted(self.of(Stage.SERVED), key=lambda entry: entry.slot):
             served.setdefault(entry.batch, []).append(entry.id)
-            self._wait_again(entry)
+            self._move(entry, Stage.WAITING)
         plans = served | self.planned
         self.planned = {batch: ids for batch, ids in sorted(plans.items()) if batch >= event.batch}
         for entry in self.of(*UNFINISHED):
@@ -549,25 +505,21 @@ class Store:
                 self._move(entry, Stage.QUEUED)
 
     def _branch(self, *_: object) -> None:
-        """Nothing to do: the groups concerned have their own events."""
-
-    def _advance(self, event: events.Advance, *_: object) -> None:
-        self.slots.advance(event.version)
+        """The groups concerned have their own events."""
 
     def _snapshot(self, event: events.Snapshot, _: Payload, now: float) -> None:
-        for name in SNAPSHOT_FIELDS:
+        for name in _COPIED:
             setattr(self, name, getattr(event, name))
         self.filtered, self.dropped = Counter(event.filtered), Counter(event.dropped)
         self.tasks = {task: Counter(counts) for task, counts in event.tasks.items()}
-        self.slots.load(event.slots)
+        self.slots = Slots(event.slots[0], list(event.slots[1]))
         self.bound.batches.load(event.batches)
         if self.results and event.results:
             self.results.load(event.results)
         self._clear()
         for held in event.groups:
-            entry = Entry(
-                **{name: getattr(held, name) for name in SNAPSHOT_ENTRY_FIELDS}, admitted_at=now, pushed_at=now
-            )
+            copied = {name: getattr(held, name) for name in _COPIED_OF_ENTRY}
+            entry = Entry(**copied, admitted_at=now, pushed_at=now)
             entry.stage = Stage(entry.stage)
             entry.payload = self._stored(held.stored)
             if held.left:
@@ -581,9 +533,13 @@ class Store:
 
     def snapshot(self) -> events.Snapshot:
         """The whole store as an event. All payloads must be written before: the snapshot has their places."""
-        facts = {name: getattr(self, name) for name in (*SNAPSHOT_FIELDS, "filtered", "dropped", "tasks")}
+        facts = {name: getattr(self, name) for name in (*_COPIED, "filtered", "dropped", "tasks")}
         groups = [_held(entry) for entry in self.of(*Stage)]  # by stage, to keep the order of the queue
-        facts |= {"slots": self.slots.state(), "batches": self.bound.batches.state(), "groups": groups}
+        facts |= {
+            "slots": (self.slots.end, list(self.slots.free)),
+            "batches": self.bound.batches.state(),
+            "groups": groups,
+        }
         return events.Snapshot(**facts, results=self.results.state() if self.results else None)
 
     # ---- where everything is ----------------------------------------------------------------------------------------
@@ -593,7 +549,7 @@ class Store:
         self.redundant: dict[int, Entry] = {}
         self._in: dict[Stage, dict[int, Entry]] = {stage: {} for stage in Stage}
         self._held: dict[str, dict[int, Entry]] = {}
-        self._unfinished, self._queued, self._waiting = BySlot(), BySlot(), BySlot()
+        self._unfinished, self._queued = BySlot(), BySlot()
 
     def _move(self, entry: Entry, stage: Stage, slot: int | None = None) -> None:
         """Move to another stage and, if `slot` is given, to another slot. A group without a lease has no actor."""
@@ -608,24 +564,20 @@ class Store:
     def _enter(self, entry: Entry) -> None:
         stage = entry.stage
         self._in[stage][entry.id] = entry
-        if stage is Stage.WAITING:
-            self._waiting.add(entry.id, entry.slot)
-        elif stage in UNFINISHED:
+        if stage in UNFINISHED:
             if entry.slot == NO_SLOT:
                 self.redundant[entry.id] = entry
             else:
-                self._unfinished.add(entry.id, entry.slot)
+                self._unfinished.put(entry.id, entry.slot)
             if stage is Stage.QUEUED:
-                self._queued.add(entry.id, entry.slot)
+                self._queued.put(entry.id, entry.slot)
             else:
                 self._held.setdefault(entry.actor, {})[entry.id] = entry
 
     def _leave(self, entry: Entry) -> None:
         stage = entry.stage
         del self._in[stage][entry.id]
-        if stage is Stage.WAITING:
-            self._waiting.discard(entry.id)
-        elif stage in UNFINISHED:
+        if stage in UNFINISHED:
             self.redundant.pop(entry.id, None)
             self._unfinished.discard(entry.id)
             if stage is Stage.QUEUED:
@@ -640,7 +592,7 @@ class Store:
 def _held(entry: Entry) -> events.Held:
     stored = _extent(entry.payload) if len(entry.payload) else None
     left = (entry.partial.head, _extent(entry.partial.payload)) if entry.partial else None
-    return events.Held(**{name: getattr(entry, name) for name in SNAPSHOT_ENTRY_FIELDS}, stored=stored, left=left)
+    return events.Held(**{name: getattr(entry, name) for name in _COPIED_OF_ENTRY}, stored=stored, left=left)
 
 
 def _extent(payload: Payload) -> Extent:

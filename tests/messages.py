@@ -26,8 +26,8 @@ def value_of(kind: inspect.Type, chance: random.Random) -> Any:
             return chance.randint(low, low + 7 if most is None else min(low + 7, most))
         case inspect.FloatType():
             return chance.random()
-        case inspect.StrType():
-            return chance.choice(["a", "digest", "actor-0"])
+        case inspect.StrType(pattern=pattern):
+            return "ipc://a" if pattern else chance.choice(["a", "digest", "actor-0"])
         case inspect.BytesType():
             return chance.randbytes(8)
         case inspect.ListType(item_type=item, min_length=least):
@@ -43,8 +43,8 @@ def value_of(kind: inspect.Type, chance: random.Random) -> Any:
         case inspect.StructType(fields=fields) | inspect.TypedDictType(fields=fields):
             present = [field for field in fields if field.required or chance.random() < 0.5]
             return {field.encode_name: value_of(field.type, chance) for field in present}
-    assert isinstance(kind, inspect.NoneType), f"no value of {kind}"
-    return None
+    assert isinstance(kind, inspect.NoneType | inspect.LiteralType), f"no value of {kind}"
+    return kind.values[0] if isinstance(kind, inspect.LiteralType) else None
 
 
 def group_of(chance: random.Random) -> Group:

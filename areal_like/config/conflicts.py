@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from string import Template
-from typing import TypeGuard
 
 from areal_like.config.defaults import optimizer_steps
 from areal_like.config.placement import AUTO, needs_of, place
@@ -50,12 +49,11 @@ def _of_sections(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem
         yield "actors.min_alive", f"at most actors.count={count}"
     if config.weights.block_bytes % 4096:
         yield "weights.block_bytes", "must be a multiple of 4096"
-    spec, sizing, scheduler = config.inject_staleness, known["sizing"]["name"], known["scheduler"]
-    if spec is None:
+    age, sizing, scheduler = config.inject_staleness, known["sizing"]["name"], known["scheduler"]
+    if age is None:
         return
-    oldest, bound = oldest_of(config.inject_staleness), scheduler.get("max_staleness", 0)
-    if oldest > bound:
-        yield AGES, f"groups {oldest} versions old break the bound of {bound} ({BOUND}, mode)"
+    if age != (bound := scheduler.get("max_staleness", 0)):
+        yield AGES, f"got {age}, expected the bound of {bound} ({BOUND}, mode)"
     if known["batch_policy"]["name"] != "in_order":
         yield AGES, "it gives each batch its own groups: it needs batch_policy=in_order"
     if sizing != "fixed" or scheduler.get("oversample_prompts", 1) != 1:
@@ -275,33 +273,3 @@ _CHECKS = (
     _of_supervision,
     _of_texts,
 )
-
-
-def oldest_of(spec: object) -> int:
-    return shares_of(spec)[-1][0]
-
-
-def shares_of(spec: object) -> list[tuple[int, float]]:
-    """(age, share) of `inject_staleness` in the order of ages; shares are above 0. Raises ConfigError for no
-    distribution."""
-    form = f"{AGES}: got {spec!r}, expected an age in versions, {{age: share, ...}} (1 in sum) or {{uniform: [0, 8]}}"
-    if _is_age(spec):
-        return [(spec, 1.0)]
-    if not isinstance(spec, Mapping) or not spec:
-        raise ConfigError(form, AGES)
-    if list(spec) == ["uniform"]:
-        match spec["uniform"]:
-            case [youngest, oldest] if _is_age(youngest) and _is_age(oldest) and youngest <= oldest:
-                return [(age, 1.0) for age in range(youngest, oldest + 1)]
-        raise ConfigError(form, AGES)
-    try:
-        shares = sorted((int(age), float(share)) for age, share in spec.items())
-    except (TypeError, ValueError):
-        raise ConfigError(form, AGES) from None
-    if shares[0][0] < 0 or min(share for _, share in shares) <= 0 or abs(sum(s for _, s in shares) - 1.0) > 1e-6:
-        raise ConfigError(form, AGES)
-    return shares
-
-
-def _is_age(value: object) -> TypeGuard[int]:
-    return type(value) is int and value >= 0

@@ -78,7 +78,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "fixed": "buffer.sizing:Fixed",
         "sagc": "buffer.sizing:Sagc",
     },
-    "batch_policy": _named("buffer.policies", "in_order fifo windowed priority"),
+    "batch_policy": _named("buffer.policies", "in_order fifo windowed"),
     "sampler": _named("buffer.samplers", "in_order pass_rate_pools"),
     "filter": _named("buffer.policies", "none zero_variance"),
     "loss": {

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from areal_like.config.annotations import outside
-from areal_like.config.conflicts import AGES, BOUND, oldest_of, refuse_conflicts
+from areal_like.config.conflicts import AGES, BOUND, refuse_conflicts
 from areal_like.config.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.config.heldout import check_heldout
 from areal_like.config.layers import Layers, Tree, Value, read, shown
@@ -202,12 +202,12 @@ def _settle_mode(layers: Layers) -> None:
 
 
 def _imply_bound(layers: Layers) -> None:
-    """The oldest age of `inject_staleness` becomes the bound, unless the user has set one."""
+    """`inject_staleness` becomes the bound, unless the user has set one."""
     scheduler, origin = layers.tree.get("scheduler"), layers.origin(BOUND)
     if layers.tree.get(AGES) is None or not isinstance(scheduler, dict) or "max_staleness" not in scheduler:
         return
     if origin in {shown(CONFIGS / file) for file in ("base.yaml", "mode/async.yaml")}:
-        scheduler["max_staleness"] = oldest_of(layers.tree[AGES])
+        scheduler["max_staleness"] = layers.tree[AGES]
 
 
 def _imply_one_process(layers: Layers) -> None:

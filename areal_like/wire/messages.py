@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -102,7 +102,7 @@ class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
 class Hello(Message):
     """First, and after each reconnect. `slots`: sequences that an actor's engine decodes at once."""
 
-    role: Name
+    role: Literal["learner", "actor"]
     name: Name
     pid: Count
     slots: Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
@@ -140,7 +140,7 @@ class Heartbeat(Message):
     """Sent every few seconds: running totals, and the leases that made progress since the last heartbeat. `heldout`:
     the same for held-out prompts."""
 
-    stats: Annotated[dict[Name, Finite | Text], Meta(max_length=MOST_STATS)]
+    stats: Annotated[dict[Name, Finite | Annotated[str, Meta(max_length=256)]], Meta(max_length=MOST_STATS)]
     progress: Tokens
     heldout: Tokens
 
@@ -163,7 +163,7 @@ class HandBack(Message):
 class Relay(Message):
     """Offers to hand weights on to others, after hello; `key` is the public key ("": no keys)."""
 
-    endpoint: Name
+    endpoint: Annotated[str, Meta(max_length=MAX_NAME, pattern="^(inproc|ipc|tcp)://")]
     key: Annotated[str, Meta(max_length=MAX_NAME)]
 
 

@@ -148,8 +148,6 @@ def check_workflows(config: Config) -> None:
         elif "needs_environment" in marks("task", config.task["name"]):  # never a mixture
             wanted = f"{prefix}={{name: multi_turn, environment: {{name: openenv, server: URL, action: FIELD}}}}"
             raise ConfigError(f"{key}: task={config.task['name']} has no rewards of its own; set {wanted}", key)
-    if config.batch_policy["name"] == "priority":
-        check_function("batch_policy.key", config.batch_policy["key"])
 
 
 def check_agent(key: str, agent: str | Sequence[str]) -> None:

@@ -6,12 +6,14 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from areal_like.types import Group, Sample
+from areal_like.tasks.heldout import HeldoutSet
+from areal_like.types import Completion, Group, PartialSample, Sample
 from areal_like.wire.frames import SCHEMA, Received, WireError, decode
 from areal_like.wire.groups import Head, encode_group, pack_heads
-from areal_like.wire.messages import Message, Refused
+from areal_like.wire.messages import Message, PartialHead, Refused
+from areal_like.wire.partials import encode_partial
 from buffer.dispatch import Dispatcher
-from buffer.evaluation import Asked, Evaluation
+from buffer.evaluation import Evaluation
 from buffer.groups import GroupManager
 from buffer.outbox import Outbox
 from buffer.peers import Peers
@@ -48,6 +50,20 @@ def group(group_id: int, version: int, samples: int = 8) -> tuple[Head, bytes]:
     return encode_group(Group(group_id, [sample] * samples, {version: f"d{version}"}))
 
 
+def partial_group(
+    group_id: int, *samples: list[tuple[int, int]], first: str = "abort", others: str = "abort"
+) -> tuple[PartialHead, bytes]:
+    """A group handed back: the runs (version, tokens) of each sample, and how the first and the others ended."""
+    made: dict[int, PartialSample] = {}
+    for index, runs in enumerate(samples):
+        n = sum(tokens for _, tokens in runs)
+        tokens = np.full(n, group_id % 100, np.int32), np.zeros(n, np.float32)
+        made[index] = PartialSample({(1, 0): Completion(*tokens, runs, others if index else first)})
+    encoded = encode_partial(group_id, made, {version: f"d{version}" for runs in samples for version, _ in runs})
+    assert encoded
+    return encoded
+
+
 def table(*heads: Head) -> dict:
     """The body of a push."""
     return {"table": pack_heads(heads)}
@@ -61,6 +77,11 @@ def framed(kind: str, body: dict, *payloads: bytes) -> list[bytes]:
 def said(kind: str, body: dict, *payloads: bytes) -> Received:
     """Decode a message from its bytes. Raises WireError."""
     return decode(framed(kind, body, *payloads))
+
+
+def heldout_set(name: str, prompts: int, samples: int = 1, every: int = 0, ks=(1,), own: bool = True) -> HeldoutSet:
+    rows = [(name, row) for row in range(prompts)]
+    return HeldoutSet(name, None, rows, samples, float(samples > 1), every, ks, 1.0, {}, own)
 
 
 SIGN_OF_LIFE = {"stats": {}, "progress": {}, "heldout": {}}
@@ -82,7 +103,7 @@ class House:
         lease_timeout: float = 0.0,
         **rules,
     ):
-        self.router = FakeRouter()
+        self.router = rules.pop("router", None) or FakeRouter()
         bound = Bound(scheduler.max_staleness, B, interval)
         dispatcher = Dispatcher(
             Peers(self.router, actors),
@@ -90,7 +111,7 @@ class House:
             Outbox(self.router, None),
             scheduler,
             PromptCursor(rows, seed=0),
-            Evaluation([Asked("heldout", evaluate, every=2)] if evaluate else []),
+            Evaluation([heldout_set("heldout", evaluate, every=2)] if evaluate else []),
             max_bytes=1 << 30,
             last_batch=last_batch,
         )

@@ -81,7 +81,7 @@ def content(store: Store) -> dict[str, Any]:
 
 def note(said: Any) -> Snapshot:
     """A snapshot with this note and nothing else."""
-    return Snapshot(0, 0, {}, {}, 0, 0, 0, 0, (0, [], 0, 0, 0, []), (1, 0, [0]), said, {}, {}, [])
+    return Snapshot(0, 0, {}, {}, 0, 0, 0, 0, (0, []), (1, 0, [0]), said, {}, {}, [])
 
 
 def admitted(group_id: int) -> Record:

@@ -44,7 +44,16 @@ def running(house: House, name: str) -> list[int]:
     return sorted(house.server.store.held_by(name))
 
 
-def told(house: House, name: str, kind: str) -> list[dict]:
+def train_batch_0(house: House) -> None:
+    """Actor 1 has all groups."""
+    for group_id in running(house, "actor-1"):
+        house.push("actor-1", group_id, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    house.say("learner", "trained", {"index": 0})
+    house.publish(1)
+
+
+def sent(house: House, name: str, kind: str) -> list[dict]:
     return [body for who, said, body in house.router.sent if (who, said) == (name, kind)]
 
 
@@ -56,7 +65,7 @@ def test_leases_without_progress_go_to_another_actor_and_the_batch_is_served(clo
     assert running(house, "actor-0") == hung, "not before the deadline"
     clock.passes(house, TIMEOUT * 0.2, "actor-1")
     assert running(house, "actor-0") == [] and set(hung) <= set(running(house, "actor-1"))
-    assert {"ids": hung, "hand_back": False} in told(house, "actor-0", "cancel")
+    assert {"ids": hung, "hand_back": False} in sent(house, "actor-0", "cancel")
     for group_id in running(house, "actor-1"):
         house.push("actor-1", group_id, 0)
     house.say("learner", "want", {"index": 0, "version": 0})
@@ -67,7 +76,7 @@ def test_leases_without_progress_go_to_another_actor_and_the_batch_is_served(clo
 
 
 @pytest.mark.parametrize(("since", "quits"), [(0.4, False), (0.7, True)])
-def test_an_actor_is_told_to_quit_unless_another_lease_of_it_has_moved_lately(clock: Clock, since, quits) -> None:
+def test_an_actor_must_quit_unless_another_lease_of_it_has_moved_lately(clock: Clock, since, quits) -> None:
     house = stuck_house(actors=1)
     actor = house.server.fleet.by_name["actor-0"]
     lively = running(house, "actor-0")[0]
@@ -77,7 +86,7 @@ def test_an_actor_is_told_to_quit_unless_another_lease_of_it_has_moved_lately(cl
     for each, entry in house.store.held_by("actor-0").items():
         entry.moved_at = now - (since if each == lively else 2) * TIMEOUT
     house.server.step(0)
-    assert bool(told(house, "actor-0", "quit")) is quits
+    assert bool(sent(house, "actor-0", "quit")) is quits
 
 
 @pytest.mark.parametrize("state", ["starting", "restarting"])
@@ -96,24 +105,20 @@ def test_a_buffer_that_stood_still_forgives(clock: Clock) -> None:
     assert house.server.gauges.lease_timeouts == 0 and len(house.server.fleet) == 2
 
 
-def test_a_benched_actor_is_tried_again_after_a_while_and_told_to_quit_if_it_hangs_on(clock: Clock) -> None:
+def test_a_benched_actor_is_tried_again_after_a_while_and_must_quit_if_it_hangs_on(clock: Clock) -> None:
     house = stuck_house()
     clock.passes(house, TIMEOUT * 1.1, "actor-1")
-    assert running(house, "actor-0") == [] and told(house, "actor-0", "quit") == []
+    assert running(house, "actor-0") == [] and sent(house, "actor-0", "quit") == []
     clock.passes(house, TIMEOUT * 1.1, "actor-1")
-    for group_id in running(house, "actor-1"):
-        house.push("actor-1", group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    house.say("learner", "trained", {"index": 0})
-    house.publish(1)
+    train_batch_0(house)
     house.apply(1)
     assert len(running(house, "actor-0")) == B // 2, "it gets its share again"
     clock.passes(house, TIMEOUT * 1.1, "actor-1")
-    (word,) = told(house, "actor-0", "quit")
+    (word,) = sent(house, "actor-0", "quit")
     assert "leases in a row" in word["reason"] and B >= MOST_IN_A_ROW
     for _ in range(3):
         clock.passes(house, TIMEOUT * 1.1, "actor-1")
-    assert running(house, "actor-0") == [] and len(told(house, "actor-0", "quit")) == 1, "it is benched for good"
+    assert running(house, "actor-0") == [] and len(sent(house, "actor-0", "quit")) == 1, "it is benched for good"
     house.say("actor-0:new", "hello", {"role": "actor", "name": "actor-0", "pid": 2, "slots": 256})
     house.say("actor-0:new", "applied", {"version": 1, "digest": "d1"})
     house.say("actor-1", "failed", {"id": running(house, "actor-1")[-1], "reason": "rejected", "detail": ""})
@@ -158,20 +163,13 @@ def test_held_out_prompts_go_to_another_actor_too_and_at_last_count_as_failed(cl
     assert result["reward"] == 0.5 and house.server.evaluation.round is None
 
 
-# ---- hedges ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("takes_weights", [True, False])
-def test_a_benched_actor_that_takes_no_new_weights_is_told_to_quit(clock: Clock, takes_weights: bool) -> None:
+def test_a_benched_actor_that_takes_no_new_weights_must_quit(clock: Clock, takes_weights: bool) -> None:
     house = stuck_house()
     clock.passes(house, TIMEOUT * 1.1, "actor-1")
-    for group_id in running(house, "actor-1"):
-        house.push("actor-1", group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    house.say("learner", "trained", {"index": 0})
-    house.publish(1)
+    train_batch_0(house)
     house.apply(1, "actor-1", *["actor-0"] * takes_weights)
     clock.passes(house, TIMEOUT * 0.9, "actor-1")
-    assert told(house, "actor-0", "quit") == []
+    assert sent(house, "actor-0", "quit") == []
     clock.passes(house, TIMEOUT * 0.3, "actor-1")
-    assert len(told(house, "actor-0", "quit")) == (not takes_weights)
+    assert len(sent(house, "actor-0", "quit")) == (not takes_weights)

@@ -1,18 +1,15 @@
 """A run that drains: every admitted group is trained, then the run ends."""
 
-import os
 import random
 
 import pytest
 
-from buffer import policies
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
 from buffer.store import LEASED
+from tests.buffer.histories import SIZINGS, in_rounds
 from tests.buffer.house import B, House, asynchronous
-from tests.buffer.test_tail_batching import SIZINGS, Run
-
-HISTORIES = int(os.environ.get("HISTORIES", "1200")) // 40
+from tests.buffer.test_tail_batching import HISTORIES
 
 
 def drain(house: House) -> None:
@@ -25,7 +22,7 @@ def stops(house: House) -> list[dict]:
 
 def push_all(house: House, version: int) -> int:
     """Push every running group. Returns how many."""
-    running = [(actor.name, each) for actor in house.server.fleet for each in sorted(house.store.held_by(actor.name))]
+    running = [(entry.actor, entry.id) for entry in house.store.of(*LEASED)]
     for name, group_id in running:
         house.push(name, group_id, version)
     return len(running)
@@ -47,75 +44,61 @@ def train(house: House, index: int) -> None:
 
 def test_without_draining_it_stops_before_the_next_version_and_not_within_one() -> None:
     """Two train steps make a version here."""
-    house = House(asynchronous(max_staleness=1), interval=2)
-    house.start()
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house = started(asynchronous(max_staleness=1), interval=2)
     push_all(house, 0)
     house.say("someone", "stop", {"drain": False})
     house.say("learner", "want", {"index": 1, "version": 0})
     assert len(house.batches()) == 2 and stops(house) == [], "the second batch of a version comes"
-    house.say("learner", "trained", {"index": 0})
     house.say("learner", "trained", {"index": 1})
     house.say("learner", "want", {"index": 2, "version": 1})
     assert len(house.batches()) == 2 and stops(house) == [{"drain": False}]
 
 
-def test_the_last_batch_is_made_whole() -> None:
-    house = started(asynchronous(max_staleness=1, max_inflight_groups=6))
-    assert len(house.leases()) == 6 > B
+@pytest.mark.parametrize(("inflight", "batches"), [(4, 1), (6, 2)])
+def test_the_last_batch_is_made_whole_and_a_failed_group_is_replaced(inflight: int, batches: int) -> None:
+    house = started(asynchronous(max_staleness=1, max_inflight_groups=inflight))
+    assert len(house.leases()) == inflight
     drain(house)
-    push_all(house, 0)
-    assert len(house.leases()) == 8, "two more than were admitted"
-    push_all(house, 0)
-    assert not stops(house)
-    train(house, 0)
-    assert not stops(house)
-    train(house, 1)
-    assert stops(house) == [{"drain": True}] and len(house.leases()) == 8
-    ledger = house.server.store.ledger()
-    assert ledger["admitted"] == ledger["trained"] == 8
+    failed = house.store.of(*LEASED)[0]
+    house.say(failed.actor, "failed", {"id": failed.id, "reason": "rejected", "detail": ""})
+    while push_all(house, 0):
+        pass
+    for index in range(batches):
+        assert not stops(house)
+        train(house, index)
+    assert stops(house) == [{"drain": True}]
+    assert house.store.ledger()["trained"] == batches * B == len(house.leases()) - 1
 
 
-def test_a_group_that_leaves_untrained_is_replaced() -> None:
-    house = started(asynchronous(max_staleness=1, max_inflight_groups=4), group_filter=policies.none)
-    drain(house)
-    name, failed = next((entry.actor, entry.id) for entry in house.store.of(*LEASED))
-    house.say(name, "failed", {"id": failed, "reason": "rejected", "detail": ""})
-    assert len(house.leases()) == 5 and push_all(house, 0) == 4
-    train(house, 0)
-    assert stops(house) and house.server.store.ledger()["trained"] == 4
-
-
-def test_nothing_here_ends_at_once() -> None:
+def test_with_nothing_to_drain_it_ends_at_once() -> None:
     house = started(asynchronous(max_staleness=0))
     push_all(house, 0)
     house.server.phase.stopping = "drain"
     train(house, 0)
-    assert stops(house) and house.server.store.ledger()["trained"] == B == len(house.leases())
+    assert stops(house) and house.store.ledger()["trained"] == B == len(house.leases())
 
 
 def test_a_queue_of_deferred_groups_is_trained_too() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     drain(house)
     for group_id in (5, 4, 3, 2):
-        house.push(house.server.store.entries[group_id].actor, group_id, 0)
+        house.finish(group_id, 0)
     for group_id in (0, 1):
-        actor = house.server.store.entries[group_id].actor
-        house.say(actor, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
+        body = {"ids": [group_id], "partials": [], "leaving": False}
+        house.say(house.store.entries[group_id].actor, "hand_back", body)
     train(house, 0)
     assert push_all(house, 1) == B
     train(house, 1)
-    assert stops(house)
-    ledger = house.server.store.ledger()
-    assert ledger["trained"] == ledger["admitted"] == 2 * B
+    ledger = house.store.ledger()
+    assert stops(house) and ledger["trained"] == ledger["admitted"] == 2 * B
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("sizing", SIZINGS)
 def test_whatever_has_happened_a_drained_run_leaves_nothing(sizing: str, staleness: int) -> None:
-    for number in range(HISTORIES // 4):
+    for number in range(HISTORIES // 8):
         dice = random.Random(number)
-        run = Run(dice, sizing, batches=1000, staleness=staleness)
+        run = in_rounds(dice, sizing, batches=1000, staleness=staleness)
         for _ in range(dice.randint(0, 120)):
             run.step()
         drain(run.house)
@@ -125,5 +108,5 @@ def test_whatever_has_happened_a_drained_run_leaves_nothing(sizing: str, stalene
             run.step(calm=True)
         else:
             pytest.fail(f"history {number}: the buffer is stuck")
-        ledger = run.house.server.store.ledger()
+        ledger = run.house.store.ledger()
         assert ledger["active"] == 0 and not set(ledger["dropped"]) - {"rejected"}, (number, ledger)

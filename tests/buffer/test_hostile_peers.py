@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import msgpack
@@ -22,20 +21,11 @@ from areal_like.wire import messages
 from areal_like.wire.bus import Dealer, Router
 from areal_like.wire.frames import MAX_FRAMES, SCHEMA
 from areal_like.wire.groups import encode_group
-from buffer.dispatch import Dispatcher
-from buffer.evaluation import Evaluation
-from buffer.groups import GroupManager
-from buffer.outbox import Outbox
-from buffer.peers import Peers
-from buffer.policies import in_order
-from buffer.prompts import PromptCursor
-from buffer.server import Server
-from buffer.staleness import Bound
 from buffer.store import LEASED
-from tests.buffer.house import SIGN_OF_LIFE, asynchronous, framed, table
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, framed, table
 
-B, BATCHES, ATTACKED = 4, 5, 2
-"""Groups per batch; batches in all; how many are trained when the attack comes."""
+BATCHES, ATTACKED = 5, 2
+"""Batches in all; how many are trained when the attack comes."""
 TURNS = 20_000
 """Turns of everybody until a run counts as stuck; it takes a few hundred."""
 
@@ -68,8 +58,7 @@ class Peer:
         self.said.append(frames)
         self.dealer.socket.send_multipart(frames)
 
-    def again(self, kind: str) -> list[list[Any]]:
-        """Send again all recorded messages of `kind`."""
+    def recorded(self, kind: str) -> list[list[Any]]:
         return [frames for frames in self.said if msgpack.unpackb(frames[0], strict_map_key=False)[1] == kind]
 
 
@@ -119,16 +108,7 @@ class Run:
 
     def __init__(self) -> None:
         self.router = Router("tcp://127.0.0.1:0")
-        dispatcher = Dispatcher(
-            Peers(self.router, 2),
-            GroupManager(Bound(1, B, 1), partial(in_order)),
-            Outbox(self.router, None),
-            asynchronous(max_staleness=1),
-            PromptCursor(1000, seed=0),
-            Evaluation([]),
-            max_bytes=1 << 30,
-        )
-        self.server = Server(dispatcher, heartbeat_timeout=60.0)
+        self.server = House(asynchronous(max_staleness=1), router=self.router, timeout=60.0).server
         self.leased: list[int] = []
         self.actors = [ScriptedActor(self, f"actor-{number}") for number in range(2)]
         self.learner = ScriptedLearner(self, "learner")
@@ -220,15 +200,11 @@ def other_schemas(run: Run) -> None:
         assert f"schema: got {schema}, expected {SCHEMA}" in answer
 
 
-def a_connection_that_is_no_zeromq(run: Run) -> None:
+def raw_bytes(run: Run) -> None:
+    """No ZeroMQ; and its greeting and handshake, the announcement of a frame, and nothing more."""
     host, port = run.router.endpoint.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
-
-
-def half_a_message(run: Run) -> None:
-    """ZeroMQ's greeting and handshake, the announcement of a frame, and nothing more."""
-    host, port = run.router.endpoint.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16 + 1 + 31))
         ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
@@ -240,8 +216,7 @@ def half_a_message(run: Run) -> None:
 def half_a_group(run: Run) -> None:
     """Pushes with a payload that is short, missing, or too many, and one that breaks off between two frames."""
     sock = run.stranger()
-    newest = max(run.leased)
-    header, payload = push_frames(newest, run.server.weights.version, token=99)
+    header, payload = push_frames(max(run.leased), run.server.weights.version, token=99)
     for frames in ([header], [header, payload[:-1]], [header, payload, payload], [header, b""]):
         sock.send_multipart(frames)
     sock.send(header, zmq.SNDMORE)
@@ -249,21 +224,22 @@ def half_a_group(run: Run) -> None:
     sock.close(linger=0)
 
 
-def an_old_push_of_an_actor(run: Run) -> None:
-    for actor in run.actors:
-        for frames in actor.again("push"):
-            actor.dealer.socket.send_multipart(frames)
-            run.stranger().send_multipart(frames)
+def old_messages(run: Run) -> None:
+    """Earlier messages again, one after the other, from their senders and from a stranger. Each of the learner's alone
+    would set the run back."""
+    for peer, kinds in (
+        *((actor, ("push", "hello", "applied", "heartbeat")) for actor in run.actors),
+        (run.learner, ("hello", "published", "trained", "checkpointed", "want")),
+    ):
+        for kind in kinds:
+            for frames in peer.recorded(kind)[: None if kind == "push" else 1]:
+                peer.dealer.socket.send_multipart(frames)
+                run.stranger().send_multipart(frames)
+            run.turn(5)
 
 
-def another_push_of_groups_that_are_trained(run: Run) -> None:
-    sock = run.stranger()
-    for group_id in range(ATTACKED * B):
-        sock.send_multipart(push_frames(group_id, 0, token=99))
-
-
-def pushes_of_groups_that_others_have_and_nobody_has(run: Run) -> None:
-    """They come before the owners' pushes: all of it is valid, but the sender has had no lease."""
+def stolen_groups(run: Run) -> None:
+    """Pushes that come before the owners' pushes: all of it is valid, but the sender has had no lease."""
     thief = run.stranger()
     thief.send_multipart(framed("hello", {"role": "actor", "name": "thief", "pid": 1, "slots": 8}))
     while "thief" not in run.server.fleet.by_name:
@@ -281,54 +257,41 @@ def pushes_of_groups_that_others_have_and_nobody_has(run: Run) -> None:
     run.server.remove_actor(run.server.fleet.by_name["thief"])
 
 
-def pushes_of_weights_that_were_never_published(run: Run) -> None:
-    sock = run.stranger()
-    for group_id in range(max(run.leased) + 1):
-        sock.send_multipart(push_frames(group_id, 70, token=99))
+def false_messages(run: Run) -> None:
+    """Messages of a stranger that only the learner or an actor may send, and impossible values."""
+    hello = {"role": "actor", "name": "x", "pid": 1, "slots": 8}
+    for routing_id in (b"", b"learner"):
+        sock = run.stranger(routing_id)
+        for kind, body in (
+            ("end_run", {"reason": "", "steps": ATTACKED}),
+            ("published", {"manifest": {"version": 50, "digest": "x"}}),
+            ("trained", {"index": ATTACKED}),
+            ("want", {"index": BATCHES, "version": BATCHES}),
+            ("evaluated", {"id": 0, "reward": 9.0, "oldest": 0, "newest": 0, "length": 1}),
+            ("hello", {"role": "learner", "name": "learner", "pid": 1, "slots": 0}),
+            ("hello", hello | {"slots": 2**63}),
+            ("hello", hello | {"name": "x\n" * 40}),
+            ("hello", hello | {"role": "god"}),
+        ):
+            sock.send_multipart(framed(kind, body))
+        for group_id in range(max(run.leased) + 1):  # the weights were never published, or the group is trained
+            sock.send_multipart(push_frames(group_id, 70, token=99))
+            sock.send_multipart(push_frames(group_id, 0, token=99))
+    run.actors[0].dealer.send(messages.Heartbeat({"wall_seconds": float("nan")}, {}, {}))
+    run.actors[0].dealer.send(messages.Applied(1000, "x"))  # it could otherwise go beyond the bound
+    run.turn(10)
+    assert run.server.fleet.by_name["actor-0"].version < 1000
 
 
-def old_words_of_an_actor(run: Run) -> None:
-    for actor in run.actors:
-        for kind in ("hello", "applied", "heartbeat"):
-            for frames in actor.again(kind):
-                actor.dealer.socket.send_multipart(frames)
-
-
-def old_words_of_the_learner(run: Run) -> None:
-    """The learner's earlier messages, one after the other: each alone would set the run back."""
-    for kind in ("hello", "published", "trained", "checkpointed", "want"):
-        frames = run.learner.again(kind)[0]
-        run.learner.dealer.socket.send_multipart(frames)
-        run.stranger().send_multipart(frames)
-        run.turn(5)
-
-
-def words_that_only_the_learner_may_say(run: Run) -> None:
-    sock = run.stranger(b"learner")
-    for kind, body in (
-        ("end_run", {"reason": "", "steps": ATTACKED}),
-        ("published", {"manifest": {"version": 50, "digest": "x"}}),
-        ("trained", {"index": ATTACKED}),
-        ("want", {"index": BATCHES, "version": BATCHES}),
-    ):
-        sock.send_multipart(framed(kind, body))
-
-
-def a_second_learner(run: Run) -> None:
-    run.stranger().send_multipart(framed("hello", {"role": "learner", "name": "learner", "pid": 1, "slots": 0}))
-
-
-def an_actor_that_takes_a_name_and_vanishes(run: Run) -> None:
-    sock = run.stranger()
+def a_taken_name(run: Run) -> None:
+    sock, mine = run.stranger(), run.actors[0].dealer.socket.getsockopt(zmq.ROUTING_ID)
     sock.send_multipart(framed("hello", {"role": "actor", "name": "actor-0", "pid": 1, "slots": 8}))
     sock.send_multipart(framed("applied", {"version": 0, "digest": "d0"}))
-    run.until(
-        lambda: run.server.fleet.by_name["actor-0"].peer != run.actors[0].dealer.socket.getsockopt(zmq.ROUTING_ID)
-    )
+    run.until(lambda: run.server.fleet.by_name["actor-0"].peer != mine)
     sock.close(linger=0)
 
 
-def many_hellos_of_one_connection(run: Run) -> None:
+def many_names(run: Run) -> None:
     sock = run.stranger()
     for number in range(1000):
         sock.send_multipart(framed("hello", {"role": "actor", "name": f"x{number}", "pid": 1, "slots": 8}))
@@ -339,25 +302,6 @@ def many_hellos_of_one_connection(run: Run) -> None:
     run.server.remove_actor(run.server.fleet.by_name["x0"])  # as after the heartbeat's time-out
 
 
-def applied_versions_that_do_not_exist(run: Run) -> None:
-    """An actor that claims future weights could otherwise go beyond the bound."""
-    run.actors[0].dealer.send(messages.Applied(1000, "x"))
-    run.turn(10)
-    assert run.server.fleet.by_name["actor-0"].version < 1000
-
-
-def numbers_that_are_no_numbers(run: Run) -> None:
-    sock = run.stranger()
-    run.actors[0].dealer.send(messages.Heartbeat({"wall_seconds": float("nan")}, {}, {}))
-    for body in (
-        {"role": "actor", "name": "x", "pid": 1, "slots": 2**63},
-        {"role": "actor", "name": "x\n" * 40, "pid": 1, "slots": 1},
-        {"role": "god", "name": "x", "pid": 1, "slots": 1},
-    ):
-        sock.send_multipart(framed("hello", body))
-    sock.send_multipart(framed("evaluated", {"id": 0, "reward": 9.0, "oldest": 0, "newest": 0, "length": 1}))
-
-
 def a_flood(run: Run) -> None:
     """Requests whose answers the peer never reads."""
     sock = run.stranger()
@@ -366,37 +310,11 @@ def a_flood(run: Run) -> None:
         sock.send(b"rubbish")
 
 
-ATTACKS = [
-    rubbish,
-    other_schemas,
-    a_connection_that_is_no_zeromq,
-    half_a_message,
-    half_a_group,
-    an_old_push_of_an_actor,
-    another_push_of_groups_that_are_trained,
-    pushes_of_groups_that_others_have_and_nobody_has,
-    pushes_of_weights_that_were_never_published,
-    old_words_of_an_actor,
-    old_words_of_the_learner,
-    words_that_only_the_learner_may_say,
-    a_second_learner,
-    an_actor_that_takes_a_name_and_vanishes,
-    many_hellos_of_one_connection,
-    applied_versions_that_do_not_exist,
-    numbers_that_are_no_numbers,
-    a_flood,
-]
+ATTACKS = [rubbish, other_schemas, raw_bytes, half_a_group, old_messages, stolen_groups, false_messages, a_taken_name]
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+@pytest.mark.parametrize("attack", [*ATTACKS, many_names, a_flood], ids=lambda attack: attack.__name__)
 def test_nothing_changes_for_the_others(run: Run, undisturbed: dict[str, Any], attack: Callable[[Run], None]) -> None:
     run.trained(ATTACKED)
     attack(run)
     assert run.result() == undisturbed
-
-
-def test_the_comparison_would_see_a_change(run: Run, undisturbed: dict[str, Any]) -> None:
-    run.trained(ATTACKED)
-    run.server.groups.drop(next(entry.id for entry in run.server.store.entries.values()), "test")
-    with pytest.raises(AssertionError):
-        assert run.result() == undisturbed

@@ -1,4 +1,5 @@
-"""The journal on a real disk: committed records are read back, wherever the file was cut off."""
+"""The journal on a real disk: committed records are read back, wherever the file was cut off. The end of a write that a
+crash has torn is cut; damage of a snapshot, of a payload or of an earlier record is an error."""
 
 import errno
 import os
@@ -12,16 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.wire.groups import make_head
-from buffer.events import Begin, Drop, Finish, HandBack, Open, Push, Requeue, Serve, Settle
-from buffer.journal import Journal, JournalError, Record, Recorded, scan, segments, since_snapshot
-from buffer.prompts import PromptCursor
-from buffer.replay_server import ReplayServer, count_batches, recorded_batches
-from buffer.segment_file import load
-from buffer.staleness import Bound
-from scripts.ledger import Audit, Books
-from tests.buffer.house import FakeRouter, said
-from tests.buffer.paper import LEFT, admitted, note, rolled_out
+from areal_like.wire.messages import PartialHead
+from buffer import journal as module
+from buffer import segment_file
+from buffer.events import Drop, HandBack, Open, Requeue, Settle
+from buffer.journal import Journal, JournalError, Record, Recorded, check_payloads, reader, scan, segments
+from buffer.replay_server import count_batches
+from buffer.segment_file import MAGIC, Extent, Stored, load, path_of
+from scripts.ledger import Books
+from tests.buffer.paper import LEFT, note
 
 RECORDS = st.lists(
     st.builds(
@@ -40,32 +40,47 @@ def loaded(records: Iterable[Record]) -> list[Record]:
     return [Record(event, load(payload)) for event, payload in records]
 
 
-def write(folder: Path, records: list[Record], **knobs: bool) -> None:
-    journal = Journal(folder, **{"sync": False, "keep": False, **knobs})
+def write(folder: Path, records: list[Record], sync: bool = False, at_once: bool = True) -> Path:
+    """Append the records, in one commit or in one each. Returns the newest file."""
+    journal = Journal(folder, sync=sync, keep=False)
     for record in records:
         journal.append(*record)
+        if not at_once:
+            journal.commit()
     journal.commit()
     journal.close()
+    return segments(folder)[-1]
+
+
+def resume(folder: Path) -> list[Record]:
+    return loaded(Recorded(folder, repair=True, check=True))
+
+
+def flip(path: Path, at: int, bit: int = 0) -> bytes:
+    """Flip a bit of a byte. Returns the file's bytes."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+    return bytes(data)
 
 
 @settings(max_examples=60, deadline=None)
 @given(RECORDS, RECORDS, st.booleans())
-def test_what_was_committed_comes_back_in_order(tmp_path_factory, first, second, sync: bool) -> None:
+def test_committed_records_come_back_in_order(tmp_path_factory, first, second, sync: bool) -> None:
     folder = tmp_path_factory.mktemp("journal")
-    write(folder, first, sync=sync)
-    write(folder, second, sync=sync)
+    write(folder, first, sync)
+    write(folder, second, sync)
     assert loaded(scan(folder)) == first + second
 
 
 @settings(max_examples=80, deadline=None)
-@given(RECORDS.filter(bool), st.data())
-def test_a_torn_tail_is_cut_and_writing_goes_on(tmp_path_factory, records, data) -> None:
+@given(RECORDS.filter(bool), st.booleans(), st.data())
+def test_a_torn_tail_is_cut_and_writing_goes_on(tmp_path_factory, records, sync, data) -> None:
     """For any byte that the crash stopped at: a prefix of the records survives, and new ones follow it."""
     folder = tmp_path_factory.mktemp("journal")
-    write(folder, records)
-    (path,) = segments(folder)
+    path = write(folder, records, sync)
     os.truncate(path, data.draw(st.integers(0, path.stat().st_size - 1)))
-    kept = loaded(scan(folder, repair=True))
+    kept = resume(folder)
     assert kept == records[: len(kept)] and len(kept) < len(records)
     write(folder, [Record(Drop(1, "more"))])
     assert loaded(scan(folder)) == [*kept, Record(Drop(1, "more"))]
@@ -75,18 +90,52 @@ def test_a_torn_tail_is_cut_and_writing_goes_on(tmp_path_factory, records, data)
 @given(RECORDS.filter(bool), st.data())
 def test_a_flipped_bit_never_gives_a_record_that_was_not_written(tmp_path_factory, records, data) -> None:
     folder = tmp_path_factory.mktemp("journal")
-    write(folder, records)
-    (path,) = segments(folder)
-    raw = bytearray(path.read_bytes())
-    position = data.draw(st.integers(0, len(raw) - 1))
-    raw[position] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(raw)
+    path = write(folder, records)
+    raw = flip(path, data.draw(st.integers(0, path.stat().st_size - 1)), data.draw(st.integers(0, 7)))
     try:
         kept = loaded(scan(folder))
     except JournalError:
-        assert path.read_bytes() == bytes(raw)  # whole records follow, or it can be taken for another format
+        assert path.read_bytes() == raw  # whole records follow, or it can be taken for another format
     else:
         assert kept == records[: len(kept)]
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("place", [0, 21, 42, 56])
+def test_a_damaged_record_before_intact_ones_is_an_error(tmp_path: Path, sync: bool, place: int) -> None:
+    """Head, fields or payload of a record in the middle: nothing durable is cut off."""
+    records = [Record(HandBack(number, LEFT), bytes([number]) * 20_000) for number in range(3)]
+    path = write(tmp_path, records, sync, at_once=False)
+    data = flip(path, path.read_bytes().index(segment_file._MARK, 100) + place, 7)
+    with pytest.raises(JournalError, match=r"damaged at byte \d+"):
+        resume(tmp_path)
+    assert path.read_bytes() == data
+
+
+def test_the_end_of_the_last_append_may_be_on_disk_without_its_beginning(tmp_path: Path) -> None:
+    durable = write(tmp_path, [Record(HandBack(0, LEFT))], sync=True).stat().st_size
+    path = write(tmp_path, [Record(HandBack(number, LEFT), b"x" * 10_000) for number in range(1, 9)], sync=True)
+    data = path.read_bytes()  # a power cut has torn the one append
+    path.write_bytes(data[:durable] + bytes(8192) + data[durable + 8192 :])
+    assert [record.event.id for record in resume(tmp_path)] == [0]
+
+
+def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> None:
+    """A record fits only its own place, so a payload may be part of a journal."""
+    many = [Record(HandBack(number, LEFT), b"x" * 2000) for number in range(10)]
+    earlier = write(tmp_path / "earlier", many, at_once=False).read_bytes()
+    path = write(tmp_path / "now", [Record(HandBack(0, LEFT), earlier)] * 2)
+    os.truncate(path, path.stat().st_size - 100)
+    assert len(resume(tmp_path / "now")) == 1
+
+
+def test_a_segment_whose_first_bytes_are_torn_begins_again(tmp_path: Path) -> None:
+    path_of(tmp_path, 1).write_bytes(MAGIC[:3])
+    assert resume(tmp_path) == []
+    assert path_of(tmp_path, 1).read_bytes() == MAGIC
 
 
 def test_damage_before_the_newest_segment_is_an_error(tmp_path: Path) -> None:
@@ -99,9 +148,81 @@ def test_damage_before_the_newest_segment_is_an_error(tmp_path: Path) -> None:
         loaded(scan(tmp_path))
 
 
-def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("at", [3, 20, 60])
+def test_a_segment_whose_snapshot_is_damaged_is_never_cut_off(tmp_path: Path, at: int) -> None:
+    """The snapshot was on disk before the segment got its name."""
+    journal = Journal(tmp_path, sync=False, keep=False)
+    journal.rotate(lambda: note(list(range(100))))
+    journal.close()
+    (path,) = segments(tmp_path)
+    flip(path, at)
+    with pytest.raises(JournalError):
+        resume(tmp_path)
+    os.truncate(path, at)
+    with pytest.raises(JournalError, match="snapshot was"):
+        resume(tmp_path)
+    assert path.stat().st_size == at
+
+
+def test_a_payload_that_is_damaged_is_noticed_when_it_is_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, sync=False, keep=False)
+    held = journal.append(HandBack(0, LEFT), b"x" * 1000)
+    journal.rotate(lambda: note(held.extent), [held])
+    journal.close()
+    first = segments(tmp_path)[0]
+    flip(first, -1)
+    (snapshot,) = Recorded(tmp_path)
+    extent = Extent(*snapshot.event.scheduler)
+    with pytest.raises(JournalError, match=r"000001\.wal is damaged: the payload of 1000 bytes at byte \d+"):
+        reader(tmp_path)(extent)
+    os.truncate(first, 500)
+    with pytest.raises(JournalError, match=r"000001\.wal has 500 bytes, but payloads of active groups reach up to"):
+        check_payloads(tmp_path, [Stored(reader(tmp_path), extent=extent)])
+
+
+@pytest.mark.parametrize("what", ["MAX_FIELDS_BYTES", "MAX_PAYLOAD_BYTES"])
+def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch, what: str) -> None:
+    monkeypatch.setattr(segment_file, what, 1000)
+    journal = Journal(tmp_path, sync=False, keep=False)
+    journal.append(HandBack(1, LEFT), bytes(900))
+    with pytest.raises(JournalError, match="expected at most 1000"):
+        journal.append(HandBack(1, PartialHead(1, b"x" * 1001, b"", b"", {})), bytes(1001))
+    journal.append(Requeue(1))
+    journal.commit()
+    journal.close()
+    assert [record.event for record in scan(tmp_path)][-1] == Requeue(1)
+
+
+@pytest.mark.parametrize("use", [resume, count_batches, lambda folder: Books().read(Recorded(folder, whole=True))])
+@pytest.mark.parametrize("number", [1, 9, 12])
+def test_a_journal_of_another_format_is_refused_in_one_sentence_and_left_alone(tmp_path: Path, use, number) -> None:
+    path, data = tmp_path / "000001.wal", b"areal-journal-%d\nwhatever" % number
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match=f"got areal-journal-{number}, expected areal-journal-"):
+        use(tmp_path)
+    assert path.read_bytes() == data
+
+
+def test_a_record_that_is_no_event_of_ours_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("buffer.journal.encode", lambda event: msgpack.packb(["admit", 1, "of another version"]))
+    before = write(tmp_path, [Record(Requeue(1))]).read_bytes()
+    with pytest.raises(JournalError, match="another version of this program"):
+        resume(tmp_path)
+    assert segments(tmp_path)[0].read_bytes() == before
+
+
+def test_a_journal_without_its_beginning_is_not_replayed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, sync=False, keep=False)
+    journal.rotate(lambda: note("state"))
+    journal.close()
+    with pytest.raises(JournalError, match="keep_journal"):
+        count_batches(tmp_path)
+
+
+# ---- disks that are full or slow ------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(tmp_path: Path, monkeypatch) -> None:
     journal = Journal(tmp_path, sync=False, keep=False)
     journal.append(Requeue(1))
     journal.commit()
@@ -125,118 +246,49 @@ def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(
     assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2)), Record(HandBack(3, LEFT), b"payload")]
 
 
-def test_what_is_written_in_the_background_counts_once_the_disk_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_a_write_in_the_background_counts_once_the_disk_has_it(tmp_path: Path, monkeypatch, full: bool) -> None:
     journal = Journal(tmp_path, sync=True, keep=False)
-    disk_has_it, real = threading.Event(), os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda file: disk_has_it.wait(30) and real(file))
-    journal.append(Requeue(1))
-    assert journal.advance() == 0 and journal.busy
-    journal.append(Requeue(2))
-    assert journal.advance() == 0, "nothing is durable before the disk has it"
-    disk_has_it.set()
-    while (durable := journal.advance()) == 0:
-        time.sleep(0.001)
-    assert durable == 1, "the second record came after that write had begun"
-    journal.commit()
-    assert journal.advance() == 2 and not journal.busy
-    assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2))]
-
-
-def test_a_full_disk_in_the_background_leaves_the_records_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Journal(tmp_path, sync=True, keep=False)
-    real, full = os.fdatasync, True
+    disk_has_it, real, disk = threading.Event(), os.fdatasync, {"full": full}
 
     def sync(file: int) -> None:
-        if full:
+        assert disk_has_it.wait(30)
+        if disk["full"]:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(file)
 
     monkeypatch.setattr(os, "fdatasync", sync)
     journal.append(Requeue(1))
-    journal.advance()
+    assert journal.advance() == 0 and journal.busy
     journal.append(Requeue(2))
-    with pytest.raises(OSError, match="No space"):
-        while True:
-            journal.advance()
-    full = False
+    assert journal.advance() == 0, "nothing is durable before the disk has it"
+    disk_has_it.set()
+    if full:
+        with pytest.raises(OSError, match="No space"):
+            while True:
+                journal.advance()
+        disk["full"] = False
+    else:
+        while (durable := journal.advance()) == 0:
+            time.sleep(0.001)
+        assert durable == 1, "the second record came after that write had begun"
     journal.commit()
+    assert journal.advance() == 2 and not journal.busy
     assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2))]
 
 
-def test_recorded_batches_come_once_each_and_in_order(tmp_path: Path) -> None:
-    """Batch 1 was trained, the run crashed, and it was trained again; group 3 was rolled out twice."""
-
-    def push(group_id: int, payload: bytes) -> Record:
-        head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"})
-        return Record(Push(head, 0, "a"), payload)
-
-    def train(batch: int, *ids: int) -> list[Record]:
-        return [Record(Serve(batch, list(ids), 0)), Record(Finish(batch))]
-
-    first = [push(0, b"0"), push(1, b"1"), *train(0, 0, 1), push(2, b"2"), push(3, b"old"), Record(Requeue(3))]
-    second = [push(3, b"3"), *train(1, 2, 3), Record(Begin(1)), *train(1, 2, 3), push(4, b"4"), *train(2, 4)]
-    third = [push(5, b"5"), Record(Serve(3, [5], 0))]
-    write(tmp_path, [Record(Begin(0)), *map(admitted, range(6)), *first, *second, *third])
-    found = [[load(payload) for _, payload in groups] for groups, _ in recorded_batches(tmp_path)]
-    assert found == [[b"0", b"1"], [b"2", b"3"], [b"4"]], "batch 3 was served and never trained"
-    assert count_batches(tmp_path) == 3
-
-
-def test_a_replay_serves_a_batch_again_that_was_lost_on_its_way(tmp_path: Path) -> None:
-    records = []
-    for group_id in range(3):
-        head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"})
-        records += [*rolled_out(head, b"p"), Record(Serve(group_id, [group_id], 0)), Record(Finish(group_id))]
-    write(tmp_path, records)
-    router = FakeRouter()
-    for index in (0, 0, 1, 1, 2, 3, 3):
-        router.incoming.append((b"learner", said("want", {"index": index, "version": index})))
-    playback = ReplayServer(router, tmp_path, 1)
-    while received := router.receive(0):
-        playback.handle(*received)
-    assert [body["index"] for _, kind, body in router.sent if kind == "batch"] == [0, 0, 1, 1, 2]
-    assert [body["table"]["groups"][0][0] for _, kind, body in router.sent if kind == "batch"] == [0, 0, 1, 1, 2]
-
-
-def resume(folder: Path) -> None:
-    list(since_snapshot(folder, repair=True))
-
-
-def count(folder: Path) -> None:
-    Books().read(Recorded(folder, whole=True))
-
-
-def audit(folder: Path) -> None:
-    Audit(PromptCursor(9, 0), Bound(1, 4)).read(Recorded(folder, whole=True))
-
-
-@pytest.mark.parametrize("use", [resume, count_batches, count, audit])
-def test_a_journal_of_another_format_is_refused_in_one_sentence_and_left_alone(tmp_path: Path, use) -> None:
-    path = tmp_path / "000001.wal"
-    for number in (1, 9, 11):
-        data = b"areal-journal-%d\nwhatever" % number
-        path.write_bytes(data)
-        with pytest.raises(JournalError, match=f"got areal-journal-{number}, expected areal-journal-"):
-            use(tmp_path)
-        assert path.read_bytes() == data
-
-
-def test_a_record_that_is_no_event_of_ours_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("buffer.journal.encode", lambda event: msgpack.packb(["admit", 1, "of another version"]))
-    write(tmp_path, [Record(Requeue(1))])
-    before = segments(tmp_path)[0].read_bytes()
-    with pytest.raises(JournalError, match="another version of this program"):
-        resume(tmp_path)
-    assert segments(tmp_path)[0].read_bytes() == before
-
-
-def test_a_journal_without_its_beginning_is_not_replayed(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, sync=False, keep=False)
-    journal.rotate(lambda: note("state"))
+def test_a_new_segment_that_fails_hides_nothing(tmp_path: Path, monkeypatch) -> None:
+    journal = Journal(tmp_path, sync=True, keep=False)
+    journal.append(HandBack(0, LEFT))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "sync", lambda folder: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        with pytest.raises(OSError, match="Too many"):
+            journal.rotate(lambda: note(1))
+    journal.append(HandBack(1, LEFT))
+    journal.commit()
+    assert [record.event.id for record in Recorded(tmp_path)] == [0, 1]
+    journal.rotate(lambda: note(2))
+    journal.append(HandBack(2, LEFT))
+    journal.commit()
     journal.close()
-    with pytest.raises(JournalError, match="keep_journal"):
-        count_batches(tmp_path)
+    assert [record.event for record in Recorded(tmp_path)] == [note(2), HandBack(2, LEFT)]

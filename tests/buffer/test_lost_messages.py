@@ -1,15 +1,20 @@
-"""Messages lost with a broken connection are sent again: nothing is counted, served or trained twice."""
+"""Messages lost with a broken connection are sent again: nothing is counted, served or trained twice. Also shares of a
+batch for a learner of several ranks."""
 
-from areal_like.wire.frames import SAY_HELLO
+from hypothesis import given
+from hypothesis import strategies as st
+
 from buffer.schedulers import SyncScheduler
+from buffer.shares import split
 from buffer.sizing import Fixed
 from buffer.store import LEASED, NO_SLOT, Stage
-from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
+from tests.buffer.house import B, House, asynchronous
 
 
-def begun() -> House:
+def begun(ranks: int = 1) -> House:
     """A run that has batch 0."""
     house = House(asynchronous())
+    house.server.dispatcher.shares.ranks = ranks
     house.start()
     for group_id in range(B):
         house.finish(group_id, 0)
@@ -20,29 +25,28 @@ def want(house: House, index: int) -> None:
     house.say("learner", "want", {"index": index, "version": index})
 
 
-def refusals(house: House) -> list[str]:
-    return [body["reason"] for _, kind, body in house.router.sent if kind == "refused"]
+def last_refusal(house: House) -> str:
+    return [body["reason"] for _, kind, body in house.router.sent if kind == "refused"][-1]
 
 
-def test_a_batch_that_is_asked_for_again_is_the_same_and_its_evaluations_come_again() -> None:
+def test_a_batch_that_is_asked_for_again_is_the_same_until_it_is_trained() -> None:
     house = begun()
+    before = house.server.store.ledger()
     for _ in range(3):
         want(house, 0)
+        house.hello("learner")
+        house.publish(0)
     bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
-    assert len(bodies) == 3 and bodies[0] == bodies[1] == bodies[2]
+    assert len(bodies) == 3 and bodies[0] == bodies[1] == bodies[2], "evaluations come again, too"
     assert len(house.server.store.of(Stage.SERVED)) == B
-
-
-def test_a_batch_that_was_trained_is_not_served_again() -> None:
-    house = begun()
-    want(house, 0)
+    assert house.server.store.ledger() == before and not house.router.refused
     house.say("learner", "trained", {"index": 0})
     want(house, 0)
-    assert len(house.batches()) == 1 and "trained already" in refusals(house)[-1]
+    assert len(house.batches()) == 3 and "trained already" in last_refusal(house)
     assert not house.server.dispatcher.shares.served, "its payloads are let go"
 
 
-def test_trained_counts_once_however_often_it_is_said_and_tells_of_those_before() -> None:
+def test_trained_counts_once_however_often_it_is_said_and_covers_the_batches_before() -> None:
     house = begun()
     want(house, 0)
     house.publish(1)
@@ -50,15 +54,14 @@ def test_trained_counts_once_however_often_it_is_said_and_tells_of_those_before(
     for group_id in range(B, 2 * B):
         house.finish(group_id, 0)
     want(house, 1)
-    assert len(house.batches()) == 2
-    for _ in range(2):  # the word of batch 0 was lost
+    for _ in range(2):  # the message about batch 0 was lost
         house.say("learner", "trained", {"index": 1})
     assert house.server.store.ledger()["trained"] == 2 * B and house.server.learner.steps == 2
     house.say("learner", "trained", {"index": 7})
-    assert "was not served" in refusals(house)[-1] and house.server.learner.steps == 2
+    assert "was not served" in last_refusal(house) and house.server.learner.steps == 2
 
 
-def test_the_end_counts_what_was_trained_and_reports_as_often_as_asked() -> None:
+def test_the_end_counts_the_trained_batches_and_reports_as_often_as_asked() -> None:
     house = begun()
     want(house, 0)
     for _ in range(2):
@@ -68,37 +71,14 @@ def test_the_end_counts_what_was_trained_and_reports_as_often_as_asked() -> None
     assert reports[-1]["ledger"]["trained"] == B and set(reports[-1]["ledger"]["dropped"]) == {"end of run"}
 
 
-def test_a_learner_that_says_all_again_changes_nothing() -> None:
-    house = begun()
-    want(house, 0)
-    before = house.server.store.ledger()
-    house.hello("learner")
-    house.publish(0)
-    want(house, 0)
-    assert house.server.store.ledger() == before and refusals(house) == []
-    assert house.batches()[0] == house.batches()[-1]
-
-
-def test_an_actor_that_the_buffer_does_not_know_is_told_to_say_hello() -> None:
-    """A buffer that has started again has no record of its actors."""
-    house = House(asynchronous())
-    house.hello("learner", "actor-0")
-    for name in house.names:
-        house.say(name, "heartbeat", SIGN_OF_LIFE)
-    ((told, reason),) = [(who, body["reason"]) for who, kind, body in house.router.sent if kind == "refused"]
-    assert told == "actor-1" and SAY_HELLO in reason
-
-
 def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:
     house = House(asynchronous())
     house.start()
-    running = set(house.leases("actor-0"))
-    assert running
-    held = len(house.router.sent)
+    running, held = set(house.leases("actor-0")), len(house.router.sent)
     house.hello("actor-0")
     house.apply(0, "actor-0")
     leased = [row[0] for _, kind, body in house.router.sent[held:] if kind == "lease" for row in body["leases"]]
-    assert running == set(leased), "each has a new lease"
+    assert running and running == set(leased), "each has a new lease"
     assert house.server.store.ledger()["active"] == house.server.store.admitted
 
 
@@ -126,3 +106,36 @@ def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -
     owner = entry.actor
     house.say("starter", "lost", {"name": owner, "pid": 0, "how": "died", "for_good": False})
     assert entry.stage is Stage.RUNNING and entry.actor != owner, "another actor has it"
+
+
+# ---- shares ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 5000), max_size=60), st.integers(1, 9))
+def test_every_group_has_one_rank_and_no_rank_more_than_its_even_share_and_one_group(tokens, ranks):
+    shares = split(tokens, ranks)
+    assert sorted(place for share in shares for place in share) == list(range(len(tokens)))
+    assert all(share == sorted(share) for share in shares)
+    assert max(sum(tokens[place] for place in share) for share in shares) <= sum(tokens) / ranks + max([0, *tokens])
+    assert split([5, 9, 4, 6], 2) == [[1, 2], [0, 3]], "the longest goes to the lightest"
+
+
+def test_a_rank_gets_its_share_once_the_batch_is_served_and_again_until_it_is_trained() -> None:
+    house = begun(ranks=2)
+
+    def sent_by(kind: str, who: str, **body: int) -> list[tuple[str, list[int], list[int], bool]]:
+        """(receiver, groups, their places in the whole batch, with evaluations) of each batch that this sends."""
+        before = len(house.router.sent)
+        house.say(who, kind, body)
+        sent = [(who, body) for who, kind, body in house.router.sent[before:] if kind == "batch"]
+        return [(w, [r[0] for r in b["table"]["groups"]], b["places"], "evaluations" in b["info"]) for w, b in sent]
+
+    ask = {"index": 0, "rank": 1}
+    assert sent_by("want_share", "learner-1", **ask) == []
+    (first, groups, places, told), (other, others, elsewhere, told_too) = sent_by("want", "learner", index=0, version=0)
+    assert (first, other, told, told_too) == ("learner", "learner-1", True, False)
+    assert sorted(groups + others) == sorted(places + elsewhere) == list(range(B)) and groups and others
+    assert len(house.server.store.of(Stage.SERVED)) == B, "served once"
+    assert sent_by("want_share", "learner-1", **ask) == [(other, others, elsewhere, False)]
+    house.say("learner", "trained", {"index": 0})
+    assert sent_by("want_share", "learner-1", **ask) == [] and "trained already" in last_refusal(house)

@@ -3,28 +3,21 @@
 import numpy as np
 import pytest
 
-from areal_like.types import Completion, PartialSample
 from areal_like.wire.groups import RUN
 from areal_like.wire.messages import PartialHead
-from areal_like.wire.partials import CALL, encode_partial
+from areal_like.wire.partials import CALL
 from buffer.groups import GroupManager
 from buffer.policies import fifo
 from buffer.staleness import Bound
 from buffer.store import LEASED, PartialGroup, Stage
-from tests.buffer.house import B, House, asynchronous
+from tests.buffer.house import B, House, asynchronous, partial_group
 
-Left = tuple[PartialHead, bytearray]
+Left = tuple[PartialHead, bytes]
 
 
 def left_of(group_id: int, *versions: int) -> Left:
     """A partial group with three tokens of each sample, made by one version."""
-    calls = [
-        Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), [(version, 3)], "abort") for version in versions
-    ]
-    samples = {index: PartialSample({(1, 0): call}) for index, call in enumerate(calls)}
-    encoded = encode_partial(group_id, samples, {version: f"d{version}" for version in versions})
-    assert encoded
-    return encoded
+    return partial_group(group_id, *([(version, 3)] for version in versions))
 
 
 def hand_back(house: House, actor: str, ids: list[int], *left: Left, leaving: bool = False) -> None:
@@ -52,12 +45,7 @@ def test_an_actor_that_leaves_has_its_groups_gone_on_with_by_the_others() -> Non
 
 
 def test_a_sample_and_the_lease_that_carries_it_are_as_old_as_its_oldest_token() -> None:
-    made = ([(0, 1), (1, 2)], [(1, 3)])
-    calls = [Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), runs, "abort") for runs in made]
-    samples = {index: PartialSample({(1, 0): call}) for index, call in enumerate(calls)}
-    encoded = encode_partial(0, samples, {0: "d0", 1: "d1"})
-    assert encoded
-    left = PartialGroup(*encoded)
+    left = PartialGroup(*partial_group(0, [(0, 1), (1, 2)], [(1, 3)]))
     assert left.usable(0) == {0: 0, 1: 1} and left.usable(1) == {1: 1}
     assert left.ended == 0, "both were cut"
     replay = GroupManager(Bound(2, 1), fifo)

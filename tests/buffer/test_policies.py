@@ -1,56 +1,32 @@
 """Each policy's choices, and the treatment of stragglers that a choice would leave behind."""
 
-from functools import partial
-
 import pytest
 
-from areal_like.config.registry import ConfigError, check
 from areal_like.wire.groups import make_head
 from buffer.groups import GroupManager
-from buffer.policies import Waiting, fifo, in_order, priority, windowed
+from buffer.policies import Waiting, fifo, in_order, windowed
 from buffer.staleness import Bound, Holder, rescue
 from buffer.store import LEASED, Stage
 
 B = 2
-
-
-def waiting(*rows: tuple[int, int, float]) -> list[Waiting]:
-    """(slot, place in the order of finishing, versions left); ids are 10 + slot."""
-    return [Waiting(10 + slot, slot, 0, pushed, left) for slot, pushed, left in rows]
-
-
-GROUPS = waiting((0, 3, 1), (1, 0, 2), (3, 2, 0), (4, 1, 2))
-
-
-def longest_wait(group: Waiting) -> float:
-    return group.left
+GROUPS = [
+    Waiting(10 + slot, slot, 0, pushed, left) for slot, pushed, left in ((0, 3, 1), (1, 0, 2), (3, 2, 0), (4, 1, 2))
+]
 
 
 @pytest.mark.parametrize(
-    ("policy", "chosen"),
+    ("policy", "want", "chosen"),
     [
-        (in_order, (10, 11)),
-        (fifo, (11, 14)),
-        (windowed, (13, 10)),
-        (partial(priority, key=f"{__name__}:longest_wait"), (11, 14)),
+        (in_order, 2, (10, 11)),
+        (fifo, 2, (11, 14)),
+        (windowed, 2, (13, 10)),
+        (in_order, 3, ()),  # it alone waits for a missing slot
+        (windowed, 3, (13, 10, 11)),
+        *((policy, 5, ()) for policy in (in_order, fifo, windowed)),
     ],
 )
-def test_each_policy_has_its_order(policy, chosen) -> None:
-    assert policy(GROUPS, {2}, 2) == chosen
-    assert policy(GROUPS[:1], {2}, 2) == ()
-
-
-def test_only_in_order_waits_for_what_is_missing() -> None:
-    assert in_order(GROUPS, {2}, 3) == ()
-    assert windowed(GROUPS, {2}, 3) == (13, 10, 11)
-
-
-def test_a_priority_without_a_function_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs it and has no default"):
-        check("batch_policy", {"name": "priority"})
-    for key in ("nonsense", "nowhere_at_all:f", "math:nonsense"):
-        with pytest.raises(ValueError, match=r"policy\.key"):
-            priority(GROUPS, set(), 2, key=key)
+def test_each_policy_has_its_order(policy, want: int, chosen: tuple[int, ...]) -> None:
+    assert policy(GROUPS, {2}, want) == chosen
 
 
 # Stragglers: B = 2, bound 1. Group 0 starts on version 0 and runs; all others are quick.
@@ -84,7 +60,6 @@ def push(replay: GroupManager, group_id: int, *versions: int) -> bool:
 def test_wait_holds_the_last_batch_that_can_take_the_straggler(policy) -> None:
     replay, served = history("wait", policy)
     assert len(served) == 1, "batch 1 is the last in which version 0 is young enough"
-    assert replay.store.entries[0].stage is Stage.RUNNING
     push(replay, 0, 0)
     assert 0 in [entry.id for entry in replay.serve(1)]
     assert not replay.store.dropped and replay.store.staleness_max == 1
@@ -102,26 +77,21 @@ def test_requeue_gives_the_straggler_a_new_lease() -> None:
     assert len(served) == 4 and not replay.store.dropped
     assert replay.take_cancels() == [("slow", 0, True)] and replay.take_cancels() == []
     replay.hand_back(0, None)
-    assert replay.store.entries[0].stage is Stage.QUEUED
-    assert replay.queued_for(3) is replay.store.entries[0]
+    assert replay.store.entries[0].stage is Stage.QUEUED and replay.queued_for(3) is replay.store.entries[0]
 
 
 def test_mask_tokens_serves_the_straggler_for_its_young_tokens() -> None:
     replay, served = history("mask_tokens")
     assert len(served) == 4 and not replay.store.dropped and replay.store.entries[0].stage is Stage.RUNNING
     push(replay, 0, 0, 2, 3)
-    for batch in (4, 5):
-        while replay.room(batch) > 0:
-            replay.admit(100 + replay.store.admitted, 0, 1, 1, "quick", batch, 0.0)
-            push(replay, 99 + replay.store.admitted, batch)
-        entries = replay.serve(batch)
-        if 0 in [entry.id for entry in entries]:
-            break
-    assert batch == 4 and replay.oldest_allowed(4) == 3
+    while replay.room(4) > 0:
+        replay.admit(100 + replay.store.admitted, 0, 1, 1, "quick", 4, 0.0)
+        push(replay, 99 + replay.store.admitted, 4)
+    assert 0 in [entry.id for entry in replay.serve(4)] and replay.oldest_allowed(4) == 3
     assert replay.store.entries[0].oldest_trained(3) == 3 and replay.store.staleness_max == 1
 
 
-def test_mask_tokens_drops_what_has_no_young_token_left() -> None:
+def test_mask_tokens_drops_a_group_without_a_young_token() -> None:
     replay, _ = history("mask_tokens")
     push(replay, 0, 0, 1)
     replay.serve(4)
@@ -137,15 +107,17 @@ def test_a_choice_that_is_no_batch_is_refused() -> None:
         replay.serve(0)
 
 
-# Slots
+HERE = [Holder(0, 0, 4, here=True), Holder(1, 1, 4, here=True), Holder(2, 2, 8, True), Holder(3, 3, 12, True)]
+HOPELESS = [Holder(n, n, 4, running=n > 1, here=n < 2) for n in range(3)]
 
 
-def test_a_rescued_group_takes_the_place_of_the_least_urgent() -> None:
-    holders = [Holder(0, 0, 4, here=True), Holder(1, 1, 4, here=True), Holder(2, 2, 8, True), Holder(3, 3, 12, True)]
-    assert rescue([3, 2], holders, 4) == (0, 1)
-    assert rescue([3, 0], holders[:1] + holders[2:], 4) == (3, 0)
-
-
-def test_what_can_not_be_mended_holds_nobody_up() -> None:
-    holders = [Holder(n, n, 4, running=n > 1, here=n < 2) for n in range(3)]
-    assert rescue([0, 1], holders, 4) == (0, 1)
+@pytest.mark.parametrize(
+    ("picked", "holders", "found"),
+    [
+        ([3, 2], HERE, (0, 1)),  # a rescued group takes the place of the least urgent
+        ([3, 0], [HERE[0], *HERE[2:]], (3, 0)),
+        ([0, 1], HOPELESS, (0, 1)),  # a group that is lost anyway holds nobody up
+    ],
+)
+def test_rescue(picked: list[int], holders: list[Holder], found: tuple[int, ...]) -> None:
+    assert rescue(picked, holders, 4) == found

@@ -1,34 +1,46 @@
-"""Crashes with events in a fixed order; random ones are in `test_replay_properties`."""
+"""Crashes with events in a fixed order (random ones: `test_replay_properties`), and the files that a start needs."""
 
-import numpy as np
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
-from areal_like.types import Completion, PartialSample
+from areal_like.run import checkpoints
 from areal_like.wire.groups import make_head
-from areal_like.wire.partials import encode_partial
+from buffer import main
 from buffer.events import Begin, Drop, Finish
-from buffer.groups import BatchPolicy, GroupManager
-from buffer.journal import JournalError
-from buffer.policies import Waiting, fifo
+from buffer.gauges import Gauges
+from buffer.groups import GroupManager
+from buffer.journal import JournalError, segments
+from buffer.policies import fifo
+from buffer.schedulers import AsyncScheduler
+from buffer.segment_file import load
+from buffer.sizing import GroupLengths, Sagc
 from buffer.staleness import Bound
 from buffer.store import EventError, PartialGroup, Stage
+from tests.buffer.house import partial_group
 from tests.buffer.paper import Paper
 
 B = 2
 
 
-def reborn(journal: Paper, next_batch: int, policy: BatchPolicy = fifo) -> GroupManager:
-    replay = GroupManager(Bound(1, B), policy)
+def reborn(journal: Paper, next_batch: int, bound: int = 1) -> GroupManager:
+    replay = GroupManager(Bound(bound, B), fifo)
     journal.restore(replay, next_batch)
     return replay
 
 
-def admit_and_push(replay: GroupManager, *ids: int, version: int = 0) -> None:
+def push(replay: GroupManager, *ids: int, version: int = 0) -> None:
     for group_id in ids:
-        replay.admit(group_id, 0, 1, 1, "actor", 0, 0.0)
-    for group_id in reversed(ids):
         head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(version, 2)], {version: "digest"})
-        replay.push(head, bytes(head.size), version, 0.0)
+        assert replay.push(head, bytes([group_id]) * head.size, version, 0.0)
+
+
+def admit_and_push(replay: GroupManager, *ids: int, version: int = 0, leased: int = 0) -> None:
+    for group_id in ids:
+        replay.admit(group_id, 0, 1, 1, "actor", leased, 0.0)
+    push(replay, *reversed(ids), version=version)
 
 
 def train(replay: GroupManager, batch: int) -> list[int]:
@@ -50,7 +62,7 @@ def test_a_batch_that_was_trained_before_and_after_a_crash_is_trained_once() -> 
     assert train(replay, 1) == [1, 0]
 
 
-def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_made() -> None:
+def test_a_resume_with_other_settings_rolls_out_the_groups_of_later_weights_again() -> None:
     """Batch 1 was trained, but the checkpoint of step 2 was never written. Versions from 2 on will be other weights, so
     their groups are rolled out again; all others are trained as planned."""
     journal = Paper()
@@ -63,7 +75,7 @@ def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_mad
     admit_and_push(replay, 5, version=2)
     for group_id, versions in ((6, (1, 2)), (7, (1, 1))):
         replay.admit(group_id, 0, 1, 1, "actor", 1, 0.0)
-        replay.hand_back(group_id, made_by(group_id, *versions))
+        replay.hand_back(group_id, PartialGroup(*partial_group(group_id, [(version, 1) for version in versions])))
     for again in (False, True):  # the second time by the events of the first
         replay = reborn(journal, 1)
         if not again:
@@ -74,28 +86,14 @@ def test_a_resume_with_other_settings_rolls_out_anew_what_later_weights_have_mad
     assert train(replay, 1) == [3, 2]
 
 
-def made_by(group_id: int, *versions: int) -> PartialGroup:
-    """An unfinished sample with one token of each version."""
-    runs = [(version, 1) for version in versions]
-    call = Completion(np.zeros(len(runs), np.int32), np.zeros(len(runs), np.float32), runs, "abort")
-    encoded = encode_partial(group_id, {0: PartialSample({(1, 0): call})}, dict.fromkeys(versions, "digest"))
-    assert encoded
-    return PartialGroup(*encoded)
-
-
 def test_an_event_that_does_not_fit_ends_the_buffer_and_is_not_taken_for_a_fault_of_a_message() -> None:
     """The journal already has the event."""
-    replay = reborn(Paper(), 0)
-    with pytest.raises(EventError, match=r"Drop\(id=7, reason='why'\) does not fit what has happened before"):
-        replay.commit(Drop(7, "why"))
+    with pytest.raises(EventError, match=r"Drop\(id=7, reason='why'\)"):
+        reborn(Paper(), 0).commit(Drop(7, "why"))
     assert not issubclass(EventError, ValueError | KeyError)
 
 
-def last_done(group: Waiting) -> int:
-    return group.pushed
-
-
-def test_a_batch_that_was_trained_before_word_of_it_was_recorded_is_recorded_at_the_restart() -> None:
+def test_a_batch_that_was_trained_but_not_recorded_is_recorded_at_the_restart() -> None:
     """Otherwise a replay of the journal would end before that batch."""
     journal = Paper()
     replay = reborn(journal, 0)
@@ -105,49 +103,35 @@ def test_a_batch_that_was_trained_before_word_of_it_was_recorded_is_recorded_at_
     assert [record.event for record in journal.records[-2:]] == [Finish(0), Begin(1)]
 
 
-def test_on_policy_what_the_same_weights_have_made_is_kept_where_the_way_there_changes() -> None:
+def test_on_policy_groups_of_the_same_weights_are_kept_where_the_way_there_changes() -> None:
     journal = Paper()
-    replay = GroupManager(Bound(0, B), fifo)
-    journal.restore(replay, 0)
+    replay = reborn(journal, 0, bound=0)
     admit_and_push(replay, 0, 1)
     replay.serve(0)
-    again = GroupManager(Bound(0, B), fifo)
-    journal.restore(again, 0)
+    again = reborn(journal, 0, bound=0)
     again.drop(0, "malformed")
     admit_and_push(again, 2)
     assert sorted(train(again, 0)) == [1, 2] and again.store.requeued == 0
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_on_policy_what_newer_weights_made_before_a_crash_is_rolled_out_again_where_the_way_there_changes(
-    lost: bool,
-) -> None:
+def test_on_policy_groups_of_newer_weights_are_rolled_out_again_where_the_way_there_changes(lost: bool) -> None:
     """Batches 0 and 1 were trained, and the checkpoint has neither. Batch 0 can't be served as before; fifo would put
     groups of batch 1 into it."""
     journal = Paper()
-
-    def made() -> GroupManager:
-        replay = GroupManager(Bound(0, B), fifo)
-        journal.restore(replay, 0)
-        return replay
-
-    replay = made()
+    replay = reborn(journal, 0, bound=0)
     for version, ids in enumerate([(0, 1), (2, 3)]):
-        for group_id in ids:
-            replay.admit(group_id, 0, 1, 1, "actor", version, 0.0)
-            head = make_head(group_id, [(1, 2, 0, 1, 0.0)], [(version, 2)], {version: "digest"})
-            replay.push(head, bytes(head.size), version, 0.0)
-        assert train(replay, version) == list(ids)
-    replay = made()
-    assert [entry.id for entry in replay.serve(0)] == [0, 1]
+        admit_and_push(replay, *ids, version=version, leased=version)
+        assert sorted(train(replay, version)) == list(ids)
+    replay = reborn(journal, 0, bound=0)
+    assert sorted(entry.id for entry in replay.serve(0)) == [0, 1]
     replay.unserve(0)
     replay.requeue(0) if lost else [replay.drop(group_id, "untrainable") for group_id in (0, 1)]
     assert replay.serve(0) == []
     assert [replay.store.entries[each].stage for each in (2, 3)] == [Stage.QUEUED] * 2
     while entry := replay.queued_for(0):
         replay.assign(entry, "actor", 0)
-        head = make_head(entry.id, [(1, 2, 0, 1, 0.0)], [(0, 2)], {0: "digest"})
-        replay.push(head, bytes(head.size), 0, 0.0)
+        push(replay, entry.id)
     if not lost:
         admit_and_push(replay, 4, 5)
     assert sorted(train(replay, 0)) == ([0, 1] if lost else [4, 5])
@@ -172,7 +156,7 @@ def test_no_choice_breaks_the_bound(bound: int) -> None:
             serving(bound + 1, *versions)
 
 
-def test_a_checkpoint_that_lacks_what_the_snapshot_counts_as_trained_is_refused() -> None:
+def test_a_checkpoint_that_lacks_batches_of_the_snapshot_is_refused() -> None:
     """The newest checkpoint was deleted: its batches are lost, and the learner would wait forever."""
     journal = Paper()
     replay = reborn(journal, 0)
@@ -183,3 +167,75 @@ def test_a_checkpoint_that_lacks_what_the_snapshot_counts_as_trained_is_refused(
     assert reborn(journal, 2).store.trained == 4
     with pytest.raises(JournalError, match="4 trained groups, but the newest checkpoint, of step 1, has 2"):
         reborn(journal, 1)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def started(run: Path, kind: str = "memory") -> tuple[int, GroupManager, Callable[[], None]]:
+    """(train steps done, the state, how to end the process)."""
+    replay = GroupManager(Bound(1, 2), fifo)
+    options = SimpleNamespace(journal=kind, keep_journal=False)
+    steps, journal = main.restore(SimpleNamespace(run=run, config=SimpleNamespace(buffer=options)), replay)
+    assert (journal is None) == (kind == "off")
+    assert journal is None or journal.sync == (kind == "fsync")
+
+    def end() -> None:
+        if journal:
+            journal.commit()
+            journal.close()
+
+    return steps, replay, end
+
+
+@pytest.mark.parametrize("kind", ["memory", "fsync"])
+def test_recorded_groups_are_there_again_and_recording_goes_on(tmp_path: Path, kind: str) -> None:
+    for group_id in range(3):
+        steps, replay, end = started(tmp_path, kind)
+        assert steps == 0 and replay.store.admitted == group_id
+        held = [(entry.id, bytes(load(entry.payload))[:1]) for entry in replay.store.of(Stage.WAITING)]
+        assert held == [(each, bytes([each])) for each in range(group_id)]
+        admit_and_push(replay, group_id)
+        end()
+
+
+def test_without_a_journal_nothing_is_written_and_nothing_comes_back(tmp_path: Path) -> None:
+    _, replay, _ = started(tmp_path, "off")
+    admit_and_push(replay, 0)
+    assert not (tmp_path / "journal").exists()
+    assert started(tmp_path, "off")[1].store.admitted == 0
+
+
+def test_a_checkpoint_without_its_journal_is_refused(tmp_path: Path) -> None:
+    checkpoints.write(tmp_path, 3, lambda folder: None, {}, keep=2)
+    with pytest.raises(JournalError, match=r"checkpoint of step 3, but its journal .* is empty"):
+        started(tmp_path)
+    assert not (tmp_path / "journal").exists()
+
+
+def test_a_payload_whose_file_is_gone_is_noticed_at_the_start(tmp_path: Path) -> None:
+    """Not in the middle of training: the snapshot names a place in the segment before it."""
+    _, replay, end = started(tmp_path)
+    admit_and_push(replay, 0)
+    end()
+    _, replay, end = started(tmp_path)
+    replay.record.__self__.rotate(replay.store.snapshot, replay.store.payloads())
+    end()
+    segments(tmp_path / "journal")[0].unlink()
+    with pytest.raises(JournalError, match="payloads of active groups reach up to byte"):
+        started(tmp_path)
+
+
+def test_group_sizes_and_the_metrics_that_explain_them_survive_a_crash(tmp_path: Path) -> None:
+    _, replay, end = started(tmp_path)
+    scheduler, metrics = AsyncScheduler(Sagc(candidates=[4, 8])), []
+    for batch in range(2):
+        seen = [GroupLengths((1, 1, 1, 50), (False,) * 4)] * 5 * batch
+        replay.open_batch(scheduler.open_batch(16, 0, seen), scheduler.state_dict())
+        metrics.append(scheduler.metrics())
+    end()
+    _, replay, end = started(tmp_path)
+    again, gauges = AsyncScheduler(Sagc(candidates=[4, 8])), Gauges()
+    main.restore_scheduler(again, replay, gauges)
+    assert again.state_dict() == scheduler.state_dict()
+    assert [gauges.decision(batch) for batch in range(2)] == metrics and metrics[0] != metrics[1]

@@ -9,22 +9,21 @@ HISTORIES sets how many histories are tried in all.
 
 import math
 import os
+from collections.abc import Sequence, Set
 from functools import partial
 from itertools import product
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from areal_like.types import Completion, PartialSample
 from areal_like.wire.groups import Head, make_head
-from areal_like.wire.partials import encode_partial, versions_of
+from areal_like.wire.partials import versions_of
 from buffer import policies
 from buffer.events import Admit, Drop, Filter
 from buffer.groups import GroupManager
-from buffer.policies import Waiting, fifo, in_order, priority, windowed
+from buffer.policies import Waiting, fifo, in_order, windowed
 from buffer.prompts import PromptCursor
 from buffer.recovery import standing
 from buffer.results import Results
@@ -32,6 +31,7 @@ from buffer.samplers import pass_rate_pools
 from buffer.segment_file import load
 from buffer.staleness import Bound
 from buffer.store import LEASED, UNFINISHED, Entry, PartialGroup, Stage, Store
+from tests.buffer.house import partial_group
 from tests.buffer.paper import Paper
 
 ACTORS = ("a", "b", "c")
@@ -39,15 +39,16 @@ HISTORIES = int(os.environ.get("HISTORIES", "800"))
 PICK = st.integers(0, 999)
 
 
-def reward(group: Waiting) -> float:
-    return group.head.rewards[0]
+def by_reward(waiting: Sequence[Waiting], missing: Set[int], want: int) -> list[int]:
+    """A user's own policy."""
+    return [group.id for group in sorted(waiting, key=lambda group: group.head.rewards[0])[:want]]
 
 
 POLICIES = {
     "in_order": partial(in_order),
     "fifo": partial(fifo),
     "windowed": partial(windowed),
-    "priority": partial(priority, key=f"{__name__}:reward"),
+    "by_reward": partial(by_reward),
 }
 STALENESS_POLICIES = ("wait", "drop", "requeue", "mask_tokens")
 FILTERS = {"none": partial(policies.none), "zero_variance": partial(policies.zero_variance)}
@@ -68,11 +69,7 @@ def partial_of(group_id: int, versions: list[int]) -> PartialGroup:
     """versions[i] has made sample i; the newest has also made the last one."""
     made = [[(version, 2)] for version in versions]
     made[-1].append((max(versions), 1))
-    calls = [Completion(np.full(9, group_id)[:n], np.zeros(n), runs, "abort") for runs in made for n in [len(runs) + 1]]
-    samples = {index: PartialSample({(7, 0): call}) for index, call in enumerate(calls)}
-    encoded = encode_partial(group_id, samples, dict.fromkeys(versions, "d"))
-    assert encoded
-    return PartialGroup(*encoded)
+    return PartialGroup(*partial_group(group_id, *made))
 
 
 def payload_of(head: Head) -> bytes:
@@ -371,9 +368,10 @@ class BufferHistory(RuleBasedStateMachine):
     @invariant()
     def the_lowest_slot_comes_first(self) -> None:
         if hasattr(self, "replay"):
-            for found, stage in ((self.store.first_waiting, Stage.WAITING), (self.store.first_queued, Stage.QUEUED)):
-                slots = [entry.slot for entry in self.store.of(stage)]
-                assert (found and found.slot) == min(slots, default=None)
+            queued, lowest = self.store.first_queued, self.store.lowest_open
+            assert (queued and queued.slot) == min((e.slot for e in self.store.of(Stage.QUEUED)), default=None)
+            open_slots = [*self.store.slots.free, *(e.slot for e in self.store.of(*UNFINISHED))]
+            assert (lowest and lowest[0]) == min(open_slots, default=None)
 
     @invariant()
     def trained_at_most_once(self) -> None:

@@ -18,11 +18,7 @@ from buffer.staleness import Bound
 from buffer.store import UNFINISHED
 from tests.buffer.paper import Paper
 
-SAMPLERS: dict[str, partial] = {
-    "in_order": partial(in_order),
-    "pass_rate_pools": partial(pass_rate_pools),
-}
-every_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=list(SAMPLERS))
+POOLS = partial(pass_rate_pools)
 
 
 def known(rates: list[float], new: int = 0, results: int = WINDOW, taken: tuple[int, ...] = ()) -> Known:
@@ -39,13 +35,12 @@ def draws(sampler: Sampler, prompts: Known, count: int = 400) -> Counter[int]:
     return Counter(sampler(prompts, np.random.default_rng(number)) for number in range(count))
 
 
-@every_sampler
 @pytest.mark.parametrize("new", [0, 3, 10**9])
-def test_a_choice_is_a_prompt_that_is_free_or_a_new_one(sampler: partial, new: int) -> None:
+def test_a_choice_is_a_prompt_that_is_free_or_a_new_one(new: int) -> None:
     dice = np.random.default_rng(new)
     for size in (1, 2, 9):
         prompts = known(list(dice.random(size) * 0.8), new, taken=(0,))
-        chosen = draws(sampler, prompts, 60)
+        chosen = draws(POOLS, prompts, 60)
         assert set(chosen) <= {NEW, *range(size)} and (new or NEW not in chosen)
         assert 0 not in chosen or (size == 1 and not new), "it is under way, and others are not"
 
@@ -61,18 +56,8 @@ def test_pools_are_drawn_by_weight_and_an_empty_one_gives_its_part_to_the_others
     assert set(draws(only, known([0.1, 0.9], new=3), 40)) == {NEW, 0, 1}, "the only pool with a weight is empty"
 
 
-def test_the_default_order_asks_for_nothing_and_is_that_of_the_seed() -> None:
+def test_the_default_order_asks_for_nothing() -> None:
     assert not needs_results(partial(in_order)) and needs_results(partial(pass_rate_pools))
-    results = Results()
-    ours, plain = PromptCursor(7, 3, 0, SAMPLERS["in_order"], results), PromptCursor(7, 3)
-    for _ in range(7):
-        place = ours.next()
-        assert place == plain.next(), "the first epoch is the same"
-        results.admit(place.group_id, "", place.row)
-    later = [ours.next() for _ in range(2)]
-    for place in later:
-        results.admit(place.group_id, "", place.row)
-    assert len({place.row for place in later}) == 2
 
 
 def test_results_become_visible_when_a_batch_is_opened_whatever_the_order_of_finishing() -> None:
@@ -99,11 +84,10 @@ def test_results_become_visible_when_a_batch_is_opened_whatever_the_order_of_fin
     assert results.known("", 9).free.all()
 
 
-@every_sampler
-def test_ratios_of_a_mixture_hold_and_the_choice_stays_within_the_task(sampler: partial) -> None:
+def test_ratios_of_a_mixture_hold_and_the_choice_stays_within_the_task() -> None:
     shares = [Share("a", 0, 5, 3), Share("b", 5, 40, 1)]
     results, dice = Results(), random.Random(1)
-    cursor, plain = PromptCursor(shares, 0, 0, sampler, results), PromptCursor(shares, 0)
+    cursor, plain = PromptCursor(shares, 0, 0, POOLS, results), PromptCursor(shares, 0)
     for number in range(80):
         place = cursor.next()
         assert (place.group_id, place.task) == (number, plain.next().task)
@@ -133,8 +117,7 @@ def rolled_out(group_id: int, row: int, version: int) -> tuple[Head, bytes]:
     return encode_group(Group(group_id, samples, {version: f"d{version}"}))
 
 
-@every_sampler
-def test_snapshots_and_crashes_change_no_choice(sampler: partial) -> None:
+def test_snapshots_and_crashes_change_no_choice() -> None:
     """The same history twice: once undisturbed, once with snapshots and restarts at random moments."""
 
     def drawn(disturbed: bool) -> list[int]:
@@ -147,7 +130,7 @@ def test_snapshots_and_crashes_change_no_choice(sampler: partial) -> None:
             if found:
                 journal.restore(replay, 0)
             replay.record = journal.append
-            return replay, PromptCursor(9, 0, len(found), sampler, results)
+            return replay, PromptCursor(9, 0, len(found), POOLS, results)
 
         replay, prompts = begin()
         for _ in range(80):

@@ -1,95 +1,140 @@
-"""The controller against what should not happen: wrong digests, unknown peers, endless failure, silence."""
+"""The controller against wrong digests, false groups, unknown peers, endless failure and silence."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from areal_like.types import Group, Sample
+from areal_like.wire.groups import Head, encode_group
 from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail
 from buffer.store import LEASED, Stage
-from tests.buffer.house import SIGN_OF_LIFE, House, asynchronous, group
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
 
 
-def test_weights_with_a_wrong_digest_are_refused() -> None:
-    house = House(asynchronous())
-    house.hello("learner", "actor-0")
-    house.publish(0)
-    house.say("actor-0", "applied", {"version": 0, "digest": "other"})
-    assert house.server.fleet.by_name["actor-0"].version == -1
-    assert any(kind == "refused" and "digest" in body["reason"] for _, kind, body in house.router.sent)
-
-
-def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one() -> None:
-    house = House(asynchronous(), evaluate=6)
+def started(**options: Any) -> House:
+    """The learner's model knows 13 tokens."""
+    house = House(asynchronous(max_staleness=options.pop("max_staleness", 0)), **options)
     house.start()
-    mine, others = house.leases("actor-0", "heldout"), house.leases("actor-1", "heldout")
-    assert len(mine) == len(others) == 3
-    for lease in others:  # what another has the lease of does not count
-        house.say("actor-0", "evaluated", {"id": lease, "reward": 9.0, "oldest": 0, "newest": 0, "length": 4})
-    house.evaluate(0.5, version=0)
-    assert house.server.gauges.evaluations[0]["reward"] == 0.5
-    house.publish(1)
-    house.say("learner", "end_run", {"reason": "enough", "steps": 0})
-    assert not any(kind == "report" for _, kind, _ in house.router.sent)
-    house.apply(1)
-    house.evaluate(1.0, version=1)
+    house.say("learner", "model", {"vocab_size": 13})
+    return house
+
+
+# ---- groups that nobody can train on --------------------------------------------------------------------------------
+
+
+def bad_group(group_id: int, **changes: Any) -> tuple[Head, bytes]:
+    """8 samples of 3 tokens and 2 logprobs, with two turns each; one sample is changed."""
+    fields = {"tokens": np.ones(3, np.int32), "logprobs": np.full(2, -0.5, np.float32), "reward": 1.0}
+    fields |= {"prompt_length": 1, "loss_mask": np.ones(2, bool), "runs": [(0, 2)], "finish": "stop"}
+    fields |= {"turn_rewards": [(0, 0.5), (1, 0.5)]}
+    samples = [Sample(**fields)] * 7 + [Sample(**(fields | changes))]
+    head, payload = encode_group(Group(group_id, samples, {0: "d0"}))
+    return head, bytes(payload)
+
+
+WRONG_TOKEN = {"tokens": np.array([1, 13, 1], np.int32)}
+BAD = [
+    ("tokens", WRONG_TOKEN),
+    ("tokens", {"tokens": np.array([1, 1, -1], np.int32)}),
+    ("logprobs", {"logprobs": np.array([-1, 50], np.float32)}),
+    ("logprobs", {"logprobs": np.array([-np.inf, -1], np.float32)}),
+    ("logprobs", {"logprobs": np.array([-1, np.nan], np.float32)}),
+    ("loss mask", {"loss_mask": np.full(2, 7, np.uint8).view(bool)}),
+    ("turn rewards", {"turn_rewards": [(0, 1e300), (1, 0.0)]}),
+    ("turn rewards", {"turn_rewards": [(0, 0.0), (2, 0.0)]}),
+]
+
+
+def push_bad(house: House, name: str, group_id: int) -> None:
+    head, payload = bad_group(group_id, **WRONG_TOKEN)
+    house.say(name, "push", table(head), payload)
+
+
+@pytest.mark.parametrize(
+    ("column", "made"),
+    [
+        ("", bad_group),
+        *((column, lambda group_id, changes=changes: bad_group(group_id, **changes)) for column, changes in BAD),
+        ("form", lambda group_id: group(group_id, 0, samples=7)),
+        ("form", lambda group_id: group(group_id, 1)),  # version 1 is not published
+    ],
+)
+def test_a_group_that_nobody_could_train_on_is_refused_and_rolled_out_by_another(column: str, made: Any) -> None:
+    house = started()
+    bad = house.leases("actor-0")[0]
+    head, payload = made(bad)
+    house.say("actor-0", "push", table(head), bytes(payload))
+    assert ("actor-0", "pushed", {"ids": [bad]}) in house.router.sent, "or it would come again"
+    reasons = [body["reason"] for who, kind, body in house.router.sent if who == "actor-0" and kind == "refused"]
+    assert len(reasons) == bool(column) and all(f"group {bad}" in reason for reason in reasons)
+    assert house.server.gauges.refused == ({column: 1} if column else {})
+    assert house.leases("actor-1").count(bad) == 0, "it has its share"
+    house.push("actor-1", house.leases("actor-1")[0], 0)
+    assert house.leases("actor-1").count(bad) == bool(column) and house.leases("actor-0").count(bad) == 1
+    assert house.server.store.entries[bad].stage is (Stage.RUNNING if column else Stage.WAITING)
+
+
+def test_an_actor_whose_groups_are_refused_in_a_row_gets_no_more_and_without_any_other_the_run_ends() -> None:
+    house = started(max_staleness=8)
+    for group_id in house.leases("actor-0")[:3]:
+        push_bad(house, "actor-0", group_id)
+    before = len(house.leases("actor-0"))
+    house.push("actor-1", house.leases("actor-1")[0], 0)
+    house.say("actor-0", "credit", {"ended": 64})
+    assert len(house.leases("actor-0")) == before
+    assert "actor-0 gets no leases: 3 groups of it in a row were refused" in house.server.status()["waits"]
+    mine = house.leases("actor-1")[1:]
+    for group_id in mine[:2]:
+        push_bad(house, "actor-1", group_id)
+    with pytest.raises(RolloutsFail, match=r"3 groups in a row of every actor were refused; .* token 13 "):
+        push_bad(house, "actor-1", mine[2])
+
+
+def test_a_bad_group_takes_nothing_from_those_that_are_pushed_with_it() -> None:
+    """Groups that end in the same turn of an actor's loop share a message."""
+    house = started(max_staleness=8, actors=1)
+    ids = house.leases()[:4]
+    made = [bad_group(each, **(WRONG_TOKEN if each == ids[1] else {})) for each in ids]
+    house.say("actor-0", "push", table(*(head for head, _ in made)), *(payload for _, payload in made))
+    entries = house.server.store.entries
+    assert [entries[each].stage is Stage.WAITING for each in ids] == [True, False, True, True]
+    assert house.server.gauges.refused == {"tokens": 1} and house.router.refused == 1
+    acknowledged = [each for _, kind, body in house.router.sent if kind == "pushed" for each in body["ids"]]
+    assert sorted(acknowledged) == ids
+
+
+def test_a_group_that_several_actors_fail_at_is_dropped() -> None:
+    house = started(actors=3)
+    bad = house.leases("actor-0")[0]
     for _ in range(3):
-        house.server.step(0)
-    (report,) = (body["report"] for _, kind, body in house.router.sent if kind == "report")
-    assert [result["reward"] for result in report["evaluations"]] == [0.5, 1.0]
-    assert report["ledger"]["admitted"] == sum(report["ledger"]["dropped"].values())
-    assert report["ledger"]["active"] == 0
+        push_bad(house, house.server.store.entries[bad].actor, bad)
+    assert house.server.store.ledger()["dropped"] == {"malformed": 1}
+    assert len(set(house.leases())) == B + 1, "its slot goes to the next prompt"
 
 
-def test_admission_stops_while_the_buffer_is_full_of_bytes() -> None:
-    house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
-    house.server.dispatcher.max_bytes = 1
-    house.start()
-    assert len(house.leases()) == 2
-    house.finish(0, 0)
-    assert len(house.leases()) == 2, "over the limit, nothing new starts"
-    house.finish(1, 0)
-    house.push("actor-1", 2, 0)
-    assert len(house.leases()) == 2
-
-
-def test_a_full_buffer_still_fills_a_gap_that_the_next_batch_waits_for() -> None:
-    house = House(asynchronous(max_staleness=float("inf"), max_inflight_groups=2))
-    house.start()
-    house.server.dispatcher.max_bytes = 1
-    house.finish(1, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
-    house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
-    assert house.server.store.entries[3].slot == 0, "the slot that was left is taken first"
-    for group_id in (2, 3, 4):
-        house.finish(group_id, 0)
-    assert house.batches() == [[3, 1, 2, 4]]
-    assert sorted(house.leases()) == [0, 1, 2, 3, 4], "nothing beyond the batch that was wanted"
-
-
-def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -> None:
-    house = House(asynchronous(max_staleness=1))
-    house.start()
+def test_a_group_is_taken_from_an_actor_that_has_or_had_its_lease_and_from_nobody_else() -> None:
+    house = started(max_staleness=1)
     first, second, *_ = house.leases("actor-0")
-    before = house.server.store.ledger()
+    before, entries = house.server.store.ledger(), house.server.store.entries
     house.push("stranger", first, 0)
-    assert "say hello" in house.router.sent[-1][2]["reason"], "and so one who has only lost its hello says it again"
+    assert "say hello" in house.router.sent[-1][2]["reason"]
     house.push("actor-1", first, 0)
     answers = {kind: body for who, kind, body in house.router.sent[-2:] if who == "actor-1"}
     assert f"actor-1 has had no lease of group {first}" in answers["refused"]["reason"]
     assert answers["pushed"] == {"ids": [first]}, "or it would come for ever"
-    entry = house.server.store.entries[first]
-    assert (entry.stage, entry.actor, house.server.store.ledger()) == (Stage.RUNNING, "actor-0", before)
-    assert first in house.server.store.held_by("actor-0"), "its lease goes on"
+    assert (entries[first].actor, house.server.store.ledger()) == ("actor-0", before), "its lease goes on"
     house.has_been_silent("actor-0")
-    house.say("learner", "heartbeat", SIGN_OF_LIFE)  # a turn: what the silent one had goes to the other
+    house.say("learner", "heartbeat", SIGN_OF_LIFE)  # a turn: the groups of the silent one go to the other
     house.hello("actor-0")
-    assert all(house.server.store.entries[each].holders == ("actor-0", "actor-1") for each in (first, second))
-    house.push("actor-0", first, 0)
-    house.push("actor-1", first, 0)
-    house.push("actor-1", second, 0)
-    stages = [house.server.store.entries[each] for each in (first, second)]
-    assert [entry.stage for entry in stages] == [Stage.WAITING, Stage.WAITING]
-    assert [entry.pushed_by for entry in stages] == ["actor-0", "actor-1"]
+    for name, group_id in (("actor-0", first), ("actor-1", first), ("actor-1", second)):
+        house.push(name, group_id, 0)
+    assert [entries[each].pushed_by for each in (first, second)] == ["actor-0", "actor-1"]
     assert house.server.groups.duplicates == 1
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -97,38 +142,16 @@ def test_a_group_is_taken_from_who_has_or_had_its_lease_and_from_nobody_else() -
     [("failed", {"reason": "failed", "detail": ""}), ("left_out", {"cut": [3], "redrawn": []})],
 )
 def test_an_actor_says_nothing_about_a_group_that_another_one_rolls_out(kind: str, body: dict) -> None:
-    house = House(asynchronous(max_staleness=1))
-    house.start()
+    house = started(max_staleness=1)
     group_id, *_ = house.leases("actor-0")
-    before = house.server.store.ledger()
+    before, entry = house.server.store.ledger(), house.server.store.entries[group_id]
     house.say("actor-1", kind, {"id": group_id} | body)
-    entry = house.server.store.entries[group_id]
     assert (entry.stage, entry.actor, entry.cut, house.server.store.ledger()) == (Stage.RUNNING, "actor-0", (), before)
     house.say("actor-0", kind, {"id": group_id} | body)
     assert house.server.store.ledger() != before if kind == "failed" else entry.cut == (3,)
 
 
-def test_leases_follow_free_slots_not_whole_groups() -> None:
-    """Two groups of 8 fill 16 slots; when any 8 sequences end, the next group has room."""
-    house = House(asynchronous(max_staleness=8), actors=1)
-    house.hello("learner")
-    house.hello("actor-0", slots=20)
-    house.publish(0)
-    house.apply(0)
-    assert house.leases() == [0, 1]
-    house.say("actor-0", "credit", {"ended": 3})
-    assert house.leases() == [0, 1]
-    house.say("actor-0", "credit", {"ended": 4})
-    assert house.leases() == [0, 1, 2]
-
-
-def test_endless_failure_ends_the_run_with_its_reason() -> None:
-    house = House(asynchronous(max_staleness=0))
-    house.start()
-    with pytest.raises(RolloutsFail, match=r"16 groups in a row.*no chat template"):
-        for group_id in range(1000):
-            house.say("actor-0", "failed", {"id": group_id, "reason": "failed", "detail": "no chat template"})
-            house.say("actor-1", "failed", {"id": group_id, "reason": "failed", "detail": "no chat template"})
+HELLO = {"role": "actor", "name": "actor-0", "pid": 1, "slots": 256}
 
 
 @pytest.mark.parametrize(
@@ -140,18 +163,26 @@ def test_endless_failure_ends_the_run_with_its_reason() -> None:
         ("want", {"index": 0, "version": 0}),
         ("end_run", {"reason": "", "steps": 0}),
         ("checkpointed", {"step": 1}),
+        ("applied", {"version": 0, "digest": "other"}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"wall_seconds": "y"}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"engine": 1.0}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"engine_note": "\n"}}),
         ("heartbeat", SIGN_OF_LIFE | {"progress": {"x": 1}}),
         ("heartbeat", SIGN_OF_LIFE | {"heldout": {1: "x"}}),
-        ("evaluated", {"id": 3, "reward": 1.0, "oldest": 0, "newest": 0, "length": 1}),
-        ("hello", {"role": "learner", "name": "learner", "pid": 2, "slots": 0}),
+        ("left_out", {"id": 0, "cut": [1] * 9, "redrawn": []}),
+        ("left_out", {"id": 0, "cut": [], "redrawn": ["why"] * 65}),
+        ("relay", {"endpoint": "file:///tmp/x", "key": ""}),
+        ("hello", HELLO | {"role": "learner"}),
+        ("hello", HELLO | {"name": "another"}),
+        ("hello", HELLO | {"role": "god"}),
+        ("hello", HELLO | {"name": "a\n"}),
     ],
 )
 def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) -> None:
-    house = House(asynchronous(max_staleness=0))
-    house.start()
+    house = started()
     before = house.server.store.ledger(), house.server.weights.version, len(house.leases())
-    house.say("actor-0", kind, body)
+    house.say(next(name for name in house.names if 0 in house.leases(name)), kind, body)
+    assert house.router.refused == 1 and house.router.sent[-1][1] == "refused"
     assert (house.server.store.ledger(), house.server.weights.version, len(house.leases())) == before
     assert house.server.learner.peer == b"learner" and not house.server.phase.finishing
     house.say("learner", "want", {"index": 0, "version": 0})
@@ -163,71 +194,58 @@ def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) 
 
 @pytest.mark.parametrize(("kind", "body", "refused"), [("credit", {"ended": 1}, 0), ("heartbeat", SIGN_OF_LIFE, 1)])
 def test_an_actor_that_has_left_is_asked_for_hello_by_signs_of_life_only(kind: str, body: dict, refused: int) -> None:
-    house = House(asynchronous())
-    house.start()
+    house = started()
     house.server.remove_actor(house.server.fleet.by_name["actor-0"])
-    before = house.server.router.refused
     house.say("actor-0", kind, body)
-    assert house.server.router.refused - before == refused
+    assert house.server.router.refused == refused
 
 
-def test_a_start_that_does_not_come_ends_with_the_name_of_who_is_missing() -> None:
-    house = House(asynchronous())
-    house.server.ready_timeout = 5.0
-    house.hello("learner", "actor-0")
-    house.publish(0)
-    house.apply(0, "actor-0")
-    house.server._born -= 6
-    with pytest.raises(BusError, match=r"the start waits for 1 actor$"):
-        house.server.step(0)
-
-
-def test_an_actor_that_is_left_out_is_not_waited_for_at_the_start() -> None:
-    house = House(asynchronous())
-    house.hello("learner", "actor-0")
-    house.publish(0)
-    house.apply(0, "actor-0")
-    assert house.server.phase.started_at is None
-    house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "died", "for_good": True})
-    assert house.server.phase.started_at is not None and house.leases("actor-0")
-
-
-def test_an_actor_is_left_out_once_however_often_its_death_is_reported() -> None:
-    house = House(asynchronous())
-    expected = house.server.peers.expected_actors = 3
+def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one() -> None:
+    house = started(evaluate=6)
+    mine, others = house.leases("actor-0", "heldout"), house.leases("actor-1", "heldout")
+    assert len(mine) == len(others) == 3
+    for lease in others:  # a result of another actor's lease does not count
+        house.say("actor-0", "evaluated", {"id": lease, "reward": 9.0, "oldest": 0, "newest": 0, "length": 4})
+    house.evaluate(0.5, version=0)
+    assert house.server.gauges.evaluations[0]["reward"] == 0.5
+    house.publish(1)
+    house.say("learner", "end_run", {"reason": "enough", "steps": 0})
+    assert not any(house.store.held_by(name) for name in house.names)
+    assert not any(kind == "report" for _, kind, _ in house.router.sent)
+    assert house.server.waits() == ["the end waits for the last evaluation"]
+    house.apply(1)
+    house.evaluate(1.0, version=1)
     for _ in range(3):
-        house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "died", "for_good": True})
-    assert house.server.peers.expected_actors == expected - 1
+        house.server.step(0)
+    (report,) = (body["report"] for _, kind, body in house.router.sent if kind == "report")
+    assert [result["reward"] for result in report["evaluations"]] == [0.5, 1.0]
+    assert report["ledger"]["admitted"] == sum(report["ledger"]["dropped"].values())
 
 
-def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
-    house = House(asynchronous(max_staleness=0))
-    house.start()
-    rotated = []
-    house.server.outbox.rotate = lambda *args: rotated.append(house.server.learner.steps)  # type: ignore[method-assign]
-    for step in range(3):
-        for name in house.names:
-            for group_id in house.leases(name):
-                if group_id in house.server.store.entries:
-                    house.push(name, group_id, step)
-        house.say("learner", "want", {"index": step, "version": step})
-        house.say("learner", "trained", {"index": step})
-        house.say("learner", "checkpointed", {"step": 1})
-        house.publish(step + 1)
-        house.apply(step + 1)
-    assert house.server.learner.steps == 3 and rotated == [1], (
-        "batches 1 and 2 are in no checkpoint: the journal must keep them"
-    )
+# ---- memory, slots, and the journal ---------------------------------------------------------------------------------
 
 
-def test_what_runs_counts_against_the_memory_before_it_comes() -> None:
+def test_a_full_buffer_starts_only_groups_of_the_batch_that_the_learner_waits_for() -> None:
+    house = started(max_staleness=float("inf"), actors=1)
+    house.server.dispatcher.max_bytes = 1
+    before = len(house.leases())
+    house.finish(1, 0)
+    house.say("learner", "want", {"index": 0, "version": 0})
+    house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
+    house.say("actor-0", "credit", {"ended": 16})
+    assert len(house.leases()) == before + 1, "over the limit, nothing else starts"
+    assert house.server.store.entries[before].slot == 0, "the slot that was left is taken first"
+    for group_id in (2, 3, before):
+        house.finish(group_id, 0)
+    assert house.batches() == [[before, 1, 2, 3]]
+
+
+def test_running_groups_count_against_the_memory_before_they_come() -> None:
     house = House(asynchronous(max_staleness=float("inf")))
     size = group(0, 0)[0].size
     house.server.dispatcher.max_bytes = 6 * size
-    house.hello("learner")
-    house.hello(*house.names, slots=8)  # one group at a time each
-    house.publish(0)
-    house.apply(0)
+    house.slots = 8  # one group at a time each
+    house.start()
     for group_id in range(20):
         for name in house.names:
             house.say(name, "credit", {"ended": 8 * (group_id + 1)})
@@ -237,11 +255,82 @@ def test_what_runs_counts_against_the_memory_before_it_comes() -> None:
     assert house.server.store.bytes >= 4 * size, "it is used, too"
 
 
-def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
-    def filter_of_the_user(rewards: list[float], lengths: list[int]) -> str:
-        return str(1 / (len(rewards) - 8))
-
-    house = House(asynchronous(max_staleness=1), group_filter=filter_of_the_user)
+def test_leases_follow_free_slots_not_whole_groups() -> None:
+    """Two groups of 8 fill 16 slots; when any 8 sequences end, the next group has room."""
+    house = House(asynchronous(max_staleness=8), actors=1)
+    house.slots = 20
     house.start()
+    for ended, leases in ((0, [0, 1]), (3, [0, 1]), (4, [0, 1, 2])):
+        house.say("actor-0", "credit", {"ended": ended})
+        assert house.leases() == leases
+
+
+def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
+    """Batches 1 and 2 are in no checkpoint: the journal must keep them."""
+    house, rotated = started(), []
+    house.server.outbox.rotate = lambda *args: rotated.append(house.server.learner.steps)  # type: ignore[method-assign]
+    for step in range(3):
+        for name in house.names:
+            for group_id in sorted(house.store.held_by(name)):
+                house.push(name, group_id, step)
+        house.say("learner", "want", {"index": step, "version": step})
+        house.say("learner", "trained", {"index": step})
+        house.say("learner", "checkpointed", {"step": 1})
+        house.publish(step + 1)
+        house.apply(step + 1)
+    assert house.server.learner.steps == 3 and rotated == [1]
+
+
+# ---- failure, and the start -----------------------------------------------------------------------------------------
+
+
+def test_endless_failure_ends_the_run_with_its_reason() -> None:
+    house = started()
+    with pytest.raises(RolloutsFail, match=r"16 groups in a row.*no chat template"):
+        for group_id in range(1000):
+            for name in house.names:
+                house.say(name, "failed", {"id": group_id, "reason": "failed", "detail": "no chat template"})
+
+
+def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
+    house = started(group_filter=lambda rewards, lengths: str(1 / (len(rewards) - 8)))
     with pytest.raises(ZeroDivisionError):
         house.finish(0, 0)
+
+
+def one_of_two_actors() -> House:
+    house = House(asynchronous())
+    house.hello("learner", "actor-0")
+    assert house.server.waits() == ["the start waits for the learner and 2 actors"], "it has published nothing"
+    house.publish(0)
+    house.apply(0, "actor-0")
+    assert house.server.waits() == ["the start waits for 1 actor"] and not house.leases()
+    return house
+
+
+def test_a_start_that_does_not_come_ends_with_the_name_of_the_missing_role() -> None:
+    house = one_of_two_actors()
+    house.server.ready_timeout = 5.0
+    house.server._born -= 6
+    with pytest.raises(BusError, match=r"the start waits for 1 actor$"):
+        house.server.step(0)
+
+
+def test_an_actor_that_is_left_out_is_not_waited_for_at_the_start_and_counts_once() -> None:
+    house = one_of_two_actors()
+    for _ in range(3):
+        house.say("supervisor", "lost", {"name": "actor-1", "pid": 0, "how": "died", "for_good": True})
+    assert house.server.phase.started_at is not None and house.leases("actor-0")
+    assert house.server.peers.expected_actors == 1
+
+
+def test_a_stall_names_the_waiting_roles() -> None:
+    house = started()
+    for group_id in house.leases("actor-0"):
+        house.finish(group_id, 0)
+    assert "actor-0 waits for the learner (staleness bound)" in house.server.waits()
+    house.say("learner", "want", {"index": 0, "version": 0})
+    left = len(house.leases("actor-1"))
+    assert f"learner waits for batch 0: {B - left} groups are ready, {left} run on actor-1" in house.server.waits()
+    house.publish(1)
+    assert "actor-0 waits for weights" in house.server.waits()

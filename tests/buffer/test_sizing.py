@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from buffer.schedulers import AsyncScheduler, GroupPlan, Round, View
 from buffer.sizing import Fixed, GroupLengths, Sagc, check_sizes
 
 
@@ -71,51 +70,6 @@ def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -
     assert sagc.share_mean == pytest.approx(np.mean(shares[:-1]), abs=1e-9)
 
 
-def closed(lengths: np.ndarray, need: int) -> GroupLengths:
-    """A group that takes the first `need` responses; the others are cut when the last of these ends."""
-    ordered = np.sort(lengths).tolist()
-    tokens = ordered[:need] + [ordered[need - 1]] * (len(ordered) - need)
-    return GroupLengths(tuple(tokens), (False,) * need + (True,) * (len(ordered) - need), closed=True)
-
-
-def test_what_was_cut_of_a_closed_group_counts_by_what_it_would_have_become() -> None:
-    """Lengths e^(0.6 z): three of ten are cut at 1.4 medians. Each is a straggler with P(L > 3) / P(L > 1.4)."""
-    group = GroupLengths((407, 549, 698, 835, 990, 1010, 1270, *(1400,) * 3), (False,) * 7 + (True,) * 3, True)
-    sagc = Sagc(candidates=[8], forget=1.0)
-    sagc.below, sagc.below_sum = 1e9, 1e9 * 0.6 * math.sqrt(2 / math.pi)  # the spread is known
-    sagc.next_size([group])
-
-    def longer(ratio: float) -> float:
-        return math.erfc(math.log(ratio) / 0.6 / math.sqrt(2)) / 2
-
-    chance = longer(3.0) / longer(1400 / 1000)
-    assert sagc.spread == pytest.approx(0.6, rel=1e-6)
-    assert sagc.share == pytest.approx(1 - (1 - chance) ** 3, rel=1e-3)
-    assert (sagc.a, sagc.b) == pytest.approx((1 + 3 * chance, 1 + 10 - 3 * chance), rel=1e-3)
-    sagc.next_size([group._replace(tokens=(*group.tokens[:-1], 3001))])
-    assert sagc.share == 1.0, "one of them is a straggler already"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("over", [1.25, 1.5])
-def test_closing_groups_at_the_first_responses_hides_no_straggler(over: float) -> None:
-    """The true share among all started responses stays near the budget, though no straggler ever ends."""
-    random, sagc, seen = np.random.default_rng(0), Sagc(), list[GroupLengths]()
-    shares, sizes = [], []
-    for step in range(2000):
-        size = sagc.next_size(seen)
-        spread = 0.6 + 0.12 * math.sin(4 * math.pi * step / 2000)
-        started = (128 // size, math.ceil(over * size))
-        lengths = np.round(1000 * np.exp(random.normal(0, 0.6, (128 // size, 1)) + random.normal(0, spread, started)))
-        seen = [closed(group, size) for group in lengths.astype(int)]
-        shares.append(np.mean(lengths.max(1) > 3 * np.median(lengths, 1)))
-        sizes.append(size)
-    quarters = np.reshape(shares, (4, -1)).mean(1)
-    assert np.abs(quarters - 0.3).max() < 0.1, quarters
-    assert sagc.share_mean == pytest.approx(0.3, abs=0.01)
-    assert 4 < np.mean(sizes[:500]) < np.mean(sizes[500:1000])
-
-
 def test_its_state_survives_a_crash() -> None:
     sagc = Sagc(group_size=8)
     sagc.next_size([done(*range(1, 9))] * 3)
@@ -126,10 +80,7 @@ def test_its_state_survives_a_crash() -> None:
 
 def test_a_batch_keeps_its_samples() -> None:
     assert check_sizes(Sagc(group_size=8), 16) == 128 == check_sizes(Fixed(group_size=8), 16)
-    words = (
-        r"sizing\.candidates: groups of 32 can't make up a batch of 48.*sizing\.candidates=\[4, 8, 16\].*multiple of 32"
-    )
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=r"sizing\.candidates: groups of 32 can't make up a batch of 48"):
         check_sizes(Sagc(group_size=8), 6)
 
 
@@ -137,10 +88,3 @@ def test_a_batch_keeps_its_samples() -> None:
 def test_candidates_are_ascending_whole_numbers(candidates: list) -> None:
     with pytest.raises(ValueError, match=r"sizing\.candidates must be ascending whole numbers >= 2, not \["):
         Sagc(candidates=candidates)
-
-
-@pytest.mark.parametrize("deferred", [0, 1])
-def test_an_async_run_takes_what_a_sync_one_has_deferred_before_new_prompts(deferred: int) -> None:
-    """After a resume in the other mode."""
-    view = View(1, 0, deferred, lambda: Round(1, 0, 0, math.inf, True))
-    assert AsyncScheduler(Fixed(group_size=4)).admit(view) == GroupPlan(4, 4, deferred=bool(deferred))

@@ -3,6 +3,7 @@
 Every prompt is trained exactly once (or counted under the reason why not), strictly on-policy, after any event.
 """
 
+import contextlib
 import os
 import random
 from collections.abc import Sequence
@@ -11,8 +12,7 @@ from functools import partial
 import pytest
 
 from areal_like.config.run_config import load
-from areal_like.types import Completion, PartialSample
-from areal_like.wire.partials import encode_partial
+from buffer.checks import RolloutsFail
 from buffer.groups import GroupManager
 from buffer.policies import in_order
 from buffer.schedulers import SyncScheduler
@@ -20,8 +20,8 @@ from buffer.sizing import Fixed, GroupLengths, Sizing
 from buffer.staleness import Bound
 from buffer.store import LEASED, Stage
 from scripts.starting.preflight import preflight
-from tests.buffer.house import B, House, table
-from tests.buffer.rounds import SIZINGS, Run, head_of
+from tests.buffer.histories import SIZINGS, head_of, in_rounds, overlapping
+from tests.buffer.house import B, House, partial_group, table
 
 HISTORIES = int(os.environ.get("HISTORIES", "1200")) // 20
 
@@ -31,10 +31,10 @@ HISTORIES = int(os.environ.get("HISTORIES", "1200")) // 20
 def test_every_prompt_is_trained_once_whatever_happens(sizing: str, staleness: int) -> None:
     for number in range(HISTORIES // 4):
         dice = random.Random(number)
-        run = Run(dice, sizing, batches=8, staleness=staleness)
+        run = in_rounds(dice, sizing, batches=8, staleness=staleness)
         for _ in range(dice.randint(0, 120)):
             run.step()
-        run.go_to_the_end()
+        run.go_on(until=8)
         ledger = run.house.server.store.ledger()
         assert not set(ledger["dropped"]) - {"rejected"}, ledger
         assert ledger["active"] == 0, "the end of the data has flushed the queue"
@@ -43,16 +43,30 @@ def test_every_prompt_is_trained_once_whatever_happens(sizing: str, staleness: i
         assert ledger["trained"] == 8 * B or sizing != "fixed"
 
 
-@pytest.mark.parametrize("sizing", SIZINGS)
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_whatever_happens_leases_are_known_and_batches_come(first: int) -> None:
+    timeouts = aside = 0
+    for number in range(first, first + 50):
+        run = overlapping(random.Random(number))
+        with contextlib.suppress(RolloutsFail):
+            for _ in range(60):
+                run.step()
+            run.crash()
+            run.go_on(until=len(run.trained) + 2)
+        timeouts, aside = timeouts + run.timeouts, aside + run.aside
+    assert min(timeouts, aside) > 10
+
+
+@pytest.mark.parametrize("sizing", ["fixed", "restless"])
 def test_an_epoch_has_each_prompt_once_though_some_wait_until_the_next_one_has_begun(sizing: str) -> None:
     overtaken = 0
     for number in range(10):
-        run = Run(random.Random(number), sizing, batches=8, zero_variance=False, rows=7)
+        run = in_rounds(random.Random(number), sizing, batches=8, zero_variance=False, rows=7)
         for turn in range(80):
             run.step(calm=True)
             if turn == 40:
                 run.begin()  # a crash, with prompts of the epoch before in the queue
-        run.go_to_the_end()
+        run.go_on(until=8)
         ids = [group_id for batch in run.trained for group_id in batch]
         assert sorted(ids) == list(range(len(ids)))
         for epoch in range(len(ids) // 7):
@@ -72,6 +86,11 @@ def owner(house: House, group_id: int) -> str:
     return next(name for name in house.names if group_id in house.leases(name))
 
 
+def hand_back(house: House, *ids: int) -> None:
+    for group_id in ids:
+        house.say(owner(house, group_id), "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
+
+
 def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     launched = sorted(house.leases())
@@ -81,23 +100,11 @@ def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() 
         house.push(owner(house, group_id), group_id, 0)
     assert sorted(house.batches()[0]) == [2, 3, 4, 5]
     cancels = [(who, body) for who, kind, body in house.router.sent if kind == "cancel"]
-    assert sorted(cancels, key=str) == sorted(
-        ((owner(house, i), {"ids": [i], "hand_back": True}) for i in (0, 1)), key=str
-    )
-    for group_id in (0, 1):
-        house.say(owner(house, group_id), "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
+    assert len(cancels) == 2 and all((owner(house, i), {"ids": [i], "hand_back": True}) in cancels for i in (0, 1))
+    hand_back(house, 0, 1)
     assert [entry.id for entry in house.server.store.of(Stage.DEFERRED)] == [0, 1]
     house.push(owner(house, 0), 0, 0)
     assert house.server.store.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
-
-
-def test_redundant_groups_start_in_the_same_turn_as_those_that_have_places() -> None:
-    house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=1)
-    house.hello("learner", "actor-0")
-    house.publish(0)
-    assert not house.leases()
-    house.apply(0)
-    assert house.leases() == list(range(6)) and set(house.server.store.redundant) == {4, 5}
 
 
 def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
@@ -127,30 +134,17 @@ def test_only_short_rounds_start_more_responses_than_they_need() -> None:
     assert scheduler.open_batch(32, 4, []) == 4 and (scheduler.long, scheduler.launch) == (True, 8)
 
 
-@pytest.mark.parametrize("oversampled", [1.5, 2.0])
-def test_a_scheduler_knows_after_a_restart_which_round_it_was_in(oversampled: float) -> None:
-    before, after = (SyncScheduler(Fixed(group_size=8), oversample_prompts=oversampled) for _ in range(2))
-    after.load_state_dict(before.state_dict())
-    assert (after.groups, after.long) == (0, False), "before the first round"
-    before.groups, before.long = 3, True
-    after.load_state_dict(before.state_dict())
-    assert (after.groups, after.long) == (3, True)
-
-
 def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=2.0))
-    late = [(owner(house, group_id), group_id) for group_id in range(4)]
     for group_id in (4, 5, 6, 7):
         house.push(owner(house, group_id), group_id, 0)
-    for name, group_id in late[:2]:
-        house.say(name, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
+    hand_back(house, 0, 1)
     house.say("learner", "want", {"index": 1, "version": 1})
     house.say("learner", "trained", {"index": 0})
     house.publish(1)
     house.apply(1)
     assert house.server.dispatcher.scheduler.long and sorted(house.leases()[8:]) == [0, 1]
-    for name, group_id in late[2:]:
-        house.say(name, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
+    hand_back(house, 2, 3)
     assert sorted(house.leases()[8:]) == [0, 1, 2, 3], "the queue alone, no new prompt"
 
 
@@ -162,8 +156,7 @@ def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
             head, payload = head_of(group_id, 0, size)
             house.say(owner(house, group_id), "push", table(head), payload)
     house.server.gauges.take_seen()
-    partials = {0: PartialSample({(1, 0): Completion([1, 2, 3], [0.0] * 3, [(0, 3)], "stop")})}
-    meta, part = encode_partial(last, partials, {0: "d0"})
+    meta, part = partial_group(last, [(0, 3)], first="stop")
     house.say(owner(house, last), "hand_back", {"ids": [last], "partials": [meta], "leaving": False}, part)
     (seen,) = house.server.gauges.take_seen()
     assert seen == GroupLengths((3,) + (0,) * (size - 1), (False,) + (True,) * (size - 1)) and size > 1
@@ -194,8 +187,7 @@ def first_round_done(house: House) -> None:
 def test_the_last_rounds_have_places_for_all_that_wait_whatever_the_controller_would_like() -> None:
     house = started(SyncScheduler(Growing(then=32), oversample_prompts=1.5), last_batch=2)
     first_round_done(house)
-    for group_id in (0, 1):
-        house.say(owner(house, group_id), "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
+    hand_back(house, 0, 1)
     house.publish(1)
     house.apply(1)
     running = house.server.store.of(*LEASED)
@@ -211,40 +203,6 @@ def test_a_group_that_was_recalled_wins_no_place_in_the_next_round() -> None:
     assert [(entry.id, entry.need) for entry in running] == [(0, 8), (5, 16), (6, 16)]
     house.push(owner(house, 0), 0, 0)
     assert house.server.store.entries[0].stage is Stage.DEFERRED
-
-
-def test_cut_samples_go_on_only_where_the_bound_lets_them() -> None:
-    with pytest.raises(ValueError, match="mode=sync allows 0 only"):
-        SyncScheduler(Fixed(), max_staleness=2)
-    SyncScheduler(Fixed(), max_staleness=2, oversample_prompts=1.25)
-
-
-def test_groups_that_are_filtered_are_refilled_and_long_prompts_come_all_the_same() -> None:
-    """Dynamic sampling: most groups teach nothing, and groups that were broken off are not forgotten."""
-    dice = random.Random(1)
-    run = Run(dice, "fixed", batches=12)
-    first_cut: dict[int, int] = {}
-    for _ in range(4000):
-        if len(run.trained) == run.batches:
-            break
-        for entry in run.house.server.store.of(Stage.DEFERRED):
-            first_cut.setdefault(entry.id, len(run.trained))
-        name = dice.choice(run.house.names)
-        if run.leased[name] and dice.random() < 0.8:
-            run.push(name, max(run.leased[name]), dice.random() < 0.7)
-        else:
-            run.step(calm=True)
-    trained_in = {group_id: number for number, ids in enumerate(run.trained) for group_id in ids}
-    waits = [trained_in[each] - cut for each, cut in first_cut.items() if each in trained_in]
-    assert len(run.trained) == 12 and run.house.server.store.ledger()["active"] == 0 and waits
-    assert max(waits) <= 6, "each 1.5 x 4 start, so every third round is long"
-
-
-def test_batches_are_in_the_order_of_the_prompts_and_come_whole() -> None:
-    house = started(SyncScheduler(Fixed(group_size=8)))
-    for group_id in (3, 1, 2, 0):
-        house.push(owner(house, group_id), group_id, 0)
-    assert house.batches() == [[0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize("versions", [(0, 0), (1, 2), (2, 2)])
@@ -264,10 +222,10 @@ def test_strict_rounds_serve_nothing_but_the_current_version(versions: tuple[int
             replay.serve(1)
 
 
-def test_going_on_from_older_tokens_says_that_it_is_off_policy() -> None:
+def test_going_on_from_older_tokens_warns_that_it_is_off_policy() -> None:
+    with pytest.raises(ValueError, match="mode=sync allows 0 only"):
+        SyncScheduler(Fixed(), max_staleness=2)
     assert SyncScheduler(Fixed(), oversample_prompts=1.25).warning() == ""
-    warned = SyncScheduler(Fixed(), oversample_prompts=1.25, max_staleness=2).warning()
-    assert "no longer strictly on-policy" in warned
     overrides = ["mode=sync", "scheduler.oversample_prompts=1.25", "scheduler.max_staleness=2"]
-    assert preflight(load(["quickstart", *overrides])) == warned
+    assert "no longer strictly on-policy" in preflight(load(["quickstart", *overrides]))
     assert preflight(load(["quickstart", *overrides, "partial_rollout=restart"])) == ""

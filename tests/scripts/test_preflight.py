@@ -66,7 +66,6 @@ EXITS = f"{{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"
             [f"task={{name: mixture, tasks: {{a: copy}}, workflows: {{a: {AGENT}}}}}"],
         ),
         ("task.workflows.a.environment", [f"task={{name: mixture, tasks: {{a: copy}}, workflows: {{a: {EXITS}}}}}"]),
-        ("batch_policy.key", ["batch_policy={name: priority, key: 'nomod:f'}"]),
         ("sampling.max_new_tokens", ["sampling.max_new_tokens=5000"]),
         ("engine.kv_tokens", ["engine.kv_tokens=4"]),
         ("group_reward", ["task=arithmetic", JUDGE]),
