@@ -118,18 +118,15 @@ class FailedGroups:
     """Counts groups that failed in a row, with no success between. `most` of them end the run: it makes no progress."""
 
     def __init__(self, most: int):
-        self.most, self.count, self.last = most, 0, ""
+        self.most, self.count = most, 0
 
     def add(self, group_id: int, reason: str, detail: str) -> None:
         """Count a failed group. Raises RolloutsFail at the `most`-th in a row."""
-        self.count, self.last = self.count + 1, f"{reason} {detail}".strip()
+        self.count += 1
         if self.count <= 3:
-            log.warning("group %d %s", group_id, self.last)
+            log.warning("group %d %s %s", group_id, reason, detail)
         if self.count >= self.most:
-            raise RolloutsFail(f"{self.count} groups in a row could not be rolled out; the last: {self.last}")
-
-    def end(self) -> None:
-        self.count, self.last = 0, ""
+            raise RolloutsFail(f"{self.count} groups in a row could not be rolled out; the last: {reason} {detail}")
 
 
 MOST_ANSWERS = 32

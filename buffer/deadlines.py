@@ -1,19 +1,14 @@
 """The deadline of a lease: an actor that is alive but makes no progress must not hold up the others.
 
 Each heartbeat names the leases of the actor that made progress (`actors.progress` defines it). The buffer revokes a
-lease without progress for `buffer.lease_timeout` seconds and gives its group to another actor, if there is one. The
-first push wins.
+lease without progress for `buffer.lease_timeout` seconds: its group goes to another actor or, the third time, is
+dropped as "timed out". The first push wins. The actor is benched: it gets no leases while others work, until it has
+finished something, or for another timeout. Held-out prompts have the same deadline; the third time they count as failed
+(reward 0). While an engine starts or restarts, the clocks of its leases stop.
 
-    lease ──no progress for the timeout──► revoked: QUEUED again; its actor is benched: no new leases while others work,
-       │                                   until it has finished something, or for another timeout
-       └──the third time for a group────► dropped as "timed out"; its slot goes to another prompt
-
-The buffer makes an actor quit if the whole actor seems to hang, and its launcher starts it again. There are two
-signs. It loses MOST_IN_A_ROW leases, finishes nothing between, and none of its other leases moves. Or its bench is
-over, and it has not taken new weights for another timeout.
-
-Held-out prompts have the same deadline; the third time they count as failed (reward 0). While an engine starts or
-restarts, the clocks of its leases stop.
+The buffer makes an actor quit that seems to hang, and its launcher starts it again. There are two signs. It loses
+MOST_IN_A_ROW leases, finishes nothing between, and none of its other leases moves. Or its bench is over, and it has not
+taken new weights for another timeout.
 """
 
 from __future__ import annotations

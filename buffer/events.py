@@ -18,15 +18,22 @@ class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=s
     """The tag is the class name in lower case."""
 
 
+class _OfGroup(_Record):
+    id: int
+
+
+class _OfBatch(_Record):
+    batch: int
+
+
 # ---- one group ------------------------------------------------------------------------------------------------------
 
 
-class Admit(_Record):
+class Admit(_OfGroup):
     """A new group is leased to `actor`, which holds `version`. It starts `launch` samples; the first `need` to finish
     make the group. `redundant`: the group gets no slot of its own. `task`: the task of a mixture that its prompt is
     from (else "")."""
 
-    id: int
     row: int
     launch: int
     need: int
@@ -36,47 +43,38 @@ class Admit(_Record):
     task: str = ""
 
 
-class Lease(_Record):
+class Lease(_OfGroup):
     """A group that waited for a lease runs on `actor`. `version`: none of its tokens will be older. `resumes`: the
     lease carries the partial group of an earlier lease; otherwise that partial group is discarded."""
 
-    id: int
     actor: str
     version: int
     resumes: bool
 
 
-class Recall(_Record):
+class Recall(_OfGroup):
     """The actor is asked to hand the group back."""
 
-    id: int
 
-
-class Requeue(_Record):
+class Requeue(_OfGroup):
     """The group needs another lease: its rollout is lost, too old or unreadable."""
 
-    id: int
 
-
-class HandBack(_Record):
+class HandBack(_OfGroup):
     """The actor stops working on the group. Its samples (`head`, see `wire.partials`, and the record's payload)
     replace those that the lease carried."""
 
-    id: int
     head: PartialHead
 
 
-class Forget(_Record):
+class Forget(_OfGroup):
     """The partial group of an earlier lease can't be read any more."""
 
-    id: int
 
-
-class LeaveOut(_Record):
+class LeaveOut(_OfGroup):
     """Samples that are not part of the group. `cut`: tokens of each sample that the group did not wait for. `redrawn`:
     the reason of each sample that was drawn again."""
 
-    id: int
     cut: tuple[int, ...]
     redrawn: list[str]
 
@@ -89,48 +87,41 @@ class Push(_Record):
     actor: str
 
 
-class Place(_Record):
+class Place(_OfGroup):
     """A redundant group takes the slot of `loser`, which then has none; None: it takes a free slot."""
 
-    id: int
     loser: int | None
 
 
-class Defer(_Record):
+class Defer(_OfGroup):
     """A redundant group got no slot: it goes to the end of the queue."""
 
-    id: int
 
-
-class Readmit(_Record):
+class Readmit(_OfGroup):
     """A deferred group gets the next slot, and as many samples as its new batch asks for."""
 
-    id: int
     launch: int
     need: int
 
 
-class Drop(_Record):
+class Drop(_OfGroup):
     """The group leaves untrained and counts under `reason`."""
 
-    id: int
     reason: str
 
 
-class Filter(_Record):
+class Filter(_OfGroup):
     """Like `Drop`, for a complete group that is not worth training on."""
 
-    id: int
     reason: str
 
 
 # ---- batches --------------------------------------------------------------------------------------------------------
 
 
-class Open(_Record):
+class Open(_OfBatch):
     """Batch `batch` will have `groups` groups. `scheduler`: the scheduler's state then (None: it has no state)."""
 
-    batch: int
     groups: int
     scheduler: object
 
@@ -143,53 +134,44 @@ class Settle(_Record):
     end: int
 
 
-class Serve(_Record):
+class Serve(_OfBatch):
     """A batch goes to the learner. `ids`: its groups in order, which is now also the order of their slots. Tokens of
     versions before `oldest_allowed` are not trained."""
 
-    batch: int
     ids: list[int]
     oldest_allowed: int
 
 
-class Unserve(_Record):
+class Unserve(_OfBatch):
     """The learner can't train `batch`. Its groups wait again, and so do the groups of later batches."""
 
-    batch: int
 
-
-class Finish(_Record):
+class Finish(_OfBatch):
     """The learner has trained `batch`."""
-
-    batch: int
 
 
 class Replan(_Record):
     """Batches from before a crash can't be served again as they were: the policy and the scheduler choose again."""
 
 
-class ServeAgain(_Record):
+class ServeAgain(_OfBatch):
     """Serve this batch again as before the crash: what recovery makes of a `Serve` that is undone. Never written."""
 
-    batch: int
     ids: list[int]
 
 
 # ---- the run --------------------------------------------------------------------------------------------------------
 
 
-class Begin(_Record):
+class Begin(_OfBatch):
     """The buffer starts, and the learner resumes at `batch`, from its newest checkpoint. All leases are void. Batches
     from `batch` on count as not trained."""
 
-    batch: int
 
-
-class Branch(_Record):
+class Branch(_OfBatch):
     """The run resumes at `batch` with changed learner settings (`why`, in words). Versions after that batch's version
     will differ from those of the earlier start."""
 
-    batch: int
     why: str
 
 

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 from areal_like.config import run_config as configs
-from areal_like.config.registry import as_spec, bind, build
+from areal_like.config.registry import bind, build
 from areal_like.config.run_config import Config
-from areal_like.config.schema import Spec
 from areal_like.interfaces import Task
 from areal_like.run import checkpoints
 from areal_like.run.process import Role, run_role
@@ -84,12 +83,6 @@ def restore_scheduler(scheduler: Scheduler, groups: GroupManager, gauges: Gauges
         scheduler.load_state_dict(groups.store.scheduler)
 
 
-def verifier_of(task: Spec) -> str:
-    """The config's task and the verifier of its answers, in words."""
-    reward = task.get("reward")
-    return f"{task.name} (task.reward={as_spec(reward)['name']})" if reward else str(task.name)
-
-
 def build_groups(config: Config, scheduler: Scheduler) -> GroupManager:
     """An empty buffer with the policies of the config."""
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
@@ -121,13 +114,13 @@ def build_dispatcher(
 
 
 def build_server(config: Config, dispatcher: Dispatcher, samples: KeptSamples | None = None) -> Server:
-    name, window = verifier_of(config.task), min(dispatcher.samples_per_batch, MOST_ANSWERS)
+    window = min(dispatcher.samples_per_batch, MOST_ANSWERS)
     return Server(
         dispatcher,
         heartbeat_timeout=config.buffer.heartbeat_timeout,
         lease_timeout=config.buffer.lease_timeout,
         ready_timeout=config.launcher.get("ready_timeout", math.inf),
-        verifiers=VerifierTimeouts(name, config.rewards.timeout, config.rewards.max_timeouts, window),
+        verifiers=VerifierTimeouts(config.task.name, config.rewards.timeout, config.rewards.max_timeouts, window),
         samples=samples,
     )
 

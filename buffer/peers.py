@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -111,9 +111,6 @@ class Fleet:
         """Actors that may get held-out prompts."""
         return _not_benched(list(self), now)
 
-    def silent(self, now: float, timeout: float) -> list[Actor]:
-        return [actor for actor in self if now - actor.seen > timeout]
-
     def note_stats(self, actor: Actor, stats: Stats) -> None:
         """Store an actor's report. A process counts from 0; counts of an earlier process of that name stay included."""
         peer, last = self._counted.get(actor.name, (actor.peer, {}))
@@ -125,12 +122,9 @@ class Fleet:
     def metrics(self) -> dict[str, float]:
         """The actors' reports, combined as the keys ask for (`actors.measures`). A sum never falls: it includes actors
         that left and earlier processes."""
-        sums, here = self._before.copy(), defaultdict[str, list[float]](list)
+        sums, present = self._before.copy(), [_numbers(actor.stats) for actor in self]
         for _, stats in self._counted.values():
             sums.update(_numbers(stats))
-        for actor in self:
-            for key, value in _numbers(actor.stats).items():
-                here[key].append(value)
         found: dict[str, float] = {}
         for key, total in sums.items():
             how, _, metric = key.partition(":")
@@ -139,8 +133,8 @@ class Fleet:
             elif how == "part":
                 whole = sums[f"whole:{metric}"]
                 found[metric] = total / whole if whole else 0.0
-            elif how in OVER_PRESENT and key in here:
-                found[metric] = OVER_PRESENT[how](here[key])
+            elif how in OVER_PRESENT and (here := [stats[key] for stats in present if key in stats]):
+                found[metric] = OVER_PRESENT[how](here)
         return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from buffer.events import Begin, Finish, Serve, ServeAgain, Snapshot
 from buffer.groups import GroupManager, Recorder, record_nothing
 from buffer.journal import Record
-from buffer.segment_file import JournalError, Read, cannot_read
+from buffer.segment_file import JournalError, Read
 from buffer.store import Stage
 
 
@@ -55,7 +55,7 @@ def restore(
     next_batch: int,
     now: float,
     record: Recorder = record_nothing,
-    read: Read = cannot_read,
+    read: Read | None = None,
 ) -> None:
     """Bring empty `groups` to the state after `records` of an earlier process, then begin. The learner's checkpoint has
     the batches before `next_batch`; later training is undone.

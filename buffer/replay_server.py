@@ -24,11 +24,10 @@ from buffer.recovery import history
 from buffer.segment_file import Payload, load
 from buffer.shares import Shares
 from buffer.staleness import Bound
-from buffer.store import Stage, Store
+from buffer.store import Stage, Store, ledger_of
 
 log = logging.getLogger(__name__)
-RecordedGroup = tuple[Head, Payload]
-RecordedBatch = tuple[list[RecordedGroup], int]
+RecordedBatch = tuple[list[tuple[Head, Payload]], int]
 
 
 def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
@@ -92,7 +91,7 @@ class ReplayServer:
         match message := received.message:
             case messages.Hello():
                 self.router.send(peer, messages.Welcome())
-            case messages.Want():  # batches come whole, even if the learner can take groups one by one
+            case messages.Want():
                 self._serve(peer, message.index)
             case messages.WantShare():
                 self._shares.want(peer, message.index, message.rank)
@@ -114,13 +113,13 @@ class ReplayServer:
             return
         groups, oldest_allowed = self._next[1]
         version = index // self.interval
-        oldest = (item for head, _ in groups for item in head.oldest_tokens(oldest_allowed).items())
-        staleness = [version - made for made, samples in oldest for _ in range(samples)]
+        for head, _ in groups:
+            for made, samples in head.oldest_tokens(oldest_allowed).items():
+                self.samples += samples
+                self.staleness_sum += (version - made) * samples
+                self.staleness_max = max(self.staleness_max, version - made)
         self.served += len(groups)
         self._sizes[index] = len(groups)
-        self.samples += len(staleness)
-        self.staleness_sum += sum(staleness)
-        self.staleness_max = max(self.staleness_max, *staleness)
         info: dict[str, object] = {"evaluations": [], "seconds": time.monotonic() - self._began}
         heads, payloads = [head for head, _ in groups], [load(payload) for _, payload in groups]
         batch = messages.Batch(index, version, oldest_allowed, [""] * len(groups), pack_heads(heads), info)
@@ -133,13 +132,7 @@ class ReplayServer:
             "started": self._began is not None,
             "seconds": seconds,
             "trained_seconds": seconds,
-            "ledger": {
-                "admitted": self.served,
-                "trained": self.trained,
-                "filtered": {},
-                "dropped": {},
-                "active": self.served - self.trained,
-            },
+            "ledger": ledger_of({"admitted": self.served, "trained": self.trained}, self.served - self.trained),
             "actors": {},
             "staleness_bound": None,
             "staleness_max": self.staleness_max,

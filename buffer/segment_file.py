@@ -16,9 +16,11 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import BinaryIO, NamedTuple
 
 import xxhash
 
@@ -30,7 +32,6 @@ _MARK = b"\xd7JR\x04"
 _HEAD = struct.Struct("<4sIQQQ")
 _CHECK = struct.Struct("<Q")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
-_FORGET_BYTES = 4 << 20
 _MAX_PIECES = 1024  # the most that Linux takes in one call
 _READ_BYTES = 1 << 20
 
@@ -55,18 +56,13 @@ Bytes = bytes | memoryview
 Read = Callable[[Extent], Bytes]
 
 
-def cannot_read(extent: Extent) -> NoReturn:
-    """Replaces a reader if no snapshot should name payloads. Raises JournalError."""
-    raise JournalError(f"can't read the payload at {extent}: there is no reader of the journal")
-
-
 class Stored:
     """A payload in the journal. `extent`: its place (None: not written yet). `data`: its bytes, if they are in memory
     too; after a resume they are not."""
 
     __slots__ = ("_read", "data", "extent", "size")
 
-    def __init__(self, read: Read, *, data: Bytes | None = None, extent: Extent | None = None):
+    def __init__(self, read: Read | None, *, data: Bytes | None = None, extent: Extent | None = None):
         self._read, self.data, self.extent = read, data, extent
         self.size = extent.size if extent else len(data or b"")
 
@@ -77,7 +73,7 @@ class Stored:
         """Its bytes. Raises JournalError, OSError if the journal no longer has them."""
         if self.data is not None:
             return self.data
-        assert self.extent is not None
+        assert self._read and self.extent
         return self._read(self.extent)
 
 
@@ -125,7 +121,6 @@ class SegmentFile:
         self._file = path.open("xb" if new else "r+b", buffering=0)
         self._number, self._sync = number, sync
         self._end = self._file.seek(0, os.SEEK_END)
-        self._forgotten = 0
         if new:
             self._write([memoryview(MAGIC)])
 
@@ -146,12 +141,16 @@ class SegmentFile:
             if isinstance(payload, Stored):
                 payload.extent = extent
 
-    def _write(self, views: list[memoryview]) -> None:
+    def _write(self, views: Sequence[memoryview]) -> None:
         """Write all views, or nothing and raise OSError."""
-        size = sum(map(len, views))
+        left, size = deque(views), sum(map(len, views))
         try:
-            for start in range(0, len(views), _MAX_PIECES):
-                self._write_some(views[start : start + _MAX_PIECES])
+            while left:  # the kernel may take a part at a time
+                written = os.writev(self._file.fileno(), list(islice(left, _MAX_PIECES)))
+                while left and written >= len(left[0]):
+                    written -= len(left.popleft())
+                if written:
+                    left[0] = left[0][written:]
             if self._sync:
                 os.fdatasync(self._file.fileno())
         except OSError:
@@ -159,18 +158,6 @@ class SegmentFile:
             self._file.truncate()
             raise
         self._end += size
-        if self._end - self._forgotten >= _FORGET_BYTES:  # a live run does not read these pages
-            os.posix_fadvise(self._file.fileno(), 0, self._end, os.POSIX_FADV_DONTNEED)
-            self._forgotten = self._end
-
-    def _write_some(self, views: list[memoryview]) -> None:
-        """Write until the kernel has taken all; it may take a part at a time."""
-        while views:
-            written = os.writev(self._file.fileno(), views)
-            while views and written >= len(views[0]):
-                written -= len(views.pop(0))
-            if views:
-                views[0] = views[0][written:]
 
     def close(self) -> None:
         self._file.close()

@@ -121,9 +121,10 @@ class Server:
                 entry.moved_at = now
             self.evaluation.restart_clocks(now)
         self._last_turn = now
-        for actor in self.fleet.silent(now, self.heartbeat_timeout):
-            log.warning("%s: no sign of life for %.0f s, its leases go to others", actor.name, self.heartbeat_timeout)
-            self.remove_actor(actor)
+        for actor in list(self.fleet):
+            if now - actor.seen > self.heartbeat_timeout:
+                log.warning("%s: no sign of life for %.0f s: its leases go to others", actor.name, now - actor.seen)
+                self.remove_actor(actor)
 
     def _start(self, now: float) -> None:
         if self.phase.started_at is not None:
@@ -306,7 +307,7 @@ class Server:
                 taken |= self._take(head, payload, now, actor)
         if taken:
             self.phase.progress_at = now
-            self.failures.end()
+            self.failures.count = 0
             actor.refused = 0
         if accepted := [head.id for head in heads if head.id not in faults]:
             self.outbox.put(actor.peer, messages.Pushed(accepted))  # foreign groups too, or they would come again
@@ -530,7 +531,7 @@ class Server:
             return [f"the start waits for {' and '.join(who)}", *notes]
         lines = [f"all processes wait for the journal's disk: {self.outbox.blocked}"] if self.outbox.blocked else []
         if self.failures.count:
-            lines.append(f"{self.failures.count} groups failed in a row, the last: {self.failures.last}")
+            lines.append(f"{self.failures.count} groups failed in a row")
         if self.learner.wanted:
             missing, ready = self.store.of(*UNFINISHED), self.store.count(Stage.WAITING)
             owners = ", ".join(sorted({entry.actor or "no actor" for entry in missing}))

@@ -44,7 +44,7 @@ from areal_like.wire.messages import PartialHead
 from areal_like.wire.partials import CALL, samples_of, versions_of
 from buffer import events
 from buffer.results import Results
-from buffer.segment_file import Extent, Payload, Read, Stored, cannot_read
+from buffer.segment_file import Extent, Payload, Read, Stored
 from buffer.staleness import Bound, Slots
 
 NO_SLOT = -1
@@ -238,7 +238,7 @@ class Store:
 
     def __init__(self, bound: Bound, results: Results | None = None):
         self.bound, self.slots = bound, Slots()
-        self.read: Read = cannot_read
+        self.read: Read | None = None
         self.entries: dict[int, Entry] = {}
         self.admitted = self.trained = self.requeued = self.resumed = self.pushes = self.bytes = self.staleness_max = 0
         self.filtered, self.dropped = Counter[str](), Counter[str]()

@@ -33,8 +33,7 @@ SLOW = {
     "areal_like/weights/test_hostile.py": "many changed bytes",
     "areal_like/weights/test_server.py": "waits",
     "buffer/test_hostile_peers.py": "many messages",
-    "buffer/test_replay_properties.py": "many histories",
-    "buffer/test_tail_batching.py": "many histories",
+    "buffer/test_histories.py": "many histories",
     "learners/test_distillation.py": "starts servers",
     "learners/test_learner.py": "trains",
     "learners/test_learner_losses.py": "trains",
@@ -62,7 +61,7 @@ LONG = (
     "tests/integration/test_live_runs.py",
     "tests/scripts/test_bench.py",
     "tests/faults/",
-    "tests/buffer/test_replay_properties.py",
+    "tests/buffer/test_histories.py",
     "tests/integration/",
     "tests/learners/",
 )

@@ -5,8 +5,9 @@ join again. The learner trains, checkpoints, or has a batch set aside. Time pass
 from the journal. `Run.check` is what must hold after every step.
 """
 
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,10 @@ import pytest
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import encode_group
 from buffer import policies
+from buffer.policies import Waiting
 from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
 from buffer.sizing import Fixed, GroupLengths, Sagc, Sizing
-from buffer.store import LEASED, NO_SLOT, Stage
+from buffer.store import LEASED, NO_SLOT, UNFINISHED, Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, partial_group, table
 from tests.buffer.paper import Paper
 
@@ -26,9 +28,9 @@ SIZE, TIMEOUT = 4, 100.0
 CALM = {"push": 6, "update": 2, "back": 1, "train": 2, "end": 1}
 ROUNDS = CALM | {"die": 1, "fail": 1, "crash": 1, "late": 1}
 """Events of a run in rounds, and how often each happens."""
-ALL = ROUNDS | {"push": 20, "train": 6, "time": 10, "hang": 6, "update": 6, "rubbish": 2, "leave": 1}
+ALL = ROUNDS | {"push": 20, "train": 6, "time": 10, "hang": 6, "update": 6, "rubbish": 2, "leave": 1, "lie": 1}
 ALL |= {"aside": 3, "evaluate": 3, "late": 3, "fail": 3, "back": 2}
-RARE = {"die": 0.3, "fail": 0.3, "crash": 0.2}
+RARE = {"die": 0.3, "fail": 0.3, "crash": 0.2, "lie": 0.2}
 
 
 class Restless(Sizing):
@@ -89,6 +91,7 @@ class Run:
         self.interval, self.staleness = rules.get("interval", 1), scheduler().max_staleness
         self.journal, self.now = Paper(), 0.0
         self.checkpoint = self.carried = self.joined = self.timeouts = self.aside = 0
+        self.honest = True  # no group has tokens older than its lease
         self.trained: list[list[int]] = []
         self.orders: dict[int, list[int]] = {}
         self.row_of: dict[int, int] = {}
@@ -99,6 +102,7 @@ class Run:
         scheduler = self.new_scheduler()
         self.house = House(scheduler, actors=3, last_batch=self.batches, **self.rules)
         self.server, self.store, self.names = self.house.server, self.house.store, self.house.names
+        self.bound = self.server.groups.bound
         self.server.peers.clock = lambda: self.now
         self.server.failures.most = 10**9
         self.journal.restore(self.server.groups, self.checkpoint)
@@ -160,12 +164,16 @@ class Run:
             assert self.staleness or not usable or set(meta["digests"]) == {self.held[name]}, "on-policy"
 
     def check_batch(self, body: dict) -> None:
-        groups, versions = body["table"]["groups"], set(body["table"]["digests"])
+        groups, version, first = body["table"]["groups"], body["version"], self.bound.batches.first(body["index"])
         ids, sizes = [group[0] for group in groups], [group[1] for group in groups]
         assert sum(sizes) == B * SIZE and len(set(sizes)) == 1, "the effective batch is kept"
-        assert body["version"] - min(versions) <= self.staleness
-        assert self.staleness or versions == {body["version"]}, "strictly on-policy"
         assert body["index"] == len(self.served)
+        for place, group_id in enumerate(ids):
+            entry = self.store.entries[group_id]
+            oldest = min(made for made in entry.head.versions if made >= body["oldest_allowed"])
+            assert version - oldest <= self.staleness, "the bound"
+            assert self.staleness or oldest == entry.newest == version, "strictly on-policy"
+            assert entry.stage is not Stage.SERVED or entry.slot == first + place
         assert self.orders.setdefault(len(self.served), ids) == ids, "after a crash the same groups in the same order"
         self.served.append(ids)
 
@@ -253,18 +261,25 @@ class Run:
     def hand_back(self, name: str, ids: list[int], leaving: bool = False) -> None:
         left = []
         for group_id in ids:
-            version = self.leased[name][group_id][2]
-            samples = min(2, self.let_go_late(name, group_id))
-            left.append(partial_group(group_id, *[[(version, 3)]] * samples, others="stop"))
+            versions = self.leased[name][group_id][2], self.held[name]
+            samples = [[(version, 3)] for version in versions][: self.let_go_late(name, group_id)]
+            left.append(partial_group(group_id, *samples, others="stop"))
         body = {"ids": ids, "partials": [meta for meta, _ in left], "leaving": leaving}
         self.say(name, "hand_back", body, *(payload for _, payload in left))
 
     def push_late(self) -> None:
         name, group_id, need, version = self.late.pop(self.dice.randrange(len(self.late)))
+        self.honest = False
         head, payload = head_of(group_id, version, need)
         self.say(name, "push", table(head), payload)
         if group_id in self.leased[name] and group_id not in self.store.held_by(name):
             self.let_go(name, group_id)  # it had been leased to this actor again
+
+    def lie(self, name: str, group_id: int) -> None:
+        """Push tokens that are older than the lease allows: only the check at serving can find them."""
+        self.honest = False
+        head, payload = head_of(group_id, 0, self.let_go(name, group_id)[1])
+        self.say(name, "push", table(head), payload)
 
     def push_rubbish(self, name: str, group_id: int) -> None:
         self.let_go(name, group_id)
@@ -333,6 +348,8 @@ class Run:
                 self.end_some(name, running)
             case "fail" if running is not None:
                 self.fail(name, running)
+            case "lie" if running is not None:
+                self.lie(name, running)
             case "rubbish" if running is not None:
                 self.push_rubbish(name, running)
             case "update":
@@ -369,6 +386,13 @@ class Run:
             assert (entry.slot == NO_SLOT) == (entry.stage is Stage.DEFERRED or entry.id in store.redundant)
             if entry.stage is not Stage.RECALLED:  # it may have one
                 assert (entry.slot == NO_SLOT) == (entry.stage in (Stage.REDUNDANT, Stage.DEFERRED))
+        assert store.bytes == sum(e.size for e in store.entries.values())
+        queued, lowest = store.first_queued, store.lowest_open
+        assert (queued and queued.slot) == min((e.slot for e in store.of(Stage.QUEUED)), default=None)
+        unfinished = [e.slot for e in store.of(*UNFINISHED) if e.slot != NO_SLOT]
+        assert (lowest and lowest[0]) == min([*store.slots.free, *unfinished], default=None)
+        waits = self.rules.get("staleness_policy") == "wait" or self.server.groups._waits_for_gaps
+        assert not (self.honest and waits and store.dropped["stale"])
         leased = {name: store.held_by(name).keys() for name in self.names}
         assert leased == {name: self.leased[name].keys() for name in self.names}, "both know the same leases"
         assert sum(map(len, leased.values())) == store.count(*LEASED), "each has one holder"
@@ -387,6 +411,11 @@ class Run:
         pytest.fail(f"the buffer is stuck: {self.store.ledger()}")
 
 
+def by_reward(waiting: Sequence[Waiting], missing: Set[int], want: int) -> list[int]:
+    """A user's own policy."""
+    return [group.id for group in sorted(waiting, key=lambda group: (group.head.rewards[0], group.id % 7))[:want]]
+
+
 def in_rounds(
     dice: random.Random, sizing: str, *, batches: int, staleness: int = 0, zero_variance: bool = True, rows: int = 1000
 ) -> Run:
@@ -398,8 +427,11 @@ def in_rounds(
 
 
 def overlapping(dice: random.Random) -> Run:
-    """An asynchronous run with all that may happen."""
-    staleness, policy = dice.choice([0, 1, 3]), partial(dice.choice([policies.in_order, policies.fifo]))
-    rules = {"batch_policy": policy, "staleness_policy": dice.choice(["drop", "requeue", "wait"])}
-    rules |= {"lease_timeout": TIMEOUT, "evaluate": dice.choice([0, 3]), "slots": dice.choice([4, 12, 1000])}
-    return Run(dice, lambda: AsyncScheduler(Fixed(group_size=SIZE), max_staleness=staleness), ALL, **rules)
+    """An asynchronous run with all that may happen, under any rules."""
+    knobs = {"max_staleness": dice.choice([0, 1, 2, 4, math.inf]), "max_inflight_groups": dice.choice([None, 10])}
+    rules = {"batch_policy": partial(dice.choice([policies.in_order, policies.fifo, policies.windowed, by_reward]))}
+    rules |= {"staleness_policy": dice.choice(["drop", "requeue", "wait", "mask_tokens"])}
+    rules |= {"group_filter": dice.choice([policies.none, policies.zero_variance]), "resume": dice.random() < 0.5}
+    rules |= {"lease_timeout": TIMEOUT, "evaluate": dice.choice([0, 3]), "slots": dice.choice([4, 12, 40])}
+    rules |= {"interval": dice.choice([1, 1, 2, 3])}
+    return Run(dice, lambda: AsyncScheduler(Fixed(group_size=SIZE), **knobs), ALL, **rules)

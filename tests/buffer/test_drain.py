@@ -1,15 +1,11 @@
 """A run that drains: every admitted group is trained, then the run ends."""
 
-import random
-
 import pytest
 
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed
 from buffer.store import LEASED
-from tests.buffer.histories import SIZINGS, in_rounds
 from tests.buffer.house import B, House, asynchronous
-from tests.buffer.test_tail_batching import HISTORIES
 
 
 def drain(house: House) -> None:
@@ -91,22 +87,3 @@ def test_a_queue_of_deferred_groups_is_trained_too() -> None:
     train(house, 1)
     ledger = house.store.ledger()
     assert stops(house) and ledger["trained"] == ledger["admitted"] == 2 * B
-
-
-@pytest.mark.parametrize("staleness", [0, 2])
-@pytest.mark.parametrize("sizing", SIZINGS)
-def test_whatever_has_happened_a_drained_run_leaves_nothing(sizing: str, staleness: int) -> None:
-    for number in range(HISTORIES // 8):
-        dice = random.Random(number)
-        run = in_rounds(dice, sizing, batches=1000, staleness=staleness)
-        for _ in range(dice.randint(0, 120)):
-            run.step()
-        drain(run.house)
-        for _ in range(5000):
-            if stops(run.house) and len(run.trained) == len(run.served):
-                break
-            run.step(calm=True)
-        else:
-            pytest.fail(f"history {number}: the buffer is stuck")
-        ledger = run.house.store.ledger()
-        assert ledger["active"] == 0 and not set(ledger["dropped"]) - {"rejected"}, (number, ledger)

@@ -1,4 +1,4 @@
-"""Crashes with events in a fixed order (random ones: `test_replay_properties`), and the files that a start needs."""
+"""Crashes with events in a fixed order (random ones: `test_histories`), and the files that a start needs."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,18 +1,11 @@
-"""Rounds with more groups than places, through the real controller: random histories with deaths, filters and crashes.
+"""Rounds with more groups than places, through the real controller, with events in a fixed order."""
 
-Every prompt is trained exactly once (or counted under the reason why not), strictly on-policy, after any event.
-"""
-
-import contextlib
-import os
-import random
 from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
 from areal_like.config.run_config import load
-from buffer.checks import RolloutsFail
 from buffer.groups import GroupManager
 from buffer.policies import in_order
 from buffer.schedulers import SyncScheduler
@@ -20,59 +13,8 @@ from buffer.sizing import Fixed, GroupLengths, Sizing
 from buffer.staleness import Bound
 from buffer.store import LEASED, Stage
 from scripts.starting.preflight import preflight
-from tests.buffer.histories import SIZINGS, head_of, in_rounds, overlapping
+from tests.buffer.histories import SIZINGS, head_of
 from tests.buffer.house import B, House, partial_group, table
-
-HISTORIES = int(os.environ.get("HISTORIES", "1200")) // 20
-
-
-@pytest.mark.parametrize("staleness", [0, 2])
-@pytest.mark.parametrize("sizing", SIZINGS)
-def test_every_prompt_is_trained_once_whatever_happens(sizing: str, staleness: int) -> None:
-    for number in range(HISTORIES // 4):
-        dice = random.Random(number)
-        run = in_rounds(dice, sizing, batches=8, staleness=staleness)
-        for _ in range(dice.randint(0, 120)):
-            run.step()
-        run.go_on(until=8)
-        ledger = run.house.server.store.ledger()
-        assert not set(ledger["dropped"]) - {"rejected"}, ledger
-        assert ledger["active"] == 0, "the end of the data has flushed the queue"
-        left = sum(ledger["filtered"].values()) + ledger["dropped"].get("rejected", 0)
-        assert ledger["admitted"] == ledger["trained"] + left
-        assert ledger["trained"] == 8 * B or sizing != "fixed"
-
-
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_whatever_happens_leases_are_known_and_batches_come(first: int) -> None:
-    timeouts = aside = 0
-    for number in range(first, first + 50):
-        run = overlapping(random.Random(number))
-        with contextlib.suppress(RolloutsFail):
-            for _ in range(60):
-                run.step()
-            run.crash()
-            run.go_on(until=len(run.trained) + 2)
-        timeouts, aside = timeouts + run.timeouts, aside + run.aside
-    assert min(timeouts, aside) > 10
-
-
-@pytest.mark.parametrize("sizing", ["fixed", "restless"])
-def test_an_epoch_has_each_prompt_once_though_some_wait_until_the_next_one_has_begun(sizing: str) -> None:
-    overtaken = 0
-    for number in range(10):
-        run = in_rounds(random.Random(number), sizing, batches=8, zero_variance=False, rows=7)
-        for turn in range(80):
-            run.step(calm=True)
-            if turn == 40:
-                run.begin()  # a crash, with prompts of the epoch before in the queue
-        run.go_on(until=8)
-        ids = [group_id for batch in run.trained for group_id in batch]
-        assert sorted(ids) == list(range(len(ids)))
-        for epoch in range(len(ids) // 7):
-            assert sorted(run.row_of[7 * epoch + place] for place in range(7)) == list(range(7))
-        overtaken += ids != sorted(ids, key=lambda group_id: group_id // 7)
-    assert overtaken >= 3
 
 
 def started(scheduler: SyncScheduler, **rules) -> House:
