@@ -123,7 +123,7 @@ class Config:
     weight_sync_interval: Annotated[int, "[1, inf)"]
     staleness_policy: Literal["wait", "drop", "requeue", "mask_tokens"]
     partial_rollout: Literal["resume", "restart"]
-    inject_staleness: int | None
+    inject_staleness: Annotated[int, "[0, inf)"] | None
     placement: Free
     gpu: str | None
     algorithm: str | None

@@ -46,7 +46,7 @@ def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: P
     for who, index in (("actor-0", 1), ("learner", 0), ("learner", 2)):  # only the next batch, only by the learner
         set_aside(house, index, who)
     assert house.router.refused == 3 and not house.store.ledger()["dropped"]
-    for _ in range(2):  # said again after a broken connection
+    for _ in range(2):  # repeated after a broken connection
         set_aside(house)
         assert house.router.sent[-1] == ("learner", "set_aside", {"index": 1, "redo": 1})
     replay = house.server.groups
