@@ -42,22 +42,19 @@ class GroupRewards:
         """The samples with their final rewards. Raises RewardError for any error."""
         if self.name == "none":
             return samples
+        group = described(prompt, samples)
         try:
-            rewards = await self._score(*described(prompt, samples), len(samples))
+            if self._object:
+                found = [float(each) for each in await self._object.score(*group)]
+            else:
+                found = await self._pool.scores(target(KIND, self.name), *group, knobs=self._knobs)
         except RewardError:
             raise
         except Exception as error:
             raise RewardError(f"group_reward={self.name} raised {type(error).__name__}: {error}") from error
-        return [replace(sample, reward=reward) for sample, reward in zip(samples, rewards, strict=True)]
-
-    async def _score(self, prompt: dict[str, Any], answers: list[dict[str, Any]], n: int) -> list[float]:
-        if self._object:
-            found = [float(each) for each in await self._object.score(prompt, answers)]
-        else:
-            found = await self._pool.scores(target(KIND, self.name), prompt, answers, knobs=self._knobs)
-        if len(found) != n or not all(abs(each) <= LARGEST_REWARD for each in found):
-            raise RewardError(f"group_reward={self.name} returned {found} for {n} answers: one finite number for each")
-        return found
+        if len(found) != len(samples) or not all(abs(each) <= LARGEST_REWARD for each in found):
+            raise RewardError(f"group_reward={self.name}: got {found}, expected {len(samples)} finite numbers")
+        return [replace(sample, reward=reward) for sample, reward in zip(samples, found, strict=True)]
 
     def stats(self) -> dict[str, float]:
         """Metrics of its own, as in `actors.measures`."""
@@ -66,6 +63,11 @@ class GroupRewards:
     async def close(self) -> None:
         if hasattr(self._object, "close"):
             await self._object.close()
+
+
+def none(prompt: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Each answer keeps its own reward."""
+    return [answer["reward"] for answer in answers]
 
 
 def described(prompt: Prompt, samples: Sequence[Sample]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -1,15 +1,14 @@
-"""A judge: a model behind an OpenAI-compatible endpoint scores the answers of a group (`group_reward=judge`).
+"""A judge: a model behind an OpenAI-compatible endpoint grades the answers of a group (`group_reward=judge`).
 
 Every reply is kept in RUN/judge, by the content of its request. A resume, or a run with the same `cache`, repeats no
 request: it gets the same rewards, also while the judge is off. A request that fails after all retries costs its group
-("group reward crashed"). So does a reply without a verdict.
+("group reward crashed"). So does a reply without a grade.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -17,12 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from actors.measures import quotient
 from actors.reward_pool import RewardError
 
-EACH = """Question:
+TEMPLATE = """Question:
 $question
 
 Reference answer: $reference
@@ -31,32 +30,15 @@ Answer to grade:
 $answer
 
 Grade the answer from $lowest (useless) to $highest (perfect). End with a line `Score: NUMBER`."""
-PAIRS = """Question:
-$question
-
-Reference answer: $reference
-
-Answer A:
-$first
-
-Answer B:
-$second
-
-Which answer is better? End with a line `Winner: A`, `Winner: B` or `Winner: tie`."""
 SCORE = re.compile(r"score\W*?(-?\d+(?:\.\d+)?)", re.I)
-WINNER = re.compile(r"winner\W*?\b(A|B|tie)\b", re.I)
-SHARES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 
 
 class Judge:
-    """`score` returns, for each answer, `own` × the reward of the task's verifier + `weight` × the judge's verdict, a
-    number from 0 to 1.
+    """`score` returns, for each answer, `own` × the reward of the task's verifier + `weight` × the judge's verdict: its
+    grade, between the two numbers of `scale`, as a number from 0 to 1.
 
-    compare: each: the judge grades answers one by one, between the two numbers of `scale`. pairs: it compares every two
-        answers, in both orders, since models prefer a place; the verdict is the share of comparisons won, a tie counts
-        half. A single answer, as in an evaluation, gets ½.
-    template: the request, with $question, $reference and $answer (pairs: $first and $second), in place of the shipped
-        one. The reply must hold `Score: NUMBER` (pairs: `Winner: A`, `B` or `tie`); the last one counts.
+    template: the request, with $question, $reference and $answer, in place of the shipped one. The reply must hold
+        `Score: NUMBER`; the last one counts.
     base_url, model_name, api_key: the endpoint, the model there, and the name of the environment variable with the
         key (a local server needs none).
     temperature, max_tokens: of the judge's reply.
@@ -73,7 +55,6 @@ class Judge:
         *,
         base_url: str,
         model_name: str,
-        compare: Literal["each", "pairs"] = "each",
         own: Annotated[float, "(-inf, inf)"] = 0.0,
         weight: Annotated[float, "(-inf, inf)"] = 1.0,
         scale: Sequence[float] = (0.0, 10.0),
@@ -91,10 +72,10 @@ class Judge:
         except ModuleNotFoundError:
             raise ValueError("group_reward=judge needs more: pip install 'areal_like[judge]'") from None
         self.lowest, self.highest = scale
-        self.compare, self.own, self.weight = compare, own, weight
-        self.template = Template(template or (PAIRS if compare == "pairs" else EACH))
+        self.own, self.weight, self.base_url = own, weight, base_url
+        self.template = Template(template or TEMPLATE)
         self.settings = {"model": model_name, "temperature": temperature, "max_tokens": max_tokens}
-        self.base_url, self.replies = base_url, Replies(Path(cache) if cache else folder, name)
+        self.replies = Replies(Path(cache) if cache else folder, name)
         key = os.environ.get(api_key) or "none"
         self._client: Any = AsyncOpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=retries)
         self._places = asyncio.Semaphore(concurrency)
@@ -106,35 +87,24 @@ class Judge:
         """The rewards of a group (`actors.group_rewards.described`). Raises RewardError."""
         if any(answer["text"] is None for answer in answers):
             raise RewardError("a judge reads text, and this task has none (Prompt.codec)")
-        question = "\n\n".join(str(each["content"]) for each in prompt["messages"]) or prompt["text"]
-        words = {"question": question, "reference": str(prompt["answer"])}
-        texts = [answer["text"] for answer in answers]
-        verdicts = await (self._pairs if self.compare == "pairs" else self._each)(words, texts)
-        rewards = [float(answer["reward"]) for answer in answers]
-        return [self.own * mine + self.weight * verdict for mine, verdict in zip(rewards, verdicts, strict=True)]
+        words = {
+            "question": "\n\n".join(str(each["content"]) for each in prompt["messages"]) or prompt["text"],
+            "reference": str(prompt["answer"]),
+            "lowest": f"{self.lowest:g}",
+            "highest": f"{self.highest:g}",
+        }
+        replies = await asyncio.gather(*(self._ask(words | {"answer": answer["text"]}) for answer in answers))
+        own = [self.own * float(answer["reward"]) for answer in answers]
+        return [mine + self.weight * self._verdict(reply) for mine, reply in zip(own, replies, strict=True)]
 
-    async def _each(self, words: dict[str, str], texts: list[str]) -> list[float]:
-        limits = {"lowest": f"{self.lowest:g}", "highest": f"{self.highest:g}"}
-        replies = await asyncio.gather(*(self._ask(words | limits | {"answer": text}) for text in texts))
-        return [self._grade(reply) for reply in replies]
-
-    def _grade(self, reply: str) -> float:
+    def _verdict(self, reply: str) -> float:
+        """Raises RewardError for a reply without a grade."""
         found = SCORE.findall(reply)
         if not found or not self.lowest <= float(found[-1]) <= self.highest:
-            raise self._missing(f"`Score: NUMBER` from {self.lowest:g} to {self.highest:g}", reply)
+            self.failures += 1
+            wanted = f"`Score: NUMBER` from {self.lowest:g} to {self.highest:g}"
+            raise RewardError(f"the judge at {self.base_url}: got {reply[-200:]!r}, expected {wanted}")
         return (float(found[-1]) - self.lowest) / (self.highest - self.lowest)
-
-    async def _pairs(self, words: dict[str, str], texts: list[str]) -> list[float]:
-        shown = list(itertools.permutations(range(len(texts)), 2))
-        replies = await asyncio.gather(*(self._ask(words | {"first": texts[a], "second": texts[b]}) for a, b in shown))
-        won = [0.0] * len(texts)
-        for (a, b), reply in zip(shown, replies, strict=True):
-            if not (found := WINNER.findall(reply)):
-                raise self._missing("`Winner: A`, `B` or `tie`", reply)
-            share = SHARES[found[-1].upper()]
-            won[a], won[b] = won[a] + share, won[b] + 1 - share
-        compared = 2 * (len(texts) - 1)
-        return [each / compared if compared else 0.5 for each in won]
 
     async def _ask(self, words: dict[str, str]) -> str:
         """The judge's reply, from the cache if it is there. Equal requests of one moment are one request, which a
@@ -172,10 +142,6 @@ class Judge:
             self.reply_tokens += getattr(said.usage, "completion_tokens", None) or 0
         self.replies.add(key, reply)
         return reply
-
-    def _missing(self, wanted: str, reply: str) -> RewardError:
-        self.failures += 1
-        return RewardError(f"the judge at {self.base_url}: {wanted} is missing in its reply {reply[-200:]!r}")
 
     def stats(self) -> dict[str, float]:
         """As in `actors.measures`."""

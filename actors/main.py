@@ -72,14 +72,9 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
     weights = role.config.weights
     if weights.fanout == 0:
         return None
+    knobs: dict[str, Any] = {"keep": weights.keep, "snapshot_every": weights.snapshot_every, "keys": role.keys}
     try:
-        return Relay(
-            role.own_endpoint(),
-            lambda: subscriber.sources.received,
-            keep=weights.keep,
-            snapshot_every=weights.snapshot_every,
-            keys=role.keys,
-        )
+        return Relay(role.own_endpoint(), lambda: subscriber.sources.received, **knobs)
     except (BusError, KeysError) as error:
         log.warning("no weights are handed on from here: %s", error)
         return None
@@ -95,14 +90,12 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
         said["sum:rewards/resamples"] = float(worker.resampled)
         if subscriber.probe:
             said |= subscriber.probe.stats()
-        worker.tell_of_free_slots()
         note = (subscriber.probe.note if subscriber.probe else "") or worker.last_crash
         if hasattr(worker.engine, "condition"):  # of an engine with processes of its own
             said["engine"], said["engine_note"] = worker.engine.condition[0], worker.engine.condition[1] or note
         elif note:
             said["engine_note"] = note
-        client.heartbeat(said, *worker.moved())
-        worker.note_spans()
+        client.heartbeat(said, *worker.look())
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
@@ -149,21 +142,14 @@ async def serve(role: Role) -> None:
     engine, state = build_engine(config, task.vocab_size, role.run / "servers" / role.name)
     rewards = config.rewards
     knobs = ("workers", "timeout", "min_timeout", "slack", "memory_limit")
-    pool = RewardPool(**{name: rewards[name] for name in knobs})
-    keys, link_timeout = role.keys, config.buffer.heartbeat_timeout
-    buffer = role.find("buffer")
-    client = ActorClient(buffer, role.name, engine.slots, link_timeout=link_timeout, keys=keys)
-    spans = Spans(role.run, role.name)
+    pool = RewardPool(**{name: getattr(rewards, name) for name in knobs})
+    link: dict[str, Any] = {"keys": role.keys, "link_timeout": config.buffer.heartbeat_timeout}
+    buffer, spans = role.find("buffer"), Spans(role.run, role.name)
+    client = ActorClient(buffer, role.name, engine.slots, **link)
     subscriber = Subscriber(
-        engine,
-        role.name,
-        lambda *held: client.send(Applied(*held)),
-        state=state,
-        sweep_every=config.weights.sweep_every,
-        link_timeout=link_timeout,
-        keys=keys,
-        spans=spans,
-    )
+        engine, role.name, applied=lambda *held: client.send(Applied(*held)), state=state, spans=spans,
+        sweep_every=config.weights.sweep_every, **link,
+    )  # fmt: skip
     subscriber.relay = build_relay(role, subscriber)
     subscriber.probe = ServedProbe(engine, role.name, config.weights.probe_error)
     client.relay = subscriber.relay.offer if subscriber.relay else None
@@ -174,13 +160,12 @@ async def serve(role: Role) -> None:
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans, group_rewards)
     session = Session(client, worker, subscriber)
     client.hello()
-    jobs = [session.receive(), session.renew_when_cut()]
+    jobs = [session.receive(), session.renew_when_cut(), _subscribe(engine, subscriber)]
     jobs.append(_heartbeat(client, worker, subscriber, [pool, group_rewards]))
-    jobs.append(_subscribe(engine, subscriber))
+    jobs += [_until_told_to_end(worker, role.orders), _until_the_run_is_gone(role, buffer)]
     if hasattr(engine, "watch"):
         jobs.append(engine.watch())
-    ends = [_until_told_to_end(worker, role.orders), _until_the_run_is_gone(role, buffer)]
-    tasks = [asyncio.create_task(job) for job in [*jobs, *ends]]
+    tasks = [asyncio.create_task(job) for job in jobs]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in done:

@@ -2,8 +2,7 @@
 
 A key is `HOW:METRIC`. `sum` adds up the counts of processes since their start, also of ended ones. `part` and `whole`
 are two such sums; the metric is part ÷ whole. `now` adds up over the present actors; `mean` and `max` are over those of
-them that report it. The buffer knows no metric by name (`Fleet.metrics`): to add one, change only this file or an
-engine's `METRICS`.
+them that report it. The buffer knows no metric by name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Environments of OpenEnv, behind their server: `reset` and `step` by its WebSocket protocol, a session per episode.
 
-Only the protocol is spoken here: the package and the environments bring their own requirements, so the server runs in
-another Python or a container. Code that a model writes runs in that server: the server is responsible for the sandbox.
-
-Replayable if the environment is: `reset` gets the episode's seed. If it is not (it reads a clock, or the network), an
-interrupted sample is repeated as long as the answers are the same, and sampled anew from the first other one on.
+The package and the environments bring their own requirements, so the server runs in another Python or a container. Code
+that a model writes runs in that server: the server is responsible for the sandbox. Replayable if the environment is:
+`reset` gets the episode's seed.
 """
 
 from __future__ import annotations

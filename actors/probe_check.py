@@ -19,8 +19,7 @@ from areal_like.wire.messages import Manifest, Probe
 
 log = logging.getLogger(__name__)
 EXACT, ROUNDED = 1e-3, 0.1
-"""Default thresholds. In float32 a right server is off by 1e-5 or less. Half precision moves logprobs of unlikely
-tokens by some hundredths; the mean over a probe's tokens stays well below this."""
+"""Default thresholds. In float32 a right server is off by 1e-5 or less, in half precision by some hundredths."""
 _MOST_CHARACTERS = 200
 
 

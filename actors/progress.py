@@ -6,8 +6,6 @@ legitimately silent:
     it waits for a place in the engine     as long as the engine makes tokens for others
     its verifier or its agent is at work   these have time limits of their own (`rewards.timeout`, `workflow.timeout`)
     the engine has no `progress`           as long as the call is open: such an engine has to watch itself
-
-Everything else counts as no progress: an engine that stops making tokens, a workflow that never stops waiting.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ class Progress:
     def moved(self, leases: Mapping[Any, Iterable[Named]]) -> dict[Any, int]:
         """Lease → its tokens from this actor, for leases that have moved; at most `MOST_REPORTED`, longest unreported
         first."""
-        ask = getattr(self._engine, "progress", None)
-        so_far: Mapping[str, int] | None = ask() if ask else None
+        so_far: Mapping[str, int] | None = getattr(self._engine, "progress", lambda: None)()
         made = self._engine.stats().get("tokens", 0.0)
         engine_moves, self._made = made != self._made, made
         found: dict[Any, int] = {}

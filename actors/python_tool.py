@@ -1,8 +1,7 @@
 """Python as a tool: runs a program in the sandbox (`areal_like.tasks.sandbox`) and shows its output.
 
-No files of the machine, no network, no other processes; standard modules for computing only. Each program starts fresh,
-with the same random numbers. At most `PROCESSES` run at once, waited for by threads of their own: weights, which come
-by the event loop's threads, must not wait for them.
+Each program starts fresh, with the same random numbers. At most `PROCESSES` run at once, waited for by threads of their
+own: weights, which come by the event loop's threads, must not wait for them.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ async def python(code: str) -> str:
 
 
 async def python_weak(code: str) -> str:
-    """The same where the machine forbids user namespaces: for programs that err, not for programs that attack."""
+    """The same where the machine forbids user namespaces: for faulty programs, not for attacks."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, _said, str(code), "weak")
 
 

@@ -26,7 +26,8 @@ class Relay:
         self._keep, self._snapshot_every = keep, snapshot_every
         self._layouts: list[Layout] = []
         self._histories: list[History] = []
-        self._server = WeightServer(endpoint, keys, self._history, progress, as_client=True)
+        history = lambda part: self._histories[part] if 0 <= part < len(self._histories) else None  # noqa: E731
+        self._server = WeightServer(endpoint, keys, history, progress, as_client=True)
         self.offer = messages.Relay(self._server.endpoint, self._server.key)
 
     @property
@@ -52,9 +53,6 @@ class Relay:
             for delta in route.messages:
                 version, digest = ends_of(delta)
                 history.add(version, digest, replica.state if version == replica.version else None, delta)
-
-    def _history(self, part: int) -> History | None:
-        return self._histories[part] if 0 <= part < len(self._histories) else None
 
     def close(self) -> None:
         self._server.close()

@@ -94,8 +94,7 @@ class RewardPool:
     that a person can debug a verifier.
 
     timeout, min_timeout, slack: bounds and factor of a call's time once it has begun (`RewardTimes`); without
-        `min_timeout` every call has `timeout` seconds. memory_limit: bytes of data a worker may have (RLIMIT_DATA);
-        what is more raises MemoryError in the verifier.
+        `min_timeout` every call has `timeout` seconds. memory_limit: bytes of data a worker may have (RLIMIT_DATA).
     """
 
     def __init__(
@@ -122,11 +121,8 @@ class RewardPool:
         self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None, case: int | None = None
     ) -> float:
         """The number that the function `verifier` ("module:name") returns for these arguments and knobs (JSON values).
-
-        Waits for a free worker for as long as the calls before it may take. `case` names what is answered (the prompt):
-        how long its right answers took sets the time of later ones. Raises RewardTimeout, RewardError, and TypeError
-        for an argument that JSON cannot carry.
-        """
+        `case` names the prompt: how long its right answers took sets the time of later ones. Raises RewardTimeout,
+        RewardError, and TypeError for an argument that JSON cannot carry."""
         return await self._called({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}}, case)
 
     async def scores(self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None) -> list[float]:

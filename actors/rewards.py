@@ -1,8 +1,7 @@
 """From a task to the reward function that workflows call: in this process, or in the reward pool.
 
-A cheap verifier runs where the workflow runs; the actor stands still while it computes. A task whose verifier may be
-slow, hang or crash has `verification` (see `areal_like.interfaces.PooledTask`), and its calls go to the pool. Either
-way an answer that can't be verified in time earns 0 (RollPacker, §4), and is counted.
+A task whose verifier may be slow, hang or crash has `verification` (`areal_like.interfaces.PooledTask`): its calls go
+to the pool. Either way an answer that can't be verified in time earns 0 (RollPacker, §4), and is counted.
 """
 
 from __future__ import annotations
@@ -21,19 +20,11 @@ from areal_like.wire.groups import LARGEST_REWARD
 
 def reward_function(task: Task, pool: RewardPool, *, timeout: float = math.inf) -> RewardFunction:
     """`async (prompt, tokens) -> float` for this task. Raises RewardError, and nothing else, for any error in the
-    task's code: that costs the sample, not its group.
-
-    timeout: seconds that a verifier in this process may wait. The pool has limits of its own.
-    """
-    members = getattr(task, "members", None)
-    if members is None:
+    task's code: that costs the sample, not its group. `timeout`: seconds that a verifier in this process may wait."""
+    if not hasattr(task, "members"):
         return _of_one(task, pool, timeout)
-    each = {name: _of_one(member, pool, timeout) for name, member in members.items()}
-
-    async def of_its_task(prompt: Prompt, tokens: np.ndarray) -> float:
-        return await each[prompt.task](prompt, tokens)
-
-    return of_its_task
+    each = {name: _of_one(member, pool, timeout) for name, member in task.members.items()}
+    return lambda prompt, tokens: each[prompt.task](prompt, tokens)
 
 
 def _of_one(task: Task, pool: RewardPool, timeout: float) -> RewardFunction:

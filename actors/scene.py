@@ -22,9 +22,8 @@ CHARACTERS_PER_TOKEN = 64
 
 
 def most_characters(room: int) -> int:
-    """Of what the model is shown at a time, where the longest response has `room` tokens: `MOST_CHARACTERS`, or
-    `CHARACTERS_PER_TOKEN` of them all, if that is more. A longer text, which no model reads, is not encoded: that would
-    stop the whole actor for seconds."""
+    """Most characters of a text that is encoded, where the longest response has `room` tokens: a longer one, which no
+    model reads, would stop the whole actor for seconds."""
     return max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * room)
 
 
@@ -39,8 +38,7 @@ class Scene:
         self.world: Any = None
 
     async def build(self) -> None:
-        """Make the environment. Raises EpisodeError (it takes too long, or exits), as the others do, and what the
-        environment raises."""
+        """Make the environment. Raises EpisodeError (it takes too long, or exits), as the others do."""
         self.world = await self._call("constructor")
         if getattr(self.world, "limited", False):
             self._seconds, self._waiting = math.inf, partial(limited, self._engine)

@@ -75,7 +75,6 @@ class Session:
             self.client.send(messages.Applied(self.worker.engine.version, self.worker.engine.digest))
 
     def _on_refused(self, reason: str) -> None:
-        """Raises WrongKeysError where this actor's key is not one of actors."""
         if NOT_WITH_THIS_KEY in reason:
             raise WrongKeysError(f"the buffer refused a message: {reason}")
         log.warning("the buffer refused a message: %s", reason)

@@ -1,9 +1,9 @@
 """Sources of an actor's weights: relays, if the buffer names any, and at last the learner's publisher.
 
 Weights come in parts. A relay has all of them; the publisher is one server per part, each on a rank of the learner. The
-actor asks one source at a time, the nearest first. It leaves a relay for the next one, and avoids it for some time, if
-the relay is silent for a while, has nothing new, or lacks the wanted version. It waits for the publisher, the last
-source, and asks again for missing data, since a broken connection loses messages.
+actor asks one source at a time, the nearest first. It leaves a relay, and avoids it for some time, if the relay is
+silent, has nothing new, or lacks the wanted version. The publisher is the last source: the actor waits for it, and asks
+again for missing data, since a broken connection loses messages.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from areal_like.wire.messages import Manifest
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 1 << 20
 CHUNKS_IN_FLIGHT = 8
-RETRY_SECONDS = 5.0
-"""Seconds of silence after which missing chunks are asked for again from the publisher."""
-RELAY_SECONDS = 3.0
-"""Seconds of silence after which a relay is left."""
+RETRY_SECONDS, RELAY_SECONDS = 5.0, 3.0
+"""Seconds of silence after which missing chunks are asked for again from the publisher, and a relay is left."""
 LOOK_SECONDS = 0.25
 """Seconds between checks for news while waiting for a plan."""
 PATIENCE_SECONDS = 10.0

@@ -45,9 +45,9 @@ THREAD_FROM = 4 << 20
 
 
 class Subscriber:
-    """Keeps `engine` at the newest announced version; calls `applied(version, digest)` for each one. `keys` is the
-    folder of keys, if there are any; `state` has the bits that the engine begins with, if it has any. After
-    `sweep_every` versions the replica's digest is recomputed from all bits."""
+    """Keeps `engine` at the newest announced version; calls `applied(version, digest)` for each one. `state` has the
+    bits that the engine begins with, if it has any. After `sweep_every` versions the replica's digest is recomputed
+    from all bits. A `relay` passes the held weights on, a `probe` asks the engine what it computes with them."""
 
     def __init__(
         self,
@@ -67,8 +67,7 @@ class Subscriber:
         self.relay: Relay | None = None
         self.probe: ServedProbe | None = None
         self._newest: Manifest | None = None
-        self._news = asyncio.Event()
-        self._sweep_every = sweep_every
+        self._news, self._sweep_every = asyncio.Event(), sweep_every
         self.replica = Replica(state)
         self.digests: dict[int, str] = {}
         self.full_syncs: Counter[str] = Counter()
@@ -117,7 +116,7 @@ class Subscriber:
                 self.probe.begin(manifest)
 
     async def _overtaken(self) -> None:
-        """A version that overtook this one is announced soon. If not, a relay was wrong; ask again in any case."""
+        """The version that overtook this one is announced soon, or a relay was wrong; ask again in any case."""
         try:
             await asyncio.wait_for(self._news.wait(), sources.PATIENCE_SECONDS)
         except TimeoutError:
@@ -157,8 +156,8 @@ class Subscriber:
 
     def _specs(self, manifest: Manifest) -> list[TensorSpec]:
         specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in manifest.tensors]
-        unknown = {spec.dtype for spec in specs} - set(BITS)
-        if unknown or sum(spec.space for spec in specs) != manifest.bytes or not manifest.parts:
+        known = all(spec.dtype in BITS for spec in specs)
+        if not known or sum(spec.space for spec in specs) != manifest.bytes or not manifest.parts:
             raise BusError(f"{self.name}: the manifest of version {manifest.version} does not add up")
         return specs
 
@@ -203,6 +202,7 @@ class Subscriber:
         """What brings a part forward; a base snapshot is written to its place at once."""
         replica, base_snapshot, messages = self.replica, None, list[memoryview]()
         layout = replica.layouts[part]
+        put = lambda offset, chunk: layout.copy_in(chunk, offset, replica.state.buffer)  # noqa: E731
         for hop in hops:
             base, version, nbytes, checksum = hop
             if base == NOTHING:
@@ -212,9 +212,7 @@ class Subscriber:
                 replica.forget(part)
                 if nbytes != layout.nbytes:
                     raise Desync("wrong size", f"{nbytes} bytes are announced")
-                await self.sources.fetch(
-                    part, hop, lambda offset, chunk: layout.copy_in(chunk, offset, replica.state.buffer)
-                )
+                await self.sources.fetch(part, hop, put)
                 continue
             if not 0 <= nbytes <= largest(layout) + HEADS - sum(each.nbytes for each in messages):
                 raise Desync("wrong size", f"{nbytes} bytes are announced")

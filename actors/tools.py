@@ -2,8 +2,7 @@
 
 A call is text between two marks, by default as Qwen's and Hermes' chat templates write it:
 `<tool_call>{"name": "calculator", "arguments": {"expression": "37*48"}}</tool_call>`. A turn with calls is answered by
-their results, in order; a turn without one is the answer, which the task's verifier scores. The answer to a failed call
-is `error: ...`: the model may try again, and the sample does not fail.
+their results, in order (`error: ...` for a failed one); a turn without one is the answer, for the task's verifier.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A growing sample: the model's tokens and the tokens shown to it, in order. Workflows write it.
 
 Invariant: the model's answers keep tokens, behaviour logprobs, runs and experts exactly as the engine gave them. Shown
-tokens are not sampled: they are loss-masked, have logprob 0, and carry the version of the last answer, so they change
-no age. The experts of shown tokens come with the answer to them.
+tokens are loss-masked, have logprob 0, and carry the version of the last answer, so they change no age. The experts of
+shown tokens come with the answer to them.
 
 Where a chat template rewrites earlier turns, the transcript *forks*: the model is given a context that begins anew, and
 its tokens there are trained in that context, as earlier turns are in theirs (`areal_like.types.Sample.forks`).
@@ -39,10 +39,10 @@ def rewrites(codec: Codec, said: str, new: Sequence[Mapping[str, Any]], tools: S
 
 
 class Transcript:
-    """Starts with the prompt's tokens, int32 [P], under the limits of the whole response."""
+    """Starts with the prompt's tokens, int32 [P], under the limits of the `whole` response."""
 
     def __init__(self, prompt: np.ndarray, limits: Limits):
-        self._prompt, self._limits = prompt, limits
+        self._prompt, self.whole = prompt, limits
         self._parts: list[_Part] = []
         self._length = 0
         self._used = 0  # of the room that its present context has
@@ -64,21 +64,15 @@ class Transcript:
 
     @property
     def room(self) -> int:
-        """The number of tokens that the response may still have: each context holds at most those of the prompt and
-        `Limits.max_tokens`."""
-        return self._limits.max_tokens - self._used
-
-    @property
-    def whole(self) -> Limits:
-        """Of the whole response."""
-        return self._limits
+        """Tokens that the response may still have: each context holds those of the prompt and `Limits.max_tokens`."""
+        return self.whole.max_tokens - self._used
 
     def limits(self, most: int | None = None) -> Limits:
         """The limits of the model's next turn: at most `most` tokens, continuing in the sample's stream of random
         numbers."""
         longest = self.room if most is None else min(most, self.room)
-        offset = self._limits.offset + self._used
-        return replace(self._limits, max_tokens=longest, offset=offset, experts_from=self._positions)
+        offset = self.whole.offset + self._used
+        return replace(self.whole, max_tokens=longest, offset=offset, experts_from=self._positions)
 
     def branch(self, limits: Limits) -> Transcript:
         """A copy that continues by itself, under `limits` of the whole response, in a stream of its own."""
@@ -95,29 +89,23 @@ class Transcript:
     def said(self, completion: Completion) -> None:
         self._add(_Part(completion.tokens, completion.logprobs, completion.runs, True, completion.experts))
 
-    def shown(self, tokens: np.ndarray) -> None:
-        """`tokens` int32 [n] that are not the model's. Raises ValueError before the model's first token: they would
-        belong to the prompt."""
-        if not self._parts:
-            raise ValueError("what is shown before the first turn belongs to the prompt")
+    def shown(self, tokens: np.ndarray, *, forks: bool = False) -> None:
+        """`tokens` int32 [n] that are not the model's, behind its first turn."""
         if len(tokens):
             version = self._parts[-1].runs[-1][0]
-            self._add(_Part(tokens, np.zeros(len(tokens), np.float32), [(version, len(tokens))], False))
+            logprobs = np.zeros(len(tokens), np.float32)
+            self._add(_Part(tokens, logprobs, [(version, len(tokens))], False, forks=forks))
 
     def fits(self, tokens: np.ndarray) -> bool:
         """Is there room for an answer behind a context that begins anew with these tokens?"""
-        return self._excess(tokens) < self._limits.max_tokens
-
-    def _excess(self, tokens: np.ndarray) -> int:
-        return max(0, len(tokens) - len(self._prompt))
+        return len(tokens) - len(self._prompt) < self.whole.max_tokens
 
     def forked(self, tokens: np.ndarray, limits: Limits) -> None:
         """The context begins anew with `tokens` int32 [n], the rewritten conversation so far; under `limits` of the
         whole response, in a stream of random numbers of its own. There may be no room left behind it."""
-        version = self._parts[-1].runs[-1][0]
-        self._limits = limits
-        self._add(_Part(tokens, np.zeros(len(tokens), np.float32), [(version, len(tokens))], False, forks=True))
-        self._used = self._excess(tokens)
+        self.whole = limits
+        self.shown(tokens, forks=True)
+        self._used = max(0, len(tokens) - len(self._prompt))
 
     def earned(self, reward: float) -> None:
         """By the turn that ends here."""
@@ -132,16 +120,16 @@ class Transcript:
         self._earned = [(end, float(reward)) for end, reward in zip(ends, rewards, strict=True)]
 
     def sample(self, reward: float | None, finish: Finish) -> Sample:
-        """The whole; `reward` None: the sum of what the turns earned."""
-        total = sum(each for _, each in self._earned) if reward is None else reward
-        starts = np.cumsum([0, *(len(part.tokens) for part in self._parts)])
+        """The whole; `reward` None: the sum over the turns."""
+        lengths = [len(part.tokens) for part in self._parts]
+        starts = np.cumsum([0, *lengths])
         return Sample(
             tokens=np.concatenate([self._prompt, *(part.tokens for part in self._parts)]),
             prompt_length=len(self._prompt),
             logprobs=np.concatenate([part.logprobs for part in self._parts]),
-            loss_mask=np.repeat([part.trained for part in self._parts], [len(part.tokens) for part in self._parts]),
+            loss_mask=np.repeat([part.trained for part in self._parts], lengths),
             runs=merged([run for part in self._parts for run in part.runs]),
-            reward=total,
+            reward=sum(each for _, each in self._earned) if reward is None else reward,
             finish=finish,
             turn_rewards=self._earned if len(self._earned) > 1 else [],
             experts=self._experts(),

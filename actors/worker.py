@@ -35,8 +35,7 @@ from areal_like.wire.partials import encode_partial
 log = logging.getLogger(__name__)
 _HELDOUT_STREAM = 1
 RESAMPLES = 2
-"""How often a sample whose reward, agent or environment crashed is drawn again, in its slot, before its group is given
-up."""
+"""How often a sample that crashed (`CRASHES`) is drawn again, in its slot, before its group is given up."""
 CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeError: "environment crashed"}
 """Errors that cost a sample, and not yet its group → the reason in the ledger."""
 REASON_CHARACTERS, DETAIL_CHARACTERS = 200, 1000
@@ -54,8 +53,7 @@ class Heldout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How this run samples: seed, temperature, longest response (None: the task's limit), workflow, and how it answers
-    prompts of held-out sets, by name."""
+    """How this run samples (`max_tokens` None: the task's limit), and answers prompts of held-out sets, by name."""
 
     seed: int
     temperature: float
@@ -77,6 +75,11 @@ class _Running:
     cut: list[PartialSample] = field(default_factory=list)  # started samples that the group does not wait for
     redrawn: list[str] = field(default_factory=list)  # the reason of each sample that was drawn again
 
+    def partial_samples(self) -> dict[int, PartialSample]:
+        """The tokens of each started sample, here or under an earlier lease."""
+        begun = {int(request.partition("/")[2]): each.record for request, each in self.recorders.items()}
+        return self.carried.samples | begun
+
 
 class Worker:
     """Runs leases on an engine and reports to the buffer through `client`. `digests` maps versions to the digest of
@@ -94,8 +97,7 @@ class Worker:
         group_rewards: GroupRewards | None = None,
     ):
         self.task, self.engine, self.reward, self.client, self.rollout = task, engine, reward, client, rollout
-        self.group_rewards = group_rewards
-        self.digests = digests
+        self.group_rewards, self.digests = group_rewards, digests
         spans = spans or Spans()
         self._generating, self._evaluating = Busy(spans, "generate"), Busy(spans, "evaluate")
         self._groups: dict[int, _Running] = {}
@@ -161,7 +163,7 @@ class Worker:
             assert group.task is not None
             group.task.cancel()
         encoded = [
-            encode_partial(group.lease.group_id, self._partial_samples(group), group.carried.digests | self.digests)
+            encode_partial(group.lease.group_id, group.partial_samples(), group.carried.digests | self.digests)
             for group in groups
         ]
         ids = [group.lease.group_id for group in groups]
@@ -176,12 +178,6 @@ class Worker:
         self.engine.abort(recorders)
         for recorder in recorders.values():
             await recorder.idle()
-
-    @staticmethod
-    def _partial_samples(group: _Running) -> dict[int, PartialSample]:
-        """The tokens of each started sample, here or under an earlier lease."""
-        begun = {int(request.partition("/")[2]): each.record for request, each in group.recorders.items()}
-        return group.carried.samples | begun
 
     def hello_again(self) -> None:
         """Void all leases: stop working on them. Sequences that still run count against the next leases."""
@@ -213,27 +209,20 @@ class Worker:
         self._credit_is_due, self._told_ended = False, self._ended
         self.client.send(messages.Credit(self._ended))
 
-    def tell_of_free_slots(self) -> None:
-        """Report ended samples that the buffer does not know about: it counts running samples, too."""
-        if self._told_ended != self._ended:
-            self._tell_credit_soon()
-
-    def moved(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Groups that have made progress since the last call, with their tokens so far; and the same of leases of
-        held-out prompts."""
-        groups = {group_id: group.recorders.items() for group_id, group in self._groups.items()}
-        return self._progress.moved(groups), self._heldout_progress.moved(self._heldout)
-
-    def note_spans(self) -> None:
-        """Record the work so far (`areal_like.run.spans`)."""
+    def look(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Records the work so far, and reports ended samples that the buffer does not know about: it counts running
+        samples, too. Returns the groups that have made progress since the last look, with their tokens so far; and the
+        same of leases of held-out prompts."""
         self._generating.so_far()
         self._evaluating.so_far()
+        if self._told_ended != self._ended:
+            self._tell_credit_soon()
+        groups = {group_id: group.recorders.items() for group_id, group in self._groups.items()}
+        return self._progress.moved(groups), self._heldout_progress.moved(self._heldout)
 
     def _forget(self, group: _Running, done: asyncio.Task) -> None:
         if self._groups.get(group.lease.group_id) is group:
             del self._groups[group.lease.group_id]
-
-    # ---- training groups --------------------------------------------------------------------------------------------
 
     async def _run_group(self, group: _Running) -> None:
         begin, lease = time.monotonic(), group.lease
@@ -337,9 +326,7 @@ class Worker:
     @property
     def last_crash(self) -> str:
         """Why no recent sample has ended; "": nothing is wrong, or only a few crashed."""
-        if self._crashes < CRASHES_IN_A_ROW:
-            return ""
-        return f"no sample ends: {self._crash}"
+        return f"no sample ends: {self._crash}" if self._crashes >= CRASHES_IN_A_ROW else ""
 
     async def _try_sample(
         self, group: _Running, prompt: Prompt, index: int, attempt: int, record: PartialSample

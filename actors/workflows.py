@@ -133,7 +133,7 @@ def for_tasks(usual: Workflow, task: Task) -> Workflow:
 
 
 async def with_filler(engine: Any, sample: Sample, limits: Limits, request: str, count: int) -> Sample | None:
-    """The sample with `count` loss-masked tokens at its end (`areal_like.tasks.length_trace`), which no stop token
+    """The sample with `count` loss-masked tokens at its end (`areal_like.tasks.generated`), which no stop token
     ends. They continue its stream of random numbers. None if they were aborted."""
     start, end = sample.contexts[-1]
     offset = limits.offset + sample.response_length

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from areal_like.tasks.byte_tokens import byte_tokenizer
+from areal_like.tasks.text import byte_tokenizer
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 264,  # more than the tokenizer knows, as in Qwen

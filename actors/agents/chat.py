@@ -14,17 +14,10 @@ from typing import Any
 
 MODEL = "policy"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (1,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True,),
-}
+    "top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
+    "repetition_penalty": (1,), "logit_bias": ({},), "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,),
+}  # fmt: skip
 """Fields that cut or shift the distribution → the values that do not."""
 LACKING: dict[str, tuple[Any, ...]] = {"n": (1,), "logprobs": (False,), "top_logprobs": (0,), "modalities": (["text"],)}
 """Fields for missing features → the values that do not ask for them."""
@@ -52,8 +45,8 @@ class RefusedRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a conversation holds requests to: the sample's `temperature` (None: each request has its own); `ignore`
-    sampling fields instead of refusing them; the marks around a tool call."""
+    """Terms of requests: the sample's `temperature` (None: each request has its own); `ignore` sampling fields instead
+    of refusing them; the marks around a tool call."""
 
     temperature: float | None
     ignore: bool = False
@@ -63,8 +56,8 @@ class Terms:
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A request that can be answered. `messages` are plain: role, content (a text), and where there are any tool_calls
-    (with arguments as objects) and tool_call_id. `ignored` sampling fields were passed over. A conversation has a
-    temperature and a stream of random numbers of its own; `temperature` and `seed` are for others."""
+    (with arguments as objects) and tool_call_id. So many sampling fields were `ignored`. A conversation has a stream of
+    random numbers of its own, `seed` or not."""
 
     model: str
     messages: list[dict[str, Any]]

@@ -1,13 +1,8 @@
 """A checkpoint as an OpenAI-compatible chat endpoint, for judges, agents and harnesses.
 
-    POST /v1/chat/completions   answers messages, in the model's chat template
-    GET  /v1/models
-
-Each request has its own temperature, and no state is kept. The engine's slots bound how many requests sample at once. A
-request whose client disconnects leaves the engine. Keys are ignored: the server listens on the loopback only.
-
-A `seed` of the request names its stream of random numbers: the same request gets the same answer. Without one each
-request has a stream of its own.
+Each request has its own temperature, and no state is kept. A request whose client disconnects leaves the engine. Keys
+are ignored: the server listens on the loopback only. A `seed` of the request names its stream of random numbers: the
+same request gets the same answer. Without one each request has a stream of its own.
 """
 
 from __future__ import annotations
@@ -53,20 +48,12 @@ class CheckpointServer:
     @asynccontextmanager
     async def served(self, port: int = 0) -> AsyncIterator[str]:
         """Serve until the block ends; yields the base URL. Raises OSError if it cannot listen."""
-        handlers = {
-            ("POST", "/v1/chat/completions"): self._chat,
-            ("GET", "/v1/models"): self._models,
-            ("*", "/{other:.*}"): self._other,
-        }
+        handlers = {("POST", "/v1/chat/completions"): self._chat, ("GET", "/v1/models"): self._models}
         async with listening(handlers, port) as url:
             yield url
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(chats.models(self._name))
-
-    async def _other(self, request: web.Request) -> web.StreamResponse:
-        there = "/v1/chat/completions and /v1/models"
-        raise RefusedRequest(404, f"there is no {request.method} {request.path}, only {there}")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         chat, number = chats.parse(await body_of(request), OWN_TEMPERATURE), next(self._numbers)

@@ -1,17 +1,14 @@
 """The requests of one sample's agent as token-exact conversations: a tree. One of its paths becomes the sample.
 
 Each answered request is a *turn*. A request continues the turn whose messages and answer are the longest beginning of
-its own messages. The model's tokens stay as they were sampled; only new messages are encoded, as loss-masked tokens. A
-request that continues no turn opens a new conversation: all of its messages are then prompt, also those that claim to
-be the model's.
+its own messages; only new messages are encoded, as loss-masked tokens. A request that continues no turn opens a new
+conversation: all of its messages are then prompt, also those that claim to be the model's.
 
     messages of a request    [system, user]    [system, user, answer, tool]    [system, user, answer, user 2]
     what becomes of it       turn 1            turn 2, goes on from 1          turn 3, goes on from 1: a branch
 
 The path to the last turn, by the order of requests, is trained; other turns are only counted. Each branch has its own
 part of the sample's stream of random numbers, so a repeated request gets another answer.
-
-Driven by the endpoint (`ask`) and by the workflow, which waits for `over` or for its agent, and then closes.
 """
 
 from __future__ import annotations
@@ -66,7 +63,6 @@ class Conversation:
         self.turns: list[Turn] = []
         self._engine, self._codec, self._limits, self._request = engine, codec, limits, request
         self._asked = self._branches = 0
-        self._most_characters = most_characters(limits.max_tokens)
         self._open: set[asyncio.Task[Completion]] = set()
         self._closed = False
 
@@ -102,8 +98,9 @@ class Conversation:
         """What the model is given."""
         found = [turn for turn in self.turns if turn.leads_to(chat)]
         before = max(found, key=lambda turn: (len(turn.messages), turn.number), default=None)
-        if len(json.dumps([chat.messages, chat.tools], ensure_ascii=False)) > self._most_characters:
-            raise self._no_room(f"the request has more than {self._most_characters:,} characters")
+        most = most_characters(self._limits.max_tokens)
+        if len(json.dumps([chat.messages, chat.tools], ensure_ascii=False)) > most:
+            raise self._no_room(f"the request has more than {most:,} characters")
         try:
             if before is None:
                 return Transcript(self._codec.opening(chat.messages, chat.tools), self._next_stretch())
@@ -139,12 +136,8 @@ class Conversation:
 
     def _no_room(self, why: str) -> RefusedRequest:
         self.full = True
-        return RefusedRequest(
-            400,
-            f"no room for an answer: this model's maximum context length is reached: {why}",
-            param="messages",
-            code="context_length_exceeded",
-        )
+        text = f"no room for an answer: this model's maximum context length is reached: {why}"
+        return RefusedRequest(400, text, param="messages", code="context_length_exceeded")
 
     async def _sample(self, tokens: np.ndarray, limits: Limits) -> Completion:
         work = asyncio.ensure_future(self._engine.generate(tokens, limits, self._request))
@@ -152,7 +145,8 @@ class Conversation:
         try:
             completion = await work
         except asyncio.CancelledError:
-            if self._closed and not _is_cancelled():
+            caller = asyncio.current_task()
+            if self._closed and caller is not None and not caller.cancelling():
                 raise RefusedRequest(410, ENDED, code="session_ended") from None
             raise
         except ValueError as error:
@@ -174,7 +168,7 @@ def until(
     decode: Callable[[np.ndarray], str], stops: tuple[str, ...], completion: Completion
 ) -> tuple[Completion, str]:
     """The completion as it would be if the engine had looked for these texts after each token, and its text up to the
-    first of them. (What it has sampled behind costs time, and nothing else: no token depends on later ones.)"""
+    first of them. (No token depends on later ones.)"""
     text = decode(completion.tokens)
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     if not places:
@@ -190,12 +184,7 @@ def until(
         if left > 0:
             runs.append((version, min(length, left)))
             left -= length
-    experts, less = completion.experts, len(completion.tokens) - count
-    chosen = None if experts is None else experts[: len(experts) - less]
+    experts = completion.experts
+    chosen = None if experts is None else experts[: len(experts) - len(completion.tokens) + count]
     first = Completion(completion.tokens[:count], completion.logprobs[:count], runs, "stop", chosen)
     return first, text[: min(places)]
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

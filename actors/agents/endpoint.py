@@ -3,9 +3,6 @@
 A bearer token, the sample's key, identifies its agent. A request without a key gets 401, one with the key of an ended
 sample 410. A client that hangs up ends its request, and its slot in the engine is free at once. The first sample starts
 the server; it ends with its event loop, as a task of it.
-
-    POST /v1/chat/completions → parse → `Conversation.ask` → the engine → a completion
-    GET  /v1/models
 """
 
 from __future__ import annotations

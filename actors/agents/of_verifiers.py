@@ -1,10 +1,5 @@
-"""The agent of `task=verifiers`: an environment of that package plays, and its rubric scores.
-
-    example ──► env.rollout ──► the actor's endpoint, turn by turn, with tools ──► rubric ──► reward
-
-The environment's code (its tools, its rewards) runs in the actor's event loop, as an agent function does: it must not
-block. The model's words reach it as messages and as arguments of tools.
-"""
+"""The agent of `task=verifiers`: an environment of that package plays, and its rubric scores. Its code (tools, rewards)
+runs in the actor's event loop: it must not block."""
 
 from __future__ import annotations
 

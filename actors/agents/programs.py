@@ -1,13 +1,12 @@
 """The user's agent: an async function in this process, or a command in one of its own.
 
-Both get the model's URL, a key (it identifies the sample), and the prompt's row as JSON:
-`{"messages": [{"role": ..., "content": ...}, ...], "answer": ...}`.
+Both get the model's URL, a key (it identifies the sample), and the row: `{"messages": [...], "answer": ...}`.
 
 - `"module:function"`: `await function(base_url, api_key, row)`. It shares the actor's event loop, so it must not block.
   Returns the reward (a number, or a list of one number per turn), or None: the verifier then scores the last turn.
-- `[program, argument, ...]`: OPENAI_BASE_URL and OPENAI_API_KEY in its environment, the row at its standard input. Its
-  reward is the last line of its standard output, if that is `{"reward": ...}`. It is in a process group of its own:
-  all that it starts is killed when it ends, when its result is no longer needed, and when the actor exits.
+- `[program, argument, ...]`: OPENAI_BASE_URL and OPENAI_API_KEY in its environment, the row as JSON at its standard
+  input. Its reward is the last line of its standard output, if that is `{"reward": ...}`. All that it starts is killed
+  when it ends, when its result is not needed any more, and when the actor exits.
 """
 
 from __future__ import annotations
@@ -96,9 +95,8 @@ def _end_of(file: IO[bytes]) -> str:
 
 def _reward_in(said: str) -> Reward:
     """Of the last line, where it has one. Other programs print what they like."""
-    lines = said.strip().splitlines()
     try:
-        last = json.loads(lines[-1]) if lines else None
+        last = json.loads(said.strip().rpartition("\n")[2])
     except ValueError:
         return None
     return _checked(last["reward"]) if isinstance(last, dict) and "reward" in last else None

@@ -43,16 +43,14 @@ async def agent(  # noqa: PLR0913 (some are knobs)
     """One trajectory: the conversation that a program of the user's has with the model (`actors.agents.conversation`).
 
     `agent`: an async function "module:name", or a command (`actors.agents.programs`); it has `timeout` seconds.
-    `sampling`: what becomes of requests whose temperature is not the run's, or that ask for top-p, penalties and the
-    like, which would make behaviour logprobs differ from the learner's: refused with an error, or sampled as the run
-    does ("ignore"; evaluations always do so). `call_marks`: around the model's tool calls, as its chat template writes
-    them.
+    `sampling`: requests with another temperature than the run's, top-p, penalties and the like would make behaviour
+    logprobs differ from the learner's. They are refused, or sampled as the run does ("ignore"; evaluations always do
+    so). `call_marks`: around the model's tool calls, as its chat template writes them.
 
-    `limits.max_tokens` bounds the response, what the model was shown included. The reward is the agent's: one for the
-    whole, or one for each turn; where it gives none, the task's verifier scores the last turn. A sample whose last
-    request found no room for an answer ends with finish "length", however its agent takes it. None where the sample was
-    broken off.
-    Raises AgentError for an agent that fails, takes too long, or has asked for nothing.
+    `limits.max_tokens` bounds the response, shown tokens included. The reward is the agent's: one for the whole, or one
+    for each turn; where it gives none, the task's verifier scores the last turn. A sample whose last request found no
+    room for an answer ends with finish "length". None where the sample was broken off. Raises AgentError for an agent
+    that fails, takes too long, or has asked for nothing.
     """
     if prompt.codec is None or not hasattr(prompt.codec, "opening"):
         raise ValueError("workflow=agent needs a task whose codec opens conversations (Prompt.codec), e.g. jsonl")
@@ -71,10 +69,11 @@ async def agent(  # noqa: PLR0913 (some are knobs)
 
 async def _earned(conversation: Conversation, agent: str | Sequence[str], prompt: Prompt, timeout: float) -> Reward:
     """The agent's result, once it has ended. Raises AgentError, and what the engine raised."""
-    server = await endpoint()
+    answer = prompt.answer.tolist() if isinstance(prompt.answer, np.ndarray) else prompt.answer
+    row, server = {"messages": [dict(message) for message in prompt.messages], "answer": answer}, await endpoint()
     with server.serves(conversation) as key:
         try:
-            earned = await _until_over(play(agent, server.base_url, key, _row(prompt)), conversation, timeout)
+            earned = await _until_over(play(agent, server.base_url, key, row), conversation, timeout)
         except AgentError:
             if not conversation.full:
                 raise
@@ -133,8 +132,3 @@ def _tools_used(last: Turn) -> tuple[int, int]:
     calls = sum(len(message.get("tool_calls", ())) for message in last.messages)
     results = (message["content"] for message in last.messages if message["role"] == "tool")
     return calls, sum(result.lower().startswith(measures.FAILED) for result in results)
-
-
-def _row(prompt: Prompt) -> dict[str, Any]:
-    answer = prompt.answer.tolist() if isinstance(prompt.answer, np.ndarray) else prompt.answer
-    return {"messages": [dict(message) for message in prompt.messages], "answer": answer}

@@ -114,12 +114,10 @@ def _of_texts(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
     judge, sampler = known["group_reward"], known["sampler"]
     if judge["name"] == "judge":
         scale, address, template = judge["scale"], judge["base_url"], Template(judge["template"] or "")
-        wanted = {"first", "second"} if judge["compare"] == "pairs" else {"answer"}
         if len(scale) != 2 or not scale[0] < scale[1]:
             yield "group_reward.scale", f"got {list(scale)}, expected two numbers, the lower one first"
-        if judge["template"] is not None and not (template.is_valid() and wanted <= {*template.get_identifiers()}):
-            names = " and ".join(f"${each}" for each in sorted(wanted))
-            yield "group_reward.template", f"must hold {names} (write $$ for a dollar sign)"
+        if judge["template"] is not None and not (template.is_valid() and "answer" in template.get_identifiers()):
+            yield "group_reward.template", "must hold $answer (write $$ for a dollar sign)"
         if not address.startswith(("http://", "https://")):
             yield "group_reward.base_url", f"got {address}, expected the address of a server, such as http://HOST/v1"
     if {"hard_to", "easy_from"} <= sampler.keys() and sampler["hard_to"] >= sampler["easy_from"]:

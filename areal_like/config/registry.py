@@ -48,12 +48,11 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "verifiers": "areal_like.tasks.verifiers:Verifiers",
     },
     "reward": {
-        **_named("areal_like.tasks.maths", "math_verify exact"),
-        "last_number": "areal_like.tasks.numbers:last_number",
+        **_named("areal_like.tasks.maths", "math_verify exact last_number"),
         "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
     },
     "group_reward": {
-        **_named("areal_like.tasks.comparing", "none length_rank"),
+        "none": "actors.group_rewards:none",
         "judge": "actors.judge:Judge",
     },
     "model": _named("areal_like.models.causal_lm", "qwen2 folder"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +20,7 @@ Messages = Sequence[Mapping[str, object]]
 
 
 class Tokenizer(Protocol):
-    """What is used of one of transformers."""
+    """The used part of one of transformers."""
 
     chat_template: str | None
     eos_token: str | None
@@ -79,7 +78,7 @@ class TokenizerCodec:
         _, said, rest = self._render([*_talk(_SAID), *messages], tools, add_generation_prompt=True).rpartition(_SAID)
         if not said:
             raise ValueError("the chat template leaves out earlier turns: they can't be continued")
-        return self.encode(rest.removeprefix(self._end) if closed else rest)
+        return self.encode(rest.removeprefix(self._tokenizer.eos_token or "") if closed else rest)
 
     def rewrites(self, said: str, messages: Messages, tools: Sequence[object] = ()) -> bool:
         """Templates of reasoning models drop the reasoning of earlier turns, some of them only when a user speaks."""
@@ -91,12 +90,8 @@ class TokenizerCodec:
         if _THINKS in said and begun.rstrip().endswith("<think>"):  # the template opens it
             answer = answer.removeprefix("<think>")
         after = self._render([*talk, *messages], tools, add_generation_prompt=True)
-        return not _bare(after).startswith(_bare(begun + answer))
-
-    @cached_property
-    def _end(self) -> str:
-        """Of a turn, as the model itself writes it."""
-        return self._tokenizer.eos_token or ""
+        after, before = ("".join(text.split()) for text in (after, begun + answer))  # templates differ in white space
+        return not after.startswith(before)
 
     def _render(self, messages: Messages, tools: Sequence[object] = (), **more: object) -> str:
         from jinja2 import TemplateError
@@ -110,11 +105,6 @@ class TokenizerCodec:
 
 def _talk(answer: str) -> list[Mapping[str, object]]:
     return [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
-
-
-def _bare(text: str) -> str:
-    """Removes white space: templates differ in it."""
-    return "".join(text.split())
 
 
 def _as_they_stand(messages: Messages, tools: Sequence[object]) -> str:

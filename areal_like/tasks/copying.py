@@ -1,38 +1,67 @@
-"""Copy and Reverse: repeat the digits of the prompt, forwards or backwards.
-
-The prompt is `digits SEP`, as text `digits>`. With a fixed length the response is exactly `digits` tokens and nothing
-stops it early; with `min_digits` the length varies and the response must end with EOS.
-"""
+"""Copy and Reverse: repeat the digits of the prompt, forwards or backwards. The prompt is `digits SEP`, as text
+`digits>`; the response is exactly `digits` tokens, and nothing stops it early."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 
-from areal_like.tasks.characters import CharacterCodec
-from areal_like.tasks.generated import GeneratedTask, answered, until_stop
+from areal_like.tasks.generated import GeneratedTask, answered, share_in_place
 from areal_like.types import Demonstration, Prompt
 
 DIGITS = 10
-SEP, EOS, PAD = 10, 11, 12
+SEP, PAD = 10, 12
+
+
+class CharacterCodec:
+    """Text whose tokens are characters (`areal_like.interfaces.Codec`): token i is character i. Ids beyond are no text:
+    they end a turn, or fill a batch. There are no roles: a conversation is the contents of its messages."""
+
+    def __init__(self, characters: str):
+        self._characters = characters
+        self._places = {character: token for token, character in enumerate(characters)}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Raises ValueError for a character that the task does not have."""
+        unknown = [character for character in text if character not in self._places]
+        if unknown:
+            raise ValueError(f"there is no token for {unknown[0]!r}; there are {self._characters}")
+        return np.array([self._places[character] for character in text], np.int32)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return "".join(self._characters[token] for token in tokens.tolist() if token < len(self._characters))
+
+    def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
+        return self.encode(text)
+
+    def opening(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> np.ndarray:
+        """Raises ValueError for `tools`: there is no place for them."""
+        if tools:
+            raise ValueError("this task's text has no place for tools")
+        return self.encode("".join(str(message["content"]) for message in messages))
+
+    def continuation(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = (), *, closed: bool = True
+    ) -> np.ndarray:
+        return self.opening(messages, tools)
+
+    def rewrites(self, said: str, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> bool:
+        return False
 
 
 class Copy(GeneratedTask):
-    """The answer is the prompt's digits (tokens 0–9).
+    """The answer is the prompt's digits (tokens 0–9). Reward: the share of right positions.
 
-    Reward, EOS excluded: `credit="digits"` (the default) gives the share of right positions, out of the longer of
-    response and answer. So a response of variable length earns 1 only if it also stops in time. `credit="exact"` gives
-    1 for the whole answer and 0 otherwise.
-
-    digits: length, or the longest length where `min_digits` is given (then uniform in min_digits..digits). With
-    `digits=1` one of the ten prompts is held out: no training prompt has its digit, so the held-out reward falls to 0.
-    train_size, heldout_size: rows of the splits. length_trace: see `areal_like.tasks.length_trace`.
+    digits: their number. With `digits=1` one of the ten prompts is held out: no training prompt has its digit, so the
+    held-out reward falls to 0.
+    train_size, heldout_size: rows of the splits. length_trace: see `areal_like.tasks.generated.LengthTrace`.
     """
 
     vocab_size = 13
     pad_token = PAD
+    stop_tokens: tuple[int, ...] = ()
     codec = CharacterCodec("0123456789>")
 
     def __init__(
@@ -40,37 +69,25 @@ class Copy(GeneratedTask):
         seed: int,
         *,
         digits: Annotated[int, "[1, inf)"] = 8,
-        min_digits: Annotated[int, "[1, inf)"] | None = None,
-        credit: Literal["digits", "exact"] = "digits",
         train_size: Annotated[int, "[1, inf)"] = 1_000_000,
         heldout_size: Annotated[int, "[1, inf)"] = 1024,
         length_trace: Mapping[str, float] | None = None,
     ):
-        if not 1 <= (digits if min_digits is None else min_digits) <= digits:
-            raise ValueError(f"want 1 <= min_digits <= digits, got min_digits={min_digits}, digits={digits}")
-        self._digits, self._exact = digits, credit == "exact"
-        self._min_digits = min_digits
-        self.stop_tokens: tuple[int, ...] = () if min_digits is None else (EOS,)
+        self._digits = digits
         super().__init__(seed, train_size, heldout_size, length_trace)
 
     def demonstration(self, split: str, row: int) -> Demonstration:
         return answered(self.prompt(split, row), self.stop_tokens)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
-        given = until_stop(tokens, EOS) if self.stop_tokens else tokens
-        if self._exact:
-            return float(np.array_equal(given, prompt.answer))
-        both = min(len(given), len(prompt.answer))
-        right = np.count_nonzero(given[:both] == prompt.answer[:both])
-        return float(right / max(len(given), len(prompt.answer)))
+        return share_in_place(tokens, prompt.answer)
 
     def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        low = self._digits if self._min_digits is None else self._min_digits
-        digits = rng.integers(DIGITS, size=rng.integers(low, self._digits + 1), dtype=np.int32)
+        digits = rng.integers(DIGITS, size=self._digits, dtype=np.int32)
         return np.append(digits, np.int32(SEP)), self._answer(digits)
 
     def _max_tokens(self) -> int:
-        return self._digits + len(self.stop_tokens)
+        return self._digits
 
     def _answer(self, digits: np.ndarray) -> np.ndarray:
         return digits

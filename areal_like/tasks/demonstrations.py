@@ -4,20 +4,20 @@
     {"prompt": "..." or messages, "completion": "..." or messages}
 
 The assistant's text and the end of each of its turns are trained; all else is only read. The tokens are those of a
-rollout: the prompt as `jsonl` encodes it, each turn's text and the stop token behind it, and the tokens that a
-multi-turn workflow shows between turns. So reinforcement learning can go on where imitation ends.
+rollout, so reinforcement learning can go on where imitation ends.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
 
-from areal_like.tasks.rows import Row, are_messages, rows_of_files
+from areal_like.tasks.rows import Row, are_messages, checked_prompt, rows_of_files
 from areal_like.tasks.text import TextTask
 from areal_like.types import Demonstration, Prompt
 
@@ -50,14 +50,11 @@ class Demonstrations(TextTask):
     ):
         super().__init__(**text)  # type: ignore[arg-type]  # its knobs, checked by the registry
 
-        def row_of(place: str, fields: dict[str, object]) -> Row:
-            opening, rest = _parted(place, fields, prompt_key, completion_key, self._chat)
-            return Row(place, opening, json.dumps(rest))
-
+        row_of = partial(_row, prompt_key=prompt_key, completion_key=completion_key, chat=self._chat)
         self._rows = rows_of_files(seed, path, heldout_path, heldout_fraction, row_of)
 
     def size(self, split: str) -> int:
-        return len(self._rows.of(split))
+        return self._rows.size(split)
 
     def prompt(self, split: str, row: int) -> Prompt:
         """The conversation up to its last turn, which is the answer."""
@@ -67,8 +64,7 @@ class Demonstrations(TextTask):
         return self._prompt(name, tuple(messages), turns[-1]["content"])
 
     def demonstration(self, split: str, row: int) -> Demonstration:
-        """Raises ValueError for one that is too long, or a chat template that writes earlier turns differently when
-        others follow."""
+        """Raises ValueError for one that is too long, or a chat template that leaves out earlier turns."""
         source, name = self._rows.row(split, row)
         turns: list[dict[str, str]] = json.loads(source.answer)
         prompt = self._prompt(name, self._messages(source.prompt), None)
@@ -85,60 +81,49 @@ class Demonstrations(TextTask):
                 trained += [False] * len(parts[-1])
         tokens = np.concatenate(parts)
         if len(tokens) > self._max_tokens:
-            raise ValueError(
-                f"{name}: {len(tokens)} tokens follow the opening; task.max_tokens allows "
-                f"{self._max_tokens}: raise it, or take the row out"
-            )
+            allowed = f"task.max_tokens allows {self._max_tokens}: raise it, or take the row out"
+            raise ValueError(f"{name}: {len(tokens)} tokens follow the opening; {allowed}")
         return Demonstration(prompt, tokens, np.array(trained, bool))
-
-    def place(self, split: str, row: int) -> str:
-        """The place of a row, as "path:line"."""
-        return self._rows.of(split)[row].place
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         return float(self._text(tokens).strip() == str(prompt.answer).strip())
 
 
+def _row(place: str, fields: Mapping[str, object], prompt_key: str, completion_key: str, chat: bool) -> Row:
+    """The opening of a conversation and, as JSON, the messages from the assistant's first turn on. Raises
+    ValueError."""
+    opening, rest = _parted(place, fields, prompt_key, completion_key, chat)
+    turns = [turn for turn in rest if turn["role"] == ASSISTANT]
+    if all(_is_only_read(turn) for turn in turns):
+        raise ValueError(f"{place}: every message of the assistant has the weight 0")
+    if any(here["role"] == after["role"] == ASSISTANT for here, after in pairwise(rest)):
+        raise ValueError(f"{place}: two messages of the assistant follow one another: join them")
+    return Row(place, opening, json.dumps(rest))
+
+
 def _parted(
     place: str, fields: Mapping[str, object], prompt_key: str, completion_key: str, chat: bool
 ) -> tuple[str | list[dict[str, str]], list[dict[str, str]]]:
-    """The opening of a conversation, and the messages from the assistant's first turn on. Raises ValueError."""
     if "messages" in fields:
         said = fields["messages"]
         if not chat or not are_messages(said):
-            wanted = (
-                "a list of messages {role, content}, each a text" if chat else "left out without task.chat_template"
-            )
-            raise ValueError(f'{place}: "messages" must be {wanted}')
+            raise ValueError(f'{place}: "messages" must be a list of messages, and needs task.chat_template')
         first = next((at for at, message in enumerate(said) if message["role"] == ASSISTANT), 0)
         if first == 0 or said[-1]["role"] != ASSISTANT:
             raise ValueError(f"{place}: the first message must not be the assistant's, and the last one must")
-        return said[:first], _trainable(place, said[first:])
+        return said[:first], said[first:]
     for key in (prompt_key, completion_key):
         if key not in fields:
             raise ValueError(f'{place}: no "messages" and no {key!r}; the keys are {", ".join(fields)}')
-    prompt, completion = fields[prompt_key], fields[completion_key]
-    if not isinstance(prompt, str) and not (chat and are_messages(prompt)):
-        wanted = "a text or a list of messages {role, content}" if chat else "a text"
-        raise ValueError(f"{place}: {prompt_key!r} must be {wanted}")
+    prompt, completion = checked_prompt(place, prompt_key, fields[prompt_key], chat), fields[completion_key]
     if isinstance(completion, str):
         return prompt, [{"role": ASSISTANT, "content": completion}]
     if not chat or not are_messages(completion):
         raise ValueError(f"{place}: {completion_key!r} must be a text, or with a chat template a list of messages")
     if completion[0]["role"] != ASSISTANT or completion[-1]["role"] != ASSISTANT:
         raise ValueError(f"{place}: {completion_key!r} must begin and end with the assistant's messages")
-    return prompt, _trainable(place, completion)
+    return prompt, completion
 
 
 def _is_only_read(turn: Mapping[str, object]) -> bool:
     return turn.get("weight") == 0
-
-
-def _trainable(place: str, turns: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Raises ValueError where no token would be trained, or two turns of the assistant follow one another."""
-    roles = [turn["role"] for turn in turns]
-    if all(_is_only_read(turn) for turn in turns if turn["role"] == ASSISTANT):
-        raise ValueError(f"{place}: every message of the assistant has the weight 0")
-    if any(here == after == ASSISTANT for here, after in pairwise(roles)):
-        raise ValueError(f"{place}: two messages of the assistant follow one another: join them")
-    return turns

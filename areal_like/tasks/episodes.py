@@ -1,18 +1,15 @@
-"""Prompts for environments that need none: a row is the seed of an episode; the environment adds its text.
-
-The same row gives the same episode in every process. `environment=openenv` takes the seed from `prompt.answer` by
-`seed_of`; with another task's prompts it takes it from prompt and answer.
-"""
+"""Prompts for environments that need none: a row is an episode's seed (`seed_of`); the environment adds its text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import numpy as np
 import xxhash
 
-from areal_like.tasks.generated import SPLITS, GeneratedPrompts
+from areal_like.tasks.generated import GeneratedPrompts
 from areal_like.tasks.text import TextTask
 from areal_like.types import Prompt
 
@@ -40,8 +37,6 @@ class Episodes(TextTask, GeneratedPrompts):
         TextTask.__init__(self, **text)  # type: ignore[arg-type]  # its knobs, checked by the registry
         self._instructions = instructions
         GeneratedPrompts.__init__(self, seed, train_size, heldout_size)
-        for split in SPLITS:
-            self.prompt(split, 0)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         """0: the environment rewards."""
@@ -49,8 +44,8 @@ class Episodes(TextTask, GeneratedPrompts):
 
     def _draft(self, rng: np.random.Generator) -> tuple[bytes, Callable[[], Prompt]]:
         episode = int(rng.integers(SEEDS))
-        make = lambda: self._prompt(f"episode {episode}", self._messages(self._instructions), episode)  # noqa: E731
-        return episode.to_bytes(4, "little"), make
+        messages = self._messages(self._instructions)
+        return episode.to_bytes(4, "little"), partial(self._prompt, f"episode {episode}", messages, episode)
 
 
 def seed_of(prompt: Prompt) -> int:

@@ -12,22 +12,15 @@ MAX_BITS = 4096
 """Most bits of any intermediate result: a larger one is refused before it is computed."""
 
 _BINARY: dict[type[ast.operator], Callable[..., int | float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+}  # fmt: skip
 _UNARY: dict[type[ast.unaryop], Callable[..., int | float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def evaluate(text: str) -> str:
-    """The value of an expression of numbers, `+ - * / // % **` and parentheses, as Python writes it.
-
-    Raises ValueError, with the reason, for anything else and for results that are too large.
-    """
+    """The value of an expression of numbers, `+ - * / // % **` and parentheses, as Python writes it. Raises ValueError,
+    with the reason, for anything else and for results that are too large."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"an expression has at most {MAX_CHARACTERS} characters")
     try:
@@ -45,26 +38,18 @@ def evaluate(text: str) -> str:
 def _value(node: ast.expr) -> int | float:
     match node:
         case ast.Constant(value=number) if type(number) in (int, float):
-            if number == math.inf:  # 1e999
-                raise ValueError("the result is not a finite real number")
-            return number  # type: ignore[return-value]
+            result = number
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY:
-            return _UNARY[type(sign)](_value(operand))
+            result = _UNARY[type(sign)](_value(operand))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             a, b = _value(left), _value(right)
-            if isinstance(op, ast.Pow | ast.Mult):
-                _check_size(op, a, b)
+            if isinstance(a, int) and isinstance(b, int) and isinstance(op, ast.Pow | ast.Mult):
+                more = abs(a).bit_length() * (abs(b) - 1) if isinstance(op, ast.Pow) else abs(b).bit_length()
+                if abs(a).bit_length() + more > MAX_BITS:  # whole numbers have no limit, and huge ones take long
+                    raise ValueError("the result is too large")
             result = _BINARY[type(op)](a, b)
-            if isinstance(result, complex) or (isinstance(result, float) and not math.isfinite(result)):
-                raise ValueError("the result is not a finite real number")
-            return result
-    raise ValueError("only numbers, + - * / // % ** and parentheses are understood")
-
-
-def _check_size(op: ast.operator, a: int | float, b: int | float) -> None:
-    """Refuse huge whole numbers: they have no limit, and computing them takes long. Raises ValueError."""
-    if not (isinstance(a, int) and isinstance(b, int)):
-        return
-    bits = abs(a).bit_length() * abs(b) if isinstance(op, ast.Pow) else abs(a).bit_length() + abs(b).bit_length()
-    if bits > MAX_BITS:
-        raise ValueError("the result is too large")
+        case _:
+            raise ValueError("only numbers, + - * / // % ** and parentheses are understood")
+    if isinstance(result, complex) or (isinstance(result, float) and not math.isfinite(result)):
+        raise ValueError("the result is not a finite real number")
+    return result  # type: ignore[return-value]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from areal_like.interfaces import Codec
 from areal_like.sampling import stream_key
-from areal_like.tasks.length_trace import trace_of
 from areal_like.types import Demonstration, Prompt
 
 SPLITS = ("train", "heldout")
@@ -25,19 +25,51 @@ _MAX_DRAWS = 2000
 """Draws before a split counts as empty: a held-out share of 1/10 misses this often once in 10^91."""
 
 
+SAMPLES = 32
+"""Lengths of filler drawn per prompt; sample i takes number `i % SAMPLES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthTrace:
+    """Lengths of filler: how a small model gets the long-tailed responses of a reasoning model. Each sample decodes so
+    many more tokens after its answer: they cost time and cache, are masked out of the loss and unseen by the verifier.
+
+    A length is `median · exp(sigma · z_prompt) · exp(noise · z_sample)`, z standard normal, rounded and clipped to
+    1..`max`. `sigma` spreads the prompts (hard ones need more tokens), `noise` the samples of one prompt. Raises
+    ValueError where a knob is out of range.
+    """
+
+    median: float
+    sigma: float = 1.0
+    noise: float = 0.3
+    max: int = 1000
+
+    def __post_init__(self) -> None:
+        if not (self.median > 0 and self.sigma >= 0 and self.noise >= 0 and self.max >= 1):
+            raise ValueError(f"length_trace: want median > 0, sigma >= 0, noise >= 0, max >= 1, got {self}")
+
+    def lengths(self, key: int) -> tuple[int, ...]:
+        """The lengths [SAMPLES] of the prompt whose 64-bit key this is; the same ones every time."""
+        z = np.random.Generator(np.random.Philox(key=key)).standard_normal(1 + SAMPLES)
+        exponents = np.minimum(self.sigma * z[0] + self.noise * z[1:], 600.0)  # float64 ends at exp(709)
+        tokens = np.rint(self.median * np.exp(exponents))
+        return tuple(int(n) for n in np.clip(tokens, 1, self.max))
+
+
 class GeneratedPrompts(ABC):
     """The base of tasks with generated prompts; a subclass draws one (`_draft`).
 
     Raises ValueError for an unknown split, and where the task has so few different prompts that none falls into a
-    split; IndexError for a row outside its split.
+    split; IndexError for a row outside its split. `trace`: knobs of a `LengthTrace`.
     """
 
-    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, float] | None = None):
-        if train_size < 1 or heldout_size < 1:
-            raise ValueError(f"train_size and heldout_size must be at least 1, got {train_size} and {heldout_size}")
+    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, Any] | None = None):
         self._seed = seed
         self._sizes = {"train": train_size, "heldout": heldout_size}
-        self._trace = trace_of(trace)
+        try:
+            self._trace = None if trace is None else LengthTrace(**trace)
+        except TypeError as error:
+            raise ValueError(f"task.length_trace: got {dict(trace or {})}: {error}") from None
         self._heldout: dict[int, Prompt] = {}
 
     def size(self, split: str) -> int:
@@ -74,7 +106,7 @@ class GeneratedTask(GeneratedPrompts):
     codec: Codec | None = None
     """Where the tokens are text."""
 
-    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, float] | None):
+    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, Any] | None):
         """A subclass calls this last: it draws a prompt of each split, so that an empty one shows at once."""
         super().__init__(seed, train_size, heldout_size, trace)
         for split in SPLITS:
@@ -104,7 +136,7 @@ def answered(prompt: Prompt, stop_tokens: tuple[int, ...]) -> Demonstration:
     return Demonstration(prompt, tokens, np.ones(len(tokens), bool))
 
 
-def until_stop(tokens: np.ndarray, stop: int) -> np.ndarray:
-    """The tokens before the first `stop`; all of them where there is none."""
-    ends = np.flatnonzero(tokens == stop)
-    return tokens[: ends[0]] if len(ends) else tokens
+def share_in_place(given: np.ndarray, wanted: np.ndarray) -> float:
+    """The share of places with equal tokens, out of the longer of both."""
+    both = min(len(given), len(wanted))
+    return float(np.count_nonzero(given[:both] == wanted[:both]) / max(len(given), len(wanted)))

@@ -54,11 +54,9 @@ def sets_of(config: Config, task: Task) -> list[HeldoutSet]:
 def own_rows(config: Config, task: Task, prompts: int | None = None) -> dict[str, list[tuple[str, int]]]:
     """Name → rows of the run's own sets: the first of the task, or of each task of a mixture; `prompts` of each, or the
     config's number."""
-    members, most = getattr(task, "members", None), config.eval.prompts if prompts is None else prompts
-    if members is None:
-        return {OWN: [(OWN, row) for row in range(min(most, task.size(OWN)))]}
+    most = config.eval.prompts if prompts is None else prompts
     rows, first = {}, 0
-    for name, member in members.items():
+    for name, member in getattr(task, "members", {OWN: task}).items():
         size = member.size(OWN)
         rows[name] = [(OWN, first + row) for row in range(min(most, size))]
         first += size
@@ -89,15 +87,7 @@ def _made(
 ) -> HeldoutSet:
     said = configs.select(config, "eval") | dict(spec)
     samples = int(said["samples"])
-    return HeldoutSet(
-        name,
-        task,
-        rows,
-        samples,
-        float(said["temperature"]),
-        int(said["every"]),
-        tuple(said["k"] or powers(samples)),
-        float(said["right"]),
-        heldout_workflow(config, spec.get("workflow")),
-        own,
-    )
+    temperature, every, right = float(said["temperature"]), int(said["every"]), float(said["right"])
+    workflow = heldout_workflow(config, spec.get("workflow"))
+    ks = tuple(said["k"] or powers(samples))
+    return HeldoutSet(name, task, rows, samples, temperature, every, ks, right, workflow, own)

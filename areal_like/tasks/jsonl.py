@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from pkgutil import resolve_name
 from typing import Annotated
 
 import numpy as np
 
 from areal_like.config.registry import as_spec, target
-from areal_like.tasks.length_trace import trace_of
-from areal_like.tasks.rows import Row, are_messages, rows_of_files
+from areal_like.tasks.rows import Row, checked_prompt, rows_of_files
 from areal_like.tasks.text import TextTask
 from areal_like.types import Prompt
 
@@ -29,10 +28,8 @@ class Jsonl(TextTask):
         messages `{role, content}`; an answer is a text, a number, or an object, which verifiers get as JSON text.
     heldout_path: file of the held-out rows; a training row whose prompt is among them is left out (and logged).
         Without it, `heldout_fraction` of the different prompts of `path`, at least one, is held out.
-    reward: a component: "math_verify", "exact", "last_number" (of the response is the answer), "unit_tests" (of a
-        program; `areal_like.tasks.unit_tests`), or "module:name" of a function
-        `(answer: str, response: str, *, knobs) -> float`; {name: ..., knobs} sets its knobs.
-    length_trace: see `areal_like.tasks.length_trace`.
+    reward: "math_verify", "exact", "last_number", "unit_tests" (of a program; `areal_like.tasks.unit_tests`), or
+        "module:name" of a function `(answer: str, response: str, *, knobs) -> float`; {name: ..., knobs} sets knobs.
 
     Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
     """
@@ -47,32 +44,21 @@ class Jsonl(TextTask):
         heldout_path: str | None = None,
         heldout_fraction: Annotated[float, "(0, 1)"] = 0.05,
         reward: str | Mapping[str, object] = "math_verify",
-        length_trace: Mapping[str, float] | None = None,
         **text: object,
     ):
         super().__init__(**text)  # type: ignore[arg-type]  # its knobs, checked by the registry
-        self._seed = seed
         self._knobs = as_spec(reward)
         self._verifier = target("reward", str(self._knobs.pop("name")))
-        self._trace = trace_of(length_trace)
 
-        def row_of(place: str, fields: dict[str, object]) -> Row:
-            return _row(place, fields, prompt_key, answer_key, self._chat)
-
+        row_of = partial(_row, prompt_key=prompt_key, answer_key=answer_key, chat=self._chat)
         self._rows = rows_of_files(seed, path, heldout_path, heldout_fraction, row_of)
 
     def size(self, split: str) -> int:
-        return len(self._rows.of(split))
+        return self._rows.size(split)
 
     def prompt(self, split: str, row: int) -> Prompt:
         source, name = self._rows.row(split, row)
-        found = self._prompt(name, self._messages(source.prompt), source.answer)
-        filler = self._trace.lengths(source.hash(self._seed)) if self._trace else ()
-        return replace(found, filler=filler)
-
-    def place(self, split: str, row: int) -> str:
-        """The place of a row, as "path:line"."""
-        return self._rows.of(split)[row].place
+        return self._prompt(name, self._messages(source.prompt), source.answer)
 
     def rows_beyond(self, split: str, tokens: int) -> list[int]:
         """The rows whose prompts may be longer than `tokens`, or than `max_prompt_tokens`. It only counts bytes (a
@@ -80,7 +66,7 @@ class Jsonl(TextTask):
         role = len(self._codec.opening(({"role": "user", "content": ""},)))
         beside = len((self._suffix + (self._system or "")).encode()) + role  # a system message of its own
         room = min(tokens, self._max_prompt_tokens) - beside
-        return [number for number, row in enumerate(self._rows.of(split)) if row.bytes + role * row.messages > room]
+        return [number for number, row in enumerate(self._rows.of(split)) if row.most_tokens(role) > room]
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str], dict[str, object]]:
         """The verifier of a response as "module:name", its arguments (answer, response text) and its knobs."""
@@ -96,10 +82,7 @@ def _row(place: str, fields: dict[str, object], prompt_key: str, answer_key: str
     for key in (prompt_key, answer_key):
         if key not in fields:
             raise ValueError(f"{place}: no {key!r}; the keys are {', '.join(fields)}")
-    prompt, answer = fields[prompt_key], fields[answer_key]
-    if not isinstance(prompt, str) and not (chat and are_messages(prompt)):
-        wanted = "a text or a list of messages {role, content}" if chat else "a text"
-        raise ValueError(f"{place}: {prompt_key!r} must be {wanted}")
+    prompt, answer = checked_prompt(place, prompt_key, fields[prompt_key], chat), fields[answer_key]
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float, dict)):
         raise ValueError(f"{place}: {answer_key!r} must be a text, a number or an object")
     return Row(place, prompt, json.dumps(answer) if isinstance(answer, dict) else str(answer))

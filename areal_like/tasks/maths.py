@@ -1,18 +1,13 @@
-"""Verifiers of text answers. Imported where an answer is scored, since math-verify brings sympy with it.
-
-A verifier is a plain function `(answer: str, response: str) -> float`, so that it can run in another process under a
-time limit: sympy may never finish on an answer that looks harmless.
-"""
+"""Verifiers of text answers: plain functions `(answer: str, response: str) -> float`, so that they can run in another
+process under a time limit: sympy may never finish on an answer that looks harmless."""
 
 from __future__ import annotations
 
 import logging
+import re
+from decimal import Decimal
 
-from math_verify import parse, verify
-
-# It warns once per process that its own time limits are off. They are off because the caller has one (see above), and
-# because theirs need signals, which work in a main thread only.
-logging.getLogger("math_verify").setLevel(logging.ERROR)
+_NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def math_verify(answer: str, response: str) -> float:
@@ -21,6 +16,11 @@ def math_verify(answer: str, response: str) -> float:
     `answer` is LaTeX, with or without `$` or `\\boxed`, or a plain number, or text that ends with `#### 42` as in
     GSM8K. Raises ValueError where it cannot be parsed: such a row could never be rewarded.
     """
+    from math_verify import parse, verify
+
+    # It warns that its own time limits are off: the caller has one, and theirs need signals, which work in a main
+    # thread only.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     gold = answer.rpartition("####")[2].strip()
     if "$" not in gold and "\\boxed" not in gold:
         gold = f"${gold}$"
@@ -33,3 +33,23 @@ def math_verify(answer: str, response: str) -> float:
 def exact(answer: str, response: str) -> float:
     """1.0 where the response is the answer, surrounding white space aside, else 0.0."""
     return float(response.strip() == answer.strip())
+
+
+def last_number(answer: str, response: str) -> float:
+    """1.0 where the last number of `response` equals the answer, else 0.0. Digits only: "fifteen" is no number.
+
+    A minus sign counts only in front of a number that no other stands before: "9-3" ends with 3. Raises ValueError
+    where the answer has no number.
+    """
+    wanted = _last(answer)
+    if wanted is None:
+        raise ValueError(f"there is no number in the answer {answer!r}")
+    return float(_last(response) == wanted)
+
+
+def _last(text: str) -> Decimal | None:
+    found = [*_NUMBER.finditer(text)]
+    if not found:
+        return None
+    number, before = found[-1][0].replace(",", ""), text[: found[-1].start()].rstrip()
+    return Decimal(number.removeprefix("-") if before[-1:].isdigit() else number)

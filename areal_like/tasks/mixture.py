@@ -11,7 +11,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from fractions import Fraction
 from itertools import accumulate
 
 import numpy as np
@@ -21,7 +20,7 @@ from areal_like.interfaces import Task
 from areal_like.types import Prompt
 
 LONGEST_BLOCK = 1000
-"""Most prompts until the ratios hold exactly."""
+"""Largest ratio: the ratios hold exactly after as many prompts as their sum."""
 ROWS = 256
 """Rows of a task that can't report its long rows, for a check of lengths."""
 RESERVED = ("mean", "std", "p50", "p95", "max", "histogram", "train", "heldout")
@@ -32,9 +31,9 @@ _NAME = re.compile(r"[A-Za-z][\w-]*")
 class Mixture:
     """Mixes tasks of one vocabulary: `members` by name, `ratios` as the smallest whole numbers.
 
-    tasks: name → task, `{name: ..., knobs}` or its bare name. ratios: name → prompts of it, relative to the others'
-        (default: 1 each). workflows: name → workflow of its samples, where it is not the run's, e.g. a `multi_turn`
-        with an environment of its own; evaluations use it as it stands.
+    tasks: name → task, `{name: ..., knobs}` or its bare name. ratios: name → prompts of it per block (default: 1).
+    workflows: name → workflow of its samples, where it is not the run's, e.g. a `multi_turn` with an environment of its
+        own; evaluations use it as it stands.
 
     Raises ConfigError for names, ratios or workflows that don't fit, and for tasks whose tokens differ: one model reads
     them all.
@@ -45,12 +44,12 @@ class Mixture:
         seed: int,
         *,
         tasks: Mapping[str, str | Mapping[str, object]],
-        ratios: Mapping[str, float] | None = None,
+        ratios: Mapping[str, int] | None = None,
         workflows: Mapping[str, object] | None = None,
     ):
         check_members({"tasks": tasks, "ratios": ratios, "workflows": workflows})
         self.members: dict[str, Task] = {name: _built(name, spec, seed) for name, spec in tasks.items()}
-        self.ratios = whole_ratios({name: (ratios or {}).get(name, 1) for name in tasks})
+        self.ratios = smallest_ratios({name: (ratios or {}).get(name, 1) for name in tasks})
         self.workflows = dict(workflows or {})
         first, *others = self.members
         for name in others:
@@ -65,36 +64,26 @@ class Mixture:
         return self._ends[split][-1]
 
     def prompt(self, split: str, row: int) -> Prompt:
-        name, inner = self.member(split, row)
+        name, inner = self._member(split, row)
         return replace(self.members[name].prompt(split, inner), task=name)
 
-    def member(self, split: str, row: int) -> tuple[str, int]:
+    def _member(self, split: str, row: int) -> tuple[str, int]:
         """The task of a row, and the row within that task. Raises IndexError."""
         if not 0 <= row < self.size(split):
             raise IndexError(f"row {row} of split {split!r}, which has {self.size(split)}")
         place = bisect_right(self._ends[split], row)
-        return list(self.members)[place], row - self.first(split, place)
-
-    def first(self, split: str, place: int) -> int:
-        """The first row of the task at this place."""
-        return self._ends[split][place - 1] if place else 0
+        return list(self.members)[place], row - ([0] + self._ends[split])[place]
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         """For callers without a reward pool; actors use the members' own (`actors.rewards`)."""
         return await self.members[prompt.task].reward(prompt, tokens)
 
-    def place(self, split: str, row: int) -> str:
-        """Where a row's prompt stands, in words."""
-        name, inner = self.member(split, row)
-        task = self.members[name]
-        return f"{name}: {task.place(split, inner) if hasattr(task, 'place') else f'row {inner} of {split}'}"
-
     def rows_beyond(self, split: str, tokens: int) -> Iterator[int]:
         """The rows whose prompt may have more than `tokens` tokens: the first `ROWS` of a task without this report."""
-        for place, task in enumerate(self.members.values()):
+        for first, task in zip([0, *self._ends[split]], self.members.values(), strict=False):
             few = range(min(task.size(split), ROWS))
             rows = task.rows_beyond(split, tokens) if hasattr(task, "rows_beyond") else few
-            yield from (self.first(split, place) + row for row in rows)
+            yield from (first + row for row in rows)
 
     @property
     def vocabulary(self) -> dict[str, int]:
@@ -122,31 +111,22 @@ def check_members(knobs: Mapping[str, object]) -> None:
     if not isinstance(tasks, Mapping) or not tasks:
         raise ConfigError("task.tasks: want name → task, e.g. {sums: {name: arithmetic}}", "task.tasks")
     for name, spec in tasks.items():
-        _check_name(name)
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in RESERVED:
+            wanted = f"letters, digits, _ and -, a letter first, and none of {', '.join(RESERVED)}"
+            raise ConfigError(f"task.tasks: {name!r} can't name a task; expected {wanted}", "task.tasks")
         _check_one("task", f"task.tasks.{name}", spec)
         if as_spec(spec)["name"] == "mixture":
             raise ConfigError(f"task.tasks.{name}: a mixture within a mixture; name its tasks here", "task.tasks")
-    ratios, workflows = (_of_some("task." + key, knobs.get(key) or {}, tasks) for key in ("ratios", "workflows"))
-    whole_ratios({name: ratios.get(name, 1) for name in tasks})
-    for name, spec in workflows.items():
-        _check_one("workflow", f"task.workflows.{name}", spec)
-
-
-def _of_some(key: str, values: object, tasks: Mapping[str, object]) -> Mapping[str, object]:
-    """The values of a knob that has one for some of the tasks. Raises ConfigError."""
-    if not isinstance(values, Mapping) or (unknown := [name for name in values if name not in tasks]):
-        wrong = f"there is no task {unknown[0]!r}" if isinstance(values, Mapping) else f"got {values!r}"
-        raise ConfigError(f"{key}: {wrong}; want a value for some of {', '.join(tasks)}", key)
-    return values
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in RESERVED:
-        raise ConfigError(
-            f"task.tasks: {name!r} can't name a task: letters, digits, _ and -, a letter first, and none of "
-            f"{', '.join(RESERVED)}",
-            "task.tasks",
-        )
+    for key in ("ratios", "workflows"):
+        values = knobs.get(key) or {}
+        if not isinstance(values, Mapping) or values.keys() - tasks.keys():
+            raise ConfigError(
+                f"task.{key}: got {values!r}, expected a value for some of {', '.join(tasks)}", f"task.{key}"
+            )
+        if key == "ratios":
+            smallest_ratios({name: values.get(name, 1) for name in tasks})
+        for name, spec in values.items() if key == "workflows" else ():
+            _check_one("workflow", f"task.workflows.{name}", spec)
 
 
 def _check_one(kind: str, key: str, spec: object) -> None:
@@ -158,21 +138,15 @@ def _check_one(kind: str, key: str, spec: object) -> None:
         raise ConfigError(f"{key}: {error}", key) from None
 
 
-def whole_ratios(ratios: Mapping[str, object]) -> dict[str, int]:
+def smallest_ratios(ratios: Mapping[str, object]) -> dict[str, int]:
     """The smallest whole numbers with the same ratios. Raises ConfigError."""
+    counts: dict[str, int] = {}
     for name, ratio in ratios.items():
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < math.inf:
-            raise ConfigError(f"task.ratios.{name}: must be a number above 0, got {ratio!r}", "task.ratios")
-    exact = {name: Fraction(str(ratio)) for name, ratio in ratios.items()}
-    scale = math.lcm(*(each.denominator for each in exact.values()))
-    counts = {name: int(each * scale) for name, each in exact.items()}
+        if type(ratio) is not int or not 0 < ratio <= LONGEST_BLOCK:
+            problem = f"got {ratio!r}, expected a whole number from 1 to {LONGEST_BLOCK}"
+            raise ConfigError(f"task.ratios.{name}: {problem}", "task.ratios")
+        counts[name] = ratio
     shared = math.gcd(*counts.values())
-    if (block := sum(counts.values()) // shared) > LONGEST_BLOCK:
-        raise ConfigError(
-            f"task.ratios: {dict(ratios)} are exact only after every {block} prompts; use rounder numbers (at most "
-            f"{LONGEST_BLOCK} prompts)",
-            "task.ratios",
-        )
     return {name: count // shared for name, count in counts.items()}
 
 
@@ -182,8 +156,5 @@ def refuse_other_tokens(one: Task, other: Task, where: str) -> None:
     for what in ("vocab_size", "pad_token", "stop_tokens"):
         ours, theirs = getattr(one, what), getattr(other, what)
         if ours != theirs:
-            raise ConfigError(
-                f"{where} can't be mixed: {what} is {ours} and {theirs}. One model reads the prompts of both: give "
-                "them the same tokenizer (or the same kind of answer)",
-                where.partition(":")[0],
-            )
+            problem = f"{where} can't be mixed: {what} is {ours} and {theirs}; give them the same tokenizer"
+            raise ConfigError(problem, where.partition(":")[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 from collections.abc import Callable
@@ -25,15 +26,11 @@ class Row:
     prompt: str | list[dict[str, str]]
     answer: str
 
-    @property
-    def messages(self) -> int:
-        return 1 if isinstance(self.prompt, str) else len(self.prompt)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its texts, in UTF-8."""
+    def most_tokens(self, role: int) -> int:
+        """A bound on the tokens of its texts, a byte each, with `role` tokens beside each message."""
         texts = [self.prompt] if isinstance(self.prompt, str) else [text for m in self.prompt for text in m.values()]
-        return sum(len(str(text).encode(errors="replace")) for text in texts)
+        messages = 1 if isinstance(self.prompt, str) else len(self.prompt)
+        return sum(len(str(text).encode(errors="replace")) for text in texts) + role * messages
 
     def hash(self, seed: int) -> int:
         """A 64-bit hash of the prompt's content: equal for equal prompts. It decides which prompts are held out."""
@@ -49,8 +46,6 @@ class Rows:
 
     def __init__(self, seed: int, rows: list[Row], heldout: list[Row] | None, fraction: float):
         if heldout is None:
-            if not 0 < fraction < 1:
-                raise ValueError(f"task.heldout_fraction must be between 0 and 1, got {fraction}")
             hashes = sorted({row.hash(seed) for row in rows})
             held = set(hashes[: max(1, round(fraction * len(hashes)))])
             heldout = [row for row in rows if row.hash(seed) in held]
@@ -61,11 +56,13 @@ class Rows:
                 _log.warning("%d training rows are left out: their prompts are held out", shared)
         train = [row for row in rows if row.hash(seed) not in held]
         if not train or not heldout:
-            raise ValueError(
-                f"task.path: {len(train)} training rows and {len(heldout)} held-out rows (split by prompt); want at "
-                "least 1 of each: add rows with other prompts, or name a file of held-out rows in task.heldout_path"
-            )
-        self._splits = {"train": _shuffled(seed, train), "heldout": _shuffled(seed, heldout)}
+            counts = f"{len(train)} training rows and {len(heldout)} held-out rows (split by prompt)"
+            hint = "add rows with other prompts, or name a file of held-out rows in task.heldout_path"
+            raise ValueError(f"task.path: got {counts}, expected at least 1 of each: {hint}")
+        self._splits: dict[str, list[Row]] = {}
+        for split, found in (("train", train), ("heldout", heldout)):
+            order = np.random.Generator(np.random.Philox(key=stream_key(seed))).permutation(len(found))
+            self._splits[split] = [found[i] for i in order]
 
     def of(self, split: str) -> list[Row]:
         """Raises ValueError."""
@@ -73,17 +70,15 @@ class Rows:
             raise ValueError(f"unknown split {split!r}; the splits are {', '.join(self._splits)}")
         return self._splits[split]
 
+    def size(self, split: str) -> int:
+        return len(self.of(split))
+
     def row(self, split: str, row: int) -> tuple[Row, str]:
         """A row, and how messages call it. Raises IndexError."""
         rows = self.of(split)
         if not 0 <= row < len(rows):
             raise IndexError(f"row {row} of split {split!r}, which has {len(rows)}")
         return rows[row], f"{rows[row].place} (row {row} of {split})"
-
-
-def _shuffled(seed: int, rows: list[Row]) -> list[Row]:
-    order = np.random.Generator(np.random.Philox(key=stream_key(seed))).permutation(len(rows))
-    return [rows[i] for i in order]
 
 
 def rows_of_files(
@@ -99,31 +94,14 @@ def _read(key: str, path: str, row_of: Callable[[str, dict[str, object]], Row]) 
     """The rows of the file that `key` of the config names, without empty lines."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{key}: no file {path!r}")
-    rows = []
-    with open(path, encoding="utf-8-sig") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    rows.append(row_of(f"{path}:{number}", _fields(f"{path}:{number}", line)))
-        except UnicodeDecodeError:
-            raise ValueError(f"{_undecodable(path)}: not UTF-8 text; convert the file, e.g. with iconv") from None
-    return rows
-
-
-def _undecodable(path: str) -> str:
-    """The place of the first line that is no UTF-8."""
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return f"{path}:{number}"
-    return path
+        lines = ((f"{path}:{number}", line.removeprefix(codecs.BOM_UTF8)) for number, line in enumerate(file, 1))
+        return [row_of(place, _fields(place, line)) for place, line in lines if line.strip()]
 
 
-def _fields(place: str, line: str) -> dict[str, object]:
+def _fields(place: str, line: bytes) -> dict[str, object]:
     try:
-        fields = json.loads(line.rstrip("\r\n"))
+        fields = json.loads(line.decode().rstrip("\r\n"))
     except json.JSONDecodeError as error:  # which counts lines from this one
         raise ValueError(f"{place}: not JSON: {error.msg}, at column {error.colno}") from None
     except (ValueError, RecursionError) as error:
@@ -135,9 +113,14 @@ def _fields(place: str, line: str) -> dict[str, object]:
 
 def are_messages(prompt: object) -> TypeGuard[list[dict[str, str]]]:
     """Is it a list of messages with a role and a text?"""
-    return (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in prompt)
-        and all(isinstance(m.get("content"), str) for m in prompt)
-    )
+    if not isinstance(prompt, list) or not prompt:
+        return False
+    return all(isinstance(m, dict) and all(isinstance(m.get(key), str) for key in ("role", "content")) for m in prompt)
+
+
+def checked_prompt(place: str, key: str, prompt: object, chat: bool) -> str | list[dict[str, str]]:
+    """Raises ValueError for a prompt that is neither a text nor, in a chat template, messages."""
+    if isinstance(prompt, str) or (chat and are_messages(prompt)):
+        return prompt
+    wanted = "a text or a list of messages {role, content}" if chat else "a text"
+    raise ValueError(f"{place}: {key!r} must be {wanted}")

@@ -8,10 +8,9 @@ isolation="full" the kernel enforces (Linux, user namespaces permitted):
 - no new processes or threads, limits on CPU time, address space and file size; wall time by a kill from here;
 - no environment variables, no inherited descriptors, no capabilities, and where we are root, another user (nobody).
 
-The sandbox shares the kernel, so a hole in the kernel is a hole here, too. It filters only system calls that make
-sockets. If the machine forbids user namespaces (some containers), `run` raises SandboxError. isolation="weak" works
-everywhere. It is for faulty programs, not for attacks: limits, and an audit hook that refuses files, sockets, processes
-and ctypes. According to Python's documentation programs can bypass such hooks; the program runs as the user of the run.
+The sandbox shares the kernel, and filters only system calls that make sockets. If the machine forbids user namespaces
+(some containers), `run` raises SandboxError. isolation="weak" works everywhere. It is for faulty programs, not for
+attacks: limits, and an audit hook that refuses files, sockets, processes and ctypes, which a program can bypass.
 """
 
 from __future__ import annotations
@@ -57,8 +56,6 @@ def run(
     One item per call: `[value]`, or None where it raised, returned nothing that JSON has, or the program had ended.
     Raises OutOfTime and SandboxError.
     """
-    if isolation not in ("full", "weak"):
-        raise ValueError(f'isolation must be "full" or "weak", got {isolation!r}')
     request = {"code": code, "function": function, "calls": calls, "isolation": isolation, **asdict(bounds)}
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
@@ -69,7 +66,8 @@ def run(
         given.seek(0)
         _execute(folder, given, results, bounds.seconds)
         results.seek(0)
-        return _results(results.read(bounds.output), len(calls))
+        found = [_value(line) for line in results.read(bounds.output).split(b"\n")[: len(calls)]]
+        return found + [None] * (len(calls) - len(found))
 
 
 def _execute(folder: str, given: IO[bytes], results: IO[bytes], seconds: float) -> None:
@@ -96,13 +94,8 @@ def _execute(folder: str, given: IO[bytes], results: IO[bytes], seconds: float) 
         raise OutOfTime(f"more than {seconds:g} s")
 
 
-def _results(data: bytes, count: int) -> list[list[object] | None]:
-    """Parse the lines that the program wrote, which may be anything."""
-    found = [_value(line) for line in data.split(b"\n")[:count]]
-    return found + [None] * (count - len(found))
-
-
 def _value(line: bytes) -> list[object] | None:
+    """A line that the program wrote, which may be anything."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

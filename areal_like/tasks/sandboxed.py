@@ -2,37 +2,24 @@
 
 Run as a file, by `python -I -S`, with standard modules only. Standard input has the request. Standard error gets
 "ready", or the error before that, and is then closed. Standard output gets a line per call: `[value]`, or `null`.
-Some imports below are only for programs: when a program runs, there are no files to import from.
 """
-# ruff: noqa: F401
 
-import ast
-import bisect
-import collections
-import collections.abc
-import copy
 import ctypes
-import dataclasses
-import datetime
-import decimal
-import enum
-import fractions
-import functools
-import heapq
-import io
-import itertools
+import importlib
 import json
 import math
-import operator
 import os
-import random
-import re
 import resource
 import signal
-import statistics
-import string
 import sys
-import typing
+
+FOR_PROGRAMS = (
+    "ast bisect collections.abc copy dataclasses datetime decimal enum fractions functools heapq io itertools operator "
+    "random re statistics string typing"
+)
+"""Modules that are loaded before: when a program runs, there are no files to import from."""
+for module in FOR_PROGRAMS.split():
+    importlib.import_module(module)
 
 NOBODY = 65534
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
@@ -53,15 +40,10 @@ def check(result: int, what: str) -> None:
         raise OSError(error, f"{what}: {os.strerror(error)}")
 
 
-def die_with_parent() -> None:
-    """Until the user or capabilities change: that clears it."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Until the user or capabilities change: that clears it. `parent`: its number; it may have ended before."""
     check(LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
-
-
-def die_with_caller(caller: int) -> None:
-    """As `die_with_parent`; the caller may have ended before."""
-    die_with_parent()
-    if os.getppid() != caller:
+    if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
@@ -86,7 +68,7 @@ def enter_namespaces(caller: int) -> None:
     alive, held = os.pipe()
     child = os.fork()
     if child:
-        die_with_caller(caller)  # again: as another user, and in a new user namespace, it had no such signal
+        die_with_parent(caller)  # again: as another user, and in a new user namespace, it had no such signal
         os.waitpid(child, 0)
         os._exit(0)
     os.close(held)
@@ -106,11 +88,6 @@ def leave_files() -> None:
     os.chdir(folder)
     os.chroot(".")
     os.chdir("/")
-
-
-def drop_capabilities() -> None:
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    check(LIBC.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def limit(seconds: float, memory: int, output: int) -> None:
@@ -136,16 +113,10 @@ def refuse_sockets() -> None:
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
     kill, allow, not_permitted = 0x80000000, 0x7FFF0000, 0x00050001
     program = [  # (operation, lines to skip if true, if false, operand)
-        (load, 0, 0, 4),
-        (equal, 1, 0, architecture),
-        (give, 0, 0, kill),
-        (load, 0, 0, 0),
-        (equal, 3, 0, make_socket),
-        (equal, 2, 0, IO_URING_SETUP),
-        (at_least, 1, 0, X32),
-        (give, 0, 0, allow),
-        (give, 0, 0, not_permitted),
-    ]
+        (load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill),
+        (load, 0, 0, 0), (equal, 3, 0, make_socket), (equal, 2, 0, IO_URING_SETUP), (at_least, 1, 0, X32),
+        (give, 0, 0, allow), (give, 0, 0, not_permitted),
+    ]  # fmt: skip
     lines = [what | yes << 16 | no << 24 | operand << 32 for what, yes, no, operand in program]
     table = (ctypes.c_uint64 * len(lines))(*lines)
     head = (ctypes.c_uint64 * 2)(len(lines), ctypes.addressof(table))
@@ -159,13 +130,14 @@ def refuse(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def lock_in(isolation: str, caller: int) -> None:
-    die_with_caller(caller)
+    die_with_parent(caller)
     if isolation == "full":
         if os.geteuid() == 0:
             become_nobody()
         enter_namespaces(caller)
         leave_files()
-        drop_capabilities()
+        no_capabilities = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+        check(LIBC.capset(*no_capabilities), "capset")
 
 
 def answer(function: object, arguments: list[object]) -> str:

@@ -16,7 +16,11 @@ from areal_like.tasks.chat import Tokenizer, TokenizerCodec, stop_tokens
 from areal_like.types import Prompt
 
 BYTES = "bytes"
-"""As `tokenizer`: the one of `areal_like.tasks.byte_tokens`."""
+"""As `tokenizer`: the one of `byte_tokenizer`."""
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 Turns = tuple[dict[str, str], ...]
 
 
@@ -28,6 +32,21 @@ def load_tokenizer(folder: str, knob: str) -> Tokenizer:
         found: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a parser of damaged files may raise anything
         raise ValueError(f"{knob}: the tokenizer in {folder!r} can't be loaded: {error}") from error
+    return found
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A tokenizer of single bytes: ids 0–255, <eos> 256, <pad> 257; `TEMPLATE` is its chat template."""
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    found: Tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+    found.chat_template = TEMPLATE
     return found
 
 
@@ -82,10 +101,8 @@ class TextTask:
         """The tokenizer's EOS, and those that `generation_config.json` adds where the folder holds one."""
         found = stop_tokens(Path(self._folder), self._tokenizer)
         if not found:
-            raise ValueError(
-                f"task.tokenizer: {self._folder!r} names no end-of-sequence token: set eos_token in its "
-                "tokenizer_config.json, or eos_token_id in its generation_config.json"
-            )
+            hint = "set eos_token in its tokenizer_config.json, or eos_token_id in its generation_config.json"
+            raise ValueError(f"task.tokenizer: {self._folder!r} names no end-of-sequence token; {hint}")
         return found
 
     def save_tokenizer(self, folder: str) -> None:
@@ -95,16 +112,11 @@ class TextTask:
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         if self._folder == BYTES:
-            from areal_like.tasks.byte_tokens import byte_tokenizer
-
-            found: Tokenizer = byte_tokenizer()
-            return found
+            return byte_tokenizer()
         found = load_tokenizer(self._folder, "task.tokenizer")
         if self._chat and not found.chat_template:
-            raise ValueError(
-                f"task.tokenizer: the tokenizer in {self._folder!r} has no chat template: set "
-                "task.chat_template=false, or take the tokenizer of a chat model"
-            )
+            hint = "set task.chat_template=false, or take the tokenizer of a chat model"
+            raise ValueError(f"task.tokenizer: the tokenizer in {self._folder!r} has no chat template: {hint}")
         return found
 
     @cached_property
@@ -127,8 +139,6 @@ class TextTask:
         """The prompt at `place` (a row, in words). Raises ValueError where it is too long."""
         tokens = self._codec.opening(messages)
         if not 1 <= len(tokens) <= self._max_prompt_tokens:
-            raise ValueError(
-                f"{place}: the prompt has {len(tokens)} tokens; "
-                f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}: raise it, or take the row out"
-            )
+            allowed = f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}"
+            raise ValueError(f"{place}: the prompt has {len(tokens)} tokens; {allowed}: raise it, or take the row out")
         return Prompt(tokens, answer, self._max_tokens, (), self._codec, messages)

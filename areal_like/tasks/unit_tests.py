@@ -20,7 +20,6 @@ from typing import Any
 from areal_like.tasks.sandbox import OutOfTime, SandboxLimits, run
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-_BOUNDS = tuple(field.name for field in fields(SandboxLimits))
 
 
 def unit_tests(tests: str, response: str) -> float:
@@ -30,7 +29,7 @@ def unit_tests(tests: str, response: str) -> float:
     """
     found = _checked(tests)
     blocks = _FENCED.findall(response)
-    bounds = SandboxLimits(**{name: found[name] for name in _BOUNDS if name in found})
+    bounds = SandboxLimits(**{each.name: found[each.name] for each in fields(SandboxLimits) if each.name in found})
     calls = [arguments for arguments, _ in found["cases"]]
     code = blocks[-1] if blocks else response
     try:
@@ -52,16 +51,14 @@ def same(value: object, expected: object) -> bool:
         return len(value) == len(expected) and all(map(same, value, expected))
     if isinstance(value, dict) and isinstance(expected, dict):
         return value.keys() == expected.keys() and all(same(value[key], expected[key]) for key in value)
-    if isinstance(value, float) or isinstance(expected, float):
-        if not isinstance(value, int | float) or not isinstance(expected, int | float):
-            return False
-        return value == expected or (_is_finite(value) and math.isclose(value, expected, rel_tol=1e-9))
+    if isinstance(value, int | float) and isinstance(expected, int | float) and float in (type(value), type(expected)):
+        return value == expected or _is_close(value, expected)
     return bool(value == expected)
 
 
-def _is_finite(value: int | float) -> bool:
+def _is_close(value: float, expected: float) -> bool:
     try:
-        return math.isfinite(value)
+        return math.isclose(value, expected, rel_tol=1e-9)
     except OverflowError:  # an int beyond all floats
         return False
 
@@ -73,6 +70,7 @@ def _checked(tests: str) -> dict[str, Any]:
     for case in found["cases"]:
         if not isinstance(case, list) or len(case) != 2 or not isinstance(case[0], list):
             raise ValueError(f"unit tests: a case is [arguments, expected], got {str(case)[:200]}")
-    if found.get("credit", "all") not in ("all", "share"):
-        raise ValueError(f'unit tests: credit must be "all" or "share", got {found["credit"]!r}')
+    for key, known in {"credit": ("all", "share"), "isolation": ("full", "weak")}.items():
+        if found.get(key, known[0]) not in known:
+            raise ValueError(f"unit tests: {key}: got {found[key]!r}, expected one of {', '.join(known)}")
     return found

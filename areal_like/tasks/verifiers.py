@@ -1,10 +1,5 @@
-"""Environments written for the package verifiers (Prime Intellect): their examples are the prompts.
-
-The environment itself is the agent (`actors.agents.of_verifiers`): its `rollout` talks to the actor's endpoint, and its
-rubric gives the reward. So `task=verifiers` sets `workflow=agent`, too. Needs `pip install 'areal_like[verifiers]'`.
-
-Replayable if the environment is: its messages must follow from the example and the model's text. If they do not, an
-interrupted sample is repeated while the environment's messages agree, and sampled anew from the first difference on.
+"""Environments written for the package verifiers (Prime Intellect): their examples are the prompts. The environment
+is the agent (`actors.agents.of_verifiers`): its `rollout` calls the actor's endpoint, and its rubric gives the reward.
 """
 
 from __future__ import annotations
@@ -60,7 +55,7 @@ class Verifiers(TextTask):
         self._args = json.dumps(dict(args or {}), sort_keys=True)
 
     def size(self, split: str) -> int:
-        return len(self._rows.of(split))
+        return self._rows.size(split)
 
     def prompt(self, split: str, row: int) -> Prompt:
         found, name = self._rows.row(split, row)
@@ -68,7 +63,7 @@ class Verifiers(TextTask):
         return self._prompt(name, self._messages(found.prompt), answer)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
-        """What the rubric gives a conversation of this one answer: all there is in an environment of a single turn."""
+        """The rubric's reward of a conversation of this one answer: all there is in an environment of a single turn."""
         place = self._env, self._args
         env, given = environment(*place), example(*place, *prompt.answer["example"])
         state = await env.init_state(given | {"prompt": list(prompt.messages)}, None, "policy", {})
@@ -130,8 +125,8 @@ def _problem(env: Environment) -> str:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Environments take SIGINT and SIGTERM, which are the actor's: it hands its work back. (And only a main thread may
-    take them: that of an inline run's actor is none.)"""
+    """Environments take SIGINT and SIGTERM, which are the actor's. (Only a main thread may, which an inline run's actor
+    is not.)"""
     takes, signal.signal = signal.signal, lambda *_: None
     try:
         yield

@@ -128,7 +128,7 @@ def contend(precision: str, place: Path) -> float:
     from transformers import AutoTokenizer
     from trl import GRPOTrainer
 
-    from areal_like.tasks.numbers import last_number
+    from areal_like.tasks.maths import last_number
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     rows = load_dataset("json", data_files=str(place / "sums/one-digit-train.jsonl"), split="train")

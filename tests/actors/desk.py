@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from areal_like.tasks.characters import CharacterCodec
+from areal_like.tasks.copying import CharacterCodec
 from areal_like.tasks.expressions import evaluate
 from areal_like.types import Outcome, Prompt
 

@@ -17,26 +17,20 @@ Reply = Callable[[str], str | int | bytes]
 class Served:
     url: str
     asked: list[str] = field(default_factory=list)
-    most_at_once: int = 0
 
 
 @contextlib.contextmanager
 def judging(reply: Reply) -> Iterator[Served]:
     """Serve until the block ends. `reply` maps a request's text to the judge's text, or to an HTTP status that refuses
     it, or to the whole body of an answer (bytes); it may be called in several threads at once."""
-    served, at_once, lock = Served(""), [0], threading.Lock()
+    served = Served("")
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             text = body["messages"][0]["content"]
-            with lock:
-                served.asked.append(text)
-                at_once[0] += 1
-                served.most_at_once = max(served.most_at_once, at_once[0])
+            served.asked.append(text)
             said = reply(text)
-            with lock:
-                at_once[0] -= 1
             answer = completion(said, text) if isinstance(said, str) else {"error": {"message": "not now"}}
             self.send_response(said if isinstance(said, int) else 200)
             self.send_header("Content-Type", "application/json")

@@ -21,18 +21,16 @@ time.sleep(60)
 
 def in_group(group: int) -> list[psutil.Process]:
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getpgid(int(pid)) == group:
-                found.append(psutil.Process(int(pid)))
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group:
+                found.append(process)
     return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_nothing_is_left_of_a_child_and_what_it_has_started(number: signal.Signals) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", STARTS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    parent = subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True)
     assert parent.stdout
     members = in_group(int(parent.stdout.readline()))
     assert len(members) >= 2, "the program and its guard"

@@ -32,14 +32,8 @@ def judged(folder, url, group, times=1, **knobs):
     return asyncio.run(run())
 
 
-def answer_of(text, name="Answer to grade"):
-    return re.search(rf"{name}:\n(.*)\n", text)[1]
-
-
-def longer(text):
-    """Of two answers it likes the longer one."""
-    a, b = len(answer_of(text, "Answer A")), len(answer_of(text, "Answer B"))
-    return f"Hm. Winner: {'A' if a > b else 'B' if b > a else 'tie'}"
+def answer_of(text):
+    return re.search(r"Answer to grade:\n(.*)\n", text)[1]
 
 
 def test_each_answer_gets_the_grade_of_its_last_score_line(tmp_path):
@@ -51,18 +45,6 @@ def test_each_answer_gets_the_grade_of_its_last_score_line(tmp_path):
         rewards, stats = judged(tmp_path, server.url, answers("42", "It is 42"), own=2, weight=0.5)
     assert rewards == [2 + 0.5 * 0.2, 2 + 0.5 * 0.8]
     assert stats["sum:judge/requests"] == 2 and stats["sum:judge/request_tokens"] == sum(map(len, server.asked))
-
-
-def test_pairs_give_the_share_of_comparisons_won(tmp_path):
-    with judging(longer) as server:
-        rewards, _ = judged(tmp_path, server.url, answers("abc", "a", "ab", "xy"), compare="pairs")
-    assert rewards == [1.0, 0.0, 0.5, 0.5]
-    assert len(server.asked) == 12, "six pairs, each in both orders"
-
-
-def test_a_judge_that_prefers_a_place_cancels_out_in_both_orders(tmp_path):
-    with judging(lambda text: "Winner: A") as server:
-        assert judged(tmp_path, server.url, answers("a", "b", "c"), compare="pairs")[0] == [0.5] * 3
 
 
 def test_no_request_is_made_twice_whoever_asks_and_when(tmp_path):
@@ -78,29 +60,13 @@ def test_no_request_is_made_twice_whoever_asks_and_when(tmp_path):
     assert judged(tmp_path, "http://127.0.0.1:1/v1", answers("c", "a"))[0] == [0.1, 0.5]
 
 
-def test_requests_that_fail_for_a_while_are_tried_again(tmp_path):
-    said = iter([503, 429, "Score: 10"])
-    with judging(lambda text: next(said)) as server:
-        assert judged(tmp_path, server.url, answers("a"))[0] == [1.0]
-        assert len(server.asked) == 3
-
-
 @pytest.mark.parametrize(
     ("reply", "words"),
-    [
-        (500, "InternalServerError"),
-        ("It is fine.", "missing in its reply 'It is fine.'"),
-        ("Score: 11", "from 0 to 10"),
-    ],
+    [(500, "InternalServerError"), ("It is fine.", "got 'It is fine.'"), ("Score: 11", "from 0 to 10")],
 )
-def test_a_judge_without_a_verdict_is_an_error_that_says_why(tmp_path, reply, words):
+def test_a_judge_without_a_grade_is_an_error_that_says_why(tmp_path, reply, words):
     with judging(lambda text: reply) as server, pytest.raises(RewardError, match=f"(?s)the judge at http.*{words}"):
         judged(tmp_path, server.url, answers("a"), retries=1)
-
-
-def test_a_judge_that_never_answers_is_given_up(tmp_path):
-    with judging(lambda text: time.sleep(1) or 500) as server, pytest.raises(RewardError, match="APITimeoutError"):
-        judged(tmp_path, server.url, answers("a"), retries=0, timeout=0.1)
 
 
 def test_a_group_that_is_cancelled_leaves_its_replies_to_the_next_lease(tmp_path):
@@ -117,9 +83,3 @@ def test_a_group_that_is_cancelled_leaves_its_replies_to_the_next_lease(tmp_path
     with judging(lambda text: time.sleep(0.05) or "Score: 5") as server:
         assert asyncio.run(run(server.url)) == [0.5]
         assert len(server.asked) == 1
-
-
-def test_a_task_without_text_is_refused(tmp_path):
-    group = [{"text": None, "tokens": [1], "length": 1, "reward": 0.0, "finish": "stop"}]
-    with pytest.raises(RewardError, match="this task has none"):
-        judged(tmp_path, "http://127.0.0.1:1/v1", group)

@@ -87,11 +87,14 @@ def test_other_fields_are_errors_of_the_config(server: str, key: str, knobs: dic
         played(server, "1", **knobs)
 
 
-def test_failures_of_the_server_are_not_the_models(server: str) -> None:
-    for action, knobs in (("99", {}), ("98", {"timeout": 0.5})):
-        with pytest.raises(EpisodeError):
-            played(server, action, **knobs)
-    with served() as other:
-        for _ in range(2):  # it ends at the first action
+@pytest.mark.parametrize(("action", "timeout"), [("99", 60.0), ("98", 0.5)])
+def test_failures_of_the_server_are_not_the_models(server: str, action: str, timeout: float) -> None:
+    with pytest.raises(EpisodeError):
+        played(server, action, timeout=timeout)
+
+
+def test_a_server_that_ends_is_not_the_models_fault() -> None:
+    with served() as url:
+        for _ in range(2):
             with pytest.raises(EpisodeError):
-                played(other, "97")
+                played(url, "97")

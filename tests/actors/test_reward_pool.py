@@ -18,11 +18,18 @@ STUCK = ("re:match", "(a+)+$", "a" * 60 + "b")
 """Backtracks endlessly inside C, holding the interpreter lock: only a kill ends it."""
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def ends(*pids: int) -> bool:
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(is_alive, pids))
 
 
 def in_pool(test, **knobs):
@@ -44,20 +51,26 @@ def test_scores_come_back_and_one_worker_serves_calls_in_turn():
         assert (pool.calls, pool.timeouts, pool.errors) == (4, 0, 0)
         return int(pids.pop())
 
-    assert not alive(in_pool(test, workers=3))
+    assert not is_alive(in_pool(test, workers=3))
 
 
-@pytest.mark.parametrize("hang", [("time:sleep", 3600), STUCK], ids=["sleep", "stuck in C"])
-def test_a_call_that_overruns_is_killed_and_the_next_one_gets_a_new_worker(hang):
+def test_a_call_that_overruns_is_killed_with_all_that_it_started(tmp_path):
     async def test(pool):
         first = int(await pool.score("os:getpid"))
-        with pytest.raises(RewardTimeout, match=r"(sleep|match) took more than 1.5 s"):
-            await pool.score(*hang)
-        assert not alive(first)
-        assert await pool.score("os:getpid") != first
-        assert (pool.calls, pool.timeouts, pool.errors) == (3, 1, 0)
+        with pytest.raises(RewardTimeout):
+            await pool.score(*STUCK)
+        assert not is_alive(first) and await pool.score("os:getpid") != first
+        with pytest.raises(RewardTimeout, match="system"):
+            await pool.score("os:system", f"trap '' TERM INT; sleep 3600 & echo $! > {tmp_path}/pid; wait")
+        assert ends(int((tmp_path / "pid").read_text()))
+        assert (pool.calls, pool.timeouts, pool.errors, pool.stats()["sum:rewards/kills"]) == (4, 2, 0, 2)
 
     in_pool(test, timeout=1.5)
+
+
+def after(seconds: float) -> float:
+    time.sleep(seconds)
+    return 1.0
 
 
 @pytest.mark.parametrize(("seconds", "is_right"), [(0.2, True), (1.0, False)])
@@ -69,76 +82,33 @@ def test_an_answer_counts_by_the_verifiers_own_time_though_the_actor_was_busy(se
         call = asyncio.create_task(pool.score(f"{__name__}:after", seconds))
         await asyncio.sleep(0.1)
         time.sleep(1.5)  # as a prefill does
-        if is_right:
-            assert await call == 1.0
-        else:
-            with pytest.raises(RewardTimeout, match=r"after took more than 0.6 s"):
-                await call
+        (found,) = await asyncio.gather(call, return_exceptions=True)
+        assert found == 1.0 if is_right else isinstance(found, RewardTimeout)
         assert pool.timeouts == (not is_right) and pool.stats()["sum:rewards/kills"] == 0
 
     in_pool(test, timeout=0.6)
 
 
-def after(seconds: float) -> float:
-    time.sleep(seconds)
-    return 1.0
-
-
-@pytest.mark.parametrize("crash", [("os:abort",), ("os:_exit", 3), ("sys:exit",)])
-def test_a_crash_fails_the_call_and_the_next_one_gets_a_new_worker(crash):
-    async def test(pool):
-        with pytest.raises(RewardError, match="its worker process died"):
-            await pool.score(*crash)
-        assert await pool.score("operator:neg", 2) == -2.0
-        assert (pool.timeouts, pool.errors) == (0, 1)
-
-    in_pool(test)
-
-
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "words", "is_crash"),
     [
-        (("operator:truediv", 1, 0), "ZeroDivisionError: division by zero"),
-        (("builtins:float", "nan"), "nan is not finite"),
-        (("builtins:print", "hello"), "TypeError"),
-        (("no_such_module:f",), "ModuleNotFoundError"),
-        (("os:no_such_function",), "AttributeError"),
+        (("os:abort",), "worker process died", True),
+        (("sys:exit",), "worker process died", True),
+        (("operator:truediv", 1, 0), "ZeroDivisionError", False),
+        (("builtins:float", "nan"), "not finite", False),
+        (("no_such_module:f",), "ModuleNotFoundError", False),
+        (("operator:mul", "x" * 1000, 1 << 20), "MemoryError", False),
     ],
 )
-def test_a_verifier_that_raises_fails_its_call_and_its_worker_goes_on(call, message):
+def test_an_error_fails_its_call_and_only_a_crash_needs_a_new_worker(call, words, is_crash):
     async def test(pool):
         worker = await pool.score("os:getpid")
-        with pytest.raises(RewardError, match=message):
+        with pytest.raises(RewardError, match=words):
             await pool.score(*call)
-        assert await pool.score("os:getpid") == worker
-        assert pool.errors == 1
-
-    in_pool(test)
-
-
-def test_a_call_over_the_memory_limit_is_an_error_and_its_worker_goes_on():
-    async def test(pool):
-        worker = await pool.score("os:getpid")
-        with pytest.raises(RewardError, match="MemoryError"):
-            await pool.score("operator:mul", "x" * 1000, 1 << 20)
-        assert await pool.score("os:getpid") == worker
-        assert pool.stats()["sum:rewards/crashes"] == 0
+        assert (await pool.score("os:getpid") == worker) != is_crash
+        assert (pool.timeouts, pool.errors, pool.crashes) == (0, 1, is_crash)
 
     in_pool(test, memory_limit=1 << 28)
-
-
-def test_what_a_hung_verifier_had_started_is_killed_with_it(tmp_path):
-    async def test(pool):
-        with pytest.raises(RewardTimeout):
-            await pool.score("os:system", f"trap '' TERM INT; sleep 3600 & echo $! > {tmp_path}/pid; wait")
-        assert pool.stats()["sum:rewards/kills"] == 1
-        pid = int((tmp_path / "pid").read_text())
-        deadline = time.monotonic() + 60
-        while alive(pid) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-        assert not alive(pid)
-
-    in_pool(test, timeout=2.0)
 
 
 def test_a_right_answer_shortens_the_time_of_later_ones_to_the_same_prompt():
@@ -146,9 +116,6 @@ def test_a_right_answer_shortens_the_time_of_later_ones_to_the_same_prompt():
         assert await pool.score("builtins:float", 1, case=7) == 1.0
         with pytest.raises(RewardTimeout, match=r"more than 0.2 s"):
             await pool.score("time:sleep", 3600, case=7)
-        stats = pool.stats()
-        assert [stats[key] for key in ("sum:rewards/timeouts", "sum:rewards/calls", "now:rewards/waiting")] == [1, 2, 0]
-        assert 0 < stats["max:rewards/seconds_p50"] == stats["max:rewards/seconds_p99"]
 
     in_pool(test, min_timeout=0.2, timeout=600)
 
@@ -161,7 +128,7 @@ def test_a_cancelled_call_kills_its_worker_and_frees_its_place():
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert not alive(worker)
+        assert not is_alive(worker)
         assert await pool.score("operator:add", 1, 1) == 2.0
 
     in_pool(test)
@@ -180,19 +147,9 @@ def test_workers_die_with_a_killed_actor_even_when_stuck():
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as actor:
         assert actor.stdout is not None
         pids = [int(pid) for pid in actor.stdout.readline().split()]
-        assert len(pids) == 2 and all(alive(pid) for pid in pids)
+        assert len(pids) == 2 and all(map(is_alive, pids))
         actor.kill()
-    deadline = time.monotonic() + 60
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(alive(pid) for pid in pids)
-
-
-def ends(pid: int) -> bool:
-    deadline = time.monotonic() + 60
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(pid)
+    assert ends(*pids)
 
 
 class Pooled(Copy):
@@ -200,34 +157,45 @@ class Pooled(Copy):
         return "operator:truediv", (int(tokens[0]), len(prompt.tokens))
 
 
+class Unasked(Copy):
+    def verification(self, prompt, tokens):
+        raise ZeroDivisionError("no")
+
+
+class Huge(Copy):
+    def verification(self, prompt, tokens):
+        return "builtins:float", ("1e300",)
+
+
+class Broken(Copy):
+    async def reward(self, prompt, tokens):
+        raise ZeroDivisionError("no")
+
+
+class NoNumber(Copy):
+    async def reward(self, prompt, tokens):
+        return float("nan")
+
+
+def rewarded(task, pool, token, **knobs):
+    return reward_function(task, pool, **knobs)(task.prompt("train", 0), np.array([token], np.int32))
+
+
 def test_a_task_with_a_verification_is_scored_in_the_pool():
     async def test(pool):
-        task = Pooled(0, digits=4)
-        assert await reward_function(task, pool)(task.prompt("train", 0), np.array([3], np.int32)) == 0.6
-        assert pool.calls == 1
+        assert await rewarded(Pooled(0, digits=4), pool, 3) == 0.6 and pool.calls == 1
 
     in_pool(test)
 
 
-@pytest.mark.parametrize("broken", [ZeroDivisionError("no"), float("nan"), None, 1e300], ids=str)
-def test_a_verifier_of_this_process_that_crashes_costs_its_sample_as_one_in_the_pool_does(broken):
+@pytest.mark.parametrize("kind", [Unasked, Huge, Broken, NoNumber])
+def test_any_error_of_a_verifier_costs_its_sample(kind):
     """After a RewardError the worker draws the sample again; any other error would cost the group."""
 
-    class Broken(Copy):
-        async def reward(self, prompt, tokens):
-            if isinstance(broken, Exception):
-                raise broken
-            return broken
-
-    class Unasked(Pooled):
-        def verification(self, prompt, tokens):
-            return "builtins:float", ("1e300",) if broken == 1e300 else 1 / 0
-
     async def test(pool):
-        for task in (Broken(0, digits=4), Unasked(0, digits=4)):
-            with pytest.raises(RewardError, match=r"the task's verifier .*(Broken.reward|Unasked.reward|s:float) r"):
-                await reward_function(task, pool)(task.prompt("train", 0), np.array([3], np.int32))
-        assert pool.calls == (broken == 1e300) and pool.answered == 2
+        with pytest.raises(RewardError, match="the task's verifier"):
+            await rewarded(kind(0, digits=4), pool, 3)
+        assert pool.answered == 1
 
     in_pool(test)
 
@@ -235,16 +203,11 @@ def test_a_verifier_of_this_process_that_crashes_costs_its_sample_as_one_in_the_
 def test_a_verifier_of_this_process_that_waits_too_long_earns_nothing():
     class Hanging(Copy):
         async def reward(self, prompt, tokens):
-            if tokens[0] == 3:
-                return 1.0
-            return await asyncio.Event().wait()
+            return 1.0 if tokens[0] == 3 else await asyncio.Event().wait()
 
     async def test(pool):
-        task = Hanging(0, digits=4)
-        reward = reward_function(task, pool, timeout=0.1)
-        answers = [np.array([token], np.int32) for token in (3, 4, 3, 4)]
-        found = await asyncio.gather(*(reward(task.prompt("train", 0), answer) for answer in answers))
-        assert found == [1.0, 0.0, 1.0, 0.0] and pool.timeouts == 2
+        found = [await rewarded(Hanging(0, digits=4), pool, token, timeout=0.1) for token in (3, 4)]
+        assert found == [1.0, 0.0] and pool.timeouts == 1
 
     in_pool(test)
 

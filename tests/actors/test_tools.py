@@ -34,7 +34,7 @@ def test_calls_are_answered_in_order():
 
 
 @pytest.mark.parametrize(
-    "action, told",
+    "action, words",
     [
         ("<tool_call>12*34</tool_call>", "a call is"),
         ("<tool_call>[1]</tool_call>", "a call is"),
@@ -42,14 +42,13 @@ def test_calls_are_answered_in_order():
         (call("calculator", text="1"), "calculator: "),
         ("<tool_call>" + "[" * 100_000, "a call is"),
         (call("calculator", expression="1/0"), "division by zero"),
-        (call("calculator", expression="__import__('os')"), "only numbers"),
-        ('<tool_call>{"name": "calculator", "arguments": {"expression": "1"', "a call is"),
     ],
 )
-def test_mistakes_are_told_and_earn_nothing(action, told):
-    outcome = step(Tools(), action)
-    assert outcome.observation.startswith("<tool_response>\nerror: ") and told in outcome.observation
-    assert (outcome.reward, outcome.done) == (0.0, False)
+def test_mistakes_are_shown(action, words):
+    tools = Tools()
+    outcome = step(tools, action)
+    assert outcome.observation.startswith("<tool_response>\nerror: ") and words in outcome.observation
+    assert not outcome.done and (tools.tool_calls, tools.tool_errors) == (1, 1)
 
 
 @pytest.fixture(params=["python", "python_weak"])
@@ -63,40 +62,31 @@ def python(request):
 
     def run(code):
         outcome = step(tools, call(request.param, code=code))
-        assert outcome.observation.startswith("<tool_response>\n") and not outcome.done
         return outcome.observation.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
 
     return run
 
 
 @pytest.mark.parametrize(
-    "code, said",
+    "code, shown",
     [
         ("2**100", "1267650600228229401496703205376"),
         ("import math\nprint('so:')\nmath.comb(5, 2)", "so:\n10"),
-        ("def f(n):\n    return n < 2 or n * f(n - 1)\nfor n in (3, 4):\n    print(f(n))", "6\n24"),
         ("print(1)\nraise SystemExit", "1"),
         ("x = 1", ""),
         ("print('\\ud800')", "?"),
+        ("print('a')\n1 / 0", "error: a\nZeroDivisionError: division by zero"),
     ],
 )
-def test_a_program_is_run_and_its_words_are_shown(python, code, said):
-    assert python(code) == said
+def test_a_program_is_run_and_its_output_is_shown(python, code, shown):
+    assert python(code) == shown
 
 
 @pytest.mark.parametrize(
-    "code, told",
-    [
-        ("print('a')\n1 / 0", "error: a\nZeroDivisionError: division by zero"),
-        ("def f(:", "error: SyntaxError: "),
-        ("open('/etc/passwd').read()", "error: "),
-        ("import socket", "error: "),
-        ("import os\nos._exit(0)", "error: the program has ended by itself"),
-        ("'x' * (1 << 30)", "error: "),
-    ],
+    "code", ["def f(:", "open('/etc/passwd').read()", "import socket", "import os\nos._exit(0)", "'x' * (1 << 30)"]
 )
-def test_a_program_that_errs_or_attacks_is_told_so(python, code, told):
-    assert python(code).startswith(told)
+def test_a_program_that_errs_or_attacks_gets_an_error(python, code):
+    assert python(code).startswith("error: ")
 
 
 def test_an_endless_program_is_ended_and_holds_nothing_up(python, monkeypatch):

@@ -21,6 +21,11 @@ def test_a_conversation_becomes_one_sample():
     transcript.said(said([(1, 2), (2, 1)]))
     transcript.earned(0.25)
     transcript.shown(np.array([50, 51], np.int32))
+    assert transcript.tokens.tolist() == [7, 8, 100, 101, 102, 50, 51]
+    assert (
+        transcript.limits() == transcript.limits(9) == Limits(5, 0.5, (2,), 99, 8)
+        and transcript.limits(2).max_tokens == 2
+    )
     transcript.said(said([(2, 1), (5, 2)], first=200))
     transcript.earned(0.5)
     sample = transcript.sample(None, "stop")
@@ -66,14 +71,3 @@ def test_the_experts_of_contexts_stand_at_their_tokens():
     sample = transcript.sample(1.0, "stop")
     assert sample.experts is not None and len(sample.experts) == len(sample.tokens) - 1
     assert sample.experts[:, 0, 0].tolist() == [1, 2, 3, 0, 11, 12, 13, 14]
-
-
-def test_the_next_turn_goes_on_in_the_stream_within_what_is_left():
-    transcript = Transcript(PROMPT, LIMITS)
-    assert transcript.limits() == LIMITS
-    transcript.said(said([(0, 3)]))
-    transcript.shown(np.array([50], np.int32))
-    assert transcript.room == 6
-    assert transcript.limits() == Limits(6, 0.5, (2,), 99, 7)
-    assert transcript.limits(2).max_tokens == 2 and transcript.limits(100).max_tokens == 6
-    assert transcript.tokens.tolist() == [7, 8, 100, 101, 102, 50]

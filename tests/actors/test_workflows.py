@@ -15,54 +15,33 @@ LIMITS = Limits(max_tokens=4, temperature=0.7, stop=(2,), key=123, offset=5)
 
 
 def completion(runs, finish="length", first=100) -> Completion:
-    count = sum(n for _, n in runs)
-    tokens = np.arange(first, first + count, dtype=np.int32)
+    tokens = np.arange(first, first + sum(n for _, n in runs), dtype=np.int32)
     return Completion(tokens, -tokens.astype(np.float32), list(runs), finish)
 
 
 class Engine:
-    """Plays back `script`: completions, errors, or async functions that return a completion."""
+    """Plays back completions."""
 
     def __init__(self, *script):
-        self.script = list(script)
-        self.calls = []
+        self.script, self.calls = list(script), []
 
     async def generate(self, tokens, limits, request=""):
         self.calls.append((tokens.tolist(), limits, request))
-        step = self.script.pop(0)
-        if isinstance(step, Exception):
-            raise step
-        return await step() if callable(step) else step
+        return self.script.pop(0)
 
 
-async def one(prompt, tokens) -> float:
-    return 1.0
+def turn(engine: Any, filler=0):
+    scored = []
 
+    async def reward(prompt, tokens):
+        scored.append(tokens.tolist())
+        return 0.25
 
-def turn(engine: Any, reward: Any = one, filler=0):
     async def both():
         sample = await single_turn(engine, reward, PROMPT, LIMITS, "r")
         return await with_filler(engine, sample, LIMITS, "r", filler) if sample and filler else sample
 
-    return asyncio.run(asyncio.wait_for(both(), 30))
-
-
-def test_a_completion_becomes_the_sample():
-    seen = []
-
-    async def reward(prompt, tokens):
-        seen.append((prompt, tokens.tolist()))
-        return 0.25
-
-    engine = Engine(completion([(3, 2), (4, 1)], "stop"))
-    sample = turn(engine, reward)
-    assert engine.calls == [([7, 8, 9], LIMITS, "r")]
-    assert seen == [(PROMPT, [100, 101, 102])]
-    assert sample.tokens.tolist() == [7, 8, 9, 100, 101, 102] and sample.tokens.dtype == np.int32
-    assert sample.prompt_length == 3 and sample.response_length == 3
-    assert sample.logprobs.tolist() == [-100, -101, -102] and sample.logprobs.dtype == np.float32
-    assert sample.loss_mask.tolist() == [True] * 3 and sample.loss_mask.dtype == np.bool_
-    assert (sample.runs, sample.reward, sample.finish) == ([(3, 2), (4, 1)], 0.25, "stop")
+    return asyncio.run(both()), scored
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=5)
@@ -72,12 +51,13 @@ RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max
 def test_filler_is_appended_masked_and_its_runs_are_joined(answer_runs, filler_runs):
     answer, rest = completion(answer_runs, "stop"), completion(filler_runs, "length", first=500)
     engine = Engine(answer, rest)
-    sample = turn(engine, filler=len(rest.tokens))
+    sample, scored = turn(engine, filler=len(rest.tokens))
+    assert scored == [answer.tokens.tolist()] and (sample.prompt_length, sample.reward) == (3, 0.25)
     tokens, limits, request = engine.calls[1]
     assert tokens == [*PROMPT.tokens, *answer.tokens] and request == "r"
     assert limits == Limits(len(rest.tokens), 0.7, (), 123, 5 + len(answer.tokens), experts_from=len(tokens))
-    assert sample.tokens.tolist() == [*PROMPT.tokens, *answer.tokens, *rest.tokens]
-    assert sample.logprobs.tolist() == [*answer.logprobs, *rest.logprobs]
+    assert sample.tokens.tolist() == [*PROMPT.tokens, *answer.tokens, *rest.tokens] and sample.tokens.dtype == np.int32
+    assert sample.logprobs.tolist() == [*answer.logprobs, *rest.logprobs] and sample.logprobs.dtype == np.float32
     assert sample.loss_mask.tolist() == [True] * len(answer.tokens) + [False] * len(rest.tokens)
     versions = [version for version, count in sample.runs for _ in range(count)]
     assert versions == [version for version, count in [*answer_runs, *filler_runs] for _ in range(count)]
@@ -86,9 +66,5 @@ def test_filler_is_appended_masked_and_its_runs_are_joined(answer_runs, filler_r
 
 
 def test_an_aborted_answer_is_rejected_without_scoring_and_an_aborted_filler_too():
-    async def reward(prompt, tokens):
-        raise AssertionError("scored an aborted answer")
-
-    engine = Engine(completion([(0, 2)], "abort"))
-    assert turn(engine, reward, filler=3) is None and len(engine.calls) == 1
-    assert turn(Engine(completion([(0, 2)]), completion([(0, 1)], "abort")), filler=3) is None
+    assert turn(Engine(completion([(0, 2)], "abort")), filler=3) == (None, [])
+    assert turn(Engine(completion([(0, 2)]), completion([(0, 1)], "abort")), filler=3)[0] is None

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_like.models.causal_lm import state_of
-from areal_like.tasks.byte_tokens import TEMPLATE
+from areal_like.tasks.text import TEMPLATE
 from tests.folders import write_folder
 from tests.integration.runs import rows, summary, train
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.runs import rows, summary, train
 
-TINY = ["algorithm=sft", "task={name: reverse, digits: 4, min_digits: 2}", "groups_per_batch=8", "eval.prompts=16"]
+TINY = ["algorithm=sft", "task={name: arithmetic, digits: 3}", "groups_per_batch=8", "eval.prompts=16"]
 SCHEDULED = ["learner.schedule=cosine", "learner.schedule_steps=6", "learner.warmup_steps=1", "eval.every=2"]
 
 

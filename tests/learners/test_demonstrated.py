@@ -17,7 +17,7 @@ from learners.learner import TorchLearner
 from learners.losses.weighted import sft
 from tests.learners.batches import tiny_model
 
-TASK = Reverse(0, digits=5, min_digits=2, train_size=37, heldout_size=9)
+TASK = Reverse(0, digits=5, train_size=37, heldout_size=9)
 
 
 def config_of(*overrides: str):
@@ -118,7 +118,7 @@ def test_a_pause_ends_it_before_the_next_batch() -> None:
         ("learner.kl_reward", "0.1"),
         ("inject_staleness", "1"),
         ("replay", "runs/x"),
-        ("group_reward", "length_rank"),
+        ("group_reward", "tests.actors.test_group_rewards:total_minus"),
         ("learner", "{name: timed}"),
     ],
 )

@@ -1,11 +1,13 @@
 """Replies in a chat template: with the turns before, they are the tokens of the whole conversation."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from areal_like.tasks.chat import TokenizerCodec
+from areal_like.tasks.text import byte_tokenizer
 from tests.tasks.templates import DEEPSEEK_R1, QWEN3
 
 # As Qwen2's: every turn is <|im_start|>role\ncontent<|im_end|>\n
@@ -20,14 +22,10 @@ FORGETFUL = (
 
 
 def tokenizer(template: str) -> PreTrainedTokenizerFast:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<pad>")
-    wrapped.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    wrapped.chat_template = template
-    return wrapped
+    found: Any = byte_tokenizer()
+    found.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    found.chat_template = template
+    return found
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -56,6 +54,7 @@ def user(text: str) -> dict[str, str]:
 
 RESULT = {"role": "tool", "content": "4", "tool_call_id": "call_1_0"}
 SHOWN = user("<tool_response>\n4\n</tool_response>")
+UNTHINKING = QWEN3.replace("enable_thinking is defined and enable_thinking is false", "true")
 THOUGHT = "<think>\nHm.\n</think>\n\nIt is 4."
 
 
@@ -69,20 +68,13 @@ THOUGHT = "<think>\nHm.\n</think>\n\nIt is 4."
         (QWEN3, THOUGHT, SHOWN, False),
         (QWEN3, "It is 4.", user("ok"), False),
         (QWEN3, "It is 4.", RESULT, False),
-        (
-            QWEN3.replace("enable_thinking is defined and enable_thinking is false", "true"),
-            "It is 4.",
-            user("ok"),
-            True,
-        ),
+        (UNTHINKING, "It is 4.", user("ok"), True),
         (DEEPSEEK_R1, "Hm.\n</think>\n\nIt is 4.", user("ok"), True),
         (DEEPSEEK_R1, "Hm", user("ok"), True),
     ],
     ids=range(10),
 )
-def test_whether_a_template_rewrites_a_turn_follows_from_what_was_said_and_what_follows(
-    template, said, follows, expected
-):
+def test_whether_a_template_rewrites_a_turn_follows_from_it_and_the_next(template, said, follows, expected):
     """Against the tokens that the model saw and made, and the rendered conversation."""
     words = tokenizer(template)
     codec = TokenizerCodec(words, chat=True)

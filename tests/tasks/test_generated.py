@@ -1,8 +1,7 @@
-"""Copy, Reverse, Arithmetic: prompts depend only on (seed, split, row), splits are disjoint, rewards are known."""
+"""Generated prompts depend only on (seed, split, row), splits are disjoint, rewards and lengths are known."""
 
 import asyncio
-import subprocess
-import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,99 +9,81 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_like.tasks.arithmetic import Arithmetic
-from areal_like.tasks.copying import EOS, SEP, Copy, Reverse
-from areal_like.tasks.generated import SPLITS
+from areal_like.tasks.copying import SEP, Copy, Reverse
+from areal_like.tasks.episodes import SEEDS, Episodes, seed_of
+from areal_like.tasks.generated import SAMPLES, SPLITS, LengthTrace
 from areal_like.types import Prompt
 
 BUILDERS = {
     "copy": lambda seed: Copy(seed, digits=5),
-    "copy_variable": lambda seed: Copy(seed, digits=6, min_digits=2),
     "reverse": lambda seed: Reverse(seed, digits=5, length_trace={"median": 20}),
-    "arithmetic": lambda seed: Arithmetic(seed, digits=2, operators="+-*"),
+    "arithmetic": lambda seed: Arithmetic(seed, digits=2),
 }
 
 
-def score(task, prompt, tokens) -> float:
-    return asyncio.run(task.reward(prompt, np.array(tokens, np.int32)))
-
-
-def contents(task, split: str, rows: int) -> list[tuple[int, ...]]:
-    return [tuple(task.prompt(split, row).tokens.tolist()) for row in range(rows)]
+def contents(task, split: str, rows: int) -> list[tuple]:
+    return [(*task.prompt(split, row).tokens.tolist(), task.prompt(split, row).filler) for row in range(rows)]
 
 
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**63))
 def test_splits_share_no_prompt_and_rows_repeat_exactly(build, seed):
-    task, again = build(seed), build(seed)
-    train, heldout = (contents(task, split, 60) for split in SPLITS)
+    train, heldout = (contents(build(seed), split, 60) for split in SPLITS)
     assert not set(train) & set(heldout)
-    assert train == contents(again, "train", 60)
-    assert [task.prompt("heldout", row).filler for row in range(9)] == [
-        again.prompt("heldout", row).filler for row in range(9)
-    ]
+    assert train == contents(build(seed), "train", 60) and heldout == contents(build(seed), "heldout", 60)
 
 
-def test_another_process_draws_the_same_prompts():
-    code = (
-        "from areal_like.tasks.copying import Reverse; t = Reverse(7, length_trace={'median': 50});"
-        "print([(p.tokens.tolist(), p.answer.tolist(), p.filler) for p in (t.prompt(s, r) for s in ('train', 'heldout')"
-        " for r in range(5))])"
-    )
-    task = Reverse(7, length_trace={"median": 50})
-    prompts = [task.prompt(split, row) for split in SPLITS for row in range(5)]
-    here = [(p.tokens.tolist(), p.answer.tolist(), p.filler) for p in prompts]
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert there.strip() == str(here)
+def test_a_row_is_the_same_in_every_process_and_version():
+    prompts = [BUILDERS["reverse"](7).prompt(split, 0) for split in SPLITS]
+    assert [prompt.tokens.tolist() for prompt in prompts] == [[1, 9, 8, 7, 6, SEP], [1, 8, 9, 0, 3, SEP]]
+    assert [prompt.filler[:4] for prompt in prompts] == [(8, 7, 12, 5), (5, 9, 6, 8)]
 
 
-@settings(max_examples=30)
-@given(st.integers(0, 1000), st.integers(1, 9), st.data())
-def test_copy_prompt_holds_its_answer(row, digits, data):
-    low = data.draw(st.none() | st.integers(1, digits))
-    if digits == 1:
-        digits = 2  # ten prompts may leave the held-out split empty
-    copy, reverse = (kind(11, digits=digits, min_digits=low) for kind in (Copy, Reverse))
-    prompt, backwards = copy.prompt("train", row), reverse.prompt("train", row)
-    assert prompt.tokens.dtype == np.int32 and prompt.tokens[-1] == SEP
+def test_copy_prompts_hold_their_answer():
+    prompt, backwards = (kind(11, digits=4).prompt("train", 3) for kind in (Copy, Reverse))
+    assert prompt.tokens.dtype == np.int32 and prompt.tokens[-1] == SEP and prompt.max_tokens == 4
     assert prompt.tokens[:-1].tolist() == prompt.answer.tolist() == backwards.answer.tolist()[::-1]
-    assert (digits if low is None else low) <= len(prompt.answer) <= digits
-    assert prompt.max_tokens == digits + (low is not None)
-    assert copy.stop_tokens == (() if low is None else (EOS,))
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"),
+    ("task", "answer", "tokens", "expected"),
     [
-        ([1, 2, 3, EOS], 1.0),
-        ([1, 2, 3, 4], 3 / 4),
-        ([1, 2, EOS], 2 / 3),
-        ([1, 9, 3, EOS], 2 / 3),
-        ([1, 2, 3, 3, 3, 3], 1 / 2),
-        ([EOS], 0.0),
-        ([3, 2, 1, EOS], 1 / 3),
-        ([SEP, SEP, SEP, EOS], 0.0),
+        (Copy(0, digits=3), [1, 2, 3], [1, 2, 3], 1.0),
+        (Copy(0, digits=3), [1, 2, 3], [1, 9, 3], 2 / 3),
+        (Copy(0, digits=3), [1, 2, 3], [1, 2], 2 / 3),
+        (Arithmetic(0), [1, 0, 5], [1, 0, 5, 14], 1.0),
+        (Arithmetic(0), [1, 0, 5], [0, 5, 14], 2 / 3),
+        (Arithmetic(0), [1, 0, 5], [0, 1, 0, 5], 3 / 4),
+        (Arithmetic(0), [1, 0, 5], [14], 0.0),
+        (Arithmetic(0), [1, 0, 5], [15, 15, 5, 14], 1 / 3),
     ],
 )
-def test_variable_length_reward(tokens, expected):
-    task = Copy(0, digits=5, min_digits=1)
-    prompt = Prompt(np.array([1, 2, 3, SEP], np.int32), np.array([1, 2, 3], np.int32), 6)
-    assert score(task, prompt, tokens) == pytest.approx(expected)
-    assert score(Copy(0, digits=5, min_digits=1, credit="exact"), prompt, tokens) == (expected == 1.0)
+def test_the_reward_is_the_share_of_right_digits(task, answer, tokens, expected):
+    prompt = Prompt(np.array([1], np.int32), np.array(answer, np.int32), 6)
+    assert asyncio.run(task.reward(prompt, np.array(tokens, np.int32))) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "digits", "exact"),
-    [
-        ([1, 0, 5, 14], 1.0, 1.0),
-        ([0, 5, 14], 2 / 3, 0.0),
-        ([1, 0, 4, 14], 2 / 3, 0.0),
-        ([0, 1, 0, 5], 3 / 4, 0.0),
-        ([14], 0.0, 0.0),
-        ([15, 15, 5, 14], 1 / 3, 0.0),
-    ],
-)
-def test_arithmetic_credit(tokens, digits, exact):
-    prompt = Prompt(np.array([9, 8, 10, 7, 13], np.int32), np.array([1, 0, 5], np.int32), 4)
-    assert score(Arithmetic(0), prompt, tokens) == pytest.approx(digits)
-    assert score(Arithmetic(0, credit="exact"), prompt, tokens) == exact
+def test_lengths_are_log_normal_in_the_prompt_times_noise_within_it():
+    sigma, noise, prompts = 1.0, 0.3, 4000
+    trace = LengthTrace(median=100_000, sigma=sigma, noise=noise, max=10**9)
+    logs = np.log([trace.lengths(key) for key in range(prompts)])
+    # Of normal numbers the mean's standard error is s/√n, the standard deviation's s/√(2n): allow 5 of each.
+    spread = np.sqrt(sigma**2 + noise**2 / SAMPLES)
+    assert np.median(logs.mean(axis=1)) == pytest.approx(np.log(100_000), abs=5 * 1.2533 * spread / np.sqrt(prompts))
+    assert logs.mean(axis=1).std(ddof=1) == pytest.approx(spread, abs=5 * spread / np.sqrt(2 * prompts))
+    within = np.sqrt(np.mean(logs.std(axis=1, ddof=1) ** 2))
+    assert within == pytest.approx(noise, abs=5 * noise / np.sqrt(2 * prompts * (SAMPLES - 1)))
+
+
+def test_episodes_have_seeds_and_so_has_any_prompt_always_the_same_one():
+    prompts, again = (
+        [Episodes(0, tokenizer="bytes", instructions="Go. ").prompt("train", row) for row in range(50)] for _ in "ab"
+    )
+    assert {prompt.codec.decode(prompt.tokens) for prompt in prompts} == {"[user]Go. [assistant]"}
+    assert [seed_of(each) for each in prompts] == [each.answer for each in again] and len(
+        set(map(seed_of, prompts))
+    ) == 50
+    others = [replace(prompts[0], answer=answer, tokens=np.array([5], np.int32)) for answer in ("42", "43", None, -1)]
+    assert len({seed_of(other) for other in others}) == 4 and all(0 <= seed_of(other) < SEEDS for other in others)
+    assert seed_of(others[0]) == 813238402  # the same in every process and version

