@@ -1,6 +1,5 @@
 """Threads take turns: one at a time, in order; a thread with nothing to do gets no turn."""
 
-import asyncio
 import os
 import threading
 import time
@@ -79,24 +78,6 @@ def test_who_waits_is_passed_over_until_there_is_news(ring: Ring) -> None:
     ring.until_done()
     assert ring.noted == ["0", "1", "2", "news"]
     os.close(news)
-
-
-def test_event_loops_take_turns_and_threads_of_theirs_wake_them(ring: Ring) -> None:
-    async def work(name: str) -> None:
-        for _ in range(3):
-            ring.noted.append(name)
-            await asyncio.sleep(0)
-        assert await asyncio.to_thread(lambda: turns.current()) is None
-        ring.noted.append("done")
-
-    def run(name: str) -> None:
-        with asyncio.Runner(loop_factory=turns.event_loop) as runner:
-            runner.run(work(name))
-
-    ring.start("a", lambda: run("a"))
-    ring.start("b", lambda: run("b"))
-    ring.until_done()
-    assert ring.noted[:6] == [*"ababab"] and ring.noted[6:] == ["done", "done"]
 
 
 def test_who_blocks_outside_lets_the_others_go_on_and_helpers_take_turns(ring: Ring) -> None:

@@ -1,8 +1,5 @@
 """Deltas are decoded bit for bit, for any bits, by NumPy and by compiled kernels; digests are those of a full sweep."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -133,13 +130,3 @@ def test_the_compiled_digest_is_that_of_numpy_which_does_where_numba_is_missing(
     digest._kernels.cache_clear()
     assert digest.kernels_for(words.nbytes) is None and (lanes_of(words, 77) == fast).all()
     digest._kernels.cache_clear()
-
-
-def test_small_weights_and_the_buffer_do_without_numba() -> None:
-    code = (
-        "import sys, numpy as np, buffer.main, learners.publication, actors.subscriber\n"
-        "from areal_like.weights.state import State, TensorSpec\n"
-        "State([TensorSpec('w', 'bfloat16', (100, 100))]).digest()\n"
-        "sys.exit('numba' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
