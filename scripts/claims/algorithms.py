@@ -61,13 +61,9 @@ def loss_of(loss: Loss, current: Tensor, behaviour: Tensor, advantages: Tensor, 
         group=torch.arange(learners * groups).repeat_interleave(samples * tokens),
     )
     if marks_of(loss).plan:
-        pieces = [planned_for(loss, part)[0] for part in _split(batch, learners)]
-        batch = replace(batch, weights=torch.cat([piece.weights for piece in pieces if piece.weights is not None]))
+        columns = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        parts = {name: each.detach().chunk(learners) for name, each in columns.items() if each is not None}
+        own = [LossBatch(**dict(zip(parts, values, strict=True))) for values in zip(*parts.values(), strict=True)]
+        weights = [planned_for(loss, each)[0].weights for each in own]
+        batch = replace(batch, weights=torch.cat([each for each in weights if each is not None]))
     return loss(batch, denominator)[0]
-
-
-def _split(batch: LossBatch, parts: int) -> list[LossBatch]:
-    """Equal parts of a batch, without gradient."""
-    names = [field.name for field in fields(batch) if getattr(batch, field.name) is not None]
-    columns = {name: getattr(batch, name).detach().chunk(parts) for name in names}
-    return [LossBatch(**{name: columns[name][part] for name in names}) for part in range(parts)]

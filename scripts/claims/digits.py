@@ -1,7 +1,7 @@
 """Claims: DG tolerates a stale actor, REINFORCE and exact importance weights do not (arXiv 2603.20521); the backward
 passes of 3 % of the samples are enough (`dg_kondo`, arXiv 2603.20526).
 
-`python -m scripts.claims.digits [--savings] [--quick] [--out FOLDER]`
+`python -m scripts.claims.digits [--quick] [--out FOLDER]`
 
 The papers' MNIST bandit on scikit-learn's `load_digits` (8 × 8 pixels, 1,797 images): see one image, name one digit,
 reward 1 if it is right. A perceptron 64-50-50-10 with ReLU, A = reward − Σ_a π(a)² under the learner's policy, 100
@@ -9,39 +9,24 @@ images per batch, Adam, 10,000 steps. The actor's weights are exactly D steps ol
 
 897 images train, 450 tune, 450 test. Error: share of images whose most likely digit is wrong. `backward_share`: share
 of samples that have a gradient.
-
-`--savings` measures the train step instead, on the same batch with `dg` and `dg_kondo` (keep 3 %): 16 prompts × 8
-answers of a given length after a prompt of 16 tokens, for a Qwen2 of width 128 with 4 layers in one minibatch; the two
-take turns, medians. A kept token costs its whole sequence up to itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 from .studies import Cell, Row, Study, argument_parser, percent_table, prepare, write
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
-    PARSER = argument_parser(__doc__, "digits")
-    PARSER.add_argument("--savings", action="store_true", help="measure the train step with a gate instead")
-    OPTIONS = PARSER.parse_args()
+    OPTIONS = argument_parser(__doc__, "digits").parse_args()
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from areal_like.models.causal_lm import qwen2
-from areal_like.types import Batch, Group, Sample
-from learners.advantages import group
-from learners.learner import TorchLearner
-
-from ..analysis.intervals import markdown_table
 from .algorithms import ALGORITHMS, Loss, loss_of
 from .stacks import Draws, Parameters, Stack, perceive, perceptron
 
@@ -50,10 +35,6 @@ BATCH = 100
 DELAYS = (0, 10, 100, 300, 1000)
 NAMES = ("reinforce", "exact_iw", "ppo", "positive_only", "dg", "dg_kondo")
 RATES = (3e-4, 1e-3, 3e-3)
-LENGTHS, GATES, VOCABULARY = (1, 8, 32, 128), ("dg", "dg_kondo"), 64
-"""Of `--savings`: tokens per answer, losses, token ids."""
-
-
 Images = tuple[Tensor, Tensor]
 """Pixels float32 [64, N] in [0, 1], and digits int64 [N]."""
 Actions = tuple[Tensor, Tensor, Tensor]
@@ -123,61 +104,8 @@ def _gradient(stack: Stack, loss: Loss, images: Images, batch: Actions) -> tuple
     return gradient, (moved != 0).float().mean(-1)
 
 
-def batch_of(length: int, prompts: int, seed: int) -> Batch:
-    """Random tokens and rewards 0 or 1, as at the start of a training."""
-    rng = np.random.default_rng(seed)
-
-    def sample() -> Sample:
-        return Sample(
-            tokens=rng.integers(0, VOCABULARY, 16 + length).astype(np.int32),
-            prompt_length=16,
-            logprobs=np.full(length, -np.log(VOCABULARY), np.float32),
-            loss_mask=np.ones(length, bool),
-            runs=[(0, length)],
-            reward=float(rng.integers(0, 2)),
-            finish="stop",
-        )
-
-    return Batch(0, 0, [Group(id=number, samples=[sample() for _ in range(8)]) for number in range(prompts)])
-
-
-def step_times(length: int, prompts: int, repeats: int) -> dict[str, tuple[float, float]]:
-    """Loss → median seconds of a train step, share of the input tokens that went through the backward pass."""
-    learners = {
-        name: TorchLearner(
-            qwen2(0, VOCABULARY, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256),
-            ALGORITHMS[name], partial(group), lr=1e-5, num_minibatches=1,
-        )
-        for name in GATES
-    }  # fmt: skip
-    seconds: dict[str, list[float]] = {name: [] for name in GATES}
-    shares: dict[str, list[float]] = {name: [] for name in GATES}
-    for repeat in range(repeats + 1):
-        batch = batch_of(length, prompts, repeat)
-        for name, learner in learners.items():
-            began = time.perf_counter()
-            metrics = learner.train(batch)
-            if repeat:  # the first one warms up
-                seconds[name].append(time.perf_counter() - began)
-                shares[name].append(metrics["backward_share"])
-    return {name: (median(seconds[name]), median(shares[name])) for name in GATES}
-
-
-def savings(options: argparse.Namespace) -> None:
-    rows: list[list[Any]] = []
-    for length in (1, 8) if options.quick else LENGTHS:
-        times = step_times(length, *((2, 2) if options.quick else (16, 9)))
-        (full, everything), (gated, share) = times["dg"], times["dg_kondo"]
-        rows.append([length, 1e3 * full, 1e3 * gated, full / gated, share / everything])
-    header = ["tokens per answer", "dg, ms per step", "dg_kondo, ms per step", "speed-up", "backward share"]
-    write(options.out, rows, markdown_table(header, rows))
-
-
 def main(options: argparse.Namespace) -> None:
     prepare()
-    if options.savings:
-        savings(options)
-        return
     steps, delays, seeds = (300, (0, 100), (1, 2)) if options.quick else (10_000, DELAYS, (2, 5))
     study = Study(NAMES, RATES, "tune_error", *seeds)
     rows: list[Row] = []

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from .studies import Cell, Row, Study, argument_parser, percent_table, prepare, write
 
@@ -125,8 +125,7 @@ def _repeated(each: Tensor, samples: int) -> Tensor:
     return each.repeat_interleave(samples, 1)
 
 
-@dataclass(slots=True)
-class Rollouts:
+class Rollouts(NamedTuple):
     """prompts int64 [L, P, H], answers int64 and behaviour logprobs [L, P, G, H], advantages [L, P, G]."""
 
     prompts: Tensor
@@ -140,13 +139,11 @@ def roll_out(parameters: Parameters, task: Task, frictions: Frictions, draws: Dr
     prompts = (draws(task.prompts, task.length) * task.vocabulary).long()
     uniform = draws(task.prompts, task.samples, task.length)
     bug, discovery, corruption, coin = draws(4, task.prompts, task.samples).unbind(1)
-    right = prompts.flip(-1)[:, :, None].expand(uniform.shape)
-    forced = torch.where((bug < frictions.bug)[..., None], 0, -1).expand(uniform.shape)
-    found = discovery < frictions.discovery
-    forced = torch.where(found[..., None], right, forced)
+    found = (discovery < frictions.discovery)[..., None]
+    broken = (bug < frictions.bug)[..., None] & ~found
+    forced = torch.where(found, prompts.flip(-1)[:, :, None], torch.where(broken, 0, -1))
     answers, behaviour = answer(parameters, task.shape, prompts, uniform, forced)
-    broken = (bug < frictions.bug) & ~found
-    behaviour = torch.where(broken[..., None], 0.0, behaviour)
+    behaviour = torch.where(broken, 0.0, behaviour)
     rewards = task.rewards(prompts, answers)
     rewards = torch.where(corruption < frictions.corruption, (coin < 0.5).float(), rewards)
     return Rollouts(prompts, answers, behaviour, rewards - rewards.mean(-1, keepdim=True))
@@ -154,8 +151,7 @@ def roll_out(parameters: Parameters, task: Task, frictions: Frictions, draws: Dr
 
 def picked(history: Sequence[Tensor], back: Tensor) -> Tensor:
     """Weights [L, numbers]: of learner l those of `back[l]` steps ago, never before the first."""
-    ages = back.clamp(max=len(history) - 1).tolist()
-    return torch.stack([history[-1 - age][row] for row, age in enumerate(ages)])
+    return torch.stack([history[-1 - min(age, len(history) - 1)][row] for row, age in enumerate(back.tolist())])
 
 
 def train(cells: Sequence[Cell], task: Task, frictions: Frictions, steps: int) -> list[dict[str, Any]]:

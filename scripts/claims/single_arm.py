@@ -13,7 +13,6 @@ gradient with the true one. The actor is the learner, or stale: still uniform.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,17 +29,18 @@ from learners.losses.delightful import dg
 from learners.losses.weighted import reinforce
 
 from ..analysis.intervals import bootstrap, markdown_table
-from .algorithms import loss_of
+from .algorithms import Loss, loss_of
 
 ARMS = 10
 RIGHT = (0.1, 0.5, 0.9, 0.99)
-LOSSES: dict[str, Callable[..., Any]] = {
+LOSSES: dict[str, Loss] = {
     "reinforce": reinforce,
     "exact_iw": exact(reinforce),
     "dg η=1": dg,
     "dg η=½": partial(dg, gate_temperature=0.5),
     "dg η=¼": partial(dg, gate_temperature=0.25),
 }
+UNIFORM = torch.full((ARMS,), 1 / ARMS, dtype=torch.float64)
 
 
 def policy(right: float, seed: int) -> Tensor:
@@ -49,24 +49,17 @@ def policy(right: float, seed: int) -> Tensor:
     return torch.cat([torch.tensor([right], dtype=torch.float64), (1 - right) * others])
 
 
-def gradients(loss: Callable[..., Any], current: Tensor, behaviour: Tensor, baseline: float = 0.5) -> Tensor:
+def gradients(loss: Loss, current: Tensor, behaviour: Tensor, baseline: float = 0.5) -> Tensor:
     """The change of the logits by each arm, where it was taken: [arms, arms], of probabilities [arms]."""
     logits = current.log().expand(ARMS, ARMS).clone().requires_grad_()
-    logprobs = logits.log_softmax(-1).diagonal()
-    rewards = torch.zeros(ARMS, dtype=torch.float64)
-    rewards[0] = 1.0
-    each = loss_of(
-        loss,
-        logprobs[:, None, None, None],  # one learner per arm
-        behaviour.log()[:, None, None, None],
-        (rewards - baseline)[:, None, None],
-        1.0,
-    )
+    logprobs = logits.log_softmax(-1).diagonal().view(ARMS, 1, 1, 1)  # one learner per arm
+    advantages = (torch.arange(ARMS) == 0).double() - baseline
+    each = loss_of(loss, logprobs, behaviour.log().view(ARMS, 1, 1, 1), advantages.view(ARMS, 1, 1), 1.0)
     (found,) = torch.autograd.grad(each, logits)
     return -found
 
 
-def moments(loss: Callable[..., Any], current: Tensor, behaviour: Tensor) -> tuple[float, float]:
+def moments(loss: Loss, current: Tensor, behaviour: Tensor) -> tuple[float, float]:
     """The perpendicular second moment of failures, and the cosine of the expected gradient."""
     found = gradients(loss, current, behaviour)
     true = -current
@@ -80,14 +73,12 @@ def moments(loss: Callable[..., Any], current: Tensor, behaviour: Tensor) -> tup
 
 def main(options: argparse.Namespace) -> None:
     prepare()
-    seeds = range(3 if options.quick else 20)
-    uniform = torch.full((ARMS,), 1 / ARMS, dtype=torch.float64)
     numbers: dict[str, list[list[Any]]] = {"second moment of failures": [], "cosine": []}
     for actor in ("learner", "uniform"):
         for right in RIGHT:
-            policies = [policy(right, seed) for seed in seeds]
+            policies = [policy(right, seed) for seed in range(3 if options.quick else 20)]
             pairs = [
-                [moments(loss, now, now if actor == "learner" else uniform) for now in policies]
+                [moments(loss, now, now if actor == "learner" else UNIFORM) for now in policies]
                 for loss in LOSSES.values()
             ]
             for place, rows in enumerate(numbers.values()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +19,8 @@ Parameters = Mapping[str, Tensor]
 
 
 class Stack:
-    """Parameters of L learners as `flat` [L, numbers], and Adam (Kingma & Ba, algorithm 1; β 0.9/0.999).
-
-    `start` holds [L, ...] tensors in float32, `rates` the learning rate of each learner [L].
-    """
+    """Parameters of L learners as `flat` [L, numbers], and Adam (Kingma & Ba, algorithm 1; β 0.9/0.999). `start` holds
+    [L, ...] tensors in float32, `rates` the learning rate of each learner [L]."""
 
     def __init__(self, start: Parameters, rates: Tensor):
         self.shapes = {name: values.shape[1:] for name, values in start.items()}
@@ -59,16 +57,21 @@ class Draws:
         return torch.stack([torch.rand(shape, generator=stream) for stream in self._streams])
 
 
+def _stacked(seeds: list[int], make: Callable[[torch.Generator], dict[str, Tensor]]) -> dict[str, Tensor]:
+    made = [make(torch.Generator().manual_seed(seed)) for seed in seeds]
+    return {name: torch.stack([each[name] for each in made]) for name in made[0]}
+
+
 def perceptron(seeds: list[int], sizes: tuple[int, ...]) -> dict[str, Tensor]:
     """Weights w0, w1, ... and biases b0, ... of learners with these seeds; PyTorch's default initialisation."""
-    made: dict[str, list[Tensor]] = {}
-    for seed in seeds:
-        generator = torch.Generator().manual_seed(seed)
-        for layer, (wide, out) in enumerate(itertools.pairwise(sizes)):
-            for name, shape in ((f"w{layer}", (wide, out)), (f"b{layer}", (out,))):
-                values = (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(wide)
-                made.setdefault(name, []).append(values)
-    return {name: torch.stack(values) for name, values in made.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (wide, out) in enumerate(itertools.pairwise(sizes)):
+        shapes |= {f"w{layer}": (wide, out), f"b{layer}": (out,)}
+    bounds = {name: 1 / math.sqrt(sizes[int(name[1:])]) for name in shapes}
+    return _stacked(
+        seeds,
+        lambda dice: {name: (torch.rand(each, generator=dice) * 2 - 1) * bounds[name] for name, each in shapes.items()},
+    )
 
 
 def perceive(parameters: Parameters, inputs: Tensor) -> Tensor:
@@ -95,11 +98,9 @@ class Shape:
 
 
 def transformer(seeds: list[int], shape: Shape) -> dict[str, Tensor]:
-    """Parameters of learners with these seeds.
-
-    The papers give no initialisation. Ours: matrices N(0, 1/inputs), those that write to the residual stream also
-    divided by √(2 layers), embeddings and output N(0, 0.02²), so the first policy is close to uniform.
-    """
+    """Parameters of learners with these seeds: matrices N(0, 1/inputs), those that write to the residual stream also
+    divided by √(2 layers), embeddings and output N(0, 0.02²), so the first policy is close to uniform. (The papers
+    state no initialisation.)"""
     width, hidden = shape.width, shape.hidden
     inner, back = 1 / math.sqrt(width), 1 / math.sqrt(2 * shape.layers)
     # Name → rows, columns (0: a LayerNorm's scale), standard deviation.
@@ -114,13 +115,12 @@ def transformer(seeds: list[int], shape: Shape) -> dict[str, Tensor]:
             f"{layer}.down": (hidden, width, back / math.sqrt(hidden)),
         }
     matrices |= {"norm": (width, 0, 0.0), "head": (width, shape.vocabulary, 0.02)}
-    made: dict[str, list[Tensor]] = {}
-    for seed in seeds:
-        generator = torch.Generator().manual_seed(seed)
-        for name, (rows, columns, deviation) in matrices.items():
-            values = torch.randn(rows, columns, generator=generator) * deviation if columns else torch.ones(rows)
-            made.setdefault(name, []).append(values)
-    return {name: torch.stack(values) for name, values in made.items()}
+
+    def made(name: str, dice: torch.Generator) -> Tensor:
+        rows, columns, deviation = matrices[name]
+        return torch.randn(rows, columns, generator=dice) * deviation if columns else torch.ones(rows)
+
+    return _stacked(seeds, lambda dice: {name: made(name, dice) for name in matrices})
 
 
 Past = list[tuple[Tensor, Tensor]]

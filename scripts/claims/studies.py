@@ -6,18 +6,17 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..analysis.intervals import bootstrap, markdown_table
 from ..console.arguments import command
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One learner."""
 
     algorithm: str
@@ -46,21 +45,19 @@ class Study:
         """Rows of a condition. `rates`: the algorithms' rates if they were tuned under another one."""
         rows: list[Row] = []
 
+        def measured(phase: str, name: str, rate: float, seeds: range) -> list[Row]:
+            cells, named = [Cell(name, rate, seed) for seed in seeds], {"condition": condition, "phase": phase}
+            found = [named | cell._asdict() | numbers for cell, numbers in zip(cells, measure(cells), strict=True)]
+            rows.extend(found)
+            return found
+
         def error(rate: float, name: str) -> float:
-            cells = [Cell(name, rate, seed) for seed in range(self.tuning)]
-            rows.extend(found := _rows(condition, "tuning", cells, measure))
-            return fmean(row[self.tuned_by] for row in found)
+            return fmean(row[self.tuned_by] for row in measured("tuning", name, rate, range(self.tuning)))
 
         for name in self.algorithms:
             rate = rates[name] if rates else min(self.rates, key=partial(error, name=name))
-            cells = [Cell(name, rate, seed) for seed in range(100, 100 + self.fresh)]
-            rows += _rows(condition, "fresh", cells, measure)
+            measured("fresh", name, rate, range(100, 100 + self.fresh))
         return rows
-
-
-def _rows(condition: str, phase: str, cells: Sequence[Cell], measure: Measure) -> list[Row]:
-    named = {"condition": condition, "phase": phase}
-    return [named | asdict(cell) | found for cell, found in zip(cells, measure(cells), strict=True)]
 
 
 def percent_table(rows: Sequence[Row], number: str) -> str:
@@ -90,8 +87,7 @@ def write(out: Path, rows: object, *tables: str) -> None:
 
 
 def prepare() -> None:
-    """Make many small learners fast in one thread: keep memory, and flush denormal numbers to 0, on which processors
-    are many times slower."""
+    """Make many small learners fast in one thread: keep memory, and flush denormal numbers to 0, which are slow."""
     import torch  # not at the top: `--help` does not need it
 
     from areal_like.run.process import prepare_process
@@ -102,7 +98,6 @@ def prepare() -> None:
 
 
 def argument_parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """With `--quick` and `--out FOLDER`, which every claim has."""
     parser = command(f"claims.{name}", description)
     parser.add_argument("--quick", action="store_true", help="a short trial; its numbers mean little")
     parser.add_argument("--out", type=Path, default=Path("runs/claims") / name, help="folder for JSON and tables")
