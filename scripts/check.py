@@ -28,12 +28,14 @@ from .console.output import console
 from .contracts import demand
 
 PARAMETERS: dict[tuple[str, ...], str] = {
-    ("batch", "denominator"): "loss", ("answer", "response"): "reward", ("rewards", "groups"): "advantage",
+    ("batch", "denominator"): "loss",
+    ("answer", "response"): "reward",
+    ("rewards", "groups"): "advantage",
     ("episodes",): "advantage",
-}  # fmt: skip
+}
 """Positional parameters of a function → its kind."""
-Claims = list[tuple[str, Callable[[], None]]]
-"""What is claimed, and its check, which raises AssertionError or any other error."""
+Claims = Mapping[str, Callable[[], None]]
+"""What is claimed → its check, which raises AssertionError or any other error."""
 
 
 def loss_claims(spec: Mapping[str, object], answer: str, response: str) -> Claims:
@@ -62,8 +64,7 @@ def advantage_claims(spec: Mapping[str, object], answer: str, response: str) -> 
         first, second = called(rewards, groups), called(rewards, groups)
         demand(first.shape == (8 * per,), f"got shape {list(first.shape)}, expected [{8 * per}]")
         demand(np.isfinite(first).all(), f"got {first.tolist()}, expected finite numbers")
-        unchanged = np.array_equal(rewards, kept[0]) and np.array_equal(groups, kept[1])
-        demand(unchanged, "it wrote into its inputs")
+        demand(all(map(np.array_equal, (rewards, groups), kept)), "it wrote into its inputs")
         demand(np.array_equal(first, second), "two calls with the same rewards differ")
 
     def order() -> None:
@@ -75,11 +76,11 @@ def advantage_claims(spec: Mapping[str, object], answer: str, response: str) -> 
             found = called(np.array(rewards), np.array(groups, np.int64))
             demand(np.isfinite(found).all(), f"rewards {rewards} of groups {groups} gave {found.tolist()} (÷ 0?)")
 
-    return [
-        ("one finite number per sample (per trained token, if marked per_token), and no effect beside it", shape),
-        ("the better answer of a group gets the higher advantage", order),
-        ("groups of one sample, and of equal rewards, stay finite", degenerate),
-    ]
+    return {
+        "one finite number per sample (per trained token, if marked per_token), and no effect beside it": shape,
+        "the better answer of a group gets the higher advantage": order,
+        "groups of one sample, and of equal rewards, stay finite": degenerate,
+    }
 
 
 ANSWERS = ("", "42", "The answer is 42.", "\\boxed{\\frac{1}", "é∑\x00" * 20, "7 " * 5000)
@@ -92,9 +93,8 @@ def reward_claims(spec: Mapping[str, object], answer: str, response: str) -> Cla
     def numbers() -> None:
         for each in (response, *ANSWERS):
             earned = reward(answer, each)
-            demand(not inspect.isawaitable(earned), "it is `async def`: a reward is a plain function")
-            right = isinstance(earned, int | float) and math.isfinite(earned)
-            demand(right, f"the response {each[:40]!r} earned {earned!r}: return a finite number")
+            finite = isinstance(earned, int | float) and math.isfinite(earned)
+            demand(finite, f"the response {each[:40]!r} earned {earned!r}: return a finite number, without `async`")
             demand(earned == reward(answer, each), f"the response {each[:40]!r} earned {earned}, then something else")
 
     def tells_apart() -> None:
@@ -105,10 +105,10 @@ def reward_claims(spec: Mapping[str, object], answer: str, response: str) -> Cla
             "right one, give --answer and --response",
         )
 
-    return [
-        ("whatever the model writes earns a finite number, twice the same", numbers),
-        ("a right response earns more than an empty one", tells_apart),
-    ]
+    return {
+        "whatever the model writes earns a finite number, twice the same": numbers,
+        "a right response earns more than an empty one": tells_apart,
+    }
 
 
 def environment_claims(spec: Mapping[str, object], answer: str, response: str) -> Claims:
@@ -140,10 +140,10 @@ def environment_claims(spec: Mapping[str, object], answer: str, response: str) -
         first, second = asyncio.run(played()), asyncio.run(played())
         demand(first == second, f"the same actions gave {first}, then {second}: an interrupted sample is replayed")
 
-    return [
-        ("reset shows text; step gives (text, reward or None, done)", answers),
-        ("the same actions have the same outcomes", repeats),
-    ]
+    return {
+        "reset shows text; step gives (text, reward or None, done)": answers,
+        "the same actions have the same outcomes": repeats,
+    }
 
 
 CLAIMS = {
@@ -175,10 +175,10 @@ def kind_of(name: str) -> str:
     parameters = inspect.signature(function).parameters.values() if callable(function) else ()
     names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
     for given, kind in PARAMETERS.items():
-        if names == given:
-            return kind
         if names[: len(given)] == given:
-            raise ConfigError(f"{name}: knobs are keyword-only: write `*,` before {names[len(given)]!r}")
+            if names[len(given) :]:
+                raise ConfigError(f"{name}: knobs are keyword-only: write `*,` before {names[len(given)]!r}")
+            return kind
     raise ConfigError(f"{name}({', '.join(names)}): which kind is that? Known are {', '.join(CLAIMS)}; set --kind")
 
 
@@ -187,7 +187,7 @@ def results(
 ) -> Iterator[tuple[str, str]]:
     """The claims of a component, and why each does not hold ("": it holds). Raises ConfigError."""
     check(kind, spec)
-    for claim, holds in CLAIMS[kind](spec, answer, response):
+    for claim, holds in CLAIMS[kind](spec, answer, response).items():
         problem = ""
         try:
             holds()

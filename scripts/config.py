@@ -61,45 +61,35 @@ def said(text: str) -> Base:
     return found
 
 
-def section(name: str, base: Base) -> str:
-    """A section of the config, e.g. `buffer`."""
-    about = f"{base[name][1]}\n\n" if base[name][1] else ""
-    return f"## {name}\n\n{about}{table(_rows(dataclasses.fields(SECTIONS[name]), base, f'{name}.'))}"
-
-
-def top_keys(base: Base) -> str:
-    """The keys that are in no section and name no component."""
-    alone = [each for each in dataclasses.fields(Config) if each.name not in {*SECTIONS, *COMPONENTS}]
-    return f"## top level\n\n{table(_rows(alone, base, ''))}"
-
-
-def _rows(fields: Iterable[dataclasses.Field[Any]], base: Base, prefix: str) -> list[Row]:
+def of_fields(title: str, fields: Iterable[dataclasses.Field[Any]], base: Base, prefix: str = "") -> str:
+    """A section of the config, or the keys at its top."""
     rows = []
     for each in fields:
         kind, limits = type_and_range(str(each.type))
         default, meaning = base.get(f"{prefix}{each.name}", ("", ""))
         rows.append((each.name, kind, default, limits, meaning))
-    return rows
+    about = base.get(title, ("", ""))[1]
+    return f"## {title}\n\n{about}\n\n{table(rows)}" if about else f"## {title}\n\n{table(rows)}"
 
 
 def component(kind: str, name: str) -> str:
     """A component, e.g. `loss`, `dg`. Raises ConfigError."""
     found, text = described(kind, name)
-    knobs = table(_knob_rows(found.knobs)) if found.knobs else "No knobs.\n"
     text = "\n".join(line.lstrip() if line.startswith("    ") else line for line in text.splitlines())  # no code
-    return f"### {kind}: {name}\n\n{knobs}\n{text}\n"
+    return f"### {kind}: {name}\n\n{of_knobs(found.knobs)}\n{text}\n"
 
 
-def _knob_rows(knobs: Mapping[str, Knob]) -> list[Row]:
+def of_knobs(knobs: Mapping[str, Knob]) -> str:
     rows = []
     for name, knob in knobs.items():
         default = "(must be set)" if knob.default is REQUIRED else "null" if knob.default is None else str(knob.default)
-        kind, limits = type_and_range(ast.unparse(knob.annotation)) if knob.annotation else ("", "")
-        rows.append((name, kind, default, limits, ""))
-    return rows
+        rows.append((name, *(type_and_range(ast.unparse(knob.annotation)) if knob.annotation else ("", "")), default))
+    return table([(name, kind, default, limits, "") for name, kind, limits, default in rows])
 
 
 def table(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "No knobs.\n"
     columns = 5 if any(row[4] for row in rows) else 4
     head = ("key", "type", "default", "range", "meaning")[:columns]
     lines = [f"| {' | '.join(head)} |", "|---" * columns + "|"]
@@ -114,15 +104,12 @@ def part(name: str, base: Base) -> Iterator[str]:
     name = name.replace("=", ".") if name.partition("=")[0] in (*COMPONENTS, *PRESETS) else name
     kind, _, rest = name.partition(".")
     if name in SECTIONS:
-        yield section(name, base)
-    elif name in COMPONENTS:
+        yield of_fields(name, dataclasses.fields(SECTIONS[name]), base, f"{name}.")
+    elif name in COMPONENTS or name in PRESETS:
         yield f"## {name}\n\n{base.get(name, ('', ''))[1]}\n"
-        yield from (component(name, each) for each in COMPONENTS[name])
+        yield from (component(name, each) for each in COMPONENTS.get(name, ()))
         yield from map(preset, presets(name))
         yield from (_knob_part(path) for path in PARTS if path.startswith(f"{name}."))
-    elif name in PRESETS:
-        yield f"## {name}\n\n{base[name][1]}\n"
-        yield from map(preset, presets(name))
     elif name in PARTS:
         yield _knob_part(name)
     elif (file := CONFIGS / kind / f"{rest}.yaml").is_file():
@@ -131,10 +118,12 @@ def part(name: str, base: Base) -> Iterator[str]:
     elif name in base:
         default, meaning = base[name]
         yield f"`{name}`: {meaning} (default: `{default}`; range: {RANGES.get(name) or 'any'})"
-    elif having := [each for each in COMPONENTS.get(kind, ()) if rest in described(kind, each)[0].knobs]:
-        yield from (_one_knob(kind, each, rest) for each in having)
-    elif kind in COMPONENTS and rest:
-        yield component(kind, rest)
+    elif having := {each: described(kind, each)[0].knobs for each in COMPONENTS.get(kind, ())}:
+        found = {each: knobs[rest] for each, knobs in having.items() if rest in knobs}
+        for each, knob in found.items():
+            yield f"### {name} of {kind}={each}\n\n{of_knobs({rest: knob})}\nmore: areal-like config {kind}.{each}\n"
+        if not found:
+            yield component(kind, rest)
     else:
         known = [*SECTIONS, *COMPONENTS, *base, *(f"{kind}.{each}" for kind in COMPONENTS for each in COMPONENTS[kind])]
         known += [f"{file.parent.name}.{file.stem}" for file in CONFIGS.glob("*/*.yaml")]
@@ -155,13 +144,13 @@ def preset(file: Path) -> str:
     return f"### `{file.parent.name}={file.stem}` sets\n\n{about}\n\n```yaml\n{text}\n```\n"
 
 
-def _one_knob(kind: str, name: str, knob: str) -> str:
-    rows = _knob_rows({knob: described(kind, name)[0].knobs[knob]})
-    return f"### {kind}.{knob} of {kind}={name}\n\n{table(rows)}\nmore: areal-like config {kind}.{name}\n"
-
-
 def _knob_part(path: str) -> str:
-    return f"### {path}\n\n{table(_knob_rows(signature(PARTS[path]).knobs))}"
+    return f"### {path}\n\n{of_knobs(signature(PARTS[path]).knobs)}"
+
+
+def top_keys() -> list[dataclasses.Field[Any]]:
+    """The keys that are in no section and name no component."""
+    return [each for each in dataclasses.fields(Config) if each.name not in {*SECTIONS, *COMPONENTS}]
 
 
 def reference() -> str:
@@ -173,17 +162,15 @@ def reference() -> str:
         "A component is written `{name: NAME, knob: value}`, or by overrides `loss=ppo loss.clip=0.1`.\n"
     )
     parts = [text for name in (*SECTIONS, *COMPONENTS, *PRESETS) for text in part(name, base)]
-    return "\n".join([head, top_keys(base), *parts]).rstrip() + "\n"
+    return "\n".join([head, of_fields("top level", top_keys(), base), *parts]).rstrip() + "\n"
 
 
-def overview(base: Base) -> str:
+def overview() -> str:
     """All parts by name."""
-    alone = [key for key in base if "." not in key and key not in SECTIONS and key not in COMPONENTS]
-    lines = [f"keys: {', '.join(alone)}", f"sections: {', '.join(SECTIONS)}"]
-    for kind, names in COMPONENTS.items():
-        files = [file.stem for file in presets(kind) if file.stem not in names]
-        lines.append(f"{kind}: {', '.join(names)}{'; or ' if files else ''}{', '.join(files)}")
-    lines += [f"{name}: {', '.join(file.stem for file in presets(name))}" for name in PRESETS]
+    lines = [f"keys: {', '.join(each.name for each in top_keys())}", f"sections: {', '.join(SECTIONS)}"]
+    for kind in (*COMPONENTS, *PRESETS):
+        names = dict.fromkeys([*COMPONENTS.get(kind, ()), *(file.stem for file in presets(kind))])
+        lines.append(f"{kind}: {', '.join(names)}")
     return "\n".join([*lines, "more: areal-like config PART, e.g. loss.dg, learner, buffer, run.steps"])
 
 
@@ -200,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     for text in found:
         out.print(Markdown(text))
     if not args.parts:
-        out.print(overview(base))
+        out.print(overview())
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from areal_like.wire import keys
 from areal_like.wire.messages import SENDS
 
-from .console.arguments import command
+from .console.arguments import command, refuse
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,8 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             keys.make(args.folder)
             print(f"keys are in {args.folder}: train with security.key_folder={args.folder}")
     except (keys.KeysError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        refuse(error)
     return 0
 
 

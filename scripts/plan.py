@@ -45,7 +45,7 @@ MOST_STEPS."""
 
 @dataclass(frozen=True)
 class Choice:
-    """`actors` engines of `each` GPUs, a learner of `learner` GPUs; `bound` on staleness in versions (None: sync), with
+    """`actors` engines of a GPU each, a learner of `learner` GPUs; `bound` on staleness in versions (None: sync), with
     weights every `interval` train steps; `slots` of an engine."""
 
     actors: int
@@ -54,7 +54,6 @@ class Choice:
     slots: int
     interval: int
     tail: bool = False
-    each: int = 1
 
     @property
     def mode(self) -> str:
@@ -93,11 +92,11 @@ class Plan:
         }
 
 
-def splits(gpus: int, each: int, least: int) -> list[int]:
-    """Numbers of actors to try, of `each` GPUs; the learner gets the rest, at least `least`. Raises ConfigError."""
-    if (most := (gpus - least) // each) < 1:
-        raise ConfigError(f"--gpus: got {gpus}, expected at least {each + least}: an actor's and the learner's")
-    return sorted({max(1, min(most, round(gpus * part / 16 / each))) for part in (2, 4, 6, 8, 10, 12, 13, 14, 15)})
+def splits(gpus: int) -> list[int]:
+    """Numbers of actors to try; the learner gets the other GPUs. Raises ConfigError."""
+    if gpus < 2:
+        raise ConfigError(f"--gpus: got {gpus}, expected at least 2: an actor's and the learner's")
+    return sorted({max(1, min(gpus - 1, round(gpus * part / 16))) for part in (2, 4, 6, 8, 10, 12, 13, 14, 15)})
 
 
 class Planner:
@@ -126,11 +125,11 @@ class Planner:
     def _allowed(self, plan: Plan) -> bool:
         return bool(plan.figures["lag_mean"] <= self._most_stale)
 
-    def search(self, gpus: int, each: int, bounds: Sequence[float]) -> None:
+    def search(self, gpus: int, bounds: Sequence[float]) -> None:
         """Try splits in all modes, then knobs of the best sync and the best async plan. Raises ConfigError."""
-        tried = splits(gpus, each, self._costs.learner.least)
+        tried = splits(gpus)
         actors, slots, interval = tried[len(tried) // 2], self._costs.engine.slots, self.config.weight_sync_interval
-        start = Choice(actors, gpus - actors * each, None, slots, interval, each=each)
+        start = Choice(actors, gpus - actors, None, slots, interval)
         for mode in [start, replace(start, tail=True), *(replace(start, bound=most) for most in bounds)]:
             self._climb(mode, lambda choice: _other_splits(choice, tried))
         for sync in (True, False):
@@ -201,9 +200,9 @@ class Planner:
 
 
 def _other_splits(choice: Choice, tried: Sequence[int]) -> Iterator[Choice]:
-    place, gpus = tried.index(choice.actors), choice.actors * choice.each + choice.learner
+    place, gpus = tried.index(choice.actors), choice.actors + choice.learner
     for count in tried[max(0, place - 1) : place + 2]:
-        yield replace(choice, actors=count, learner=gpus - count * choice.each)
+        yield replace(choice, actors=count, learner=gpus - count)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -233,7 +232,7 @@ def planned(args: argparse.Namespace) -> tuple[Planner, list[Plan]]:
         return configs.load([args.config, *args.overrides, f"run.steps={args.steps}", *overrides])
 
     planner = Planner(load, costs_of(load(()), args), args.target, args.most_stale)
-    planner.search(args.gpus, args.gpus_per_actor, args.staleness)
+    planner.search(args.gpus, args.staleness)
     if not (best := planner.best()):
         raise UserError(
             f"no plan is allowed by --most-stale, or none could be simulated: {[*planner.left_out.values()]}"
@@ -258,7 +257,7 @@ def show(args: argparse.Namespace, plans: Iterable[Plan]) -> None:
     for plan in plans:
         figures, choice = plan.figures, plan.choice
         rows.add_row(
-            f"{choice.actors * choice.each} + {choice.learner}",
+            f"{choice.actors} + {choice.learner}",
             choice.mode,
             str(choice.interval),
             str(choice.slots),

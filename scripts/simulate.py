@@ -35,19 +35,10 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--costs", type=Path, metavar="FILE", help="costs in YAML (default: those of timed parts)")
     source.add_argument("--costs-from", type=Path, metavar="RUN", help="fit the costs to this run's folder")
     parser.add_argument("--hardware", choices=costs.GPUS, help="engine and learner by a roofline of this GPU")
-    parser.add_argument(
-        "--gpus-per-actor",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="GPUs of an engine, with --hardware (default: 1)",
-    )
 
 
 def costs_of(config: Config, args: argparse.Namespace) -> Costs:
     """Raises ConfigError."""
-    if args.gpus_per_actor > 1 and not args.hardware:
-        raise ConfigError(f"--gpus-per-actor: got {args.gpus_per_actor} without --hardware, expected both")
     if args.costs_from:
         found = fitted(args.costs_from)
     elif args.costs:
@@ -57,7 +48,7 @@ def costs_of(config: Config, args: argparse.Namespace) -> Costs:
     else:
         return costs.of_timed(config)
     if args.hardware:
-        found = costs.on(args.hardware, config, args.gpus_per_actor, found)
+        found = costs.on(args.hardware, config, found)
     return costs.as_configured(config, found)
 
 

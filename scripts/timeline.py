@@ -96,8 +96,7 @@ def draw(runs: dict[str, Timeline], path: Path, title: str) -> None:
         axis.set_ylim(len(found) - 0.5, -0.5)
     axes[-1].set_xlabel("seconds")
     figure.suptitle(title)
-    used = {span.name for found in runs.values() for spans in found.values() for span in spans}
-    patches = [Patch(color=colour, label=name) for name, colour in ACTIVITIES.items() if name in used]
+    patches = [Patch(color=colour, label=name) for name, colour in ACTIVITIES.items()]
     figure.legend(handles=patches, loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path)
 
@@ -108,13 +107,13 @@ def trace_events(found: Timeline) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for number, (role, spans) in enumerate(found.items()):
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": role}})
-        threads = {name: thread for thread, name in enumerate(dict.fromkeys([*ACTIVITIES, *(s.name for s in spans)]))}
-        for name in {span.name for span in spans}:
-            place = {"pid": number, "tid": threads[name]}
+        for thread, name in enumerate(dict.fromkeys(span.name for span in spans)):
+            place = {"pid": number, "tid": thread}
             events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
-        for span in spans:
-            times = {"ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6}
-            events.append({"ph": "X", "name": span.name, "pid": number, "tid": threads[span.name], **times})
+            for span in spans:
+                if span.name == name:
+                    times = {"ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6}
+                    events.append({"ph": "X", "name": name, **place, **times})
     return events
 
 
@@ -132,8 +131,8 @@ def main() -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the timeline here (png, pdf, svg)")
     parser.add_argument("--trace", type=new_file, metavar="FILE", help="trace events, for https://ui.perfetto.dev")
-    parser.add_argument("--begin", type=float, default=0.0, help="seconds after the first span (default: 0)")
-    parser.add_argument("--end", type=float, default=math.inf, help="seconds after the first span (default: the last)")
+    for side, default in (("begin", 0.0), ("end", math.inf)):
+        parser.add_argument(f"--{side}", type=float, default=default, metavar="S", help="seconds after the first span")
     args = parser.parse_args()
     try:
         found = timeline(args.run, args.begin, args.end)

@@ -1,8 +1,7 @@
 """A checkpoint of a run on its way (`RUN/checkpoints/step-N`) as a model's folder, `model` in it.
 
-The checkpoint holds the learner's state, whose layout is the learner's own; of several ranks each has its part in a
-file. So the learner that the run's config names is built here, on the CPU, as one rank, takes the weights of all files,
-and writes them as they were published: those that actors had at that step.
+The checkpoint holds the learner's state, of several ranks each its part in a file. So the learner that the run's config
+names is built here, on the CPU, as one rank, takes the weights of all files, and writes them as they were published.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.run.run_folder import CONFIG
 
-FOLDER = "model"
 _OF_WEIGHTS = ("name", "lora", "publish_dtype")
-"""Knobs of `learner=torch` that say which weights there are; the others are about training."""
+"""Knobs of `learner=torch` that choose the weights; the others are about training."""
 
 
 def step_model(step: Path) -> Path:
     """The model's folder of a checkpoint, written if it is not there. Raises UserError (ConfigError: no run around it,
     a learner without a model) and OSError."""
-    target = step / FOLDER
+    target = step / "model"
     if (target / "config.json").is_file():
         return target
     file = step.resolve().parents[1] / CONFIG
@@ -35,7 +33,7 @@ def step_model(step: Path) -> Path:
             f"{step} holds a learner's state, and its run's {CONFIG} is missing ({file}): leave it in its run's folder"
         )
     config = configs.load_resolved(file)
-    beside = target.with_name(f".{FOLDER}.{os.getpid()}.tmp")
+    beside = target.with_name(f".model.{os.getpid()}.tmp")
     try:
         _write(config, step, beside)
         if not (target / "config.json").is_file():
@@ -48,11 +46,18 @@ def step_model(step: Path) -> Path:
 def _write(config: Config, step: Path, folder: Path) -> None:
     from transformers.utils import logging
 
-    from areal_like.config.registry import build
+    from areal_like.config.registry import bind, build
+    from learners.build import build_trainer
 
     logging.disable_progress_bar()
     task: Any = build("task", config.task, config.run.seed)
-    trainer = _trainer(config, task.vocab_size)
+    if config.learner["name"] == "torch":
+        spec = {knob: value for knob, value in configs.select(config, "learner").items() if knob in _OF_WEIGHTS}
+        model = build("model", config.model, config.run.seed, task.vocab_size)
+        any_loss, advantage = bind("loss", {"name": "dg"}), bind("advantage", {"name": "group"})
+        trainer: Any = build("learner", spec, model, any_loss, advantage, 1.0, config.run.seed)
+    else:
+        trainer = build_trainer(config)
     try:
         getattr(trainer, "load_weights", trainer.load_state)(step)
     except (OSError, RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError) as error:
@@ -62,15 +67,3 @@ def _write(config: Config, step: Path, folder: Path) -> None:
         raise ConfigError(f"{step}: learner={config.learner['name']} trains no model that could be asked")
     if hasattr(task, "save_tokenizer"):
         task.save_tokenizer(str(folder))
-
-
-def _trainer(config: Config, vocab_size: int) -> Any:
-    from areal_like.config.registry import bind, build
-    from learners.build import build_trainer
-
-    if config.learner["name"] != "torch":
-        return build_trainer(config)
-    spec = {knob: value for knob, value in configs.select(config, "learner").items() if knob in _OF_WEIGHTS}
-    model = build("model", config.model, config.run.seed, vocab_size)
-    loss, advantage = bind("loss", {"name": "dg"}), bind("advantage", {"name": "group"})
-    return build("learner", spec, model, loss, advantage, 1.0, config.run.seed)

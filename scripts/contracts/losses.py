@@ -20,18 +20,16 @@ LENGTH, TOKENS, DENOMINATOR = 6, 48, 11.0
 """Tokens of a sequence and of a batch; two sequences are a group."""
 
 
-def claims(loss: LossFunction, name: str) -> list[tuple[str, Callable[[], None]]]:
-    return [
-        ("it trains: two tokens give a finite loss and a gradient", partial(try_loss, loss, name)),
-        ("better answers become more likely, on-policy", partial(_better, loss)),
-        ("far off-policy the gradient stays finite", partial(_extremes, loss)),
-        ("masked tokens change nothing, whatever they hold", partial(_masked, loss)),
-        (
-            "it is a sum ÷ denominator, weighed by shares: the cut into micro-batches changes nothing",
-            partial(_cuts, loss),
-        ),
-        ("it changes none of its inputs, and the same input gives the same bits", partial(_pure, loss)),
-    ]
+def claims(loss: LossFunction, name: str) -> dict[str, Callable[[], None]]:
+    checks = {
+        "better answers become more likely, on-policy": _better,
+        "far off-policy the gradient stays finite": _extremes,
+        "masked tokens change nothing, whatever they hold": _masked,
+        "it is a sum ÷ denominator, weighed by shares: the cut into micro-batches changes nothing": _cuts,
+        "it changes none of its inputs, and the same input gives the same bits": _pure,
+    }
+    trains = {"it trains: two tokens give a finite loss and a gradient": partial(try_loss, loss, name)}
+    return trains | {claim: partial(check, loss) for claim, check in checks.items()}
 
 
 def batch_of(spread: float = 0.4, masked: float = 0.2) -> LossBatch:

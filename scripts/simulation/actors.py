@@ -35,7 +35,7 @@ MAX_GROUPS_PER_PUSH = 64
 _ZEROS = memoryview(bytes(1 << 28))
 """All payloads are parts of it: virtual memory that is never written."""
 PromptOf = Callable[[str, int], tuple[int, int, int]]
-"""(split, row) → tokens of the prompt, a hash of it, the longest answer."""
+"""(split, row) → tokens of the prompt, a hash of it, tokens of the longest answer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -60,24 +60,26 @@ class _Sample(TimedRequest):
 
 @dataclass(eq=False, slots=True)
 class _Group:
+    """`prompt`, `hash` and `longest`: of its prompt (`PromptOf`)."""
+
     lease: Lease
     prompt: int
+    hash: int
+    longest: int
     began: float
-    digests: dict[int, str]
+    digests: dict[int, str] = field(default_factory=dict)
     samples: list[_Sample] = field(default_factory=list)
     good: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class World:
-    """Shared by all actors of a run. `seed`: of the run; `most`: longest answer (None: the task's limit); `dice`: of
-    the jitter."""
+    """Shared by all actors of a run. `seed`: of the run; `dice`: of the jitter."""
 
     router: SimulatedRouter
     costs: Costs
     prompt_of: PromptOf
     seed: int
-    most: int | None
     dice: random.Random
 
     def pace(self) -> float:
@@ -100,7 +102,6 @@ class SimulatedActor:
         self._first_lease = math.inf
         self._groups: dict[int, _Group] = {}
         self._digests: dict[int, str] = {}
-        self._newest: messages.Manifest | None = None
         self._fetching = False
         self._active = self._ended = self._reported = 0  # samples of training groups
         self._smallest = engine.slots  # samples of the smallest lease so far
@@ -191,24 +192,22 @@ class SimulatedActor:
     # ---- weights ----------------------------------------------------------------------------------------------------
 
     def _announced(self, manifest: messages.Manifest) -> None:
-        self._newest = manifest
         self._digests[manifest.version] = manifest.digest
         self._fetch()
 
     def _fetch(self) -> None:
-        newest = self._newest
-        if not self._fetching and newest and newest.version > self.engine.version:
+        newest = max(self._digests)
+        if not self._fetching and newest > self.engine.version:
             self._fetching = True
             self.timeline.after(self._update, self._due, self._load, newest)
 
-    def _load(self, manifest: messages.Manifest) -> None:
-        applied = messages.Applied(manifest.version, manifest.digest)
-        self.engine.load(Load(manifest.version, self.timeline.now, lambda: self._due(self._applied, applied)))
+    def _load(self, version: int) -> None:
+        self.engine.load(Load(version, self.timeline.now, lambda: self._due(self._applied, version)))
         self.engine.advance(self.timeline.now)
 
-    def _applied(self, message: messages.Applied) -> None:
+    def _applied(self, version: int) -> None:
         self._fetching = False
-        self._say(message)
+        self._say(messages.Applied(version, self._digests[version]))
         self._fetch()
 
     # ---- groups -----------------------------------------------------------------------------------------------------
@@ -218,13 +217,12 @@ class SimulatedActor:
         pairs = zip(message.partials, payloads, strict=True)
         carried = {head.id: decode_partial(head, payload, usable) for (head, usable), payload in pairs}
         for lease in message.leases:
-            tokens, digest, longest = self.world.prompt_of(lease.split, lease.row)
-            group = _Group(lease, tokens, self.timeline.now, {})
+            group = _Group(lease, *self.world.prompt_of(lease.split, lease.row), self.timeline.now)
             if lease.split != "train":
-                self._add(group, 0, stream_key(self.world.seed, HELDOUT, lease.row, lease.sample), digest, longest)
+                self._add(group, 0, stream_key(self.world.seed, HELDOUT, lease.row, lease.sample))
                 continue
-            left = carried.get(lease.group_id)
-            group.digests = left.digests if left else {}
+            if left := carried.get(lease.group_id):
+                group.digests = left.digests
             self._groups[lease.group_id] = group
             self._smallest = min(self._smallest, lease.launch)
             self._active += lease.launch
@@ -232,23 +230,15 @@ class SimulatedActor:
                 begun = left.samples.get(index) if left else None
                 before = [run for call in begun.calls.values() for run in call.runs] if begun else ()
                 key = stream_key(self.world.seed, lease.group_id, index)
-                group.samples.append(self._add(group, index, key, digest, longest, before))
+                group.samples.append(self._add(group, index, key, before))
         self.engine.advance(self.timeline.now)
 
-    def _add(
-        self,
-        group: _Group,
-        index: int,
-        key: int,
-        digest: int,
-        longest: int,
-        before: Sequence[tuple[int, int]] = (),
-    ) -> _Sample:
+    def _add(self, group: _Group, index: int, key: int, before: Sequence[tuple[int, int]] = ()) -> _Sample:
         """Begin a sample, or continue one."""
-        most, whole, made = self.world.most or longest, self._lengths.of(digest, key), sum(n for _, n in before)
-        length, begins = min(whole, most) - made, self._work(self.world.costs.sample.begin)
-        right = uniform(stream_key(key, RIGHT)) < _chance(self.world.costs.answers.right, digest)
-        sample = _Sample("", length, whole <= most, begins, self._decoded, group.prompt + made)
+        whole, made = self._lengths.of(group.hash, key), sum(n for _, n in before)
+        length, begins = min(whole, group.longest) - made, self._work(self.world.costs.sample.begin)
+        right = uniform(stream_key(key, RIGHT)) < _chance(self.world.costs.answers.right, group.hash)
+        sample = _Sample("", length, whole <= group.longest, begins, self._decoded, group.prompt + made)
         sample.group, sample.index, sample.key, sample.right, sample.before = group, index, key, right, before
         if length > 0:
             self.engine.submit(sample)
@@ -278,9 +268,9 @@ class SimulatedActor:
         group, runs = sample.group, sample.all_runs
         self._close([sample])
         if group.lease.split != "train":
-            versions = [version for version, _ in runs]
-            ages, length = (min(versions), max(versions)), sum(n for _, n in runs)
-            self._say(messages.Evaluated(group.lease.group_id, float(sample.right), *ages, length, None))
+            versions, counts = zip(*runs, strict=True)
+            ages = min(versions), max(versions)
+            self._say(messages.Evaluated(group.lease.group_id, float(sample.right), *ages, sum(counts), None))
             return
         group.good.append(sample.index)
         if len(group.good) == group.lease.need:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from actors.engines.decode_clock import AnswerLengths, DecodeCost
-from areal_like.config.registry import is_supervised, with_defaults
+from areal_like.config.registry import with_defaults
 from areal_like.config.run_config import Config, ConfigError, ranks_of
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -23,7 +22,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
-    pass
+    """Of the costs; its fields are keys of the file."""
 
 
 class Engine(Part):
@@ -48,16 +47,15 @@ class Engine(Part):
 
 
 class Answers(Part):
-    """Lengths of answers in tokens (`AnswerLengths`), at most `most` (None: the config's or the task's limit),
-    after prompts of `prompt` tokens (None: the task's prompts). `trace`: one list of lengths per prompt. `right`:
-    share of right answers; a prompt's share is uniform around it."""
+    """Lengths of answers in tokens (`AnswerLengths`) after prompts of `prompt` tokens (None: the task's
+    prompts). `trace`: one list of lengths per prompt. `right`: share of right answers; a prompt's share is uniform
+    around it."""
 
     median: Positive = 200.0
     sigma: Spread = 1.0
     noise: Spread = 0.3
     seed: int = 0
     trace: list[list[int]] | None = None
-    most: Count | None = None
     prompt: Count | None = None
     right: Share = 0.5
 
@@ -71,14 +69,13 @@ class Answers(Part):
 
 class LearnerCost(Part):
     """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens; then `publish`
-    before the next one, if weights are published. `least`: GPUs that the model needs."""
+    before the next one, if weights are published."""
 
     base: Seconds = 0.0
     per_sample: Seconds = 0.0
     per_token: Seconds = 0.0
     publish: Seconds = 0.0
     gpus: Count = 1
-    least: Count = 1
 
 
 class WeightsCost(Part):
@@ -183,60 +180,39 @@ def as_configured(config: Config, costs: Costs) -> Costs:
         named["interruptible"] = knobs["interruptible"]
     if config.engine.name == "torch":
         named["recompute"] = knobs["kv_policy"] == "recompute"
-    return scaled(
-        msgspec.structs.replace(costs, engine=msgspec.structs.replace(costs.engine, **named)), ranks_of(config)
-    )
+    engine = msgspec.structs.replace(costs.engine, **named)
+    return scaled(msgspec.structs.replace(costs, engine=engine), ranks_of(config))
 
 
-def check(config: Config) -> None:
-    """Raises ConfigError for a run without rollouts, and for one that does not begin at its first train step."""
-    if is_supervised(config):
-        raise ConfigError(f"loss: got {config.loss['name']}, expected a loss that trains on rollouts")
-    for key in ("replay", "resume"):
-        if getattr(config, key):
-            raise ConfigError(f"{key}: got {getattr(config, key)}, expected null: a simulation begins a new run")
-
-
-GPUS = {  # FLOP/s in dense bfloat16, bytes per second of the memory, its bytes; NVIDIA's data sheets, SXM modules
-    "A100": (312e12, 2.04e12, 80e9),
-    "H20": (148e12, 4.0e12, 96e9),
-    "H100": (989e12, 3.35e12, 80e9),
-    "H800": (989e12, 3.35e12, 80e9),
-    "H200": (989e12, 4.8e12, 141e9),
-    "B200": (2250e12, 8e12, 180e9),
+GPUS = {  # FLOP/s in dense bfloat16, bytes per second of the memory; NVIDIA's data sheets, SXM modules
+    "A100": (312e12, 2.04e12),
+    "H20": (148e12, 4.0e12),
+    "H100": (989e12, 3.35e12),
+    "H800": (989e12, 3.35e12),
+    "H200": (989e12, 4.8e12),
+    "B200": (2250e12, 8e12),
 }
 NETWORK = 25e9
 """Assumed bytes per second that a source of weights sends."""
 
 
-def on(gpu: str, config: Config, each: int, costs: Costs) -> Costs:
-    """Costs of the config's model by a roofline: an engine on `each` GPUs, a learner on one. The others are those of
-    `costs`. A decode step reads weights and cache once, and takes 2 FLOPs per parameter and sequence; a train step
-    takes 8 per token (forward, backward, the proximal policy's forward) and moves 32 bytes per parameter. Assumed: 60 %
-    of the bandwidth, 40 % of the FLOP/s in decoding and 35 % in training, 90 % of the memory, an engine 1.8 times as
-    fast on twice as many GPUs, 18 bytes per trained parameter. Within a factor of 1.5 at best. Raises ConfigError."""
+def on(gpu: str, config: Config, costs: Costs) -> Costs:
+    """Costs of the config's model by a roofline, engine and learner on one GPU each; the others are those of `costs`. A
+    decode step reads weights and cache once, and takes 2 FLOPs per parameter and sequence; a train step takes 8 per
+    token (forward, backward, the proximal policy's forward) and moves 32 bytes per parameter. Assumed: 60 % of the
+    bandwidth, 40 % of the FLOP/s in decoding and 35 % in training. Within a factor of 1.5 at best. Raises ConfigError.
+    """
     from ..starting.estimate import Sizes, model_of, plain_of
 
     if (model := model_of(plain_of(config))) is None:
         raise ConfigError("--hardware: got a config without a model, expected engine or learner to compute one")
-    sizes, (flops, bandwidth, memory) = Sizes.of(model), GPUS[gpu]
-    weights, cache, faster = 2.0 * sizes.count, sizes.kv(2), 1.8 ** math.log2(each)
-    free = 0.9 * memory * each - weights
-    if free < weights / 10:
-        raise ConfigError(f"--gpus-per-actor: got {each} × {gpu} for {weights / 1e9:.0f} GB of weights; use more")
-    lengths = np.array([costs.answers.lengths.of(number, number) for number in range(1024)], np.float64)
-    held = (costs.answers.prompt or 0) + float((lengths**2).mean() / (2 * lengths.mean()))  # of a running sequence
-    read, compute = 0.6 * bandwidth * faster, weights / (0.4 * flops * faster)
-    slots = max(1, min(256, int(free / (cache * held))))
-    base = 0.002 + weights / read  # 2 ms of the engine's own work
+    sizes, (flops, bandwidth) = Sizes.of(model), GPUS[gpu]
+    weights, read = 2.0 * sizes.count, 0.6 * bandwidth
+    token, base = weights / (0.4 * flops), 0.002 + weights / read  # 2 ms of the engine's own work
     return msgspec.structs.replace(
         costs,
-        engine=Engine(base, compute, cache / read, prefill=compute, apply=2 * weights / read, slots=slots),
-        learner=LearnerCost(
-            base=32.0 * sizes.count / (0.6 * bandwidth),
-            per_token=8.0 * sizes.count / (0.35 * flops),
-            least=math.ceil(18 * sizes.count / (0.9 * memory)),
-        ),
+        engine=Engine(base, token, sizes.kv(2) / read, prefill=token, apply=2 * weights / read),
+        learner=LearnerCost(base=32.0 * sizes.count / read, per_token=8.0 * sizes.count / (0.35 * flops)),
         weights=WeightsCost(encode=weights / NETWORK, size=costs.weights.size or weights, link=NETWORK),
         source=f"the public figures of {gpu}, not measured; the rest: {costs.source or 'defaults'}",
     )

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from areal_like.config import run_config as configs
-from areal_like.config.registry import build
+from areal_like.config.registry import build, is_supervised
 from areal_like.config.run_config import Config, ConfigError, actors_of, ranks_of
 from areal_like.interfaces import Task
 from areal_like.run.metrics import MetricsFollower
@@ -26,7 +26,7 @@ from buffer.schedulers import Scheduler
 from buffer.store import Stage
 
 from .actors import PromptOf, SimulatedActor, World
-from .costs import Costs, check
+from .costs import Costs
 from .learner import SimulatedLearner
 from .timeline import BufferLoop, SimulatedRouter, Timeline
 
@@ -110,17 +110,26 @@ def difference(name: str, simulated: float, measured: float) -> float:
     return simulated / measured - 1.0 if measured else simulated
 
 
-def prompt_of(task: Task, costs: Costs) -> PromptOf:
-    """The task's prompts or, where `answers.prompt` is their length, made-up ones."""
-    if (tokens := costs.answers.prompt) is not None:
-        return lambda split, row: (tokens, row + (split != "train"), 1 << 30)
+def prompt_of(task: Task, tokens: int | None, most: int | None) -> PromptOf:
+    """The task's prompts, or made-up ones of so many `tokens`; answers have at most `most` tokens, if that is set."""
+    if tokens is not None:
+        return lambda split, row: (tokens, row + (split != "train"), most or 1 << 30)
 
     @lru_cache(1 << 16)
     def of(split: str, row: int) -> tuple[int, int, int]:
         prompt = task.prompt("train" if split == "train" else "heldout", row)
-        return len(prompt.tokens), digest_of(prompt.tokens), prompt.max_tokens
+        return len(prompt.tokens), digest_of(prompt.tokens), most or prompt.max_tokens
 
     return of
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for a run without rollouts, and for one that does not begin at its first train step."""
+    if is_supervised(config):
+        raise ConfigError(f"loss: got {config.loss['name']}, expected a loss that trains on rollouts")
+    for key in ("replay", "resume"):
+        if getattr(config, key):
+            raise ConfigError(f"{key}: got {getattr(config, key)}, expected null: a simulation begins a new run")
 
 
 class Simulation:
@@ -143,8 +152,8 @@ class Simulation:
         self.buffer = build_server(config, dispatcher)
         self.buffer.heartbeat_timeout, self.buffer.deadlines.timeout = math.inf, 0.0  # there are no heartbeats
         BufferLoop(router, partial(self.buffer.step, 0), costs.buffer, costs.sample.buffer)
-        most = costs.answers.most or config.sampling.max_new_tokens
-        world = World(router, costs, prompt_of(task, costs), config.run.seed, most, random.Random(history))
+        prompts = prompt_of(task, costs.answers.prompt, config.sampling.max_new_tokens)
+        world = World(router, costs, prompts, config.run.seed, random.Random(history))
         count, fanout = actors_of(config), config.weights.fanout
         self.actors = []
         for place in range(count):

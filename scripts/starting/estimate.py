@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ from areal_like.models.model_folder import read_config
 from areal_like.weights.state import BITS
 
 Figures = dict[str, float]
-FLOAT = 4
-HALF = 2
+FLOAT, HALF = 4, 2
 LOGIT_COPIES = 4
 """Logits, logprobs, probabilities and one product of them are alive at once."""
 
@@ -73,8 +72,8 @@ class Sizes:
             heads * dim,
             (getattr(shape, "num_key_value_heads", None) or heads) * dim,
             shape.vocab_size,
-            sum(p.numel() for p in model.parameters()),
-            max(sum(p.numel() for p in layer.parameters()) for layer in model.get_decoder().layers),
+            numbers(model),
+            max(map(numbers, model.get_decoder().layers)),
         )
 
     @property
@@ -87,6 +86,10 @@ class Sizes:
         return 2 * self.layers * self.keys * width
 
 
+def numbers(module: Any) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
 def estimate(config: Any, model: Any = None) -> dict[str, Figures]:
     """Section → name → number; names end with their unit in brackets, bytes where there is none.
 
@@ -97,7 +100,7 @@ def estimate(config: Any, model: Any = None) -> dict[str, Figures]:
     sections = {"step": step_of(plain, longest), "buffer": buffer_of(plain, longest)}
     model = model or model_of(plain)
     if model is not None:
-        count = sum(p.numel() for p in model.parameters())
+        count = numbers(model)
         sections["model"] = {"parameters (n)": count, "weight update, per actor": update_bytes(plain, count)}
         if plain["engine"]["name"] == "torch":
             sections["actor"] = actor_of(plain, Sizes.of(model), longest)
@@ -230,13 +233,13 @@ def _adapted(model: Any, spec: dict[str, Any]) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(NamedTuple):
     """How a learner computes: all in float32; under autocast, with float32 weights; or `held`, with weights and states
-    between layers in bfloat16 (`learners.sharding.hold_in`)."""
+    between layers in bfloat16 (`learners.sharding.hold_in`). `weight`: bytes of one while its layer computes."""
 
     autocast: bool
     held: bool
+    weight: int
 
     @classmethod
     def of(cls, known: dict[str, Any]) -> Precision:
@@ -245,19 +248,13 @@ class Precision:
         lossless = half and known.get("publish_dtype") == "bfloat16" and known.get("lora") is None
         wanted = known.get("param_dtype") or ("bfloat16" if known.get("device") == "cuda" else "float32")
         held = lossless and "param_dtype" in known and wanted == "bfloat16"
-        return cls(half and not held, held)
-
-    @property
-    def weight(self) -> int:
-        """Bytes of a weight while its layer computes."""
-        return HALF if self.held else FLOAT
+        return cls(half and not held, held, HALF if held else FLOAT)
 
 
 def training_state(trained: int, frozen: int, ranks: int, precision: Precision) -> Figures:
     """Of one rank, between steps: `trained` and `frozen` parameters (adapters and the rest, with LoRA). FSDP owns its
     shards of weights and gradients in float32, the optimizer a flat copy of each (`learners.optim`)."""
-    copies = 1 if ranks == 1 else 2
-    weight = precision.weight if ranks == 1 else FLOAT
+    copies, weight = (1, precision.weight) if ranks == 1 else (2, FLOAT)
     return {
         "weights": (weight * copies * trained + FLOAT * frozen) // ranks,
         "master weights": FLOAT * trained // ranks,
@@ -267,34 +264,30 @@ def training_state(trained: int, frozen: int, ranks: int, precision: Precision) 
 
 
 def whole_layers(sizes: Sizes, trained: int, ranks: int, precision: Precision, checkpointing: bool) -> float:
-    """Of one rank, while it computes: weights beyond its shard, and gradients that are not yet summed.
-
-    FSDP gathers what is outside of layers for the whole pass, and two layers at a time; their gradients are summed in
-    float32. Autocast keeps a half copy of each weight for the backward pass.
-    """
-    two = sizes.outside + 2 * sizes.layer
+    """Of one rank, while it computes: weights beyond its shard, and gradients that are not yet summed. FSDP gathers the
+    rest of the model for the whole pass, and two layers at a time; gradients are summed in float32. Autocast
+    keeps a half copy of each weight for the backward pass."""
+    two, every = sizes.outside + 2 * sizes.layer, trained == sizes.count
     gathered = precision.weight * two if ranks > 1 else 0
     cast = HALF * (two if checkpointing else sizes.count) if precision.autocast else 0
-    largest = sizes.vocabulary * sizes.hidden if trained == sizes.count else 0
-    moved = largest * (FLOAT + HALF) if precision.held else 0  # the head's gradient, before it is added to the buffer
-    unsummed = (FLOAT + precision.weight) * (sizes.outside + sizes.layer) if ranks > 1 and trained == sizes.count else 0
+    head = sizes.vocabulary * sizes.hidden if every and precision.held else 0
+    moved = head * (FLOAT + HALF)  # the head's gradient, before it is added to the buffer
+    unsummed = (FLOAT + precision.weight) * (sizes.outside + sizes.layer) if ranks > 1 and every else 0
     return gathered + cast + max(moved, unsummed)
 
 
 def activations(sizes: Sizes, row: int, copied: int, precision: Precision, checkpointing: bool) -> float:
-    """Kept for the backward pass of `row` tokens, and the widest gradients of one layer (of the MLP, as measured).
-
-    Both norms keep input, normalised and scaled value; attention keeps queries, keys, values and its output, and that
-    again in the row's order; the MLP keeps gate, up, the activated gate and their product. Of sequences that share
-    prefixes, the keys and values of all `copied` tokens are kept instead (0: they are not, see `learners.attention`).
-    """
+    """Kept for the backward pass of `row` tokens, and the widest gradients of one layer (of the MLP, as measured). Both
+    norms keep input, normalised and scaled value; attention keeps queries, keys, values and its output, and that again
+    in the row's order; the MLP keeps gate, up, the activated gate and their product. Of sequences that share prefixes,
+    the keys and values of all `copied` tokens are kept instead (0: they are not, see `learners.attention`)."""
     narrow = HALF if precision.autocast or precision.held else FLOAT
-    state = FLOAT if not precision.held else HALF
     norms = 2 * sizes.hidden * ((FLOAT + HALF if precision.held else 2 * FLOAT) + narrow)
     rest = narrow * (sizes.hidden + 2 * sizes.queries + 4 * sizes.inner)
     layer = row * (norms + rest) + (copied or row) * 2 * sizes.keys * narrow
     once = row * (3 * FLOAT * sizes.hidden + round(1.5 * narrow * sizes.inner))
-    return once + (layer + row * state * sizes.layers * sizes.hidden if checkpointing else layer * sizes.layers)
+    between = row * precision.weight * sizes.layers * sizes.hidden  # states between layers
+    return once + (layer + between if checkpointing else layer * sizes.layers)
 
 
 def describe(sections: dict[str, Figures]) -> str:

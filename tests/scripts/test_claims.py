@@ -109,12 +109,10 @@ def test_the_digits_actor_is_exactly_so_many_steps_old(monkeypatch, delay):
     assert row["backward_share"] == pytest.approx(0.03)
 
 
-def test_the_staleness_of_reversal_is_exact():
+def test_faults_of_actors_and_rewards():
     kept = [torch.full((3, 1), float(version)) for version in range(3)]
     assert picked(kept, torch.tensor([0, 1, 9]))[:, 0].tolist() == [2, 1, 0]
 
-
-def test_faults_of_actors_and_rewards():
     def rolled(**frictions):
         task = Task(length=3, prompts=40)
         return task, roll_out(transformer([0], task.shape), task, Frictions(**frictions), Draws([0]))
@@ -141,18 +139,14 @@ def test_reversal_learns_and_does_not_depend_on_its_neighbours():
 
 
 def test_gradients_of_the_single_arm_are_those_of_the_formula():
-    now = single_arm.policy(0.3, 0)
+    now, later = single_arm.policy(0.3, 0), single_arm.policy(0.9, 0)
     rewards = torch.eye(10, dtype=torch.float64)[0] - 0.5
     expected = rewards[:, None] * (torch.eye(10, dtype=torch.float64) - now)
     torch.testing.assert_close(single_arm.gradients(reinforce, now, now), expected)
     gate = torch.sigmoid(-rewards * now.log())
     torch.testing.assert_close(single_arm.gradients(dg, now, now), gate[:, None] * expected)
-
-
-def test_exact_weights_have_cosine_one_and_dg_shrinks_the_second_moment():
-    stale, now = torch.full((10,), 0.1, dtype=torch.float64), single_arm.policy(0.9, 0)
-    second, cosine = single_arm.moments(exact(reinforce), now, stale)
-    assert cosine == pytest.approx(1.0)
-    plain, _ = single_arm.moments(reinforce, now, stale)
-    gated, _ = single_arm.moments(partial(dg, gate_temperature=0.5), now, stale)
-    assert second < plain / 10 and gated < plain / 1000
+    gated = partial(dg, gate_temperature=0.5)
+    exactly, plain, sharper = (
+        single_arm.moments(loss, later, single_arm.UNIFORM) for loss in (exact(reinforce), reinforce, gated)
+    )
+    assert exactly[1] == pytest.approx(1.0) and exactly[0] < plain[0] / 10 and sharper[0] < plain[0] / 1000

@@ -23,13 +23,11 @@ def planner(**options):
 
 
 def test_splits_leave_the_learner_the_gpus_that_it_needs():
-    assert splits(8, 1, 1) == [1, 2, 3, 4, 5, 6, 7] and splits(8, 2, 3) == [1, 2]
-    with pytest.raises(configs.ConfigError, match="--gpus"):
-        splits(4, 4, 1)
+    assert splits(8) == [1, 2, 3, 4, 5, 6, 7] and splits(2) == [1]
 
 
 def test_choices_differ_in_one_knob_and_keep_the_bound_in_train_steps():
-    found = list(planner()._around(START, splits(8, 1, 1)))
+    found = list(planner()._around(START, splits(8)))
     assert {(each.actors, each.learner) for each in found} == {(3, 5), (4, 4), (5, 3)}
     assert {each.slots for each in found} == {8, 16, 32}
     assert {(each.bound, each.interval) for each in found} == {(4.0, 1), (2.0, 2), (1.0, 4)}
@@ -39,7 +37,7 @@ def test_choices_differ_in_one_knob_and_keep_the_bound_in_train_steps():
 
 def test_the_search_finds_the_side_that_limits_and_keeps_to_what_is_allowed():
     found = planner(most_stale=1.0)
-    found.search(4, 1, [1.0, 4.0])
+    found.search(4, [1.0, 4.0])
     best = found.best()
     assert best[0].choice.actors == 3 and best[0].choice.bound is not None  # training is cheap
     assert {plan.choice.bound for plan in found.made.values()} >= {None, 1.0, 4.0}
