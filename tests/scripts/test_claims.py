@@ -27,12 +27,10 @@ def test_every_algorithm_is_tuned_on_the_same_grid_and_measured_with_fresh_seeds
 
     study = Study(("a", "b"), (0.1, 0.2, 0.4), "error", tuning=2, fresh=3)
     rows = study.run("c", measure)
-    tuning = {(cell.algorithm, cell.rate, cell.seed) for cell in asked if cell.seed < 100}
-    assert tuning == {(name, rate, seed) for name in "ab" for rate in (0.1, 0.2, 0.4) for seed in (0, 1)}
-    fresh = [row for row in rows if row["phase"] == "fresh"]
-    assert [(row["algorithm"], row["rate"], row["seed"]) for row in fresh] == [
-        (name, RIGHT_RATE[name], seed) for name in "ab" for seed in (100, 101, 102)
-    ]
+    tuning = [tuple(cell) for cell in asked if cell.seed < 100]
+    assert tuning == [(name, rate, seed) for name in "ab" for rate in (0.1, 0.2, 0.4) for seed in (0, 1)]
+    fresh = [(row["algorithm"], row["rate"], row["seed"]) for row in rows if row["phase"] == "fresh"]
+    assert fresh == [(name, RIGHT_RATE[name], seed) for name in "ab" for seed in (100, 101, 102)]
     assert "10.1 [" in percent_table(rows, "error") and "@1e-1" in percent_table(rows, "error")
     asked.clear()
     study.run("d", measure, {"a": 0.4, "b": 0.4})
@@ -88,18 +86,18 @@ def test_the_loss_of_a_stack_has_each_learners_own_gradient(name):
         torch.testing.assert_close(torch.autograd.grad(loss, own)[0][0], stacked[row])
 
 
-@pytest.mark.parametrize("delay", [0, 1, 4])
+@pytest.mark.parametrize("delay", [0, 4])
 def test_the_digits_actor_is_exactly_so_many_steps_old(monkeypatch, delay):
     images = torch.rand(64, 30, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 10
-    act, gradient = digits.act, digits._gradient
-    made, trained = [], []
+    act, gradient, made, trained = digits.act, digits._gradient, {}, []
 
     def noting(stack, found, draws):
-        made.append((stack.steps, act(stack, found, draws)))
-        return made[-1][1]
+        actions = act(stack, found, draws)
+        made[id(actions)] = actions, stack.steps  # held, so that no other has its id
+        return actions
 
     def training(stack, loss, found, batch):
-        trained.extend((stack.steps, version) for version, actions in made if actions is batch)
+        trained.append((stack.steps, made[id(batch)][1]))
         return gradient(stack, loss, found, batch)
 
     monkeypatch.setattr(digits, "act", noting)

@@ -42,32 +42,22 @@ def test_it_has_the_weights_of_that_step(more: list[str], tmp_path: Path, capsys
     assert "copy" in capsys.readouterr().out
 
 
-def test_what_makes_no_model_says_why(tmp_path: Path) -> None:
+def test_a_checkpoint_that_makes_no_model_is_refused(tmp_path: Path) -> None:
     step, _ = left_by(tmp_path / "run")
-    run = tmp_path / "run"
-    with pytest.raises(configs.ConfigError, match=r"no model yet .*; evaluate its checkpoint .*step-00000007"):
-        model_folder(run)
-    text = (run / CONFIG).read_text()
-    (run / CONFIG).unlink()
-    with pytest.raises(configs.ConfigError, match=r"config.yaml is missing .*: leave it in its run's folder"):
-        model_folder(step)
-    (run / CONFIG).write_text(text)
+    with pytest.raises(configs.ConfigError, match="step-00000007"):
+        model_folder(tmp_path / "run")  # its own model is not there yet
     state = (step / "learner.pt").read_bytes()
-    for broken in (b"", state[: len(state) // 2], b"x" * 100):
+    for broken in (b"", state[: len(state) // 2]):
         (step / "learner.pt").write_bytes(broken)
-        with pytest.raises(UserError, match=r"step-00000007: the learner's state can't be read"):
+        with pytest.raises(UserError, match="step-00000007"):
             model_folder(step)
     assert sorted(path.name for path in step.iterdir()) == ["learner.pt", "meta.json"], "nothing half is left"
-    (step / "learner.pt").rename(step / "learner-0-of-2.pt")
+    (step / "learner.pt").unlink()
     (step / "learner-0-of-2.pt").write_bytes(state)
-    with pytest.raises(UserError, match=r"can't be read: FileNotFoundError.*learner-1-of-2\.pt"):
+    with pytest.raises(UserError, match=r"learner-1-of-2\.pt"):
         model_folder(step)
-    (step / "learner-1-of-2.pt").write_bytes(state)
-    with pytest.raises(UserError, match=r"can't be read: ValueError.*the parts have"):
+    (tmp_path / "run" / CONFIG).unlink()
+    with pytest.raises(configs.ConfigError, match=r"config\.yaml"):
         model_folder(step)
-
-
-def test_a_learner_without_a_model_is_refused(tmp_path: Path) -> None:
-    step, _ = left_by(tmp_path / "run", "learner=timed")
-    with pytest.raises(configs.ConfigError, match="learner=timed trains no model"):
-        model_folder(step)
+    with pytest.raises(configs.ConfigError, match="learner=timed"):
+        model_folder(left_by(tmp_path / "timed", "learner=timed")[0])

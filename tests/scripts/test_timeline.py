@@ -23,13 +23,8 @@ def test_shares_count_what_overlaps_once_in_what_is_waited(tmp_path: Path) -> No
     assert found["learner"] == [Span("train", 4, 10)]
     assert shares(found)["actor-2"] == pytest.approx({"generate": 0.2, "update": 0.25, "waits": 0.6})
     assert shares(found)["learner"] == pytest.approx({"train": 0.6, "waits": 0.4})
-
-
-def test_a_part_of_the_time(tmp_path: Path) -> None:
-    found = timeline(some_run(tmp_path), 3.5, 4.5)
-    assert found == {"actor-2": [Span("update", 3.5, 4.5)], "actor-10": [Span("generate", 3.5, 4)]} | {
-        "learner": [Span("train", 4, 4.5)]
-    }
+    part = timeline(tmp_path, 3.5, 4.5)
+    assert part["actor-2"] == [Span("update", 3.5, 4.5)] and part["actor-10"] == [Span("generate", 3.5, 4)]
     assert shares(timeline(tmp_path, 50, 60))["learner"] == {"waits": 1.0}
 
 
