@@ -22,9 +22,8 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,8 @@ WARMUP_SECONDS, LONGEST = 1.0, 120.0
 GROUP = random_batch(np.full((1, GROUP_SIZE), RESPONSE_TOKENS), PROMPT_TOKENS, VOCABULARY).groups[0]
 
 processes = multiprocessing.get_context("fork")
-Target = tuple[Callable[..., None], tuple[Any, ...]]
+Takes = Iterator[Callable[[], int]]
+"""A generator in the consumer's process that gives one function: take what is there, return its trajectories."""
 
 
 def rate(take: Callable[[], int], seconds: float) -> float:
@@ -76,11 +76,17 @@ def rate(take: Callable[[], int], seconds: float) -> float:
     return taken / (now - begin)
 
 
-def measured(consumer: Target, *others: Target) -> float | None:
-    """Run the processes until the consumer, whose last argument is a pipe, has sent its rate; None if it does not."""
+def measured(seconds: float, consumer: Callable[[], Takes], *others: Callable[[], object]) -> float | None:
+    """The rate of the consumer beside the other processes; None if it does not answer."""
     results, out = processes.Pipe(duplex=False)
-    running = [processes.Process(target=target, args=args, daemon=True) for target, args in others]
-    running.append(processes.Process(target=consumer[0], args=(*consumer[1], out)))
+
+    def consume() -> None:
+        takes = consumer()
+        found = rate(next(takes), seconds)
+        next(takes, None)  # it may clean up
+        out.send(found)
+
+    running = [processes.Process(target=each) for each in (*others, consume)]
     for process in running:
         process.start()
     out.close()
@@ -133,7 +139,7 @@ def light_actor(endpoint: str, name: str, delays: Path) -> None:
                 dealer.send(messages.Credit(ended))
 
 
-def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
+def light_learner(endpoint: str) -> Takes:
     """Takes batches as fast as they come, publishes a version after each."""
     prepare_process()
     client, index = LearnerClient(endpoint), 0
@@ -152,7 +158,7 @@ def light_learner(endpoint: str, seconds: float, results: Connection) -> None:
         client.published(messages.Manifest(index, "digest"))
         return len(batch.samples)
 
-    results.send(rate(take, seconds))
+    yield take
 
 
 class OpenRole(Role):
@@ -162,25 +168,20 @@ class OpenRole(Role):
         return "tcp://127.0.0.1:0" if self.config.buffer.transport == "tcp" else super().endpoint(service)
 
 
-def run_buffer(role: Role) -> None:
+def our_buffer(seconds: float, transport: str, journal: str, delays: Path) -> float | None:
     from buffer.main import main
 
-    prepare_process()
-    main(role)
-
-
-def our_buffer(transport: str, journal: str, seconds: float, delays: Path) -> float | None:
     spec = ["base", f"buffer.transport={transport}", f"buffer.journal={journal}", "eval.prompts=0"]
     spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"actors.count={PRODUCERS}"]
     spec += [f"sizing.group_size={GROUP_SIZE}", f"scheduler.max_staleness={MAX_STALENESS}"]
     with tempfile.TemporaryDirectory(prefix="buffer-") as run:
         role = OpenRole("buffer", Path(run), Path(run), configs.load(spec))
-        process = processes.Process(target=run_buffer, args=(role,), daemon=True)
+        process = processes.Process(target=lambda: (prepare_process(), main(role)))
         process.start()
         try:
             endpoint = role.find("buffer")
-            actors = [(light_actor, (endpoint, f"actor-{place}", delays)) for place in range(PRODUCERS)]
-            return measured((light_learner, (endpoint, seconds)), *actors)
+            actors = [partial(light_actor, endpoint, f"actor-{place}", delays) for place in range(PRODUCERS)]
+            return measured(seconds, partial(light_learner, endpoint), *actors)
         finally:
             process.kill()
             process.join()
@@ -192,72 +193,64 @@ ARRAYS = [{"tokens": each.tokens, "logprobs": each.logprobs, "loss_mask": each.l
 """A group as an object for a queue of Python objects."""
 
 
-def _socket(kind: int, endpoint: str, bind: bool = False) -> zmq.Socket[bytes]:
-    sock: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    sock.set_hwm(32)
-    sock.bind(endpoint) if bind else sock.connect(endpoint)
-    return sock
-
-
-def _raw_producer(endpoint: str) -> None:
-    sock, message = _socket(zmq.PUSH, endpoint), os.urandom(GROUP_SIZE * TRAJECTORY_BYTES)
-    while True:
-        sock.send(message)
-
-
-def _raw_proxy(front: str, back: str) -> None:
-    zmq.proxy(_socket(zmq.PULL, front, bind=True), _socket(zmq.PUSH, back, bind=True))
-
-
-def _raw_consumer(endpoint: str, seconds: float, results: Connection) -> None:
-    sock = _socket(zmq.PULL, endpoint)
-    results.send(rate(lambda: len(sock.recv()) // TRAJECTORY_BYTES, seconds))
-
-
 def raw_zmq(seconds: float) -> float | None:
     """`zmq_proxy` in C between PUSH and PULL sockets on TCP: no header, codec, bookkeeping or acknowledgement."""
     with socket.socket() as one, socket.socket() as other:
-        for sock in (one, other):
-            sock.bind(("127.0.0.1", 0))
-        front, back = (f"tcp://127.0.0.1:{sock.getsockname()[1]}" for sock in (one, other))
-    return measured(
-        (_raw_consumer, (back, seconds)), (_raw_proxy, (front, back)), *[(_raw_producer, (front,))] * PRODUCERS
-    )
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        front, back = (f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in (one, other))
+
+    def connected(kind: int, endpoint: str, bind: bool = False) -> zmq.Socket[bytes]:
+        sock: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+        sock.set_hwm(32)
+        sock.bind(endpoint) if bind else sock.connect(endpoint)
+        return sock
+
+    def producer() -> None:
+        sock, message = connected(zmq.PUSH, front), os.urandom(GROUP_SIZE * TRAJECTORY_BYTES)
+        while True:
+            sock.send(message)
+
+    def proxy() -> None:
+        zmq.proxy(connected(zmq.PULL, front, bind=True), connected(zmq.PUSH, back, bind=True))
+
+    def consumer() -> Takes:
+        sock = connected(zmq.PULL, back)
+        yield lambda: len(sock.recv()) // TRAJECTORY_BYTES
+
+    return measured(seconds, consumer, proxy, *[producer] * PRODUCERS)
 
 
-def _mp_producer(queue: Any, group: list[Any]) -> None:
+def put_forever(queue: Any) -> None:
     while True:
-        queue.put(group)
-
-
-def _mp_forward(source: Any, sink: Any) -> None:
-    while True:
-        sink.put(source.get())
-
-
-def _queue_consumer(queue: Any, seconds: float, results: Connection) -> None:
-    results.send(rate(lambda: len(queue.get()), seconds))
+        queue.put(ARRAYS)
 
 
 def mp_queue(seconds: float) -> float | None:
     """`multiprocessing.Queue` into a process and out of it, a group per put."""
     source, sink = processes.Queue(64), processes.Queue(64)
-    producers = [(_mp_producer, (source, ARRAYS))] * PRODUCERS
-    return measured((_queue_consumer, (sink, seconds)), (_mp_forward, (source, sink)), *producers)
+
+    def forward() -> None:
+        while True:
+            sink.put(source.get())
+
+    def consumer() -> Takes:
+        yield lambda: len(sink.get())
+
+    return measured(seconds, consumer, forward, *[partial(put_forever, source)] * PRODUCERS)
 
 
-def _ray_run(seconds: float, results: Connection) -> None:
+def ray_consumer() -> Takes:
     import ray
     from ray.util.queue import Queue
 
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     ray.init(address="local", num_cpus=PRODUCERS + 2, **quiet)  # not a cluster that happens to run here
-    queue, produce = Queue(64), ray.remote(num_cpus=1)(_mp_producer)
+    queue, produce = Queue(64), ray.remote(num_cpus=1)(put_forever)
     for _ in range(PRODUCERS):
-        produce.remote(queue, ARRAYS)
-    found = rate(lambda: len(queue.get()), seconds)
+        produce.remote(queue)
+    yield lambda: len(queue.get())
     ray.shutdown()
-    results.send(found)
 
 
 def main() -> None:
@@ -266,17 +259,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement, after a warm-up")
     parser.add_argument("--without-ray", action="store_true", help="leave Ray out (it is an extra)")
     args = parser.parse_args()
-    runs: dict[str, Callable[[], float | None]] = {"raw_zmq": partial(raw_zmq, args.seconds)}
+    runs: dict[str, Callable[[float], float | None]] = {"raw_zmq": raw_zmq, "mp_queue": mp_queue}
+    if importlib.util.find_spec("ray") and not args.without_ray:
+        runs["ray_queue"] = partial(measured, consumer=ray_consumer)
     with tempfile.TemporaryDirectory(prefix="delays-") as folder:
         for path, (transport, journal) in OURS.items():
-            runs[path] = partial(our_buffer, transport, journal, args.seconds, Path(folder) / path)
-        runs["mp_queue"] = partial(mp_queue, args.seconds)
-        if importlib.util.find_spec("ray") and not args.without_ray:
-            runs["ray_queue"] = partial(measured, (_ray_run, (args.seconds,)))
+            runs[path] = partial(our_buffer, transport=transport, journal=journal, delays=Path(folder) / path)
         rates: dict[str, list[float]] = {path: [] for path in runs}
         for _ in range(args.rounds):
             for path in [*rates]:
-                if (found := runs[path]()) is None:
+                if (found := runs[path](args.seconds)) is None:
                     print(f"{path}: no answer; left out", flush=True)
                     del rates[path]
                 else:

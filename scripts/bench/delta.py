@@ -50,11 +50,9 @@ Contender = tuple[Callable[[], int], Callable[[], None]]
 def weights(millions: int, rng: np.random.Generator) -> State:
     sizes = [MATRIX] * (millions * 10**6 // MATRIX) + [millions * 10**6 % MATRIX]
     state = State([TensorSpec(f"w{place}", "bfloat16", (size,)) for place, size in enumerate(sizes)])
-    bits, count = state.buffer.view(np.uint16), 1 << 22
-    pool = torch.from_numpy(0.02 * rng.standard_normal(count)).to(torch.bfloat16).view(torch.uint16).numpy()
-    for start in range(0, bits.size, count):
-        part = bits[start : start + count]
-        part[:] = np.roll(pool, start)[: part.size]
+    pool = torch.from_numpy(0.02 * rng.standard_normal(1 << 22)).to(torch.bfloat16).view(torch.uint16).numpy()
+    bits = state.buffer.view(np.uint16)
+    bits[:] = np.resize(pool, bits.size)
     return state
 
 

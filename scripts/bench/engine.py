@@ -50,26 +50,26 @@ def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray, gr
     asyncio.get_event_loop().run_until_complete(sample_all())
 
 
-def compare(suffix: str, lengths: np.ndarray, greedy: bool, repeats: int, rng: np.random.Generator) -> dict[str, float]:
+def compare(suffix: str, lengths: np.ndarray, repeats: int, rng: np.random.Generator) -> dict[str, float]:
     from actors.engines.torch_engine import TorchEngine
     from areal_like.models.causal_lm import qwen2
 
     shape = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
     reference, *own = (qwen2(0, VOCAB, **shape).eval() for _ in range(3))  # an engine takes over its model
+    greedy = suffix == "_greedy"
     prompts = rng.integers(0, VOCAB, (len(lengths), PROMPT))
     engine, invariant = (TorchEngine(own[each], slots=SLOTS, batch_invariant=bool(each)) for each in (0, 1))
     calls: dict[str, Callable[[], Any]] = {
         "generate": lambda: run_generate(reference, prompts, lengths, greedy),
         "engine": lambda: run_engine(engine, prompts, lengths, greedy),
+        "invariant": lambda: run_engine(invariant, prompts, lengths, greedy),
     }
-    if not suffix:
-        calls["invariant"] = lambda: run_engine(invariant, prompts, lengths, greedy)
     seconds = best_seconds(calls, repeats, perf_counter)
     for each in (engine, invariant):
         asyncio.get_event_loop().run_until_complete(each.close())
     found = {f"engine_over_generate{suffix}": seconds["generate"] / seconds["engine"]}
     found |= {f"{name}{suffix}_tokens_per_second": float(lengths.sum()) / spent for name, spent in seconds.items()}
-    return found if suffix else found | {"invariant_over_engine": seconds["engine"] / seconds["invariant"]}
+    return found | {f"invariant_over_engine{suffix}": seconds["engine"] / seconds["invariant"]}
 
 
 def main() -> None:
@@ -85,10 +85,8 @@ def main() -> None:
     equal = np.full(SLOTS, 4 if args.quick else EQUAL)
     tail = np.clip(np.rint(np.exp(rng.normal(np.log(MEDIAN), 1.0, REQUESTS))), 1, LONGEST).astype(int)
     tail = np.minimum(tail[:SLOTS], 8) if args.quick else tail
-    metrics = compare("", equal, False, args.repeats, rng)
-    metrics |= compare("_greedy", equal, True, args.repeats, rng)
-    metrics |= compare("_longtail", tail, False, max(1, args.repeats // 2), rng)
-    tell(metrics, args.json)
+    metrics = compare("", equal, args.repeats, rng) | compare("_greedy", equal, args.repeats, rng)
+    tell(metrics | compare("_longtail", tail, max(1, args.repeats // 2), rng), args.json)
 
 
 if __name__ == "__main__":

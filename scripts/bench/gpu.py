@@ -10,9 +10,8 @@ the shapes of Qwen2.5; nothing is downloaded.
 correct    gradients on the device against those on the CPU, the engine's logprobs against a forward pass:
            `gradient_error`, `logprob_error`
 train      PPO-clip, 64 samples of log-normal lengths, as many layers as fit: `train_mfu_SIZE`,
-           `train_tokens_per_second_SIZE`, `train_layers_SIZE`. FLOPs are the model's own (PaLM, arXiv 2204.02311,
-           appendix B): 6 per multiplying weight and token, the head for trained tokens only, and causal attention's
-           6 · layers · width · length² per sequence; recomputation does not count
+           `train_tokens_per_second_SIZE`, `train_layers_SIZE`. FLOPs as in PaLM (arXiv 2204.02311, appendix B),
+           the head for trained tokens only, attention causal; recomputation does not count
 decode     64 to 512 sequences: `engine_tokens_per_second_SEQUENCES`, `engine_over_bandwidth_SEQUENCES` (of the rate at
            which the memory gives weights, keys and values), `engine_over_generate` (transformers' static cache, 64
            sequences), `engine_over_compiled_generate`; sizes other than 0.5b append theirs
@@ -169,11 +168,11 @@ def small_model() -> PreTrainedModel:
     return qwen2(0, **SIZES["tiny"], initializer_range=0.1).eval()
 
 
+@torch.no_grad()
 def off(model: Any, prompt: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> float:
     """Largest difference of the engine's logprobs [T] from those of a forward pass."""
     ids = torch.from_numpy(np.concatenate([prompt, tokens]).astype(np.int64))[None].to(model.device)
-    with torch.no_grad():
-        truth = model(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    truth = model(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
     found = truth.gather(-1, ids[0, len(prompt) :, None])[:, 0].cpu().numpy()
     return float(np.abs(found - logprobs).max())
 
@@ -191,10 +190,9 @@ def train(place: Place, size: str) -> Metrics:
     learner = new_learner(place, model, micro_batch_tokens=8192)
     seconds = [place.seconds(lambda: learner.train(batch)) for _ in range(2 if place.tiny else 6)]
     took = median(seconds[1:])
-    yield {f"train_tokens_per_second_{size}": tokens / took, f"train_tflops_{size}": work / took / 1e12}
+    yield {f"train_tokens_per_second_{size}": tokens / took}
     if peak:
         yield {f"train_mfu_{size}": work / took / peak}
-        yield {f"train_peak_gib_{size}": torch.cuda.max_memory_allocated() / 2**30}
 
 
 def layers_that_fit(place: Place, size: str) -> int:
@@ -275,13 +273,10 @@ def generated(place: Place, model: Any, prompts: np.ndarray, response: int, comp
 
 
 def update(place: Place) -> Metrics:
-    rows, pauses = asyncio.run(_updates(place))
-    yield {name: median(row[name] for row in rows) for name in rows[0]}
-    yield {f"pause_p{p}_ms": 1e3 * float(np.percentile(pauses, p)) for p in (50, 99)}
+    yield asyncio.run(_updates(place))
 
 
-async def _updates(place: Place) -> tuple[list[dict[str, float]], list[float]]:
-    """Seconds of the parts of each update, and the pause that sequences see."""
+async def _updates(place: Place) -> dict[str, float]:
     model = new_model(place, "0.5b")
     state = publishable(model)
     master = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -320,7 +315,8 @@ async def _updates(place: Place) -> tuple[list[dict[str, float]], list[float]]:
     await engine.close()
     subscriber.close()
     publisher.close()
-    return rows, pauses
+    found = {name: median(row[name] for row in rows) for name in rows[0]}
+    return found | {f"pause_p{p}_ms": 1e3 * float(np.percentile(pauses, p)) for p in (50, 99)}
 
 
 def _cast(master: dict[str, Any], into: Any = None, done: Any = None) -> Any:

@@ -41,6 +41,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import learners.learner
+import learners.packing
 from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch
 from learners.advantages import group
@@ -89,14 +91,6 @@ class PaddedPasses(Passes):
             start = end
 
 
-class PaddedLearner(TorchLearner):
-    """A TorchLearner that computes rectangles, after `pad`."""
-
-    def __init__(self, *args: Any, **knobs: Any):
-        super().__init__(*args, **knobs)
-        self.model.set_attn_implementation("sdpa")
-
-
 def padded_logprobs(model: Any, part: Any, temperature: float) -> tuple[Tensor, Tensor]:
     """`learners.logprobs.forward_logprobs` with padding."""
     counts = torch.from_numpy(part.layout)
@@ -107,22 +101,21 @@ def padded_logprobs(model: Any, part: Any, temperature: float) -> tuple[Tensor, 
     return token_logprobs(model.get_output_embeddings()(hidden[real][part.outputs]), part.targets, temperature)
 
 
-def pad() -> None:
-    """From now on this process computes rectangles, which share no prefixes."""
-    import learners.learner
-    import learners.packing
-
+def padded_learner(*args: Any, **knobs: Any) -> TorchLearner:
+    """A learner that computes rectangles, which share no prefixes, under transformers' own attention; from now on all
+    learners of this process do."""
     learners.learner.Passes = PaddedPasses  # type: ignore[misc]
     learners.learner.forward_logprobs = padded_logprobs  # type: ignore[assignment]
     learners.packing.is_worth = lambda *_: False
+    learner = TorchLearner(*args, **knobs)
+    learner.model.set_attn_implementation("sdpa")
+    return learner
 
 
 def run_own(kind: str, batch: Batch, repeats: int) -> list[float]:
     """Seconds of each train step."""
-    if kind == "padded":
-        pad()
-    cls = PaddedLearner if kind == "padded" else TorchLearner
-    learner, seconds = cls(model(), ppo, group, lr=LR, num_minibatches=1, micro_batch_tokens=BUDGET), []
+    make: Callable[..., TorchLearner] = padded_learner if kind == "padded" else TorchLearner
+    learner, seconds = make(model(), ppo, group, lr=LR, num_minibatches=1, micro_batch_tokens=BUDGET), []
     for _ in range(repeats + 1):
         begin = perf_counter()
         learner.train(batch)

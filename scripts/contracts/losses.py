@@ -43,9 +43,9 @@ def batch_of(spread: float = 0.4, masked: float = 0.2) -> LossBatch:
     return replace(made, group=sequence // 2, uniform=torch.tensor(rng.random(TOKENS)))
 
 
-def _taken(loss: LossFunction, batch: LossBatch, plan: bool = True) -> tuple[Tensor, Tensor]:
-    """The loss of a batch and its gradient; without `plan` the batch is planned already."""
-    value, observed = loss(planned_for(loss, batch)[0] if plan else batch, DENOMINATOR)
+def _taken(loss: LossFunction, batch: LossBatch) -> tuple[Tensor, Tensor]:
+    """The loss of a planned batch, and its gradient."""
+    value, observed = loss(batch, DENOMINATOR)
     for name, values in observed.items():
         demand(values.shape == batch.mask.shape, f"{name!r}: got shape {list(values.shape)}, expected one per token")
         demand(not values.requires_grad, f"{name!r} has a gradient: detach it")
@@ -53,34 +53,38 @@ def _taken(loss: LossFunction, batch: LossBatch, plan: bool = True) -> tuple[Ten
     return value.detach(), gradient
 
 
+def _planned(loss: LossFunction, batch: LossBatch) -> tuple[Tensor, Tensor]:
+    return _taken(loss, planned_for(loss, batch)[0])
+
+
+def _columns(batch: LossBatch) -> dict[str, Any]:
+    return {each.name: held for each in fields(batch) if (held := getattr(batch, each.name)) is not None}
+
+
 def _some(batch: LossBatch, index: Tensor) -> LossBatch:
-    values = {field.name: getattr(batch, field.name) for field in fields(LossBatch)}
-    here: dict[str, Any] = {name: None if value is None else value[index] for name, value in values.items()}
-    return LossBatch(**here)
+    return LossBatch(**{name: held[index] for name, held in _columns(batch).items()})
 
 
 def _better(loss: LossFunction) -> None:
     batch = batch_of(spread=0.0, masked=0.0)
-    _, gradient = _taken(loss, batch)
+    _, gradient = _planned(loss, batch)
     push = float(-(gradient * (1.0 if marks_of(loss).supervised else batch.advantages)).sum())
     demand(push > 0, f"advantage · push = {push:.3g}: a step makes good answers less likely (a wrong sign?)")
 
 
 def _extremes(loss: LossFunction) -> None:
     for spread in (5.0, 50.0, 400.0):
-        value, gradient = _taken(loss, batch_of(spread))
-        finite = torch.isfinite(value) and torch.isfinite(gradient).all()
+        finite = all(torch.isfinite(each).all() for each in _planned(loss, batch_of(spread)))
         demand(finite, f"not with log ratios of ±{spread:g}: use learners.losses.contract.ratio, which clamps")
 
 
 def _masked(loss: LossFunction) -> None:
     batch = batch_of()
-    clean = _some(batch, torch.nonzero(batch.mask)[:, 0])
-    value, gradient = _taken(loss, clean)
+    value, gradient = _planned(loss, _some(batch, batch.mask))
     for held in (batch.behaviour, batch.proximal, batch.advantages):
         if held is not None:
             held[~batch.mask] = torch.nan
-    found, poisoned = _taken(loss, batch)
+    found, poisoned = _planned(loss, batch)
     demand(not poisoned[~batch.mask].any(), "masked tokens have a gradient: sum with learners.losses.contract.total")
     same = torch.allclose(found, value) and torch.allclose(poisoned[batch.mask], gradient)
     demand(same, f"with NaN in masked tokens the loss is {found.item():.6g}, without them {value.item():.6g}")
@@ -88,27 +92,26 @@ def _masked(loss: LossFunction) -> None:
 
 def _cuts(loss: LossFunction) -> None:
     batch, _ = planned_for(loss, replace(batch_of(), share=torch.full((TOKENS,), 0.5, dtype=torch.float64)))
-    value, gradient = _taken(loss, batch, plan=False)
-    total, pulls = torch.zeros((), dtype=torch.float64), torch.zeros(TOKENS, dtype=torch.float64)
+    value, gradient = _taken(loss, batch)
+    total, pulls = 0.0, torch.zeros(TOKENS, dtype=torch.float64)
     for first, last in ((0, 2), (2, 3), (3, 7), (7, 8)):
         piece = _some(batch, (batch.sequence >= first) & (batch.sequence < last))
-        part, pull = _taken(loss, replace(piece, sequence=piece.sequence - first), plan=False)
-        pulls[first * LENGTH : last * LENGTH] = pull
-        total += part
+        part, pulls[first * LENGTH : last * LENGTH] = _taken(loss, replace(piece, sequence=piece.sequence - first))
+        total += part.item()
     demand(
-        torch.allclose(total, value) and torch.allclose(pulls, gradient),
-        f"the loss is {value.item():.6g} in one micro-batch and {total.item():.6g} in four: divide by the denominator "
+        np.isclose(total, value.item()) and torch.allclose(pulls, gradient),
+        f"the loss is {value.item():.6g} in one micro-batch and {total:.6g} in four: divide by the denominator "
         "that is passed in (no .mean()), and use only the tokens of one sequence at a time (or make a plan)",
     )
-    same = marks_of(loss).plan or torch.allclose(2 * gradient, _taken(loss, batch_of())[1])  # a plan may normalise
+    same = marks_of(loss).plan or torch.allclose(2 * gradient, _planned(loss, batch_of())[1])  # a plan may normalise
     demand(same, "with shares of ½ the gradient is not half: sum with learners.losses.contract.total")
 
 
 def _pure(loss: LossFunction) -> None:
     batch, _ = planned_for(loss, batch_of())
-    kept = {f.name: held.clone() for f in fields(batch) if (held := getattr(batch, f.name)) is not None}
-    first, second = _taken(loss, batch, plan=False), _taken(loss, batch, plan=False)
+    kept = {name: held.clone() for name, held in _columns(batch).items()}
+    first, second = _taken(loss, batch), _taken(loss, batch)
     changed = [name for name, held in kept.items() if not torch.equal(getattr(batch, name), held)]
     demand(not changed, f"it wrote into batch.{', batch.'.join(changed)}")
-    same = torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+    same = all(map(torch.equal, first, second))
     demand(same, "two calls differ: a loss that draws takes batch.uniform (mark it with wants_uniform)")

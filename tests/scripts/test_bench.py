@@ -99,8 +99,7 @@ def test_padding_changes_the_time_and_not_the_gradient(monkeypatch: pytest.Monke
     for module, name in ((learners.learner, "forward_logprobs"), (learners.learner, "Passes")):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be put back
     monkeypatch.setattr(learners.packing, "is_worth", learners.packing.is_worth)
-    learner.pad()
-    padded = learner.PaddedLearner(tiny_model(), ppo, partial(group), **knobs)
+    padded = learner.padded_learner(tiny_model(), ppo, partial(group), **knobs)
     padded.train(batch)
     torch.testing.assert_close(padded.optimizer.gradient, packed.optimizer.gradient, rtol=1e-3, atol=1e-5)
 
