@@ -42,18 +42,11 @@ def timeline(run: Path, begin: float = 0.0, end: float = math.inf) -> Timeline:
     found = {role: spans for role, spans in read(run).items() if spans}
     if not found:
         raise ValueError(f"{run} has no spans: is this a run folder, and has the run started?")
-    first = min(spans[0].begin for spans in found.values())
-
-    def place(role: str) -> tuple[bool, int, str]:
-        number = role.rpartition("-")[2]
-        return not role.startswith("actor"), int(number) if number.isdigit() else 0, role
-
-    def cut(span: Span) -> Span:
-        return Span(span.name, max(span.begin - first, begin), min(span.end - first, end))
-
-    return {
-        role: [each for each in map(cut, found[role]) if each.end > each.begin] for role in sorted(found, key=place)
-    }
+    first, cut = min(spans[0].begin for spans in found.values()), Timeline()
+    for role in sorted(found, key=lambda role: (not role.startswith("actor"), len(role), role)):
+        parts = [Span(s.name, max(s.begin - first, begin), min(s.end - first, end)) for s in found[role]]
+        cut[role] = [part for part in parts if part.end > part.begin]
+    return cut
 
 
 def window(found: Timeline) -> tuple[float, float]:

@@ -2,10 +2,10 @@
 
     python -m scripts.bench.delta [--json FILE] [--millions N] [--repeats N]
 
-The weights are random bfloat16, in matrices of 8 million; 1 % and 0.1 % of them change, 90 % of those by one step, the
-others by 2 to 8, either way. Shows processor time of the fastest repeat, single thread, over that of a memcpy of the
-weights into allocated memory; contenders take turns. "digest": the same with the digest kept up to date. Peers: torch's
-nonzero and gather with int32 indices; XOR and zstd level 1.
+The weights are random bfloat16; 1 % and 0.1 % of them change, 90 % of those by one step, the others by 2 to 8, either
+way. Shows processor time of the fastest repeat, single thread, over that of a memcpy of the weights; contenders take
+turns. "digest": the same with the digest kept up to date. Peers: torch's nonzero and gather with int32 indices; XOR and
+zstd level 1.
 
 Metrics: `ratio_1pct`, `ratio_01pct` (full ÷ delta), `encode_over_memcpy` and `apply_over_memcpy` (1 %, with the digest,
 as in production), and for every contender `CONTENDER_DENSITY_{ratio,encode,apply}`. `scripts.bench.gpu --only update`

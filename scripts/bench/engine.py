@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 SLOTS, VOCAB, PROMPT, EQUAL, REQUESTS, MEDIAN, LONGEST = 64, 1000, 32, 128, 256, 48, 512
 
 
-def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> None:
-    """prompts [n, P]; each batch of SLOTS decodes as many tokens as its longest response."""
+def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool, **mode: Any) -> None:
+    """prompts [n, P]; each batch of SLOTS decodes as many tokens as its longest response. `mode`: of `generate`."""
     import torch
 
-    mode = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    mode |= {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
     for start in range(0, len(prompts), SLOTS):
-        ids = torch.from_numpy(prompts[start : start + SLOTS])
+        ids = torch.from_numpy(prompts[start : start + SLOTS].astype(np.int64)).to(reference.device)
         longest = int(lengths[start : start + SLOTS].max())
         count = {"max_new_tokens": longest, "min_new_tokens": longest}
         reference.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **count, **mode)

@@ -1,11 +1,8 @@
 """Train step, decoding, weight updates and the whole loop on one GPU: `python -m scripts.bench.gpu [--json FILE]`.
 
-    python -m scripts.bench.gpu --json gpu.json
-    python -m scripts.bench.gpu --device cpu --tiny                (without a GPU; the numbers mean little)
-
-Each item runs in a process of its own with a time limit: one that fails or hangs ends alone, and what it measured
-before counts. FILE is written after every item. Exit code 1 if an item has failed. All models have random weights, of
-the shapes of Qwen2.5; nothing is downloaded.
+Without a GPU: `--device cpu --tiny` (the numbers mean little). Each item runs in a process of its own with a time
+limit; what it measured before a failure counts. FILE is written after every item. Exit code 1 if an item has failed.
+All models have random weights, of the shapes of Qwen2.5; nothing is downloaded.
 
 correct    gradients on the device against those on the CPU, the engine's logprobs against a forward pass:
            `gradient_error`, `logprob_error`
@@ -26,6 +23,7 @@ import argparse
 import asyncio
 import gc
 import json
+import math
 import os
 import signal
 import subprocess
@@ -73,7 +71,8 @@ from learners.publication import Coding, Publisher
 
 from ..console.output import write_json
 from ..simulation.costs import GPUS
-from .engine import run_engine
+from ..starting.estimate import Sizes
+from .engine import run_engine, run_generate
 from .figures import random_batch, tell, trained
 
 Metrics = Iterator[dict[str, float]]
@@ -197,15 +196,10 @@ def train(place: Place, size: str) -> Metrics:
 
 def layers_that_fit(place: Place, size: str) -> int:
     """All layers, or as many as leave half of the card to activations."""
-    shape = place.shape(size)
-    if not place.gpu:
-        return shape["num_hidden_layers"]
-    hidden = shape["hidden_size"]
-    keys = shape["num_key_value_heads"] * hidden // shape["num_attention_heads"]
-    layer = hidden * (2 * hidden + 2 * keys + 3 * shape["intermediate_size"])
-    ends = shape["vocab_size"] * hidden * (1 if shape.get("tie_word_embeddings", True) else 2)
-    room = torch.cuda.get_device_properties(0).total_memory / 2 / LEARNER_BYTES
-    return max(1, min(shape["num_hidden_layers"], int((room - ends) / layer)))
+    with torch.device("meta"):
+        sizes = Sizes.of(qwen2(0, **place.shape(size)))
+    memory = torch.cuda.get_device_properties(0).total_memory if place.gpu else math.inf
+    return int(max(1, min(sizes.layers, (memory / 2 / LEARNER_BYTES - sizes.outside) // sizes.layer)))
 
 
 def flops(model: PreTrainedModel, batch: Batch) -> float:
@@ -244,7 +238,10 @@ def decode(place: Place, size: str) -> Metrics:
     gc.collect()
     for compiled in (False,) if place.tiny else (False, True):
         name = "compiled_generate" if compiled else "generate"
-        rate = counts[0] * response / generated(place, new_model(place, size), prompts[: counts[0]], response, compiled)
+        reference = new_model(place, size).to(torch.bfloat16 if place.gpu else torch.float32)
+        generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response), greedy=False)
+        how = {"cache_implementation": "static", "disable_compile": not compiled}  # compiled: a step is one CUDA graph
+        rate = counts[0] * response / second(place, partial(generate, **how))
         yield {f"{name}_tokens_per_second{suffix}": rate, f"engine_over_{name}{suffix}": rates[counts[0]] / rate}
 
 
@@ -258,15 +255,6 @@ def bandwidth(place: Place) -> float:
     source = torch.zeros(1 << 25 if place.tiny else 1 << 31, dtype=torch.uint8, device=place.device)
     target = torch.zeros_like(source)
     return 2 * source.numel() / min(place.seconds(lambda: target.copy_(source)) for _ in range(6))
-
-
-def generated(place: Place, model: Any, prompts: np.ndarray, response: int, compiled: bool) -> float:
-    """Seconds of `generate` with a static cache; with `compiled` transformers makes the decode step one CUDA graph."""
-    ids = torch.from_numpy(prompts.astype(np.int64)).to(place.device)
-    model = model.to(torch.bfloat16) if place.gpu else model
-    how: dict[str, Any] = {"max_new_tokens": response, "min_new_tokens": response, "pad_token_id": 0}
-    how |= {"do_sample": True, "top_k": 0, "cache_implementation": "static", "disable_compile": not compiled}
-    return second(place, partial(model.generate, ids, attention_mask=torch.ones_like(ids), **how))
 
 
 # Weight updates

@@ -3,8 +3,8 @@
     python -m scripts.bench.learner [--json FILE] [--repeats N] [--without-trl]
 
 One batch, one model (Qwen2, hidden size 256, 4 layers, float32), one thread, one optimizer step of PPO-clip per batch
-without KL, the sum over tokens divided by their number, AdamW, clipped norm. Lengths of sequences (prompt and response)
-are log-normal with p95/p50 = 4. Each contender runs in a process of its own (peak memory), and its fastest step counts.
+without KL, AdamW, clipped norm. Lengths of sequences (prompt and response) are log-normal with p95/p50 = 4. Each
+contender runs in a process of its own (peak memory), and its fastest step counts.
 
 - "packed": `TorchLearner.train` as it is, advantages and metrics included.
 - "padded": the same, but each micro-batch is a rectangle as long as its longest sequence, under transformers' own

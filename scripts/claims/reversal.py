@@ -1,15 +1,15 @@
 """Claims: DG's error is about 10 × lower under stale, buggy and corrupted actors (arXiv 2603.20521); with `--terminal`:
 with one reward at the end of a long answer DG fails (arXiv 2604.06159, of TPO's authors).
 
-`python -m scripts.claims.reversal [--terminal] [--conditions N] [--quick] [--out FOLDER]`
+`python -m scripts.claims.reversal [--terminal] [--quick] [--out FOLDER]`
 
 Token reversal (arXiv 2603.14608): a prompt of H tokens of two kinds, the right answer is its reverse. Each step the
 actor answers 10 prompts 10 times, the learner makes one update by Adam, with A = reward − mean of the prompt's samples.
 Error is measured on the learner's policy, sampled at temperature 1, without frictions. A seed fixes the initial
 weights, prompts, draws and frictions of a run; algorithms with the same seed get the same.
 
-*Frictions* are the faults between actor and learner; the paper leaves magnitudes open. H = 10; learning rates are tuned
-on one grid twice: without frictions (used for "clean"), and with all four at once (used for every friction).
+*Frictions* are the faults of the actor; the paper leaves magnitudes open. H = 10; learning rates are tuned on one grid
+twice: without frictions (used for "clean"), and with all four at once (used for every friction).
 `--terminal`: no frictions, reward 1 for an answer without a mistake, else 0, H = 7 to 10, rates tuned at each H.
 """
 
@@ -26,7 +26,6 @@ from .studies import Cell, Row, Study, argument_parser, percent_table, prepare, 
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     parser = argument_parser(__doc__, "reversal")
-    parser.add_argument("--conditions", type=int, metavar="N", help="only the first N conditions")
     parser.add_argument("--terminal", action="store_true", help="one reward at the end, by the length of the answer")
     OPTIONS = parser.parse_args()
 
@@ -189,7 +188,7 @@ def main(options: argparse.Namespace) -> None:
     else:
         task, steps = (Task(3), 40) if options.quick else (Task(10), 300)
         study, tuned = Study(NAMES, RATES, "token_error", *seeds), None
-        for name, frictions in list(CONDITIONS.items())[: options.conditions]:
+        for name, frictions in list(CONDITIONS.items())[: 2 if options.quick else None]:
             found = study.run(name, partial(train, task=task, frictions=frictions, steps=steps), tuned)
             tuned = {row["algorithm"]: row["rate"] for row in found} if name == "all four" else tuned  # the last: fresh
             rows += found

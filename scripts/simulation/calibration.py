@@ -47,26 +47,15 @@ def fitted(run: Path) -> Costs:
     (base, per_sequence, per_token), decode_error = fit(np.sum([each["steps"] for each in counted], axis=0))
     tokens, seconds = np.sum([each["prefill"] for each in counted], axis=0).tolist()
     (step, per_trained), train_error = fit(_train_steps(rows))
+    fetch = mean("rollout/update_fetch_seconds") + mean("rollout/update_replica_seconds")
+    prefill, pause = seconds / max(1.0, tokens), mean("rollout/update_pause_seconds")
+    trace = [lengths for each in counted for lengths in each["lengths"]]
     knobs = with_defaults("engine", config.engine)
     return Costs(
-        Engine(
-            base,
-            per_sequence,
-            per_token,
-            prefill=seconds / max(1.0, tokens),
-            apply=mean("rollout/update_pause_seconds"),
-            recompute=knobs["kv_policy"] == "recompute",
-            slots=knobs["slots"] or 64,
-        ),
-        Answers(
-            trace=[lengths for each in counted for lengths in each["lengths"]],
-            right=min(1.0, max(0.0, mean("reward/mean"))),
-        ),
+        Engine(base, per_sequence, per_token, prefill, pause, knobs["kv_policy"] == "recompute", knobs["slots"] or 64),
+        Answers(trace=trace, right=float(np.clip(mean("reward/mean"), 0, 1))),
         LearnerCost(step, 0.0, per_trained, mean("publish/seconds"), gpus=ranks_of(config)),
-        WeightsCost(
-            mean("publish/encode_seconds"),
-            mean("rollout/update_fetch_seconds") + mean("rollout/update_replica_seconds"),
-        ),
+        WeightsCost(mean("publish/encode_seconds"), fetch),
         processes(),
         Verifier(mean("rewards/seconds_p50")),
         source=f"{len(rows)} train steps of {run.name} (errors of the fits: decode step {decode_error:.0%}, "

@@ -31,8 +31,7 @@ LOGIT_COPIES = 4
 """Logits, logprobs, probabilities and one product of them are alive at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Tokens of the longest prompt and response."""
 
     prompt: int
@@ -91,10 +90,8 @@ def numbers(module: Any) -> int:
 
 
 def estimate(config: Any, model: Any = None) -> dict[str, Figures]:
-    """Section → name → number; names end with their unit in brackets, bytes where there is none.
-
-    Raises ConfigError where model.path has no config.json, ValueError for a config that torch or peft refuse.
-    """
+    """Section → name → number; names end with their unit in brackets, bytes where there is none. Raises ConfigError
+    where model.path has no config.json, ValueError for a config that torch or peft refuse."""
     plain = plain_of(config)
     longest = lengths_of(plain)
     sections = {"step": step_of(plain, longest), "buffer": buffer_of(plain, longest)}

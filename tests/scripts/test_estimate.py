@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -15,15 +16,15 @@ from actors.engines.slot_cache import SlotCache
 from actors.engines.torch_engine import TorchEngine
 from areal_like.config import run_config as configs
 from areal_like.models.causal_lm import qwen2
-from areal_like.types import Batch, Group
+from areal_like.types import Batch
 from areal_like.wire.groups import encode_group
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
+from scripts.bench.figures import random_batch
 from scripts.starting import estimate
 from scripts.starting.estimate import LOGIT_COPIES, Sizes
 from scripts.train import main
-from tests.learners.batches import make_sample
 
 torch.set_num_threads(1)
 SIZES = {
@@ -53,27 +54,22 @@ def test_shipped_configs_are_sized_without_weights(task, size, tmp_path, capsys)
     assert "larger than buffer.max_bytes" in capsys.readouterr().out
 
 
+SHARED = ("master weights", "Adam's moments")
 SMALL = ["configs/quickstart.yaml", "model=small", "learner.num_minibatches=1", "groups_per_batch=4"]
 
 
-def measured(lora: dict | None = None, model: str = "model=small", **knobs) -> tuple[dict, TorchLearner, Batch]:
-    """The estimate of a small run, its learner, and a batch of the longest answers."""
-    extra = [] if lora is None else [f"learner.lora={{rank: {lora['rank']}}}"]
-    extra += [f"learner.{knob}={value}" for knob, value in knobs.items()]
-    config = configs.load([*SMALL, model, *extra])
-    longest = estimate.lengths_of(configs.OmegaConf.to_container(config))
+def measured(*overrides: str, **knobs) -> tuple[dict, TorchLearner, Batch]:
+    """The estimate of a small run, its learner, and a batch of the longest answers, which share only their prompts."""
+    config = configs.load([*SMALL, *overrides])
+    longest = estimate.lengths_of(estimate.plain_of(config))
     model = qwen2(0, 13, **{k: v for k, v in config.model.items() if k != "name"})
-    learner = TorchLearner(model, ppo, partial(group), num_minibatches=1, lora=lora, **knobs)
-    rng = np.random.default_rng(0)
-    made = [
-        Group(i, [make_sample(rng, prompt=longest.prompt, response=longest.response) for _ in range(8)], {0: "0" * 32})
-        for i in range(4)
-    ]
-    for each in made:
-        for number, sample in enumerate(each.samples):  # they share their prompt, and no more by chance
-            sample.tokens[: longest.prompt] = each.samples[0].tokens[: longest.prompt]
+    learner = TorchLearner(model, ppo, partial(group), num_minibatches=1, **knobs)
+    batch = random_batch(np.full((4, 8), longest.response), longest.prompt, 13)
+    for each in batch.groups:
+        each.digests = {0: "0" * 32}
+        for number, sample in enumerate(each.samples):
             sample.tokens[longest.prompt] = number
-    return estimate.estimate(config), learner, Batch(0, 0, made)
+    return estimate.estimate(config), learner, batch
 
 
 def nbytes(tensors) -> int:
@@ -82,7 +78,7 @@ def nbytes(tensors) -> int:
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
 def test_weights_and_optimizer_are_exact(lora):
-    found, learner, batch = measured(lora)
+    found, learner, batch = measured(*(["learner.lora={rank: 4}"] if lora else []), lora=lora)
     learner.train(batch)
     figures, optimizer = found["learner"], learner.optimizer
     assert figures["weights"] == nbytes(learner.model.parameters())
@@ -91,30 +87,28 @@ def test_weights_and_optimizer_are_exact(lora):
     moments = [t for s in optimizer._adamw.state.values() for name, t in s.items() if name != "step"]
     assert figures["Adam's moments"] == nbytes(moments) > 0
     assert found["model"]["weight update, per actor"] == learner.snapshot().nbytes
-    if lora:
-        assert figures["Adam's moments"] < 2 * found["model"]["parameters (n)"]
 
 
-def test_payloads_and_caches_are_exact():
+def test_payloads_and_caches_are_exact_and_a_prompt_is_counted_once_per_group():
     found, learner, batch = measured()
     sizes = [len(encode_group(one)[1]) for one in batch.groups]
     assert found["buffer"]["group at most"] == sizes[0] and found["buffer"]["batch at most"] == sum(sizes)
-    whole = int(found["step"]["longest sequence (tokens)"])
     cache = SlotCache(learner.model.config, 64, learner.model.device, torch.float32)
-    cache.reserve(64, whole)
+    cache.reserve(64, int(found["step"]["longest sequence (tokens)"]))
     assert found["actor"]["KV cache, 64 such sequences"] == nbytes([cache.keys, cache.values])
+    row, paths = 4 * (9 + 8 * 7), sum(len(sample.tokens) for sample in batch.samples)
+    assert found["step"]["of these with each prompt once (tokens)"] == row + 4 * 8 < 0.6 * paths
+    name = f"activations of {row} tokens"  # and copied keys while they are kept
+    lean = estimate.estimate(configs.load([*SMALL, f"learner.micro_batch_tokens={row}"]))["learner"]
+    assert found["learner"][name] == lean[name] + (paths - row) * Sizes.of(learner.model).kv(4)
 
 
 def peak_of(step: Callable[[], object]) -> int:
     """The peak of bytes that torch's allocator holds, above those before the step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
-    held = most = 0
-    for event in profiled.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
+    events = profiled.profiler.kineto_results.events()
+    return max(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
 MIDDLE = "model={name: qwen2, hidden_size: 256, num_hidden_layers: 4, num_attention_heads: 8, num_key_value_heads: 2, "
@@ -122,12 +116,11 @@ MIDDLE += "intermediate_size: 1024}"
 
 
 @pytest.mark.parametrize(
-    ("model", "checkpointing"),
-    [("model=tiny", False), ("model=small", True), (MIDDLE, False), (MIDDLE, True)],
-    ids=["tiny", "small-recomputed", "middle", "middle-recomputed"],
+    ("model", "checkpointing"), [("model=tiny", False), ("model=small", True), (MIDDLE, False), (MIDDLE, True)]
 )
 def test_what_training_holds_is_within_a_tenth_of_what_the_allocator_gives(model, checkpointing):
-    found, learner, batch = measured(None, model, checkpoint_activations=checkpointing)
+    extra = f"learner.checkpoint_activations={checkpointing}"
+    found, learner, batch = measured(model, extra, checkpoint_activations=checkpointing)
     learner.train(batch)  # which makes the optimizer's state
     optimizer, figures = learner.optimizer, found["learner"]
     moments = [t for s in optimizer._adamw.state.values() for t in s.values()]
@@ -146,23 +139,10 @@ def test_the_engines_weights_are_exact():
     assert estimate.estimate(config)["actor"]["weights"] == pytest.approx(nbytes(model.parameters()), rel=0.01)
 
 
-def test_a_prompt_is_counted_once_per_group_and_copied_keys_while_they_are_kept():
-    found, learner, batch = measured()
-    row, paths = 4 * (9 + 8 * 7), sum(len(sample.tokens) for sample in batch.samples)
-    assert found["step"]["of these with each prompt once (tokens)"] == row + 4 * 8 < 0.6 * paths
-    name = f"activations of {row} tokens"
-    lean = estimate.estimate(configs.load([*SMALL, f"learner.micro_batch_tokens={row}"]))["learner"]
-    assert found["learner"][name] == lean[name] + (paths - row) * Sizes.of(learner.model).kv(4)
-
-
 def test_ranks_share_what_training_needs_and_few_logits_are_made_at_once():
-    def learner_of(*overrides):
-        return estimate.estimate(configs.load([*SMALL, *overrides]))["learner"]
-
-    one, four = learner_of(), learner_of("learner.ranks=4")
-    for name in ("master weights", "Adam's moments"):
-        assert four[name] == one[name] // 4
-    assert four["ranks, of which one needs (n)"] == 4
-    few = learner_of("learner.max_logits=1000", "learner.checkpoint_activations=true")
-    assert few["logits at once"] == LOGIT_COPIES * 4 * 1000 < one["logits at once"]
-    assert few["sum"] < one["sum"]
+    one, four, few = (
+        estimate.estimate(configs.load([*SMALL, *overrides]))["learner"]
+        for overrides in ([], ["learner.ranks=4"], ["learner.max_logits=1000", "learner.checkpoint_activations=true"])
+    )
+    assert [four[name] * 4 for name in SHARED] == [one[name] for name in SHARED]
+    assert few["logits at once"] == LOGIT_COPIES * 4 * 1000 < one["logits at once"] and few["sum"] < one["sum"]
