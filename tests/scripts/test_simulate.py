@@ -1,5 +1,6 @@
 """The simulator: arithmetic where lengths are equal, all modes with the production buffer, costs, the command."""
 
+import itertools
 import json
 
 import numpy as np
@@ -118,22 +119,16 @@ def made(folder, steps=60, base=0.05, per_token=1e-5):
     """A run folder whose decode steps cost 1 ms + 20 us per sequence + 0.1 us per token."""
     config = configs.load(["quickstart"])
     configs.save(config, folder / "config.yaml")
-    rows, elapsed, trained = [], 0.0, 0
-    for step in range(1, steps + 1):
-        tokens = 1000 + 100 * (step % 7)
-        seconds = base + per_token * tokens
-        elapsed, trained = elapsed + seconds + 0.01, trained + tokens
-        row = {"step": step, "tokens": tokens, "train/step_seconds": seconds, "train/idle_share": 0.0}
-        row |= {"train/tokens_per_second": trained / elapsed, "reward/mean": 0.25, "publish/seconds": 0.004}
-        rows.append(row)
+    tokens = 1000 + 100 * (np.arange(1, steps + 1) % 7)
+    rates = np.cumsum(tokens) / np.cumsum(base + per_token * tokens + 0.01)
+    row = {"train/idle_share": 0.0, "reward/mean": 0.25, "publish/seconds": 0.004}
+    rows = [row | {"tokens": int(n), "train/tokens_per_second": rate} for n, rate in zip(tokens, rates, strict=True)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     counted, now = StepCosts(), 0.0
-    for sequences in (64, 40, 20, 7, 3, 1):
-        for tokens in (100, 900):
-            counted.begin(now, sequences, sequences * tokens)
-            now += 1e-3 + 2e-5 * sequences + 1e-7 * sequences * tokens
-            counted.end(now)
-            now += 0.5
+    for sequences, tokens in itertools.product((64, 40, 20, 7, 3, 1), (100, 900)):
+        counted.begin(now, sequences, sequences * tokens)
+        now += 1e-3 + 2e-5 * sequences + 1e-7 * sequences * tokens
+        counted.end(now)
     counted.prefilled(100, 0.02)
     counted.lengths.extend([[5, 6]] * 20)
     counted.write(folder, "actor-0")
