@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,19 +29,28 @@ from scripts.train import main
 
 torch.set_num_threads(1)
 SIZES = {
-    "0.5b": (494_032_768, 896, 24, 14, 4864, 151_936, 2, True),
-    "7b": (7_615_616_512, 3584, 28, 28, 18_944, 152_064, 4, False),
+    "0.5b": (494_032_768, 896, 24, 14, 4864, 2),
+    "1.5b": (1_543_714_304, 1536, 28, 12, 8960, 2),
+    "7b": (7_615_616_512, 3584, 28, 28, 18_944, 4),
+    "32b": (32_763_876_352, 5120, 64, 40, 27_648, 8),
 }
-"""Parameters of Qwen2.5 as published, and its shape."""
-SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+"""Parameters of Qwen2.5 as published, and its shape (`SHAPE`)."""
+SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_key_value_heads")
+
+
+def write_config(folder: Path, size: str) -> str:
+    """Write Qwen2.5's config.json and nothing else."""
+    shape = dict(zip(SHAPE, SIZES[size][1:], strict=True))
+    large = size in ("7b", "32b")
+    shape |= {"vocab_size": 152_064 if large else 151_936, "tie_word_embeddings": not large}
+    Qwen2Config(**shape, max_position_embeddings=32768, dtype="bfloat16").save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.mark.parametrize(("task", "size"), [("gsm8k", "0.5b"), ("math", "7b")])
 def test_shipped_configs_are_sized_without_weights(task, size, tmp_path, capsys):
-    count, *widths, kv_heads, tied = SIZES[size]
-    shape = dict(zip(SHAPE, widths, strict=True)) | {"num_key_value_heads": kv_heads, "tie_word_embeddings": tied}
-    Qwen2Config(**shape, max_position_embeddings=32768, dtype="bfloat16").save_pretrained(tmp_path)
-    argv = [f"configs/qwen2.5/{task}.yaml", "--dry-run", f"model.path={tmp_path}", "gpu=none"]
+    count, hidden, layers, heads, _, kv_heads = SIZES[size]
+    argv = [f"configs/qwen2.5/{task}.yaml", "--dry-run", f"model.path={write_config(tmp_path, size)}", "gpu=none"]
     assert main(argv) == 2
     printed, missing = capsys.readouterr()
     assert "tokenizer_config.json is missing" in missing  # missing files of a real start come last
@@ -49,7 +59,7 @@ def test_shipped_configs_are_sized_without_weights(task, size, tmp_path, capsys)
     assert found["model"] == {"parameters (n)": count, "weight update, per actor": 2 * count}
     assert found["step"]["samples (n)"] == 512 * 16 and found["step"]["optimizer steps (n)"] == 4
     assert found["learner"]["Adam's moments"] == 8 * count
-    assert found["actor"]["KV cache, per token"] == 2 * widths[1] * kv_heads * widths[0] // widths[2] * 4
+    assert found["actor"]["KV cache, per token"] == 2 * layers * kv_heads * hidden // heads * 4
     main([*argv, "task.max_tokens=2000000"])
     assert "larger than buffer.max_bytes" in capsys.readouterr().out
 
