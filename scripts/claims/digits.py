@@ -47,13 +47,11 @@ def load() -> dict[str, Images]:
     from sklearn.model_selection import train_test_split
 
     pixels, digits = load_digits(return_X_y=True)
-    rest, test, *labels = train_test_split(pixels / 16.0, digits, test_size=450, random_state=0, stratify=digits)
-    train, tune, *others = train_test_split(rest, labels[0], test_size=450, random_state=0, stratify=labels[0])
-    parts = {"train": (train, others[0]), "tune": (tune, others[1]), "test": (test, labels[1])}
-    return {
-        name: (torch.tensor(values.T, dtype=torch.float32), torch.tensor(right, dtype=torch.int64))
-        for name, (values, right) in parts.items()
-    }
+    rest, test = train_test_split(range(len(digits)), test_size=450, random_state=0, stratify=digits)
+    train, tune = train_test_split(rest, test_size=450, random_state=0, stratify=digits[rest])
+    parts = {"train": train, "tune": tune, "test": test}
+    values, right = torch.tensor(pixels.T / 16, dtype=torch.float32), torch.tensor(digits)
+    return {name: (values[:, places], right[places]) for name, places in parts.items()}
 
 
 @torch.no_grad()

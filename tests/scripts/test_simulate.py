@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from actors.engines.step_costs import StepCosts
 from areal_like.config import run_config as configs
 from scripts.simulate import main
 from scripts.simulation import calibration, costs
+from scripts.simulation.actors import World
 from scripts.simulation.run import Simulation, Stuck
 
 BASE = "configs/bench/modes.yaml"
@@ -59,14 +61,18 @@ def test_every_mode_ends_within_its_bound_and_loses_no_group(overrides):
     assert max(outcome.lags) <= config.weight_sync_interval * (max(outcome.staleness) + 1) - 1
 
 
-def test_async_at_zero_is_sync():
-    a, b = run(*LONGTAIL, "mode=sync"), run(*LONGTAIL, "scheduler.max_staleness=0")
-    assert a.figures == b.figures
+def test_async_at_zero_is_sync_and_a_bound_lets_others_begin_before_the_longest_ends():
+    a, b, c = (
+        run(*LONGTAIL, words) for words in ("mode=sync", "scheduler.max_staleness=0", "scheduler.max_staleness=4")
+    )
+    assert a.figures == b.figures and c.samples_per_second > 2.5 * a.samples_per_second
 
 
 def test_histories_repeat_and_differ():
     a, again, other = (run(*LONGTAIL, "scheduler.max_staleness=4", history=history).figures for history in (1, 1, 2))
     assert a == again and a != other
+    world = World(None, costs.Costs(sample=costs.Sample(jitter=1.0)), None, 0, random.Random(0))
+    assert np.mean([world.pace() for _ in range(2000)]) == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_run_that_makes_no_progress_is_stuck(monkeypatch):

@@ -56,6 +56,9 @@ def test_a_checkpoint_that_makes_no_model_is_refused(tmp_path: Path) -> None:
     (step / "learner-0-of-2.pt").write_bytes(state)
     with pytest.raises(UserError, match=r"learner-1-of-2\.pt"):
         model_folder(step)
+    (step / "learner-1-of-2.pt").write_bytes(state)  # twice as many weights as the model has
+    with pytest.raises(UserError, match="ValueError"):
+        model_folder(step)
     (tmp_path / "run" / CONFIG).unlink()
     with pytest.raises(configs.ConfigError, match=r"config\.yaml"):
         model_folder(step)
