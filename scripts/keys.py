@@ -1,4 +1,4 @@
-"""Make encryption keys: `areal-like keys FOLDER`, then train with `security.key_folder=FOLDER`.
+"""Make encryption keys for buffer, learner, actors and operators: `areal-like keys FOLDER`. None is overwritten.
 
 With keys every connection is encrypted and authenticated (CURVE), and each key is for one role. A run on
 TCP without named keys makes its own (`keys/` in the run folder). Make a folder for keys that outlive runs, or for
@@ -18,17 +18,13 @@ from .console.arguments import command, refuse
 
 def main(argv: list[str] | None = None) -> int:
     parser = command(
-        "keys",
-        "Make the keys of the buffer (server) and of those who connect to it (learner, actor, operator). "
-        "Nothing that exists is overwritten.",
-        "examples:  areal-like keys ~/keys   areal-like train quickstart security.key_folder=~/keys",
+        "keys", __doc__, "examples:  areal-like keys ~/keys   areal-like train quickstart security.key_folder=~/keys"
     )
     parser.add_argument("folder", type=Path, help="folder for the keys; created if missing")
     parser.add_argument(
         "--client",
         metavar="NAME",
-        help="add a client with its own keys: its machine needs FOLDER/NAME; to remove it, delete "
-        "FOLDER/clients/NAME.key",
+        help="add a client, whose machine needs FOLDER/NAME; to remove it, delete FOLDER/clients/NAME.key",
     )
     parser.add_argument(
         "--role",

@@ -143,7 +143,7 @@ class Planner:
             found = [plan for each in around(choice) if (plan := self._plan(each)) and self._allowed(plan)]
             better = max(found, key=self.value, default=None)
             if not better or (now and self.value(better) < (1.0 + GAIN) * self.value(now)):
-                break
+                return
             now, choice = better, better.choice
 
     def _around(self, choice: Choice, tried: Sequence[int]) -> Iterator[Choice]:
@@ -212,12 +212,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", type=positive, required=True, help="total number of GPUs")
     add_costs(parser)
     parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help=f"maximised rate (default: {TARGETS[0]})")
-    parser.add_argument(
-        "--most-stale", type=limit, default=math.inf, metavar="N", help="largest mean staleness, in train steps"
-    )
-    parser.add_argument(
-        "--staleness", type=bound, nargs="+", default=[1, 4, 8], metavar="N", help="bounds (default: 1 4 8)"
-    )
+    parser.add_argument("--most-stale", type=limit, default=math.inf, metavar="N", help="largest mean, in train steps")
+    parser.add_argument("--staleness", type=bound, nargs="+", default=[1, 4, 8], help="bounds (default: 1 4 8)")
     parser.add_argument("--steps", type=positive, default=12, metavar="N", help="least train steps (default: 12)")
     parser.add_argument("--best", type=positive, default=5, metavar="N", help="number of plans to print (default: 5)")
     parser.add_argument("--out", type=new_file, metavar="FILE", help="write the config of the best plan here")
@@ -234,9 +230,7 @@ def planned(args: argparse.Namespace) -> tuple[Planner, list[Plan]]:
     planner = Planner(load, costs_of(load(()), args), args.target, args.most_stale)
     planner.search(args.gpus, args.staleness)
     if not (best := planner.best()):
-        raise UserError(
-            f"no plan is allowed by --most-stale, or none could be simulated: {[*planner.left_out.values()]}"
-        )
+        raise UserError(f"--most-stale: got {args.most_stale}, which no plan keeps; left out: {planner.left_out}")
     shown, rest = best[: args.best], best[args.best :]
     if all(plan.choice.bound is not None for plan in shown):
         shown += [plan for plan in rest if plan.choice.bound is None][:1]
@@ -245,7 +239,7 @@ def planned(args: argparse.Namespace) -> tuple[Planner, list[Plan]]:
 
 def recommended(args: argparse.Namespace, choice: Choice, config: Config) -> str:
     """A config that extends the planned one."""
-    name = str(Path(args.config).resolve()) if Path(args.config).suffix else args.config
+    name = Path(args.config).resolve() if Path(args.config).suffix else args.config
     ranks = [f"learner.ranks={choice.learner}"] if "ranks" in knobs("learner", config.learner.name) else []
     keys = OmegaConf.from_dotlist([*args.overrides, *choice.overrides(config), *ranks])
     return f"extends: {name}\n{OmegaConf.to_yaml(keys)}"
