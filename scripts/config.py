@@ -74,8 +74,9 @@ def of_fields(title: str, fields: Iterable[dataclasses.Field[Any]], base: Base, 
 
 def component(kind: str, name: str) -> str:
     """A component, e.g. `loss`, `dg`. Raises ConfigError."""
-    found, text = described(kind, name)
-    text = "\n".join(line.lstrip() if line.startswith("    ") else line for line in text.splitlines())  # no code
+    found = described(kind, name)
+    lines = found.docstring.splitlines()
+    text = "\n".join(line.lstrip() if line.startswith("    ") else line for line in lines)  # no code
     return f"### {kind}: {name}\n\n{of_knobs(found.knobs)}\n{text}\n"
 
 
@@ -118,7 +119,7 @@ def part(name: str, base: Base) -> Iterator[str]:
     elif name in base:
         default, meaning = base[name]
         yield f"`{name}`: {meaning} (default: `{default}`; range: {RANGES.get(name) or 'any'})"
-    elif having := {each: described(kind, each)[0].knobs for each in COMPONENTS.get(kind, ())}:
+    elif having := {each: described(kind, each).knobs for each in COMPONENTS.get(kind, ())}:
         found = {each: knobs[rest] for each, knobs in having.items() if rest in knobs}
         for each, knob in found.items():
             yield f"### {name} of {kind}={each}\n\n{of_knobs({rest: knob})}\nmore: areal-like config {kind}.{each}\n"

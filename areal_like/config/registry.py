@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from areal_like.config.annotations import misfit
 from areal_like.config.other_names import OTHER_NAMES
 from areal_like.config.schema import Config, Knobs
-from areal_like.config.signatures import REQUIRED, Knob, Signature, UnreadableError, docstring, is_async, signature
+from areal_like.config.signatures import REQUIRED, Knob, Signature, UnreadableError, is_async, signature
 from areal_like.errors import UserError
 from areal_like.places import CONFIGS
 
@@ -202,7 +202,7 @@ def check(kind: str, spec: Mapping[str, object]) -> None:
         raise ConfigError(f"{kind}.name: got {name!r}, expected one of {', '.join(COMPONENTS[kind])}", kind)
     if kind == "loss" and "correction" in plain:
         plain["correction"] = correction_of({"name": name, **plain})
-    _validate_knobs(_signature_of(kind, name), kind, name, plain)
+    _validate_knobs(described(kind, name), kind, name, plain)
 
 
 def check_knobs(target: str, path: str, values: Mapping[str, object]) -> None:
@@ -212,7 +212,7 @@ def check_knobs(target: str, path: str, values: Mapping[str, object]) -> None:
 
 def marks(kind: str, name: str) -> frozenset[str]:
     """The marks of a component: a function's decorators, the attributes that a class or a base of it sets to True."""
-    return _signature_of(kind, name).marks
+    return described(kind, name).marks
 
 
 def is_supervised(config: Config) -> bool:
@@ -253,12 +253,7 @@ def _validate_knobs(found: Signature, prefix: str, name: str, values: Mapping[st
 
 def knobs(kind: str, name: str) -> Knobs:
     """Knob → default of a component (`REQUIRED` where there is none; source text where it is no literal)."""
-    return {knob: known.default for knob, known in _signature_of(kind, name).knobs.items()}
-
-
-def described(kind: str, name: str) -> tuple[Signature, str]:
-    """The knobs of a component with their types, and its docstring. Raises ConfigError."""
-    return _signature_of(kind, name), docstring(target(kind, name))
+    return {knob: known.default for knob, known in described(kind, name).knobs.items()}
 
 
 def as_spec(spec: object, key: str = "") -> Knobs:
@@ -303,7 +298,8 @@ def target(kind: str, name: str) -> str:
     return found
 
 
-def _signature_of(kind: str, name: str) -> Signature:
+def described(kind: str, name: str) -> Signature:
+    """The knobs of a component with their types, its marks and docstring. Raises ConfigError."""
     try:
         found = signature(target(kind, name))
         if kind != "loss":

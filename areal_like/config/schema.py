@@ -154,17 +154,8 @@ class Config:
 OWN = "heldout"
 """The split of a task that is not trained on, and the name of a single task's own set (`eval.*`)."""
 
-SECTIONS: dict[str, type] = {
-    "run": Run,
-    "sampling": Sampling,
-    "eval": Eval,
-    "actors": Actors,
-    "rewards": Rewards,
-    "buffer": Buffer,
-    "weights": Weights,
-    "security": Security,
-    "checkpoint": Checkpoint,
-}
+_SHAPES = (Run, Sampling, Eval, Actors, Rewards, Buffer, Weights, Security, Checkpoint)
+SECTIONS: dict[str, type] = {shape.__name__.lower(): shape for shape in _SHAPES}
 
 RANGES = {
     f"{name}.{field.name}".strip("."): limits

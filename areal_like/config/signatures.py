@@ -39,6 +39,7 @@ class Signature:
     takes_any: bool
     """True where `**` accepts knobs that cannot be read from the source."""
     marks: frozenset[str] = frozenset()
+    docstring: str = ""
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -59,23 +60,14 @@ def signature(target: str) -> Signature:
     if isinstance(definition, _Function):
         return _of_function(definition)
     init = next((node for node in definition.body if isinstance(node, _Function) and node.name == "__init__"), None)
-    own = replace(_of_function(init) if init else Signature({}, takes_any=False), marks=_marks(home, definition))
+    own = _of_function(init) if init else Signature({}, takes_any=False)
+    own = replace(own, marks=_marks(home, definition), docstring=ast.get_docstring(definition) or "")
     passed_on = (_called_with_rest(init) if init else []) or definition.bases
     if init and (not own.takes_any or not passed_on):
         return own
     bases = [_of_base(home, base) for base in passed_on]
     inherited = {knob: known for base in reversed(bases) for knob, known in base.knobs.items()}
-    return Signature(inherited | own.knobs, any(base.takes_any for base in bases), own.marks)
-
-
-def docstring(target: str) -> str:
-    """The docstring of a function or class. Raises UnreadableError."""
-    definition, home = _definition(target)
-    if isinstance(definition, _Function | ast.ClassDef):
-        return ast.get_docstring(definition) or ""
-    if isinstance(definition, ast.Call):
-        return docstring(f"{home}:{ast.unparse(definition.args[0])}")
-    return inspect.getdoc(_imported(target)) or ""
+    return replace(own, knobs=inherited | own.knobs, takes_any=any(base.takes_any for base in bases))
 
 
 def _called_with_rest(init: _Function) -> list[ast.expr]:
@@ -112,7 +104,7 @@ def _of_function(function: _Function) -> Signature:
     }
     called = [node.func if isinstance(node, ast.Call) else node for node in function.decorator_list]
     names = frozenset(node.id for node in called if isinstance(node, ast.Name))
-    return Signature(found, arguments.kwarg is not None, names)
+    return Signature(found, arguments.kwarg is not None, names, ast.get_docstring(function) or "")
 
 
 def _default(default: ast.expr | None) -> object:
@@ -140,7 +132,8 @@ def _of_object(target: str) -> Signature:
     parameters = inspect.signature(found).parameters.values()
     knobs = {p.name: Knob(p.default, _parsed(p.annotation)) for p in parameters if p.kind is p.KEYWORD_ONLY}
     marks = inspect.getmembers(getattr(found, "func", found), lambda value: value is True)
-    return Signature(knobs, any(p.kind is p.VAR_KEYWORD for p in parameters), frozenset(name for name, _ in marks))
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return Signature(knobs, takes_any, frozenset(name for name, _ in marks), inspect.getdoc(found) or "")
 
 
 def _parsed(annotation: object) -> ast.expr | None:

@@ -87,16 +87,13 @@ def train(config: str | Path, overrides: Mapping[str, object] | None = None, *, 
 
 
 def as_yaml(value: object) -> str:
-    """A value as text of an override on the command line; also of paths and NumPy's numbers."""
-    return str(value) if isinstance(value, str | os.PathLike) else json.dumps(value, default=_plain)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, os.PathLike):
+    """A value as text of an override on the command line; also of paths and NumPy's numbers. Raises ConfigError."""
+    if isinstance(value, str | os.PathLike):
         return str(value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise configs.ConfigError(f"{value!r}: a value of a config is a number, a text, a list or a dict")
+    try:
+        return json.dumps(value, default=lambda each: str(each) if isinstance(each, os.PathLike) else each.tolist())
+    except (TypeError, AttributeError):
+        raise configs.ConfigError(f"{value!r}: a value of a config is a number, a text, a list or a dict") from None
 
 
 def _follow(command: list[str], quiet: bool) -> tuple[int, deque[str]]:

@@ -81,18 +81,20 @@ class Kept(msgspec.Struct, omit_defaults=True):
         return self.version - min((version for version, _ in self.runs), default=self.version)
 
 
-def kept(
+def kept(  # noqa: PLR0913 (they are fields)
     fate: Fate,
     step: int,
     version: int,
     place: tuple[int, int],
     sample: Sample,
     *,
+    why: str = "",
+    actor: str = "",
+    of: str = "heldout",
     numbers: Mapping[str, np.ndarray] | None = None,
-    **more: str,
 ) -> Kept:
     """The record of a sample: `place` is (group, index), `numbers` name → float [R], those without any number left
-    out; `more`: why, actor, of."""
+    out."""
     rows = {
         name: np.round(row.astype(np.float64), DIGITS)
         for name, row in {"logprob": sample.logprobs, **(numbers or {})}.items()
@@ -111,7 +113,9 @@ def kept(
         masked=np.flatnonzero(~np.asarray(sample.loss_mask, bool)).tolist(),
         numbers={name: row.tolist() for name, row in rows.items() if not np.isnan(row).all()},
         forks=list(sample.forks),
-        **more,
+        why=why,
+        actor=actor,
+        of=of,
     )
 
 

@@ -31,7 +31,7 @@ def test_every_key_and_knob_has_a_meaning_and_every_number_a_range() -> None:
             unbounded += [key] if is_number and key not in RANGES else []
     for kind, name in ((kind, name) for kind, names in COMPONENTS.items() for name in names):
         assert f"### {kind}: {name}\n" in page and all(f"| `{knob}` |" in page for knob in knobs(kind, name))
-        for knob, known in described(kind, name)[0].knobs.items():
+        for knob, known in described(kind, name).knobs.items():
             types, limits = type_and_range(ast.unparse(known.annotation)) if known.annotation else ("", "")
             is_number = {"int", "float"} & set(re.findall(r"\w+", re.sub(r"\w+\[.*\]", "", types)))
             unbounded += [f"{kind}.{name}.{knob}"] if is_number and not limits else []
