@@ -1,7 +1,8 @@
 """The messages that roles send one another: one struct per kind, whose types limit sizes and depth when it is read.
 
 The name of a kind on the wire is its class name in lower case. `SENDS` has the senders. Payloads are separate frames
-after the message (`wire.frames`); the docstrings here name the messages with payloads, and their contents.
+after the message (`wire.frames`); the docstrings here name the messages with payloads, and their contents. First come
+the requests of the starter, actors and learner, then the answers of the buffer, then those of sources of weights.
 """
 
 from __future__ import annotations
@@ -96,9 +97,6 @@ class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
     experts: Shape = NONE
 
 
-# actor or learner → buffer
-
-
 class Hello(Message):
     """First, and after each reconnect. `slots`: sequences that an actor's engine decodes at once."""
 
@@ -106,9 +104,6 @@ class Hello(Message):
     name: Name
     pid: Count
     slots: Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
-
-
-# starter, or a monitor → buffer
 
 
 class Status(Message):
@@ -131,9 +126,6 @@ class Stop(Message):
     admitted groups are trained."""
 
     drain: bool
-
-
-# actor → buffer
 
 
 class Heartbeat(Message):
@@ -210,9 +202,6 @@ class Applied(Message):
     digest: Text
 
 
-# learner → buffer
-
-
 class Model(Message):
     """After hello: the vocabulary and the routing of the learner's model. Groups with other tokens are refused,
     and where it replays the engine's experts (`routing`) those with others."""
@@ -267,9 +256,6 @@ class EndRun(Message):
     steps: Version
 
 
-# buffer → actor
-
-
 class Welcome(Message):
     """Answers hello."""
 
@@ -307,9 +293,6 @@ class Quit(Message):
     reason: Text
 
 
-# buffer → learner, its ranks, or the sender of a request
-
-
 class Batch(Message):
     """A batch, or one rank's share of it: payloads as in `Push`; `actors` made its groups, `info` are metrics,
     `places` those of a share's groups in the batch; `redo` counts the batches that were set aside before."""
@@ -341,9 +324,6 @@ class Refused(Message):
     """To any sender: its message was refused and changed nothing. `reason`: why."""
 
     reason: Text
-
-
-# subscriber → publisher or relay, and back
 
 
 class Sync(Message):

@@ -5,12 +5,10 @@ import pytest
 import torch
 
 from areal_like.models.causal_lm import write_state
-from areal_like.weights.delta import read
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.update import Changes
-from tests.areal_like.weights.states import changed, compile_from, in_parts, message, random_state, specs_of
+from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
 from tests.seeds import seeded
 
 SPECS = specs_of("bfloat16")
@@ -100,24 +98,6 @@ def test_bits_that_have_changed_by_themselves_are_noticed_by_a_sweep_and_after_a
     assert replica.sweep() is False and replica.version == NOTHING
 
 
-@pytest.mark.parametrize("compiled_from", [0, 1 << 60])
-@pytest.mark.parametrize("parts", [2, 3])
-def test_parts_that_were_encoded_apart_make_the_weights_and_digest_of_one(parts, compiled_from, monkeypatch) -> None:
-    compile_from(monkeypatch, compiled_from)
-    replica, before = holding(parts)
-    rng = seeded(0)
-    for version, density in enumerate([0.001, 0.01, 0.1, 0.9, 0.0], 4):
-        after, sent = changed(before, density, rng), []
-        pairs = zip(in_parts(before, parts, BLOCK), in_parts(after, parts, BLOCK), strict=True)
-        for part, (old, new) in enumerate(pairs):
-            sent.append(message(old, new, Layout(SPECS, BLOCK, part, parts, apart=True), version - 1, version))
-            whole = message(before, after, Layout(SPECS, BLOCK, part, parts), version - 1, version)
-            assert sent[-1] == whole, "cut alike, wherever it is encoded"
-        replica.take([Route(None, [each]) for each in sent], version, after.digest())
-        assert replica.state.buffer.tobytes() == after.buffer.tobytes()
-        before = after
-
-
 # ---- changes ----
 
 
@@ -171,17 +151,3 @@ def test_whole_weights_leave_nothing_to_go_by() -> None:
     replica.take([Route(None, [message(before, after, Layout(SPECS, BLOCK), 5, 6)])], 6, after.digest())
     changes = replica.changes()
     assert changes is not None and changes.since == before.digest() and changes.tensors
-
-
-@pytest.mark.parametrize(("share", "singly"), [(1 / 64, True), (1 / 32, True), (1 / 16, False), (1 / 8, False)])
-def test_few_changes_are_named_one_by_one_and_many_by_their_stretch(share: float, singly: bool) -> None:
-    before = State([TensorSpec("first", "bfloat16", (64, 64)), TensorSpec("w", "bfloat16", (64, 128))])
-    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 4096)
-    places = np.arange(0, 64 * 128, round(1 / share))
-    list(after.tensors())[1][1][places] += 1
-    changes = Changes(before.digest())
-    changes.add(read(message(before, after, layout), layout))
-    assert list(changes.tensors) == [1]
-    assert all(isinstance(each, np.ndarray) == singly for each in changes.tensors[1])
-    named = [np.arange(64 * 128)[each] for each in changes.tensors[1]]
-    assert np.concatenate(named).tolist() == (places.tolist() if singly else list(range(64 * 128)))
