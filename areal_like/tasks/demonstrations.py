@@ -17,14 +17,14 @@ from typing import Annotated
 
 import numpy as np
 
-from areal_like.tasks.rows import Row, are_messages, checked_prompt, rows_of_files
+from areal_like.tasks.rows import Row, TaskOfRows, are_messages, checked_prompt, rows_of_files
 from areal_like.tasks.text import TextTask
 from areal_like.types import Demonstration, Prompt
 
 ASSISTANT = "assistant"
 
 
-class Demonstrations(TextTask):
+class Demonstrations(TaskOfRows, TextTask):
     """Rows of a file, in an order shuffled by the seed. Knobs of the text: see `areal_like.tasks.text`; `suffix` and
     `system` change the opening of a conversation, `max_prompt_tokens` bounds it, `max_tokens` the rest.
 
@@ -52,9 +52,6 @@ class Demonstrations(TextTask):
 
         row_of = partial(_row, prompt_key=prompt_key, completion_key=completion_key, chat=self._chat)
         self._rows = rows_of_files(seed, path, heldout_path, heldout_fraction, row_of)
-
-    def size(self, split: str) -> int:
-        return self._rows.size(split)
 
     def prompt(self, split: str, row: int) -> Prompt:
         """The conversation up to its last turn, which is the answer."""

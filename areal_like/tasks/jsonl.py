@@ -15,12 +15,12 @@ from typing import Annotated
 import numpy as np
 
 from areal_like.config.registry import as_spec, target
-from areal_like.tasks.rows import Row, checked_prompt, rows_of_files
+from areal_like.tasks.rows import Row, TaskOfRows, checked_prompt, rows_of_files
 from areal_like.tasks.text import TextTask
 from areal_like.types import Prompt
 
 
-class Jsonl(TextTask):
+class Jsonl(TaskOfRows, TextTask):
     """Rows of a file, in an order shuffled by the seed. Knobs of the text: see `areal_like.tasks.text`.
 
     path: the file.
@@ -52,9 +52,6 @@ class Jsonl(TextTask):
 
         row_of = partial(_row, prompt_key=prompt_key, answer_key=answer_key, chat=self._chat)
         self._rows = rows_of_files(seed, path, heldout_path, heldout_fraction, row_of)
-
-    def size(self, split: str) -> int:
-        return self._rows.size(split)
 
     def prompt(self, split: str, row: int) -> Prompt:
         source, name = self._rows.row(split, row)

@@ -35,8 +35,7 @@ class Mixture:
     workflows: name → workflow of its samples, where it is not the run's, e.g. a `multi_turn` with an environment of its
         own; evaluations use it as it stands.
 
-    Raises ConfigError for names, ratios or workflows that don't fit, and for tasks whose tokens differ: one model reads
-    them all.
+    Raises ConfigError for names, ratios or workflows that don't fit, and for tasks whose tokens differ.
     """
 
     def __init__(
@@ -77,6 +76,11 @@ class Mixture:
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         """For callers without a reward pool; actors use the members' own (`actors.rewards`)."""
         return await self.members[prompt.task].reward(prompt, tokens)
+
+    def place(self, split: str, row: int) -> str:
+        name, inner = self._member(split, row)
+        own = getattr(self.members[name], "place", lambda split, row: f"row {row} of {split}")
+        return f"{name}: {own(split, inner)}"
 
     def rows_beyond(self, split: str, tokens: int) -> Iterator[int]:
         """The rows whose prompt may have more than `tokens` tokens: the first `ROWS` of a task without this report."""

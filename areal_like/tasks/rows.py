@@ -70,15 +70,25 @@ class Rows:
             raise ValueError(f"unknown split {split!r}; the splits are {', '.join(self._splits)}")
         return self._splits[split]
 
-    def size(self, split: str) -> int:
-        return len(self.of(split))
-
     def row(self, split: str, row: int) -> tuple[Row, str]:
         """A row, and how messages call it. Raises IndexError."""
         rows = self.of(split)
         if not 0 <= row < len(rows):
             raise IndexError(f"row {row} of split {split!r}, which has {len(rows)}")
         return rows[row], f"{rows[row].place} (row {row} of {split})"
+
+
+class TaskOfRows:
+    """A task with `_rows`."""
+
+    _rows: Rows
+
+    def size(self, split: str) -> int:
+        return len(self._rows.of(split))
+
+    def place(self, split: str, row: int) -> str:
+        """The origin of a row, such as "path:line"."""
+        return self._rows.of(split)[row].place
 
 
 def rows_of_files(

@@ -1,8 +1,4 @@
-"""What tasks of text share: a tokenizer with its chat template, and prompts made of messages.
-
-The tokenizer (and with it transformers) is loaded on first need, so that a process which only asks for `size` stays
-light.
-"""
+"""What tasks of text share: a tokenizer with its chat template, loaded on first need, and prompts made of messages."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from areal_like.errors import UserError
-from areal_like.tasks.rows import Row, Rows
+from areal_like.tasks.rows import Row, Rows, TaskOfRows
 from areal_like.tasks.text import TextTask
 from areal_like.types import Prompt
 
@@ -31,7 +31,7 @@ REFUSED = {
 """Classes of the package's own whose subclasses are not taken → why."""
 
 
-class Verifiers(TextTask):
+class Verifiers(TaskOfRows, TextTask):
     """Examples of an environment. Knobs of the text: see `areal_like.tasks.text`.
 
     env: its name, as `verifiers.load_environment` takes it: a module with a function `load_environment`. args: the
@@ -54,9 +54,6 @@ class Verifiers(TextTask):
         self._seed, self._env, self._fraction = seed, env, heldout_fraction
         self._args = json.dumps(dict(args or {}), sort_keys=True)
 
-    def size(self, split: str) -> int:
-        return self._rows.size(split)
-
     def prompt(self, split: str, row: int) -> Prompt:
         found, name = self._rows.row(split, row)
         answer = {"env": self._env, "args": self._args, "example": json.loads(found.answer)}
@@ -72,7 +69,7 @@ class Verifiers(TextTask):
         return float(state["reward"])
 
     @cached_property
-    def _rows(self) -> Rows:
+    def _rows(self) -> Rows:  # type: ignore[override]  # read on first need
         env = environment(self._env, self._args)
         train = self._of("train", env.get_dataset())
         has_own = env.eval_dataset_source is not None or env.eval_dataset is not None
