@@ -197,7 +197,7 @@ def train(place: Place, size: str) -> Metrics:
 def layers_that_fit(place: Place, size: str) -> int:
     """All layers, or as many as leave half of the card to activations."""
     with torch.device("meta"):
-        sizes = Sizes.of(qwen2(0, **place.shape(size)))
+        sizes = Sizes(qwen2(0, **place.shape(size)))
     memory = torch.cuda.get_device_properties(0).total_memory if place.gpu else math.inf
     return int(max(1, min(sizes.layers, (memory / 2 / LEARNER_BYTES - sizes.outside) // sizes.layer)))
 

@@ -16,6 +16,7 @@ twice: without frictions (used for "clean"), and with all four at once (used for
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,8 +38,7 @@ from .stacks import Draws, Parameters, Shape, Stack, decode, transformer
 
 NAMES = ("reinforce", "exact_iw", "ppo", "decoupled_ppo", "pmpo", "tpo", "dg")
 RATES = (1e-4, 3e-4, 1e-3)
-EVALUATED = 1024
-"""Evaluation answers of a learner."""
+EVALUATED = 1024  # answers of a learner
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,8 @@ def answer(
     [L, P, G, H]. A token of `forced` [L, P, G, H] that is not negative replaces the sampled one."""
     samples, drawn = uniform.shape[2], uniform.flatten(1, 2)
     logits, read = decode(parameters, shape, prompts, [])
-    logits, past = _repeated(logits, samples), [(_repeated(k, samples), _repeated(v, samples)) for k, v in read]
-    tokens: list[Tensor] = []
-    logprobs: list[Tensor] = []
+    logits, *keys = (each.repeat_interleave(samples, 1) for each in (logits, *itertools.chain(*read)))
+    past, tokens, logprobs = list(zip(keys[::2], keys[1::2], strict=True)), list[Tensor](), list[Tensor]()
     for place in range(uniform.shape[-1]):
         if place:
             logits, past = decode(parameters, shape, tokens[-1], past)
@@ -113,15 +112,10 @@ def answer(
 
 def score(parameters: Parameters, shape: Shape, prompts: Tensor, answers: Tensor) -> Tensor:
     """Logprobs [L, P, G, H] of answers [L, P, G, H] to prompts [L, P, H], with gradient."""
-    given = answers.flatten(1, 2)
-    logits, _ = decode(parameters, shape, torch.cat([_repeated(prompts, answers.shape[2]), given[..., :-1]], -1), [])
+    given, asked = answers.flatten(1, 2), prompts.repeat_interleave(answers.shape[2], 1)
+    logits, _ = decode(parameters, shape, torch.cat([asked, given[..., :-1]], -1), [])
     logprobs = logits[..., prompts.shape[-1] - 1 :, :].log_softmax(-1)
     return logprobs.gather(-1, given[..., None])[..., 0].view(answers.shape)
-
-
-def _repeated(each: Tensor, samples: int) -> Tensor:
-    """[L, P, ...] → [L, P · samples, ...]."""
-    return each.repeat_interleave(samples, 1)
 
 
 class Rollouts(NamedTuple):

@@ -87,7 +87,7 @@ def write(out: Path, rows: object, *tables: str) -> None:
 
 
 def prepare() -> None:
-    """Make many small learners fast in one thread: keep memory, and flush denormal numbers to 0, which are slow."""
+    """Make many small learners fast in one thread; denormal numbers are slow."""
     import torch  # not at the top: `--help` does not need it
 
     from areal_like.run.process import prepare_process

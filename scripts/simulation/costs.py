@@ -206,7 +206,7 @@ def on(gpu: str, config: Config, costs: Costs) -> Costs:
 
     if (model := model_of(plain_of(config))) is None:
         raise ConfigError("--hardware: got a config without a model, expected engine or learner to compute one")
-    sizes, (flops, bandwidth) = Sizes.of(model), GPUS[gpu]
+    sizes, (flops, bandwidth) = Sizes(model), GPUS[gpu]
     weights, read = 2.0 * sizes.count, 0.6 * bandwidth
     token, base = weights / (0.4 * flops), 0.002 + weights / read  # 2 ms of the engine's own work
     return msgspec.structs.replace(

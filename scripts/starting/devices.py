@@ -38,7 +38,7 @@ def use_of(plain: dict[str, Any], model: Any, memory: int, learns: bool) -> Figu
     if learns:
         figures = learner_of(plain, model, longest)
         return {name: value for name, value in figures.items() if value and name not in BESIDE} | {"runtime": RUNTIME}
-    sizes, slots = Sizes.of(model), known["slots"] or 64
+    sizes, slots = Sizes(model), known["slots"] or 64
     if plain["engine"]["name"] == "sglang":  # one of the devices of a server, which takes a share of the card
         width = FLOAT if known["dtype"] == "float32" else HALF
         weights, token = width * sizes.count / known["tp_size"], sizes.kv(width) / known["tp_size"]

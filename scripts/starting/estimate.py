@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -46,34 +45,19 @@ class Lengths(NamedTuple):
         return self.prompt + size * self.response
 
 
-@dataclass(frozen=True, slots=True)
 class Sizes:
     """Of a model: layers, widths, and parameters in all (`count`), of one layer, and outside of layers."""
 
-    layers: int
-    hidden: int
-    inner: int
-    queries: int
-    keys: int
-    vocabulary: int
-    count: int
-    layer: int
-
-    @classmethod
-    def of(cls, model: Any) -> Sizes:
+    def __init__(self, model: Any):
         shape = model.config
         heads = shape.num_attention_heads
         dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-        return cls(
-            shape.num_hidden_layers,
-            shape.hidden_size,
-            shape.intermediate_size,
-            heads * dim,
-            (getattr(shape, "num_key_value_heads", None) or heads) * dim,
-            shape.vocab_size,
-            numbers(model),
-            max(map(numbers, model.get_decoder().layers)),
-        )
+        self.layers, self.hidden, self.inner = shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size
+        self.queries = heads * dim
+        self.keys = (getattr(shape, "num_key_value_heads", None) or heads) * dim
+        self.vocabulary = shape.vocab_size
+        self.count = numbers(model)
+        self.layer = max(map(numbers, model.get_decoder().layers))
 
     @property
     def outside(self) -> int:
@@ -100,7 +84,7 @@ def estimate(config: Any, model: Any = None) -> dict[str, Figures]:
         count = numbers(model)
         sections["model"] = {"parameters (n)": count, "weight update, per actor": update_bytes(plain, count)}
         if plain["engine"]["name"] == "torch":
-            sections["actor"] = actor_of(plain, Sizes.of(model), longest)
+            sections["actor"] = actor_of(plain, Sizes(model), longest)
         if plain["learner"]["name"] == "torch":
             sections["learner"] = learner_of(plain, model, longest)
     return sections
@@ -197,7 +181,7 @@ def actor_of(plain: dict[str, Any], sizes: Sizes, longest: Lengths) -> Figures:
 
 def learner_of(plain: dict[str, Any], model: Any, longest: Lengths) -> Figures:
     """Of one rank."""
-    known, sizes, size = knobs_of(plain, "learner"), Sizes.of(model), group_size(plain)
+    known, sizes, size = knobs_of(plain, "learner"), Sizes(model), group_size(plain)
     ranks, precision = known["ranks"], Precision.of(known)
     trained, frozen = (sizes.count, 0) if known["lora"] is None else (_adapted(model, known["lora"]), sizes.count)
     wants_reference = known.get("kl_loss") or known.get("kl_reward")

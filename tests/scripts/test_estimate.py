@@ -110,7 +110,7 @@ def test_payloads_and_caches_are_exact_and_a_prompt_is_counted_once_per_group():
     assert found["step"]["of these with each prompt once (tokens)"] == row + 4 * 8 < 0.6 * paths
     name = f"activations of {row} tokens"  # and copied keys while they are kept
     lean = estimate.estimate(configs.load([*SMALL, f"learner.micro_batch_tokens={row}"]))["learner"]
-    assert found["learner"][name] == lean[name] + (paths - row) * Sizes.of(learner.model).kv(4)
+    assert found["learner"][name] == lean[name] + (paths - row) * Sizes(learner.model).kv(4)
 
 
 def peak_of(step: Callable[[], object]) -> int:
