@@ -262,17 +262,17 @@ def unpack_heads(packed: Table) -> list[Head]:
     ends, run_ends = [*first.tolist()[1:], len(rows)], [*first_run.tolist()[1:], len(runs)]
     heads, row, run = [], 0, 0
     made: set[int] = set()
-    numbers = zip(sizes, oldest, newest, tokens, shapes, strict=True)
-    for (group_id, samples, seconds), end, run_end, counted in zip(names, ends, run_ends, numbers, strict=True):
+    columns_of = zip(names, ends, run_ends, sizes, oldest, newest, tokens, shapes, strict=True)
+    for (group_id, samples, seconds), end, run_end, size, low, high, counted, shape in columns_of:
         row_bytes = packed.rows[row * ROW.itemsize : end * ROW.itemsize]
         run_bytes = packed.runs[run * RUN.itemsize : run_end * RUN.itemsize]
-        row, run, (_, low, high, *_) = end, run_end, counted
+        row, run = end, run_end
         versions = (low,) if low == high else set(np.frombuffer(run_bytes, RUN)["version"].tolist())
         made.update(versions)
         if not digests.keys() >= set(versions):
             raise WireError(f"group {group_id}: the digest of a version that made it is missing")
         mine = {version: digests[version] for version in versions}
-        heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, *counted))
+        heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, size, low, high, counted, shape))
     if len(made) != len(digests):
         raise WireError("groups: a digest of a version that made no token of them")
     return heads
@@ -381,8 +381,16 @@ def decode_group(head: Head, payload: Buffer) -> Group:
     samples, t, r, run, at = [], 0, 0, 0, 0
     for (prompt, response, finish, _, n_runs, reward), earned in zip(rows, turns, strict=True):
         t_end, r_end, run_end, at_end = t + prompt + response, r + response, run + n_runs, at + prompt + response - 1
-        numbers = prompt, logprobs[r:r_end], masks[r:r_end], runs[run:run_end], reward, FINISHES[finish], earned
-        sample = Sample(tokens[t:t_end], *numbers)
+        sample = Sample(
+            tokens[t:t_end],
+            prompt,
+            logprobs[r:r_end],
+            masks[r:r_end],
+            runs[run:run_end],
+            reward,
+            FINISHES[finish],
+            earned,
+        )
         if head.experts != NONE:
             sample.experts = experts[at:at_end]
         if len(forks):
