@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -201,6 +202,7 @@ def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: 
         ("buffer=sleep actor_0=raise", False, None, "out of memory.*it fails again", False),
         ("buffer=sleep actor_0=raise actor_1=raise", False, None, "all 2 actors fail alike", False),
         ("actor_0=refuse", False, None, r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$", False),
+        ("learner=refuse", True, None, "^learner: this input is no good", False),
         ("learner=fill-the-disk", False, None, r"^learner: No space left on device: make room \(.* MB are free", True),
         (
             "learner=sleep actor_0=sleep",
@@ -268,6 +270,8 @@ def test_stop_ends_those_that_will_not_and_what_they_started(launcher: Launcher,
     pids = [*launcher.running.pids.values(), int((launcher.running.run / "actor_0.child").read_text())]
     sockets = launcher.sockets
     assert all(alive(pid) for pid in pids) and sockets and sockets.path.is_dir()
+    with (launcher.running.run / "config.yaml").open() as config, pytest.raises(BlockingIOError):
+        fcntl.flock(config, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no resume may begin
     launcher.stop()
     until("the end of all", lambda: not any(alive(pid) for pid in pids))
     assert not sockets.path.exists()
