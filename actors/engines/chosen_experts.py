@@ -1,8 +1,5 @@
-"""Notes which experts the routers of the embedded engine's model choose for its running sequences (router replay).
-
-A router's choice for a position is recorded when the sequence reaches it. If an update makes the engine recompute the
-sequence, the record does not change: its tokens were sampled with these experts.
-"""
+"""Notes which experts the routers of the embedded engine's model choose for its running sequences (router replay), when
+a sequence reaches a position: if it is recomputed under new weights, the record of its tokens does not change."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Products with a model's matrices on the CPU or a GPU: `x W^T + b`, by the fastest library for their size and dtype.
 
-torch's float32 products on the CPU go through MKL, which reaches half of an AMD core's peak, or less; oneDNN reaches
-most of it on any x86 processor, and takes the weights as stored. It costs 10 µs more per call, too much for tiny
-matrices. bfloat16 products are oneDNN's in torch as well.
+torch's float32 products on the CPU go through MKL, which reaches at most half of an AMD core's peak; oneDNN reaches
+most of it, but costs 10 µs more per call. bfloat16 products are oneDNN's in torch as well.
 """
 
 from __future__ import annotations

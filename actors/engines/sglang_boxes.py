@@ -1,9 +1,8 @@
 """Where each published tensor lies in the parameters of an SGLang model: in boxes, found by the model's own loader.
 
 SGLang fuses our tensors (qkv, gate_up, experts), pads them (vocabulary) and cuts them up (tensor parallelism). The
-places of their parts are not tabulated here. Instead the model's own `load_weights` runs once with tensors without
-data (torch's meta device), and each copy that it would make is only recorded. So the positions of each of our
-elements are certain."""
+model's own `load_weights` runs once with tensors without data (torch's meta device), and each copy that it would make
+is only recorded."""
 
 from __future__ import annotations
 

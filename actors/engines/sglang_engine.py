@@ -5,11 +5,9 @@
     watch()    → servers are started, given their weights, watched, and started again when they die (`sglang_server`)
 
 A *label* stands for the weights of one `load`. The server records its current label with each token, so versions are
-exact however updates and requests overlap. Labels are this engine's own: an unknown label on a token is an error. A
-request shares cached prompts under the label that its server has confirmed, not the newest: until the server pauses for
-an update it computes them with the weights before.
-
-Only the digest identifies the weights of a server; without a right one it gets all weights before any request.
+exact however updates and requests overlap; an unknown label is an error. A request shares cached prompts under the
+label that its server has confirmed: until the server pauses for an update it computes with the weights before. Only the
+digest identifies the weights of a server; without a right one it gets all weights before any request.
 
 A request that ended without `abort` (its server died, was replaced, or paused with `abort`) continues, here or on
 another server, from the returned tokens. Waits for a server that is ready (unblocked by `watch`).
@@ -166,8 +164,8 @@ class SglangEngine:
             self._calls.discard(call)
 
     async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
-        """Logprobs of sequences of tokens by each server that is ready, under its present weights. Servers that die,
-        or get other weights meanwhile, are left out. Raises RuntimeError for answers that don't add up."""
+        """Logprobs of sequences of tokens by each server that is ready, under its present weights, unless it ends or
+        gets other weights meanwhile. Raises RuntimeError for answers that don't add up."""
         found = await asyncio.gather(*(self._scored(server, sequences) for server in self._ready()))
         return [each for each in found if each is not None]
 
@@ -336,23 +334,16 @@ class SglangEngine:
 
     @property
     def condition(self) -> tuple[str, str]:
-        """ "serving", or "starting" or "restarting" while no server may be given requests; and what is wrong, in words
-        ("": nothing is)."""
+        """ "serving", or "starting" or "restarting" while no server is ready; and what is wrong, in words."""
         out = [server for server in self._servers if not server.ready.is_set()]
         notes = "; ".join(f"its {server.name} {server.note}" for server in out if server.note)[:NOTE_CHARACTERS]
         if len(out) < len(self._servers):
             return "serving", notes
         return "restarting" if any(server.proven for server in out) else "starting", notes
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the servers."""
-        return [server.pid for server in self._servers if server.pid]
-
     def stats(self) -> dict[str, float]:
-        """Running totals, and `running`, `waiting` as of now. As of the embedded engine, and: `restarts` of servers;
-        `patch_bytes` sent to them; `whole_updates`: with all weights; `resampled`: requests sampled
-        again since their prefix was computed by other weights."""
+        """As of the embedded engine, and: `restarts` of servers; `patch_bytes` sent to them; `whole_updates`: with all
+        weights; `resampled`: requests sampled again since their prefix was computed by other weights."""
         self._note_busy()
         running = float(sum(server.load for server in self._servers))
         restarts = float(sum(server.restarts for server in self._servers))

@@ -39,9 +39,8 @@ class LoaderError(RuntimeError):
 
 
 class ParameterMap:
-    """Where each of our tensors lies in `model`, and the digest of what is there. With a `group` (of processes, on the
-    CPU), in all of its processes alike. Raises as `boxes_of` does, and LoaderRefused where there is no place for a
-    tensor, or it is stored in a way that can't be followed.
+    """Where each of our tensors lies in `model`, and the digest of what is there, over all processes of a `group`.
+    Raises LoaderRefused where there is no place for a tensor, or it is stored in a way that can't be followed.
 
     A box that several places hold (a tied weight, what tensor parallelism replicates) counts once in the digest, and
     all of its copies must have the same lanes: processes exchange 16 bytes per box for an update.

@@ -3,9 +3,8 @@
     pause → begin → a patch → (it failed: all weights) → end → label → continue
 
 The label, which the server records with every token from then on, is set only after the server has compared the digest
-of its weights. Servers read patches and weights from memory that this process shares with them: anonymous (memfd), so
-it ends with this process and is not bounded by /dev/shm. Any failure raises ServerGone or ServerRefused, and the server
-stays paused: it must not continue with unknown weights.
+of its weights. Servers read patches and weights from memory of this process: anonymous (memfd), so it ends with this
+process and is not bounded by /dev/shm. After a failure the server stays paused.
 """
 
 from __future__ import annotations

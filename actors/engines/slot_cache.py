@@ -216,10 +216,8 @@ class PooledCache(SlotCache):
 
 
 def device_of(name: str, model: torch.device) -> torch.device:
-    """The device that `engine.device` names: "auto" is a GPU where there is one, else where the model is.
-
-    Raises ValueError for a name that is unknown, or a device that is not there.
-    """
+    """The device that `engine.device` names: "auto" is a GPU where there is one, else where the model is. Raises
+    ValueError for a name that is unknown, or a device that is not there."""
     if name == "auto":
         return torch.device("cuda", 0) if model.type == "cpu" and torch.cuda.is_available() else model
     try:
@@ -238,10 +236,8 @@ def kv_budget(
     device: torch.device, per_token: int, longest: int, slots: int, tokens: int | None, memory: float | None
 ) -> int | None:
     """Most tokens whose keys and values are held: the least of `tokens` and `memory` GiB at `per_token` bytes, where
-    they are given. Where neither is: on a GPU what the slots need, but no more than `SHARE` of the card; else None.
-
-    Raises ValueError where the budget does not hold a single token.
-    """
+    they are given; else on a GPU what the slots need, but no more than `SHARE` of the card (never what happens to be
+    free: a learner may share it); else None. Raises ValueError where the budget does not hold a single token."""
     bounds = [] if tokens is None else [tokens]
     if memory is not None:
         bounds.append(int(memory * GIB) // per_token)

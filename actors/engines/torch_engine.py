@@ -175,8 +175,7 @@ class TorchEngine:
         return self._decoder.logits(ids, torch.arange(time, device=self._device)[None], cache), ids
 
     async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
-        """Logprobs of some sequences of tokens under the present weights, computed as in a prefill, beside those that
-        run."""
+        """Logprobs of sequences of tokens under the present weights, computed beside those that run."""
         logits, ids = self._logits(sequences)
         logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu().numpy()
         return [Scored("", self.version, [row[: len(n) - 1] for row, n in zip(logprobs, sequences, strict=True)])]
@@ -284,8 +283,7 @@ class TorchEngine:
         self._totals["busy_seconds"] += perf_counter() - start
 
     def _relieve(self) -> None:
-        """Put back the newest sequences until the others' next tokens find room. The final length of sequences is
-        unknown, so the limit adapts as in congestion control: half at once, one more after a time of peace."""
+        """Put back the newest sequences until the others' next tokens find room."""
         table, before = self._table, len(self._table)
         while self._kv_tokens is not None and len(table) * table.longest > self._kv_tokens:
             self._preempt(max(table.requests, key=lambda request: request.joined))
@@ -326,8 +324,7 @@ class TorchEngine:
             self._chosen.reserve(time)
 
     async def _prefill(self, slots: list[int], again: bool = False) -> None:
-        """Fill the KV cache of the slots for all but their last token; equal prompts are computed once. `again`: what
-        is known of their experts stays."""
+        """Fill the KV cache of slots for all but their last token. `again`: what is known of their experts stays."""
         if not slots:
             return
         table, now, joining = self._table, int(self._totals["updates"]), set(slots)
@@ -394,8 +391,7 @@ class TorchEngine:
     # ---- ends
 
     def _end(self, request: SlotRequest, finish: Finish) -> None:
-        """Take the request out, wherever it is, and answer its caller with what it has; after the step, if one is under
-        way: it goes by the slots that it began with."""
+        """Answer its caller with what the request has; after the step, if one is under way."""
         if self._stepping:
             self._ending.append((request, finish))
         else:
@@ -477,7 +473,7 @@ def _check_batch_invariant(model: PreTrainedModel, device: torch.device, compute
         "torch with oneDNN": (there := torch.backends.mkldnn.is_available()),
         "a CPU with bfloat16 products (or engine.compute_dtype=float32)": compute_dtype == "float32"
         or (there and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
-        "numba": ragged_attention.is_there(),
+        "numba": ragged_attention.kernels() is not None,
     }
     if lacking := [name for name, there in missing.items() if not there]:
         raise ValueError(f"engine.batch_invariant needs {' and '.join(lacking)}")
@@ -492,8 +488,7 @@ def _prefill_tokens(model: PreTrainedModel) -> int:
 
 
 def _chunks(spans: list[PositionSpan], most: int, alike: bool) -> Iterator[list[PositionSpan]]:
-    """Of rising length, as many at a time as one forward of `most` tokens may have. `alike`: only those of the same
-    place and length, so that none is padded."""
+    """As many spans at a time as one forward of `most` tokens may have. `alike`: only equal ones: none is padded."""
     chunk: list[PositionSpan] = []
     for span in spans:
         other = alike and chunk and (chunk[0].start, chunk[0].stop) != (span.start, span.stop)

@@ -25,7 +25,7 @@ def test_a_server_that_is_killed_comes_back_with_the_newest_weights(tmp_path):
             async with slowed(engine, 0.05):
                 asked = [asyncio.create_task(generate(engine, each, 40, 0)) for each in prompts]
                 await asyncio.sleep(0.5)
-                os.kill(engine.pids[0], signal.SIGKILL)
+                os.kill(engine._servers[0].pid, signal.SIGKILL)
                 await asyncio.sleep(0.5)
                 await engine.load(published.step(share=0.3))  # it is not there: it gets them when it is
                 done = await asyncio.wait_for(asyncio.gather(*asked), 240)
