@@ -1,10 +1,7 @@
-"""LoRA (arXiv 2106.09685) through `peft`: trains small matrices beside the model's frozen weights.
-
-Layers, forward pass and files are peft's. The learner publishes the merged model, base + scale · B A, rounded to the
-published dtype, under the model's names without adapters. So actors need not know about LoRA. The learner itself
-differentiates the sum before rounding, so on-policy ratios are 1 up to that rounding (exactly 1 in full training). B
-starts at 0, so version 0 has the bits that actors start with.
-"""
+"""LoRA (arXiv 2106.09685) through `peft`: trains small matrices beside the model's frozen weights. The learner
+publishes the merged model, base + scale · B A, rounded to the published dtype, under the model's names without
+adapters, so actors need not know about LoRA. The learner differentiates the sum before rounding, so on-policy ratios
+are 1 up to that rounding. B starts at 0, so version 0 has the bits that actors start with."""
 
 from __future__ import annotations
 

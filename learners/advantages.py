@@ -84,10 +84,7 @@ def rloo(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
 @compares_samples
 def maxrl(rewards: np.ndarray, groups: np.ndarray, *, eps: Annotated[float, "[0, inf)"] = 1e-6) -> np.ndarray:
     """Maximum likelihood RL (arXiv 2602.02710): (reward − mean of its group) / (that mean + `eps`), float64 [n].
-
-    For rewards of 0 and 1: hard prompts, solved once in many samples, count for more. Rewards must not be negative
-    (ValueError). The formula is second-hand.
-    """
+    Rewards must not be negative (ValueError). The formula is second-hand."""
     if (rewards < 0).any():
         raise ValueError("maxrl needs rewards that are not negative")
     _, member = np.unique(np.asarray(groups), return_inverse=True)
@@ -101,23 +98,19 @@ def batch(
     *,
     baseline: Literal["batch", "group"] = "batch",
     std: bool | Literal["population", "sample"] = True,
-    deviation_of: Literal["centred", "rewards"] = "centred",
     eps: Annotated[float, "[0, inf)"] = 1e-6,
 ) -> np.ndarray:
-    """Batch-normalised advantages: reward − mean of batch or group, over the BATCH's deviation, float64 [n].
+    """Batch-normalised advantages: reward − mean of batch or group, over the BATCH's deviation of this difference
+    (+ `eps`), float64 [n].
 
-    The deviation (+ `eps`) is that of the rewards minus the baseline, or of the rewards themselves (`deviation_of`);
-    `std` as in `group`, false leaves it out. With `baseline: group` this is group mean and batch deviation ("lite PPO",
-    arXiv 2508.08221): easy and hard prompts get the same scale. TRL's `scale_rewards="batch"` is `baseline: group`,
-    `std: sample`, `deviation_of: rewards`. The rewards' deviation includes the differences between prompts, so its
-    advantages are smaller.
+    `std` as in `group`, false leaves the deviation out. With `baseline: group` this is "lite PPO" (arXiv 2508.08221):
+    easy and hard prompts get the same scale.
     """
-    whole = np.zeros(len(rewards), np.int64)
-    centred = group(rewards, groups if baseline == "group" else whole)
+    centred = group(rewards, groups if baseline == "group" else np.zeros(len(rewards), np.int64))
     if not std or not len(centred):
         return centred
-    of = centred if deviation_of == "centred" else np.asarray(rewards, np.float64)
-    return centred / (np.sqrt(((of - of.mean()) ** 2).sum() / max(len(of) - (std == "sample"), 1)) + eps)
+    squares = ((centred - centred.mean()) ** 2).sum()
+    return centred / (np.sqrt(squares / max(len(centred) - (std == "sample"), 1)) + eps)
 
 
 # Per token
@@ -152,13 +145,10 @@ def turns_of(pairs: Sequence[Sequence[tuple[int, float]]], sample: np.ndarray, p
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """A batch of n samples with N trained tokens, in the order of the samples.
-
-    `rewards` float64 [n]; `groups` int [n]; `sample` int64 [N] the sample of each token; `penalties` float64 [N] are
-    subtracted from the reward at each token. `turns` has the places where single turns earned rewards (None: all
-    rewards come at the end). `teacher`, `student` float64 [N] are their logprobs of each token (None without a
-    teacher).
-    """
+    """A batch of n samples with N trained tokens, in the order of the samples. `rewards` float64 [n]; `groups` int [n];
+    `sample` int64 [N] the sample of each token; `penalties` float64 [N] are subtracted from the reward at each token;
+    `turns` has the rewards of single turns (None: all come at the end); `teacher`, `student` float64 [N] are their
+    logprobs of each token (None without a teacher)."""
 
     rewards: np.ndarray
     groups: np.ndarray
@@ -192,12 +182,9 @@ def reinforce_pp(
     gamma: Annotated[float, "[0, 1]"] = 1.0,
     eps: Annotated[float, "[0, inf)"] = 1e-6,
 ) -> np.ndarray:
-    """REINFORCE++ (arXiv 2501.03262): the discounted return from each token on, normalised over the batch's tokens.
-
-    The return of a token sums the rewards (the sample's at its last token, minus penalties) that follow it; mean and
-    population standard deviation are over all trained tokens of the batch, + `eps`. With `baseline` the group's mean
-    reward is subtracted first (REINFORCE++-baseline), for several samples per prompt. Float64 [N].
-    """
+    """REINFORCE++ (arXiv 2501.03262): the discounted return from each token on, normalised over the batch's tokens by
+    their mean and population standard deviation + `eps`. With `baseline` the group's mean reward is subtracted first
+    (REINFORCE++-baseline), for several samples per prompt. Float64 [N]."""
     rewards = group(episodes.rewards, episodes.groups) if baseline else episodes.rewards
     returns = discounted_sums(episodes.per_token(rewards), episodes.last(), gamma)
     return (returns - returns.mean()) / (returns.std() + eps) if len(returns) else returns
@@ -210,13 +197,10 @@ def turn(
     gamma: Annotated[float, "[0, 1]"] = 1.0,
     std: bool | Literal["population", "sample"] = False,
 ) -> np.ndarray:
-    """Credit by turns: return from a turn on − its group's mean at the same turn, float64 [N].
-
-    GRPO's group-relative advantage, computed per turn: the second turn gets no credit for the first one's reward.
-    `gamma` discounts per turn; `std` as in `group`. Without rewards of turns it equals `group`. Turn-level credit in
-    group-relative training is MT-GRPO's idea (arXiv 2505.11821); ours differs: a return from each turn on in place of
-    its mix of normalised turn and outcome advantages.
-    """
+    """Credit by turns: return from a turn on − its group's mean at the same turn, float64 [N]. `gamma` discounts per
+    turn; `std` as in `group`. Without rewards of turns it equals `group`. Turn-level credit in group-relative training
+    is MT-GRPO's idea (arXiv 2505.11821); ours has a return from each turn on in place of its mix of normalised turn and
+    outcome advantages."""
     number = episodes.turns.number if episodes.turns else np.zeros(len(episodes.sample), np.int64)
     keys, cell = np.unique(np.stack([episodes.sample, number]), axis=1, return_inverse=True)  # a cell: a sample's turn
     owner, turn_of_cell = keys
@@ -240,10 +224,9 @@ def distill(
     its group), float64 [N].
 
     The first term is minus the KL(student ‖ teacher) of a token, estimated from that token, without the KL of later
-    tokens (Thinking Machines, "On-Policy Distillation", 2025, with a discount of 0). π is the policy at the start of
-    the train step (one more forward pass, for losses without a proximal policy), or the behaviour policy ("behaviour",
-    as there). For stale tokens only the former gives the gradient of the current KL, once the loss weighs them. `cut`
-    bounds the difference at ±. `sampled: 0` leaves the KL to `learner.teacher.top`.
+    tokens (Thinking Machines, "On-Policy Distillation", 2025). π is the policy at the start of the train step, or the
+    behaviour policy ("behaviour", as there): for stale tokens only the former gives the gradient of the current KL,
+    once the loss weighs them. `cut` bounds the difference at ±. `sampled: 0` leaves the KL to `learner.teacher.top`.
     """
     earned = reward * group(episodes.rewards, episodes.groups)[episodes.sample] if reward else 0.0
     if not sampled:

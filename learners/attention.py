@@ -1,20 +1,18 @@
 """Causal attention over packed sequences: one row of tokens, many sequences, no padding outside attention itself.
 
-Linear layers, norms and the output head see `[1, S]` rows without padding. Attention alone is computed per sequence:
-sequences of similar length (within a factor of two) form a block `[n, heads, longest, dim]`, padded on the right.
-Causality makes padded keys invisible to real queries, so no mask is needed; outputs of padded queries are dropped. When
-all sequences have one length the block is a view of the row. On a GPU in half precision, a kernel for sequences of any
-lengths needs no padding at all (`learners.varlen`).
+Attention alone is computed per sequence: sequences of similar length (within a factor of two) form a block `[n, heads,
+longest, dim]`, padded on the right. Causality makes padded keys invisible to real queries, so no mask is needed;
+outputs of padded queries are dropped. When all sequences have one length the block is a view of the row. On a GPU in
+half precision, a kernel for sequences of any lengths needs no padding at all (`learners.varlen`).
 
 Where prefixes are shared (`RowLayout.tree`), the queries of a sequence are the tokens that it adds to the row, its keys
 all tokens of its path, shared prefix included. A block then has a mask for its short queries over long keys. If a
-sequence adds more than half of its path, the whole path becomes queries, and repeated outputs are dropped: plain causal
-attention needs no mask in memory. A block copies the keys and values of its paths. Where all paths have more tokens
-than a micro-batch may (`RowLayout.lean`), such copies live for one block of one layer only, and the backward pass makes
-them again.
+sequence adds more than half of its path, the whole path becomes queries, and repeated outputs are dropped. A block
+copies the keys and values of its paths. Where all paths have more tokens than a micro-batch may (`RowLayout.lean`),
+such copies live for one block of one layer only, and the backward pass makes them again.
 
-`use_packed_attention(model)` sets this attention in a transformers model; its forward then takes
-`layout=Layout.of(lengths)`. transformers builds no mask for an attention function with an unknown name.
+`use_packed_attention(model)` sets this attention in a transformers model; its forward then takes `layout=`.
+transformers builds no mask for an attention function with an unknown name.
 """
 
 from __future__ import annotations
@@ -76,7 +74,11 @@ def _attend_blocks(inputs: tuple[Tensor, ...], layout: RowLayout, scaling: float
         return _attend(q, k, v, None, scaling, window).transpose(1, 2).flatten(0, 1)
     pieces = []
     for block in layout.blocks:
-        attend = _lean(_attend_block) if layout.lean or block.masked > LONG_MASK else _attend_block
+        attend = (
+            _lean(_attend_block)
+            if layout.lean or (block.depth is not None and block.queries > LONG_MASK)
+            else _attend_block
+        )
         pieces.append(attend(inputs, block, scaling, window))
     return torch.cat(pieces).index_select(0, layout.back)
 

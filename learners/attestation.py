@@ -1,11 +1,10 @@
 """A record of all published weights: the learner refuses samples that claim to come from other weights.
 
-Each group carries, for every version that made one of its tokens, the digest of the weights that its actor held. The
-buffer compares these digests when a group is pushed. Before it computes a gradient, each rank of the learner compares
-those of its share of the batch again, with the learner's own record, `RUN/published.log`: a line "VERSION DIGEST" per
-publication, written before the version is announced and never changed. So a resume still knows the versions that were
-published after the last checkpoint. A version has two lines if its second publication had other bits. A replay trains
-on another run's batches, and uses that run's record.
+Each group carries, for every version that made one of its tokens, the digest of the weights that its actor held. Before
+it computes a gradient, each rank of the learner compares those of its share of the batch with the learner's own record,
+`RUN/published.log`: a line "VERSION DIGEST" per publication, written before the version is announced and never changed.
+A version has two lines if its second publication, after a resume, had other bits. A replay uses the replayed run's
+record.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class Attestation:
             raise AttestationError(f"batch {batch.index}, {fault}; the batch is not trained")
 
     def fault(self, batch: Batch) -> str:
-        """Names a version that was made by weights with another digest, and the first group of the batch with tokens of
-        it; empty if there is none."""
+        """Names a version that was made by weights with another digest, and the first such group of the batch; else
+        empty."""
         for group in batch.groups:
             for version, digest in ((v, d) for v, text in group.digests.items() for d in text.split(OR)):
                 if digest not in self._known[version]:

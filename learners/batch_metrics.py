@@ -46,23 +46,12 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
     }
 
 
-OF_ROLLOUTS = (
-    "reward/",
-    "zero_variance_share",
-    "staleness/",
-    "version_span/",
-    "partial_share",
-    "kl/",
-    "ratio/",
-    "ess",
-    "mismatch_",
-)
+OF_ROLLOUTS = ("reward/", "zero_", "staleness/", "version_span/", "partial_", "kl/", "ratio/", "ess", "mismatch_")
 
 
 def of_demonstrations(metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics that make sense for demonstrations: without sampling and without rewards."""
-    kept = {name: value for name, value in metrics.items() if not name.startswith(OF_ROLLOUTS)}
-    return {name: value for name, value in kept.items() if "/staleness_" not in name}
+    return {name: of for name, of in metrics.items() if not name.startswith(OF_ROLLOUTS) and "/staleness_" not in name}
 
 
 def _histogram(values: Iterable[int]) -> dict[str, int]:

@@ -1,20 +1,18 @@
 """The ranks of a learner: processes that each hold a share of every batch, and of the model (`learners.sharding`).
 
-Numbers per token or sample cost little compared with the model, so every rank holds those of the whole batch. From
-these numbers each rank computes all that depends on the whole batch (advantages, plans of losses, denominators), as a
-single rank would. Only forward and backward passes are divided. Each number comes from the one rank that computes its
-sample, so combining them rounds nothing. With one rank nothing here communicates.
-
-All ranks must call these methods in the same order. The learner drives this.
+Every rank holds the numbers per token of the whole batch, and computes all that depends on it (advantages, plans of
+losses, denominators), as a single rank would. Each number comes from the one rank that computes its sample, so
+combining them rounds nothing. All ranks must call these methods in the same order; with one rank nothing communicates.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -31,32 +29,22 @@ from areal_like.wire.messages import Table
 _ARRAY = 1
 """msgpack's extension type of an array."""
 PATIENCE = timedelta(days=30)
-"""Time-out between steps, where a rank waits as long as the others live: rank 0 may wait long for its batch, and ranks
-load models and write checkpoints at their own speed. A death breaks the connection."""
+"""Time-out between steps, where a rank waits as long as the others live. A death breaks the connection."""
 GRACE_SECONDS = 5.0
 """Ranks may enter a collective, and so time out, this many seconds apart."""
 LOST_RANK_GRACE_SECONDS = 2.0
 """After another rank has died, a rank waits this many seconds before it ends: the launcher sees the dead one first."""
 
 
-@dataclass
-class _Joined:
-    """What `join` has made: the ranks' store, and connections for waiting without a limit."""
-
-    store: dist.Store | None = None
-    patient: dist.ProcessGroup | None = None
-
-
-_JOINED = _Joined()
+_JOINED = SimpleNamespace(store=None, patient=None)
+"""What `join` has made: the ranks' store, and connections for waiting without a limit."""
 
 
 def join(rank: int, ranks: int, store: Path, *, local: bool, seconds: float = 900.0) -> None:
-    """Connect to the other ranks through the file `store`, which all can reach. Returns when all are connected.
-
-    Tensors on the CPU and plain data use gloo, tensors on a GPU use NCCL. `local`: all ranks are on this host, and need
-    not listen to other hosts. `seconds` is the time-out of all collectives within a step; `barrier` and `broadcast`,
-    with which a step begins and ends, have none.
-    """
+    """Connect to the other ranks through the file `store`, which all can reach. Returns when all are connected. Tensors
+    on the CPU and plain data use gloo, tensors on a GPU use NCCL. `local`: all ranks are on this host, and need not
+    listen to other hosts. `seconds` is the time-out of all collectives within a step; `barrier` and `broadcast` have
+    none."""
     if local and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo"
@@ -90,10 +78,8 @@ class Ranks:
         return ranks
 
     def gather_batch(self, batch: Batch) -> tuple[Batch, np.ndarray]:
-        """The whole batch, from this rank's share of it; and bool [n], the samples of this rank.
-
-        Samples of other ranks are complete, except for zeros in place of token ids.
-        """
+        """The whole batch, from this rank's share of it; and bool [n], the samples of this rank. Samples of other ranks
+        have zeros in place of token ids."""
         if self.count == 1:
             return batch, np.ones(len(batch.samples), bool)
         assert batch.places is not None
@@ -118,15 +104,14 @@ class Ranks:
 
     def sum(self, value: float) -> float:
         """The sum over ranks, in float64."""
-        return float(self._reduced(value, torch.float64, dist.ReduceOp.SUM)) if self.count > 1 else value
+        total = torch.tensor(value, dtype=torch.float64)
+        self.sum_tensor(total)
+        return total.item()
 
     def max(self, value: int) -> int:
-        return int(self._reduced(value, torch.int64, dist.ReduceOp.MAX)) if self.count > 1 else value
-
-    def _reduced(self, value: float, dtype: torch.dtype, op: Any) -> float:
-        reduced = torch.tensor(value, dtype=dtype)
-        dist.all_reduce(reduced, op)
-        return reduced.item()
+        most = torch.tensor(value)
+        self.max_tensor(most)
+        return int(most)
 
     def sum_tensor(self, tensor: Tensor) -> None:
         """Replace the tensor by its sum over ranks."""
@@ -185,8 +170,7 @@ def is_timed_out(error: BaseException) -> bool:
 
 def who_waits(timed_out: bool = True) -> str:
     """Which ranks wait, and for which others. Call it after this rank's collective has `timed_out`, or else after it
-    lost a connection; ranks record both in their store. Empty if no rank has timed out: then a rank has died. (The
-    first rank to time out closes the connections on which others still wait.)"""
+    lost a connection; ranks record both in their store. Empty if no rank has timed out: then a rank has died."""
     grace = GRACE_SECONDS if timed_out else LOST_RANK_GRACE_SECONDS
     if _JOINED.store is None or not dist.is_initialized():
         time.sleep(grace)

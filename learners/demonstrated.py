@@ -1,10 +1,8 @@
-"""Batches of demonstrations for a learner that trains alone (`loss=sft`). Has `LearnerClient`'s methods,
-but no buffer.
+"""Batches of demonstrations for a learner that trains alone (`loss=sft`): `LearnerClient`'s methods without a buffer.
 
-Batch k depends on `run.seed` and k alone. Line up the rows of all epochs, each epoch shuffled anew: the batch takes the
-places from k · groups_per_batch on. So a resume continues with the same batches. Every rank makes the batch and takes
-its share. The first rank also measures the loss on held-out rows, every `eval.every` steps. This uses no random
-number and no gradient, so no bit of the training depends on it.
+Batch k takes the places from k · groups_per_batch on of the rows of all epochs, each epoch shuffled anew by `run.seed`.
+So a resume continues with the same batches. Every rank takes its share. The first rank also measures the loss on
+held-out rows, every `eval.every` steps.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ TURN_SECONDS = 1e-4
 class Demonstrated:
     """Serves rank `rank` its shares of the batches. `score` is the trainer's, on the first rank alone."""
 
-    def __init__(self, task: Task, config: Config, score: Score | None, rank: int = 0):
+    def __init__(self, task: Any, config: Config, score: Score | None, rank: int = 0):
         self._task, self._config, self._score = task, config, score
         self._rank, self._ranks = rank, ranks_of(config)
         self._index, self.redo, self.pausing = 0, 0, False
@@ -77,7 +75,7 @@ class Demonstrated:
     def _made(self, index: int) -> Batch:
         count, version = self._config.groups_per_batch, index // self._config.weight_sync_interval
         rows = rows_of(self._config.run.seed, index * count, count, self._task.size("train"))
-        shown = [as_sample(demonstration(self._task, "train", row), version) for row in rows]
+        shown = [as_sample(self._task.demonstration("train", row), version) for row in rows]
         groups = [Group(index * count + place, [sample], {version: SHOWN}) for place, sample in enumerate(shown)]
         if self._ranks == 1:
             return Batch(index, version, groups)
@@ -89,7 +87,7 @@ class Demonstrated:
         """Record the mean negative log likelihood, in nats, of the trained tokens of held-out rows."""
         assert self._score
         rows = range(min(self._config.eval.prompts, self._task.size("heldout")))
-        shown = [demonstration(self._task, "heldout", row) for row in rows]
+        shown = [self._task.demonstration("heldout", row) for row in rows]
         logprobs, _ = self._score([[*each.prompt.tokens.tolist(), *each.tokens.tolist()] for each in shown])
         losses = [
             -np.array(values[len(each.prompt.tokens) - 1 :])[each.trained]
@@ -107,11 +105,6 @@ def client_of(role: Role, task: Task | None, score: Score | None = None, rank: i
         return Demonstrated(task, role.config, score, rank)
     link_timeout = role.config.buffer.heartbeat_timeout
     return LearnerClient(role.find("buffer"), role.name, link_timeout=link_timeout, keys=role.keys)
-
-
-def demonstration(task: Any, split: str, row: int) -> Demonstration:
-    """The demonstration of a task that has some (`areal_like.interfaces.Task`)."""
-    return task.demonstration(split, row)
 
 
 def rows_of(seed: int, first: int, count: int, size: int) -> list[int]:

@@ -1,9 +1,8 @@
 """Metrics of a train step, from numbers per token: means, maxima and quantiles, overall and by staleness.
 
 The learner adds one number per trained token under a name (`TokenTally.add`) for each micro-batch. Until the step is
-over, nothing is computed and nothing waits for the accelerator. A key `NAME/staleness_2` is NAME over the tokens of
-that bucket of staleness (train version − version of the token): buckets are 0, 1, 2–3, 4–7, 8–15 and so on, each named
-by its lower end.
+over, nothing waits for the accelerator. A key `NAME/staleness_2` is NAME over the tokens of that bucket of staleness
+(train version − version of the token): 0, 1, 2–3, 4–7 and so on, each named by its lower end.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from areal_like.types import Batch
-from learners.advantages import varied
 from learners.collectives import Ranks
-from learners.losses.contract import LOG_RATIO_LIMIT
 
 WITH_MAX = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
 """Names that report `NAME/mean` and `NAME/max`."""
@@ -123,54 +119,29 @@ def _quantiles(name: str, suffix: str, values: np.ndarray, advantages: np.ndarra
     return metrics
 
 
-def drift(log_ratio: np.ndarray, staleness: np.ndarray, sample: np.ndarray) -> dict[str, float]:
-    """How far the policy at the start of the step (log start/behaviour of tokens, [N]) is from the behaviour policy.
+def drift(log_ratio: np.ndarray, staleness: np.ndarray) -> dict[str, float]:
+    """How far the policy at the start of the step (log start/behaviour of tokens, [N]) is from the behaviour policy,
+    overall and by staleness.
 
     `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) per token (Schulman's estimators). `ess` is Kish's effective
-    sample size of the importance weights as a share of the tokens, `chi2` their χ² divergence, mean of w² − 1.
-    `ratio/mean` and `ratio/max` are of these weights (`loss/ratio` is the ratio that a loss clips or weighs by; some
-    losses have none). `sequence/ess` and `sequence/chi2` use the products over each sample's tokens, within e^±20. All
-    come overall and by staleness; a sample has the staleness of its oldest token.
+    sample size of the importance weights as a share of the tokens. `ratio/mean` and `ratio/max` are of these weights
+    (`loss/ratio` is the ratio that a loss clips or weighs by; some losses have none).
     """
     metrics: dict[str, float] = {}
-    moved = log_ratio.astype(np.float64)
-    weight = np.exp(moved)
     for suffix, members in buckets(staleness):
-        w, d = weight[members], moved[members]
+        d = log_ratio[members].astype(np.float64)
+        w = np.exp(d)
         metrics[f"kl/k1{suffix}"] = float(-d.mean())
         metrics[f"kl/k3{suffix}"] = float((w - 1 - d).mean())
+        metrics[f"ess{suffix}"] = float(w.mean() ** 2 / (w**2).mean())
         metrics |= {f"ratio/mean{suffix}": float(w.mean()), f"ratio/max{suffix}": float(w.max())}
-        metrics |= _spread(w, "", suffix)
-    there, place = np.unique(sample, return_inverse=True)
-    products = np.exp(np.clip(np.bincount(place, moved), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-    oldest = np.zeros(len(there), np.int64)
-    np.maximum.at(oldest, place, staleness)
-    for suffix, members in buckets(oldest):
-        metrics |= _spread(products[members], "sequence/", suffix)
     return metrics
-
-
-def _spread(weights: np.ndarray, prefix: str, suffix: str) -> dict[str, float]:
-    """ESS and χ² of importance weights."""
-    squares = float((weights**2).mean())
-    ess = float(weights.mean()) ** 2 / squares
-    return {f"{prefix}ess{suffix}": ess, f"{prefix}chi2{suffix}": squares - 1.0}
-
-
-def zero_variance_by_staleness(batch: Batch) -> dict[str, float]:
-    """`zero_variance_share` of the groups whose oldest token falls into each bucket of staleness."""
-    rewards = np.array([s.reward for s in batch.samples], np.float64)
-    member = np.repeat(np.arange(len(batch.groups)), [len(g.samples) for g in batch.groups])
-    equal = ~varied(rewards, member)
-    staleness = np.array([batch.version - g.oldest_version for g in batch.groups])
-    return {f"zero_variance_share{suffix}": float(equal[members].mean()) for suffix, members in buckets(staleness)}
 
 
 def mismatch(log_ratio: np.ndarray, in_flight: np.ndarray) -> dict[str, float]:
     """How far an engine's logprobs are from the learner's under the same weights, from log(learner / engine) [N] of
-    tokens of staleness 0. `mismatch_kl` is k3 (Schulman's estimator of KL(behaviour ‖ learner), per token),
-    `mismatch_max` the largest |Δ logprob|. Tokens after a weight update within their response (`in_flight` bool [N])
-    have their own metrics: an engine that keeps the KV cache of older weights adds to the difference."""
+    tokens of staleness 0: `mismatch_kl` is k3 (KL(behaviour ‖ learner) per token), `mismatch_max` the largest |Δ
+    logprob|. Tokens after a weight update within their response (`in_flight` bool [N]) have their own metrics."""
     metrics = {}
     for suffix, members in (("", ~in_flight), ("/in_flight", in_flight)):
         moved = log_ratio[members].astype(np.float64)

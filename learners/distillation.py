@@ -2,8 +2,7 @@
 
 KL(student ‖ teacher) on the student's own prefixes is what on-policy distillation lowers (GKD, arXiv 2306.13649;
 "On-Policy Distillation", Thinking Machines, 2025). `learners.advantages.distill` estimates it from the sampled token
-alone; with `top` it is summed over the teacher's k most likely tokens, as a term of the loss. Like the reference model,
-the teacher scores once per train step, before any weight changes, and is sharded over the ranks like the student.
+alone; with `top` it is summed over the teacher's k most likely tokens, as a term of the loss.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ TINY = 1e-12
 
 class Teacher:
     """The model of the folder `path`, frozen and rounded to `dtype`, beside a `student` on the same device and ranks.
-    With `top` k, the KL over the teacher's k most likely tokens (`lumped_kl`; at least the vocabulary: exactly) × `kl`
-    is added to the loss of each trained token. With several ranks it may have no weights yet (`learners.sharding`).
-    Raises ValueError if it has fewer tokens than the student."""
+    With `top` k, the KL over the teacher's k most likely tokens (`lumped_kl`) × `kl` is added to the loss of each
+    trained token. Raises ValueError if it has fewer tokens than the student."""
 
     def __init__(
         self,
@@ -81,12 +79,12 @@ class Teacher:
             step.teacher[part.trained], step.top[0][part.trained], step.top[1][part.trained] = found
         step.teacher = self._ranks.sum_disjoint(step.teacher, step.own)
 
-    def loss(self, step: Step, part: MicroBatch, current: Tensor, candidates: Tensor | None, by: float) -> Tensor:
+    def loss(self, step: Step, part: MicroBatch, current: Tensor, candidates: Tensor, by: float) -> Tensor:
         """The KL to the teacher over its most likely tokens ÷ `by`, as a term of a micro-batch's loss; 0 without `top`.
         `current` [N] and `candidates` [N, k] are the student's logprobs, with their graph."""
         assert step.teacher is not None
         step.observe({"teacher_kl": kl_estimate(current.detach(), step.teacher[part.trained], "k3")}, part.trained)
-        if candidates is None or step.top is None:
+        if step.top is None:
             return current.new_zeros(())
         kl = lumped_kl(candidates, step.top[1][part.trained])
         step.observe({"teacher_kl_top": kl.detach()}, part.trained)
@@ -95,7 +93,7 @@ class Teacher:
 
 def lumped_kl(student: Tensor, teacher: Tensor) -> Tensor:
     """KL(student ‖ teacher) [N] of distributions over k tokens and "any other" token, from logprobs [N, k] of the same
-    tokens. It is never above the KL over all tokens, grows with k, and equals that KL if k is the whole vocabulary."""
+    tokens: never above the KL over all tokens, and equal to it if k is the whole vocabulary."""
     kl = (student.exp() * (student - teacher)).sum(-1)
     ours, theirs = (1.0 - each.exp().sum(-1) for each in (student, teacher))
     rest = ours.clamp(min=TINY) * (ours.clamp(min=TINY).log() - theirs.clamp(min=TINY).log())

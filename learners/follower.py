@@ -7,14 +7,10 @@
     rank 0: save                → all: hand over their parts of the weights, tensor by tensor
 
 Rank 0 broadcasts each command first (`Ranks.broadcast`), so all ranks enter the same collectives in the same order.
-`LeadingTrainer` does so in place of a trainer, `OtherRanks` for a publisher: the loop in `learners.main` knows nothing
-of ranks.
-
-A rank that loses another one ends with an error, a little later than the lost rank, so the launcher sees the cause
-first. No rank continues alone.
-
-Ranks wait for the next command without a limit, since rank 0 may wait long for a batch. Within a step no rank waits
-longer than `learner.collective_timeout` for a live rank: then all end, and name the late one.
+`LeadingTrainer` does so in place of a trainer, `OtherRanks` for a publisher. A rank that loses another one ends with an
+error, a little later than the lost rank, so the launcher sees the cause first. Ranks wait for the next command without
+a limit. Within a step no rank waits longer than `learner.collective_timeout` for a live rank: then all end, and name
+the late one.
 """
 
 from __future__ import annotations
@@ -58,8 +54,7 @@ def build_rank(role: Role, rank: int) -> TorchLearner:
     with naming_lost_ranks():
         join(rank, ranks_of(role.config), role.run / RENDEZVOUS / "ranks", local=not across, seconds=seconds)
     trainer = build_trainer(role.config, rank)
-    if not isinstance(trainer, TorchLearner):
-        raise ValueError("learner.ranks needs learner.name=torch")
+    assert isinstance(trainer, TorchLearner)  # no other learner has ranks
     return trainer
 
 
@@ -108,17 +103,18 @@ class LeadingTrainer:
             self._trainer.save(folder)
 
     def save_state(self, folder: Path) -> None:
-        """Returns when each rank has written its part."""
-        with self._all("save_state", str(folder)):
-            self._trainer.save_state(folder)
+        self._both("save_state", folder)
 
     def load_state(self, folder: Path) -> None:
-        with self._all("load_state", str(folder)):
-            self._trainer.load_state(folder)
+        self._both("load_state", folder)
 
     def logprobs_of(self, sequences: list[list[int]]) -> tuple[list[list[float]], str]:
-        with self._all("logprobs_of", sequences):
-            return self._trainer.logprobs_of(sequences)
+        return self._both("logprobs_of", sequences)
+
+    def _both(self, what: str, about: Any) -> Any:
+        """Returns when each rank has called the trainer's method of this name."""
+        with self._all(what, str(about) if isinstance(about, Path) else about):
+            return getattr(self._trainer, what)(about)
 
     @contextlib.contextmanager
     def _all(self, what: str, about: Any = None) -> Iterator[None]:
@@ -133,7 +129,7 @@ class LeadingTrainer:
 
 
 class OtherRanks(Alone):
-    """Each rank publishes its part when rank 0 does. All ranks must create theirs at the same time."""
+    """Each rank publishes its part when rank 0 does. All must create theirs at the same time."""
 
     def __init__(self, ranks: Ranks):
         self._ranks, self._side_channel = ranks, ranks.side_channel()
@@ -180,8 +176,7 @@ def follow(
 
 
 def main(role: Role) -> None:
-    # Python code cannot run during a collective, and there is nothing to clean up here. A rank with time left lets rank
-    # 0 write its checkpoint, and ends when rank 0 ends.
+    # Python code cannot run during a collective. A rank with time left lets rank 0 write its checkpoint, and ends then.
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN if role.grace else signal.SIG_DFL)
     rank = int(role.name.removeprefix("learner-"))

@@ -22,16 +22,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.models.causal_lm import specs_of
-from areal_like.models.experts import Routing
 from areal_like.types import Batch, Group, Sample
 from learners.adapters import Adapters
 from learners.advantages import Episodes, marked, needs_current, turns_of
 from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics, of_demonstrations
 from learners.collectives import Ranks
-from learners.diagnostics import zero_variance_by_staleness
 from learners.distillation import Teacher
-from learners.logprobs import forward_candidates, forward_logprobs
+from learners.logprobs import forward_candidates
 from learners.losses.contract import LossFunction, marks_of, merged, planned_for
 from learners.objective import Objective, frozen, without_cut_answers
 from learners.optim import MasterAdamW, Schedule
@@ -57,19 +55,17 @@ class TorchLearner:
     in None by the kind of model (`config.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype of the published
     weights; gradients are taken at these values, held in float32.
 
-    `lora` {rank, alpha, targets} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher`
-    {path, top, kl} is the model to distil from (`learners.distillation`; for the advantage `distill`, or `top`).
-    `ranks` processes share the work, each with its part of the weights (`learners.sharding`). Within a step none waits
-    more than `collective_timeout` seconds for another (`learners.follower`).
+    `lora` {rank, alpha, targets} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher` {path,
+    top, kl} is the model to distil from (`learners.distillation`). `ranks` processes share the work, each with its part
+    of the weights (`learners.sharding`). Within a step none waits more than `collective_timeout` seconds for another.
 
     On `device`, matrices are multiplied in `compute_dtype`; master weights, logits and sums over tokens stay in
-    float32. With `param_dtype` bfloat16, weights have that dtype while layers compute, and so have the states between
-    layers. This rounds no weight, since published weights have no more digits. None: on CUDA where `compute_dtype` and
-    `publish_dtype` are bfloat16, without `lora`. `checkpoint_activations` saves memory but computes a third more;
-    `compile` has torch compile the layers. With `router_replay` the model uses the experts that the engine's model
-    chose; not with `compile` (`learners.router_replay`). At most `max_logits` logits are made at once. `threads`: CPU
-    threads of each rank (None: as torch has them); another number may change last bits. Other knobs are those of
-    `learners.objective`. A float64 model computes in float64.
+    float32. With `param_dtype` bfloat16, weights and states between layers have that dtype while layers compute, which
+    rounds no weight. None: on CUDA where `compute_dtype` and `publish_dtype` are bfloat16, without `lora`.
+    `checkpoint_activations` saves memory but computes a third more; `compile` has torch compile the layers. With
+    `router_replay` the model uses the experts that the engine's model chose; not with `compile`. At most `max_logits`
+    logits are made at once. `threads`: CPU threads of each rank (None: as torch has them); another number may change
+    last bits. Other knobs are those of `learners.objective`. A float64 model computes in float64.
     """
 
     needs_model = True
@@ -125,10 +121,11 @@ class TorchLearner:
         apart = self.objective.needs_reference and lora is None
         self._reference = frozen(self.model, dtype) if apart else self.model
         self._replay = RouterReplay(self.model) if router_replay else None
+        self.routing = self._replay.routing if self._replay else None
         self._teacher = None if teacher is None else Teacher(self.model, self.ranks, dtype, **teacher)
         models = [self.model, self._reference, *([self._teacher.model] if self._teacher else [])]
-        entropy = self.objective.needs_entropy
-        how = Computing(max_logits, entropy, compile, checkpoint_activations, half, self._device, dtype)
+        entropies = bool(self.objective.entropy_bonus)  # are differentiated
+        how = Computing(max_logits, entropies, compile, checkpoint_activations, half, self._device, dtype)
         prepare(models, self.ranks, how)
         self.optimizer = MasterAdamW(
             self.model,
@@ -157,24 +154,14 @@ class TorchLearner:
         self._loss, self._marks, self._advantage, self._seed = loss, marks_of(loss), advantage, seed
         self._starts_known = needs_current(advantage)  # proximal logprobs come before advantages
 
-    @property
-    def routing(self) -> Routing | None:
-        """What the model's routers choose, where it replays the engine's choice."""
-        return self._replay.routing if self._replay else None
-
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on a batch, or this rank's share of it. Returns the whole batch's metrics: those of
-        `batch_metrics`, and the step's effect on the model.
-
-        Means are over trained tokens of all minibatches. The loss's own observations are under `loss/`. `kl/k1`,
-        `kl/k3`, `ess` and `ratio/` compare the policy at the start of the step with the behaviour policy; losses that
-        need neither proximal logprobs nor a plan estimate them from the first minibatch. `mismatch_kl` and
-        `mismatch_max` compare engine and learner at equal weights. Token metrics also come by staleness
-        (`learners.diagnostics`). `backward_tokens` input tokens, a share of `backward_share`, took part in a backward
-        pass. For them the model computed `computed_tokens`, since sequences share the tokens of common prefixes
-        (`learners.prefixes`). `skipped_steps` counts, over the learner's life, optimizer steps skipped because of a
-        non-finite gradient. Raises Untrainable for a fault of the batch's data, on all ranks alike.
-        """
+        `batch_metrics`, the loss's own observations under `loss/`, and those of `learners.diagnostics`. Losses that
+        need neither proximal logprobs nor a plan estimate `kl/`, `ess` and `ratio/` from the first minibatch.
+        `backward_tokens` input tokens, a share of `backward_share`, took part in a backward pass; for them the model
+        computed `computed_tokens`, since sequences share common prefixes. `skipped_steps` counts, over the learner's
+        life, optimizer steps skipped because of a non-finite gradient. Raises Untrainable for a fault of the batch's
+        data, on all ranks alike."""
         before = self.optimizer.steps
         try:
             fault = unknown_tokens(batch, self.vocab_size) or (self.distrust(batch) if self.distrust else "")
@@ -195,7 +182,7 @@ class TorchLearner:
         step = self._step = self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         more |= self._replay.metrics(self.ranks) if self._replay else {}
-        found = batch_metrics(step.batch) | zero_variance_by_staleness(step.batch) | step.metrics(self.ranks) | more
+        found = batch_metrics(step.batch) | step.metrics(self.ranks) | more
         return of_demonstrations(found) if self._marks.supervised else found
 
     def logprobs_of(self, sequences: list[list[int]]) -> tuple[list[list[float]], str]:
@@ -319,13 +306,10 @@ class TorchLearner:
 
     def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> Tensor:
         """The loss of one micro-batch."""
-        candidates, temperature = None, self._passes.temperature
+        likely = step.top[0][part.trained] if step.top is not None and len(part.trained) else None
         with self._passes.precision():
-            if step.top is not None and len(part.trained):
-                ids = step.top[0][part.trained]
-                current, entropy, candidates = forward_candidates(self.model, part, temperature, ids)
-            else:
-                current, entropy = forward_logprobs(self.model, part, temperature)
+            outputs = forward_candidates(self.model, part, self._passes.temperature, likely)
+        current, entropy, candidates = outputs
         if not len(part.trained):
             return current.sum() + entropy.sum()
         if at_start:

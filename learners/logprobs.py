@@ -1,10 +1,6 @@
-"""Logprobs and entropies of trained tokens under a model, from one packed forward pass.
-
-The output head runs only on positions that predict a trained token, some of them at a time, so the logits of a large
-vocabulary are never all in memory. Each piece of logits gives two numbers per token; the backward pass computes the
-piece again. Temperature is applied as in the engines: logits / temperature. So the numbers compare with the tokens'
-behaviour logprobs.
-"""
+"""Logprobs and entropies of trained tokens under a model, from one packed forward pass. The output head runs only on
+positions that predict a trained token, some of them at a time, so the logits of a large vocabulary are never all in
+memory; the backward pass computes a piece again. Temperature is applied as in the engines: logits / temperature."""
 
 from __future__ import annotations
 
@@ -243,41 +239,15 @@ def forward_logprobs(model: PreTrainedModel, microbatch: MicroBatch, temperature
 
     The model must have been through `learners.attention.use_packed_attention` and `use_logprob_head`.
     """
-    return _forward(model, microbatch, temperature)[:2]
+    return forward_candidates(model, microbatch, temperature, None)[:2]
 
 
 def forward_candidates(
-    model: PreTrainedModel, microbatch: MicroBatch, temperature: float, candidates: Tensor
+    model: PreTrainedModel, microbatch: MicroBatch, temperature: float, candidates: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `forward_logprobs`, and the logprobs [N, k] of `candidates` int64 [N, k] in the tokens' places."""
     head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
-    head.candidates = candidates
-    try:
-        return _forward(model, microbatch, temperature)
-    finally:
-        head.candidates = None
-
-
-@torch.no_grad()
-def forward_top(
-    model: PreTrainedModel, microbatch: MicroBatch, temperature: float, top: int, among: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprobs [N] of a micro-batch's trained tokens, and ids and logprobs [N, k] of the `top` most likely tokens in
-    their places, of the ids below `among` (k: `top`, or all of them). Without gradient."""
-    head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
-    head.top, head.among, head.found = top, among, []
-    try:
-        logprobs = _forward(model, microbatch, temperature)[0]
-        ids, values = (torch.cat(column) for column in zip(*head.found, strict=True))
-    finally:
-        head.top, head.found = 0, []
-    return logprobs, ids, values
-
-
-def _forward(model: PreTrainedModel, microbatch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The numbers of `forward_candidates`; the last are [N, 0] where nobody has set candidates."""
-    head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
-    head.targets, head.temperature = microbatch.targets, temperature
+    head.targets, head.temperature, head.candidates = microbatch.targets, temperature, candidates
     experts = {} if microbatch.experts is None else {"experts": microbatch.experts}
     try:
         output = model(
@@ -289,6 +259,22 @@ def _forward(model: PreTrainedModel, microbatch: MicroBatch, temperature: float)
             **experts,
         )
     finally:
-        head.targets = None
+        head.targets = head.candidates = None
     numbers = output.logits[0]
     return numbers[:, 0], numbers[:, 1], numbers[:, 2:]
+
+
+@torch.no_grad()
+def forward_top(
+    model: PreTrainedModel, microbatch: MicroBatch, temperature: float, top: int, among: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs [N] of a micro-batch's trained tokens, and ids and logprobs [N, k] of the `top` most likely tokens in
+    their places, of the ids below `among` (k: `top`, or all of them). Without gradient."""
+    head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
+    head.top, head.among, head.found = top, among, []
+    try:
+        logprobs, _ = forward_logprobs(model, microbatch, temperature)
+        ids, values = (torch.cat(column) for column in zip(*head.found, strict=True))
+    finally:
+        head.top, head.found = 0, []
+    return logprobs, ids, values

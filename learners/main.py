@@ -2,10 +2,10 @@
 
     batch k arrives → ask for batch k+1 → train → "trained k" → publish → metrics → checkpoint → "checkpointed"
 
-So the buffer can prepare the next batch during the step, and actors get new weights before the work that only people
-wait for. The learner waits for the buffer (which actors' pushes unblock), never for an actor. If the run folder holds a
-checkpoint, training continues from it: the buffer serves all later batches again. With a supervised loss there is no
-buffer: batches come from the task, and only the last weights are published, for their digest.
+So the buffer can prepare the next batch during the step, and actors get new weights before the metrics are written. The
+learner waits for the buffer (which actors' pushes unblock), never for an actor. If the run folder holds a checkpoint,
+training continues from it: the buffer serves all later batches again. With a supervised loss there is no buffer:
+batches come from the task, and only the last weights are published, for their digest.
 """
 
 from __future__ import annotations
@@ -46,12 +46,9 @@ DRAINED = "it was drained"
 
 @dataclass
 class RunProgress:
-    """How far a run has come: what a checkpoint stores beside the trainer's own state.
-
-    `steps` batches are trained. `seconds` since the first lease; `elapsed` since the first batch, of which `waited`
-    were spent waiting. `staleness` is the sum over the `samples` trained, in versions. `nonfinite`: steps whose loss or
-    gradient was not finite.
-    """
+    """What a checkpoint stores beside the trainer's own state: `steps` trained batches; `seconds` since the first
+    lease; `elapsed` since the first batch, of which `waited` were spent waiting; `staleness`, the sum over the trained
+    `samples`, in versions; `nonfinite`, steps whose loss or gradient was not finite."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -168,7 +165,7 @@ class TrainLoop:
         self.client.want(index, index // self.config.weight_sync_interval)
 
     def _set_aside(self, fault: Untrainable) -> None:
-        """Have an untrainable batch replaced. Raises the fault if that is impossible, or too many failed in a row."""
+        """Have an untrainable batch replaced. Raises the fault if that is impossible or too many failed in a row."""
         step, most = self.progress.steps, self.config.run.max_untrainable
         if isinstance(self.client, Demonstrated) or self.config.replay or self.config.inject_staleness is not None:
             raise fault  # demonstrations, a replay, or a fixed age allow no other batch
@@ -218,8 +215,7 @@ class TrainLoop:
         return batch, info
 
     def _publish(self, version: int | None = None) -> float:
-        """Publish the current weights as the current version (or another), while training continues. Returns the
-        seconds for which training waited."""
+        """Publish the current weights while training continues. Returns the seconds for which training waited."""
         version = self.version if version is None else version
         with self.spans.during("publish"):
             self.reference.take(version)
@@ -230,8 +226,7 @@ class TrainLoop:
         progress.evaluations = [*progress.evaluations, *evaluations]  # the list is shared with `before`
         if evaluations:
             newest = evaluations[-1]
-            known = ("reward", "loss", "version", "length")
-            row |= {f"eval/{key}": newest[key] for key in known if key in newest}
+            row |= {f"eval/{key}": newest[key] for key in ("reward", "loss", "version", "length") if key in newest}
             row |= heldout_metrics(newest.get("sets", {}))
         progress.tokens += int(row.get("tokens", 0))
         row["train/idle_share"] = progress.waited / max(1e-9, progress.elapsed)
@@ -250,9 +245,9 @@ class TrainLoop:
     def _summary(self, reason: str, report: dict[str, Any], before: RunProgress) -> dict[str, Any]:
         progress, seconds = self.progress, before.seconds + (report["trained_seconds"] or 0.0)
         evaluations = before.evaluations + _later(report["evaluations"], before.seconds)
-        target = self.config.run.target_reward
+        target, measured = self.config.run.target_reward, "loss" if self.alone else "reward"
         reached = [e["seconds"] for e in evaluations if target is not None and e["reward"] >= target]
-        measured = "loss" if self.alone else "reward"
+        faults = ("rewards/", "refused/", "served/alarms")
         found: dict[str, Any] = {
             # A run killed during its first round has no evaluation of version 0.
             f"{measured}_before": evaluations[0][measured] if evaluations and not evaluations[0]["version"] else None,
@@ -280,12 +275,7 @@ class TrainLoop:
             "update_apply_seconds": report.get("rollout/update_apply_seconds"),
             "update_pause_seconds": report.get("rollout/update_pause_seconds"),
             "ledger": report["ledger"],
-            "faults": {
-                name: value
-                for name, value in report.items()
-                if name.startswith(("rewards/", "refused/", "served/alarms"))
-            }
-            | found["faults"],
+            "faults": {name: value for name, value in report.items() if name.startswith(faults)} | found["faults"],
         }
 
 

@@ -1,7 +1,7 @@
 """The terms around the policy loss, and the denominator of the sum over tokens. Pure; the learner drives it.
 
 `objective = policy loss + kl_loss · KL(policy ‖ reference) − entropy_bonus · entropy`, all three as sums over trained
-tokens with the same shares and the same denominator. The terms combine freely with each other and with every loss.
+tokens with the same shares and the same denominator.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ class Objective:
     """The terms around the policy loss.
 
     `normalise`: "token_mean" divides by the trained tokens of the minibatch (DAPO, arXiv 2503.14476); "sequence_mean"
-    takes the mean over each sequence, then over sequences (GRPO, arXiv 2402.03300: tokens of long answers weigh less);
-    a number L divides by L times the sequences, so that an answer's length does not change its weight (Dr. GRPO, arXiv
-    2503.20783, where L is the longest response; "response_limit" in a config, see `learners.build`).
-    Sequences without a trained token do not count.
+    takes the mean over each sequence, then over sequences (GRPO, arXiv 2402.03300); a number L divides by L times the
+    sequences (Dr. GRPO, arXiv 2503.20783, where L is the longest response; "response_limit" in a config, see
+    `learners.build`). Sequences without a trained token do not count.
 
     `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is subtracted
     from it, with the gradient of `kl_loss_estimator`; `kl_reward` × the KL of the behaviour policy to the reference is
-    subtracted from the reward, token by token, estimated by `kl_reward_estimator` (see `kl_estimate`). The
-    reference is the model's initial weights, kept frozen in memory if one of the two is not 0. Both estimates are cut
-    at ± `kl_cut`, if that is a number.
+    subtracted from the reward, token by token, estimated by `kl_reward_estimator` (`kl_estimate`). The reference is the
+    model's initial weights.
 
     `overlong_penalty` × DAPO's punishment of answers near `overlong_limit` tokens is subtracted from the reward; it
     grows over the last `overlong_buffer` tokens. With `overlong_filter` answers that were cut at the limit of length
-    are not trained (`without_cut_answers`). The remaining reward is multiplied by `reward_scale`, then cut at ±
-    `reward_clip`, if that is a number: AReaL's order, without its bias. Advantages see the result; metrics and samples
-    keep the reward itself. Raises ValueError for a buffer above its limit.
+    are not trained. The remaining reward is multiplied by `reward_scale`, then cut at ± `reward_clip`, if that is a
+    number. Advantages see the result; metrics and samples keep the reward itself. Raises ValueError for a buffer above
+    its limit.
     """
 
     def __init__(  # noqa: PLR0913 - a component's knobs are its keyword-only parameters
@@ -58,7 +56,6 @@ class Objective:
         overlong_filter: bool = False,
         reward_scale: Annotated[float, "(0, inf)"] = 1.0,
         reward_clip: Annotated[float, "(0, inf)"] | None = None,
-        kl_cut: Annotated[float, "(0, inf)"] | None = None,
     ):
         if overlong_penalty and not 0 <= overlong_buffer <= overlong_limit != 0:
             raise ValueError(
@@ -67,18 +64,10 @@ class Objective:
         self.normalise, self.entropy_bonus = normalise, entropy_bonus
         self.kl_loss, self.kl_loss_estimator = kl_loss, kl_loss_estimator
         self.kl_reward, self.kl_reward_estimator = kl_reward, kl_reward_estimator
-        self.kl_cut, self.overlong_filter = kl_cut, overlong_filter
+        self.overlong_filter = overlong_filter
         self.reward_scale, self.reward_clip = reward_scale, np.inf if reward_clip is None else reward_clip
         self.overlong_penalty, self.overlong = overlong_penalty, (overlong_limit, overlong_buffer)
-
-    @property
-    def needs_reference(self) -> bool:
-        return bool(self.kl_loss or self.kl_reward)
-
-    @property
-    def needs_entropy(self) -> bool:
-        """Does the objective differentiate entropies?"""
-        return bool(self.entropy_bonus)
+        self.needs_reference = bool(kl_loss or kl_reward)
 
     def shares(self, columns: Columns) -> np.ndarray | None:
         """Each trained token's weight in the sums, float32 [N]; None where it is 1."""
@@ -96,8 +85,6 @@ class Objective:
     def length_penalties(self, batch: Batch) -> np.ndarray:
         """The penalty on each sample's length, to subtract from its reward: float64 [n]."""
         lengths = np.array([s.reach for s in batch.samples])
-        if not self.overlong_penalty:
-            return np.zeros(len(lengths))
         limit, buffer = self.overlong
         return self.overlong_penalty * overlong_penalty(lengths, limit=limit, buffer=buffer)
 
@@ -115,7 +102,7 @@ class Objective:
         """The penalty at each trained token, to subtract from the reward: float64 [N]."""
         if reference is None or not self.kl_reward:
             return np.zeros(len(behaviour))
-        kl = kl_estimate(behaviour.double(), reference.double(), self.kl_reward_estimator, self.kl_cut)
+        kl = kl_estimate(behaviour.double(), reference.double(), self.kl_reward_estimator)
         return self.kl_reward * kl.cpu().numpy()
 
     def with_terms(
@@ -130,7 +117,7 @@ class Objective:
             shared = entropy if share is None else entropy * share
             loss = loss - self.entropy_bonus / by * shared.sum()
         if reference is not None:
-            kl = kl_estimate(logprobs, reference, self.kl_loss_estimator, self.kl_cut)
+            kl = kl_estimate(logprobs, reference, self.kl_loss_estimator)
             observed["reference_kl"] = kl_estimate(logprobs.detach(), reference, "k3")
             if self.kl_loss:
                 loss = loss + self.kl_loss / by * (kl if share is None else kl * share).sum()
@@ -145,26 +132,19 @@ def frozen(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return reference
 
 
-def kl_estimate(policy: Tensor, reference: Tensor, estimator: str, cut: float | None = None) -> Tensor:
+def kl_estimate(policy: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """Per-token estimates [N] of KL(policy ‖ reference) from logprobs [N] of tokens that the policy sampled, in nats.
 
     Schulman's (joschu.net/blog/kl-approx.html), with d = log policy − log reference within ±20: k1 = d (unbiased, may
-    be negative); k2 = d²/2; k3 = exp(−d) − 1 + d (unbiased, never negative; GRPO's, arXiv 2402.03300).
-
-    As losses they have other gradients (arXiv 2506.09477): k2's is the KL's own; k1's is zero on average and trains
-    nothing; k3's is the KL's gradient to first order near the reference.
-
-    Estimates are cut at ± `cut`, where they have no gradient (verl cuts its k3 at 10).
+    be negative); k2 = d²/2; k3 = exp(−d) − 1 + d (unbiased, never negative; GRPO's, arXiv 2402.03300). As losses they
+    have other gradients (arXiv 2506.09477): k2's is the KL's own; k1's is zero on average; k3's is the KL's to first
+    order near the reference.
     """
     difference = policy.clamp(min=IMPOSSIBLE) - reference.clamp(min=IMPOSSIBLE)
     difference = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if estimator == "k1":
-        estimate = difference
-    elif estimator == "k2":
-        estimate = 0.5 * difference**2
-    else:
-        estimate = torch.exp(-difference) - 1.0 + difference
-    return estimate if cut is None else estimate.clamp(-cut, cut)
+        return difference
+    return 0.5 * difference**2 if estimator == "k2" else torch.exp(-difference) - 1.0 + difference
 
 
 def overlong_penalty(lengths: np.ndarray, *, limit: int, buffer: int) -> np.ndarray:

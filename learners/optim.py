@@ -1,18 +1,11 @@
 """AdamW on float32 master weights, with a model that always holds the published values.
 
 Invariant: model parameters == round(master) to the published dtype, bit for bit, from construction on and after every
-step. Gradients are taken at the rounded values, but steps change the masters, so small steps add up instead of being
-rounded away. Parameters and gradients are views of one flat buffer each: zeroing, the norm, clipping, AdamW and
-rounding are one call each, however many tensors there are. The learner drives it: zero → backward … → step. For a model
-in float64, masters and gradients are float64.
-
-With `hold_in`, the parameters themselves have half precision, so that layers compute without casts. Their values are
-the same. Each gradient is then added to the flat buffer as soon as it is complete, and freed, so micro-batches add up
-in float32.
-
-With several ranks each holds its part of every parameter (`learners.sharding`), with masters and gradients of that part
-alone: the step is elementwise, and the norm is summed over ranks. FSDP owns the parts' memory, so gradients are copied
-into the flat buffer, and rounded weights out of it.
+step. Gradients are taken at the rounded values, but steps change the masters, so small steps add up. Parameters and
+gradients are views of one flat buffer each. For a model in float64, masters and gradients are float64. With `hold_in`,
+the parameters themselves have half precision; each gradient is then added to the flat buffer as soon as it is complete,
+and freed, so micro-batches add up in float32. With several ranks each holds masters and gradients of its part of every
+parameter (`learners.sharding`), and copies to and from the parts that FSDP owns.
 """
 
 from __future__ import annotations
@@ -35,10 +28,7 @@ ROUNDED = {"cpu": 1 << 20, "cuda": 1 << 27}
 
 class MasterAdamW:
     """torch's AdamW (decoupled weight decay, arXiv 1711.05101) with a schedule, clipping and a finite-gradient guard.
-
-    Weight decay spares vectors (biases, norms). `schedule` has the rate of each step. `clip_grad` is the largest global
-    L2 norm; 0 switches clipping off.
-    """
+    Weight decay spares vectors. `clip_grad` is the largest global L2 norm; 0: off."""
 
     def __init__(  # noqa: PLR0913 - settings of one optimizer
         self,
@@ -106,10 +96,8 @@ class MasterAdamW:
 
     @torch.no_grad()
     def step(self) -> float:
-        """Clip, step and round; returns the gradient's norm, over all ranks, before clipping. Call `collect` before.
-
-        A norm that is not finite leaves weights and moments untouched and counts in `skipped_steps`.
-        """
+        """Clip, step and round; returns the gradient's norm, over all ranks, before clipping. Call `collect` before. A
+        norm that is not finite leaves weights and moments untouched and counts in `skipped_steps`."""
         norm = self._ranks.norm(self.gradient)
         if not math.isfinite(norm):
             self.skipped_steps += 1
@@ -123,19 +111,14 @@ class MasterAdamW:
         self._round()
         return norm
 
-    def _copy_out(self) -> None:
-        """To the parts that FSDP owns."""
-        if self._copied:
-            for part, weight in zip(*self._copied[:2], strict=True):
-                part.copy_(weight)
-
     @torch.no_grad()
     def _round(self) -> None:
         step = ROUNDED[self._master.device.type]
         for start in range(0, len(self._master), step):
             some = slice(start, start + step)
             self._weights[some] = self._master[some].to(self._dtype)
-        self._copy_out()
+        for part, weight in zip(*self._copied[:2], strict=True) if self._copied else ():
+            part.copy_(weight)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; tensors are copies."""
@@ -158,9 +141,9 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load_master(self, parts: Sequence[Tensor]) -> None:
-        """Load the masters of a learner of any number of ranks, without moments. Each rank's [n] has its rows of every
-        parameter, one parameter after another, as FSDP cuts them (torch.chunk). Only with one rank. Raises ValueError
-        for other sizes."""
+        """Load the masters of a learner of any number of ranks, without moments, into one with one rank. Each rank's
+        [n] has its rows of every parameter, one parameter after another, as FSDP cuts them (torch.chunk). Raises
+        ValueError for other sizes."""
         at, rows = [0] * len(parts), list[Tensor]()
         for parameter in self._parameters:
             for rank, own in enumerate(parameter.chunk(len(parts))):
@@ -181,12 +164,10 @@ def _added_to(gradient: Tensor, parameter: Tensor) -> None:
 
 
 class Schedule:
-    """A learning rate schedule, as a function of the optimizer step alone.
-
-    The rate of each step: lr · (step + 1) / `warmup_steps` at first, then `lr` (`constant`), or falling to 0 after
-    `total_steps` steps (`linear`, `cosine`; arXiv 1608.03983). `lr` None: as for random weights; `warmup_steps` None:
-    0. As transformers' schedules of these names, but without their first step, whose rate is 0.
-    """
+    """A learning rate schedule, as a function of the optimizer step alone: lr · (step + 1) / `warmup_steps` at first,
+    then `lr` (`constant`), or falling to 0 after `total_steps` steps (`linear`, `cosine`; arXiv 1608.03983). `lr` None:
+    as for random weights; `warmup_steps` None: 0. As transformers' schedules, without their first step, whose rate is
+    0."""
 
     def __init__(
         self, lr: float | None = None, name: str = "constant", warmup_steps: int | None = None, total_steps: int = 0

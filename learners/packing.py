@@ -2,12 +2,9 @@
 padding.
 
 `Columns` flattens a whole batch once per train step; `Columns.microbatch` then cuts micro-batches out of it by index
-arithmetic. Sequences share the tokens of their common prefix (`learners.prefixes`): a group's prompt is computed once
-for all of its samples. A sample whose context forks (`areal_like.types.Sample.forks`) is several sequences, in one
-micro-batch, since the loss sees one sample.
-
-Two things are left out because they can't affect the loss: the last trained token as an input (nothing after it is
-predicted), and everything after it (attention is causal). Only trained tokens of the response get logits.
+arithmetic. Sequences share the tokens of their common prefix (`learners.prefixes`). A sample whose context forks
+(`areal_like.types.Sample.forks`) is several sequences, in one micro-batch, since the loss sees one sample. Left out is
+what can't affect the loss: the last trained token as an input, and everything after it. Only trained tokens get logits.
 """
 
 from __future__ import annotations
@@ -86,12 +83,10 @@ def empty_microbatch(device: torch.device) -> MicroBatch:
 
 
 class Columns:
-    """A batch of n samples, which are m sequences (n where none forks), as flat arrays.
-
-    Per sample [n]: `lengths` input tokens (0 where no token is trained), `own` bool: is it this rank's to compute. Per
-    trained token, in the order of the samples [N]: `sample`, `place` in the response, `behaviour` float32, `version`,
-    and `in_flight` bool: another version sampled the first token of its response.
-    """
+    """A batch of n samples, which are m sequences (n where none forks), as flat arrays. Per sample [n]: `lengths` input
+    tokens (0 where no token is trained), `own` bool: is it this rank's to compute. Per trained token [N]: `sample`,
+    `place` in the response, `behaviour` float32, `version`, and `in_flight` bool: another version sampled the first
+    token of its response."""
 
     def __init__(self, batch: Batch, own: np.ndarray | None = None):
         samples = batch.samples
@@ -174,17 +169,14 @@ class Columns:
         costs: list[int] = []
         for group in np.unique(self._group[samples]):
             members = samples[self._group[samples] == group]
-            order, shared = self.forest.among(self._first_sequences(members))
+            first = self._sequence[self._trained_starts[members]]  # with a trained token: they share most there
+            order, shared = self.forest.among(first)
             members = members[order]
             lengths = self._unshared(members)
             for run in cut(lengths.tolist(), shared.tolist(), micro_batch_tokens):
                 families.append(members[run])
                 costs.append(int(lengths[run].sum() - shared[run[1:]].sum()))
         return [np.concatenate([families[i] for i in part]) for part in pack(costs, micro_batch_tokens)]
-
-    def _first_sequences(self, samples: np.ndarray) -> np.ndarray:
-        """The first sequence of each sample that has a trained token: samples of a group share most there."""
-        return self._sequence[self._trained_starts[samples]]
 
     def _sequences(self, samples: np.ndarray) -> np.ndarray:
         """All those of the given samples that have a trained token, sample by sample."""
@@ -207,10 +199,12 @@ class Columns:
         order, shared = self.forest.among(sequences)
         total = int(lengths.sum())
         if is_worth(total, total - int(shared.sum()), micro_batch_tokens):
-            lean = total > micro_batch_tokens
-            rows, starts, depths, places, layout = self._tree(sequences[order], shared, device, lean)
-            first = np.empty_like(lengths)
-            first[order] = starts
+            ordered = lengths[order]
+            added, found, first = ordered - shared, paths(ordered, shared), np.empty_like(lengths)
+            first[order] = np.cumsum(ordered) - ordered
+            rows, depths = ranges(self._starts[sequences[order]] + shared, added), ranges(shared, added)
+            layout = RowLayout.tree(found, added, device, lean=total > micro_batch_tokens)
+            places = np.concatenate(found)
         else:
             first = np.cumsum(lengths) - lengths
             rows, depths = ranges(self._starts[sequences], lengths), ranges(np.zeros_like(lengths), lengths)
@@ -226,17 +220,6 @@ class Columns:
         input_ids, position_ids, outputs, targets, where, sequence = (to_device(a, device) for a in arrays)
         experts = to_device(self._experts.at(rows), device) if self._experts else None
         return MicroBatch(input_ids, position_ids, layout, outputs, targets, where, sequence, total, experts)
-
-    def _tree(
-        self, sequences: np.ndarray, shared: np.ndarray, device: torch.device, lean: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, RowLayout]:
-        """Sequences in the forest's order as one row: which of the batch's tokens stand in it, where the path of each
-        begins, each token's depth, all paths one after the other, and the layout."""
-        lengths = self._lengths[sequences]
-        added, found = lengths - shared, paths(lengths, shared)
-        rows, depths = ranges(self._starts[sequences] + shared, added), ranges(shared, added)
-        layout = RowLayout.tree(found, added, device, lean=lean)
-        return rows, np.cumsum(lengths) - lengths, depths, np.concatenate(found), layout
 
 
 def cut_groups(batch: Batch, columns: Columns, order: np.ndarray, count: int) -> list[np.ndarray]:

@@ -1,8 +1,5 @@
-"""Forward passes over a batch in micro-batches, with and without gradient. Every part of a step is cut the same way.
-
-A rank computes its own groups only. Every rank runs the same number of micro-batches, because all ranks together gather
-a sharded model's layers. So a rank's last micro-batches may be empty.
-"""
+"""Forward passes over a batch in micro-batches, with and without gradient. Every rank computes its own groups in the
+same number of micro-batches, because all ranks together gather a sharded model's layers; its last ones may be empty."""
 
 from __future__ import annotations
 

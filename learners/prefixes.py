@@ -1,11 +1,9 @@
 """Shared prefixes: finds equal tokens in equal contexts of a batch, so that a model computes them once.
 
-Samples of a group share their prompt, branches of a conversation share its beginning. Sorted by their tokens, sequences
-with a common prefix are neighbours; a sequence shares its longest prefix with the neighbour before it. So a list of
-sequences is a tree: each sequence adds the tokens behind its shared prefix.
-
-A causal model's state at a token depends only on that token and those before it. So the state is the same for all
-sequences that share it. It is computed once, and its gradient is the sum of theirs: the same maths, with fewer tokens.
+Sorted by their tokens, sequences with a common prefix are neighbours; a sequence shares its longest prefix with the
+neighbour before it. So a list of sequences is a tree: each sequence adds the tokens behind its shared prefix. A causal
+model's state at a token depends only on that token and those before it, so it is computed once for all sequences that
+share it, and its gradient is the sum of theirs.
 """
 
 from __future__ import annotations
@@ -16,22 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 
 WORTH = 0.95
-"""Share prefixes where at most this share of the tokens is left. Attention over a tree has more bookkeeping than over
-plain sequences; with 0.96 left it was no slower."""
+"""Share prefixes where at most this share of the tokens is left: attention over a tree has more bookkeeping."""
 
 
 def is_worth(total: int, unique: int, micro_batch_tokens: float) -> bool:
-    """Shall sequences of `total` tokens, `unique` without repetitions, share them? Also if they fit only then."""
+    """Whether sequences of `total` tokens, `unique` without repetitions, share them: also if they fit only then."""
     return unique <= WORTH * total or unique < total > micro_batch_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Sequences in the order of their tokens.
-
-    `order` int64 [m] are their numbers; `place` int64 [n] is where a number stands in it (−1: nowhere); `shared` int64
-    [m] counts the tokens that each has in common with the one before it.
-    """
+    """Sequences in the order of their tokens: `order` int64 [m] are their numbers; `place` int64 [n] is where a number
+    stands in it (−1: nowhere); `shared` int64 [m] counts the tokens that each has in common with the one before it."""
 
     order: np.ndarray
     place: np.ndarray
@@ -39,10 +33,8 @@ class Forest:
 
     @classmethod
     def of(cls, tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Forest:
-        """Of the sequences `tokens[starts[i] : starts[i] + lengths[i]]`; those of length 0 are left out.
-
-        `tokens` int64, not negative, below 2³²; `starts` and `lengths` int64 [n].
-        """
+        """Of the sequences `tokens[starts[i] : starts[i] + lengths[i]]` (int64, tokens below 2³²), without those of
+        length 0."""
         numbers = np.flatnonzero(lengths)
         ordered = tokens.astype(">u4")  # whose bytes sort as the numbers do
         keys = {i: ordered[starts[i] : starts[i] + lengths[i]].tobytes() for i in numbers.tolist()}

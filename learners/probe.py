@@ -2,13 +2,9 @@
 weights that they attest.
 
 Every `weights.probe_every` versions the announcement of new weights carries the ends of a few held-out prompts, and the
-learner's logprobs of their tokens. Each engine that can score (`areal_like.interfaces.RolloutEngine`) computes the
-same; `actors.probe_check` compares. Digests show which weights an engine received. The probe shows what it computes
-with them: it also covers what no digest covers, such as weights derived from those received, copies for a kernel, and
-positions.
-
-The learner scores between two train steps, without gradient and without random numbers, so no bit of a run depends on
-it. A replay announces the same, but no engine answers.
+learner's logprobs of their tokens; `actors.probe_check` compares. The probe also covers what no digest covers, such as
+weights derived from those received, copies for a kernel, and positions. The learner scores between two train steps,
+without gradient and random numbers, so no bit of a run depends on it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Weights out: compare, encode, keep and announce each version, in a thread beside the learner (ParaBlock, arXiv
 2511.19959).
 
-    learner:  cast block 1 │ cast block 2 │ ... │ next train step ...
-    thread:                │ encode 1     │ encode 2 │ ... │ digest, keep, announce
-
 The learner waits only while it casts its weights into a spare buffer, or while the previous publication still runs. The
 thread takes each block as soon as it is cast. Two buffers take turns: the newest version is the base of the next one,
-and becomes its spare. With `overlap: false` the learner waits until the end; nothing else differs (tests compare both).
+and becomes its spare. With `overlap: false` the learner waits until the end.
 
-Each rank of a learner does this with its own part of the weights, and serves it; a single rank has the only part. When
-all parts of a version can be fetched, the ranks exchange their parts' lanes, which add up to the digest of the whole,
-and the first rank announces it. No process ever holds more of the weights than its part.
+Each rank of a learner does this with its own part of the weights, and serves it. When all parts of a version can be
+fetched, the ranks exchange their parts' lanes, which add up to the digest of the whole, and the first rank announces
+it. No process ever holds more of the weights than its part.
 """
 
 from __future__ import annotations
@@ -18,11 +15,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -49,12 +46,8 @@ BROKEN_OFF = -1
 Encoded = tuple[Coded, bytes, float]
 """A block, its bytes, and the seconds that they took."""
 Announce = Callable[[Manifest], None]
-
-
-class TakeSnapshot(Protocol):
-    """`Trainer.snapshot`."""
-
-    def __call__(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State: ...
+TakeSnapshot = Callable[..., State]
+"""`Trainer.snapshot`."""
 
 
 class PartReport(msgspec.Struct):
@@ -92,7 +85,7 @@ class Coding:
 
     @classmethod
     def of(cls, section: Any) -> Coding:
-        """From the config's section, ignoring keys that are not the learner's."""
+        """From the config's section."""
         return cls(**{each.name: section[each.name] for each in fields(cls)})
 
 
@@ -102,7 +95,12 @@ class Publisher:
     parts. An error in the thread is raised by the learner's next call."""
 
     def __init__(
-        self, endpoint: str, coding: Coding, announce: Announce, keys: str | None = None, others: Alone | None = None
+        self,
+        endpoint: str,
+        coding: Coding,
+        announce: Announce,
+        keys: str | None = None,
+        others: Alone | None = None,
     ):
         self._coding, self._announce, self._others = coding, announce, others or Alone()
         self._server = WeightServer(endpoint, keys, lambda part: self._history if part == self._part else None)
@@ -248,10 +246,6 @@ class Publisher:
             if self._cast == BROKEN_OFF:
                 raise RuntimeError("the learner could not cast its weights")
 
-    def _each(self, call: Callable[[Block], Encoded], blocks: Sequence[Block]) -> Iterable[Encoded]:
-        """The results for all blocks, in order. Large weights use several threads: kernels need no interpreter."""
-        return self._pool.map(call, blocks) if self._pool else map(call, blocks)
-
     def _encoded(self, version: int, state: State) -> tuple[np.ndarray, bytes, Counter[str]]:
         """Lanes, message and counts of the step from the newest version to `state`."""
         assert self._layout and self._newest and self._lanes and self._history
@@ -266,7 +260,8 @@ class Publisher:
             self._encoders.put(encoder)
             return coded, packed, time.monotonic() - begin
 
-        for block, (coded, packed, taken) in zip(layout.blocks, self._each(encode, layout.blocks), strict=True):
+        run = self._pool.map if self._pool else map  # large weights use several threads: kernels need no interpreter
+        for block, (coded, packed, taken) in zip(layout.blocks, run(encode, layout.blocks), strict=True):
             blocks.append(packed)
             counts["elements"] += sum(segment.count for segment in block.segments if not segment.plain)
             counts["changes"] += int(coded.changes.sum(dtype="int64"))

@@ -1,13 +1,9 @@
 """Router replay: the learner's model uses the experts that the engine's model chose (R3, arXiv 2510.11370).
 
-Engine and learner use the same weights with different kernels and number formats. If two experts are nearly equally
-likely, their routers may choose differently, and a token's logprob differs by far more than rounding. With replay only
-the choice is the engine's: the learner weighs the given experts by its own logits and softmax, so the gradient reaches
-the router.
-
-A forward pass gets the experts of its row as `experts=`, like the layout of its sequences. Each layer passes them to
-its router while it computes. So a layer that is recomputed in the backward pass (`learners.sharding`) uses the same
-experts.
+If two experts are nearly equally likely, the routers of engine and learner may choose differently, and a token's
+logprob differs by far more than rounding. With replay only the choice is the engine's: the learner weighs the given
+experts by its own logits and softmax, so the gradient reaches the router. Each layer passes the experts of its row to
+its router while it computes, so a layer that is recomputed in the backward pass uses the same ones.
 """
 
 from __future__ import annotations
@@ -40,15 +36,10 @@ class EngineExperts:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> EngineExperts | None:
-        """None if no sample has experts. Positions after a sample's known ones are UNKNOWN. Raises ValueError if they
-        misfit."""
+        """None if no sample has experts. Positions after a sample's known ones are UNKNOWN."""
         known = [sample.experts for sample in samples if sample.experts is not None]
         if not known:
             return None
-        if len({each.shape[1:] for each in known}) > 1:
-            raise ValueError(f"samples have experts of different shapes: {sorted({each.shape[1:] for each in known})}")
-        if wrong := [s for s in samples if s.experts is not None and len(s.experts) >= len(s.tokens)]:
-            raise ValueError(f"a sample of {len(wrong[0].tokens)} tokens has experts of another number of positions")
         place = np.full(sum(len(sample.tokens) for sample in samples), UNKNOWN, np.int64)
         token = position = 0
         for sample in samples:

@@ -19,7 +19,7 @@ BLOCK = 2
 class AttentionBlock:
     """Sequences attended to together, n of them: `asking` int64 [n · queries] and `asked` int64 [n · keys] are places
     in the row, 0 where padded. `depth` int64 [n, queries] is the last key that each query sees, or None for causal
-    attention among as many queries as keys. `real` int64 are the entries of `asking` whose results are kept."""
+    attention. `real` int64 are the entries of `asking` whose results are kept."""
 
     queries: int
     keys: int
@@ -27,11 +27,6 @@ class AttentionBlock:
     asked: Tensor
     depth: Tensor | None
     real: Tensor
-
-    @property
-    def masked(self) -> int:
-        """Queries of each sequence that need a mask."""
-        return 0 if self.depth is None else self.queries
 
     def mask(self) -> Tensor | None:
         """Which keys each query sees: bool [n, 1, queries, keys]; None: those up to itself."""
@@ -42,14 +37,11 @@ class AttentionBlock:
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Positions of sequences in a row of `S` tokens.
-
-    `ends` int32 [n + 1]: where the tokens that each adds begin and end, from 0 to S; `longest` of them. `blocks` is
-    empty when all have the `equal` length and share nothing; else `back` int64 [S] puts the kept results of the blocks,
-    one block after the other, into the order of the row. `paths` is None where nothing is shared; else `path_ends`
-    int32 [n + 1] and `paths` int64 say where the tokens of each sequence lie, `longest_path` of them. `lean`: what
-    attention copies is not kept for the backward pass.
-    """
+    """Positions of sequences in a row of `S` tokens. `ends` int32 [n + 1]: where the tokens that each adds begin and
+    end; `longest` of them. `blocks` is empty when all have the `equal` length and share nothing; else `back` int64 [S]
+    puts the kept results of the blocks, one block after the other, into the order of the row. `paths` is None where
+    nothing is shared; else `path_ends` int32 [n + 1] and `paths` int64 say where the tokens of each sequence lie,
+    `longest_path` of them. `lean`: what attention copies is not kept for the backward pass."""
 
     ends: Tensor
     longest: int
@@ -76,7 +68,7 @@ class RowLayout:
         cls, paths: Sequence[np.ndarray], added: np.ndarray, device: torch.device, *, lean: bool = False
     ) -> RowLayout:
         """The layout of sequences that share prefixes: `paths`, per sequence int64 [length], are the places of its
-        tokens, of which the last `added` (int64 [n]) are its own and lie one after the other (`learners.prefixes`)."""
+        tokens, of which the last `added` (int64 [n]) are its own and lie one after the other."""
         lengths = np.array([len(path) for path in paths])
         blocks, back = _blocks([path for path, new in zip(paths, added, strict=True) if new], added[added > 0], device)
         where = to_device(np.concatenate(paths), device)

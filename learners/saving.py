@@ -1,8 +1,6 @@
-"""Outputs of the learner: published bits, model folders, and its part of a checkpoint.
-
-With several ranks each has a part of the weights: it publishes that part, and has its own file in a checkpoint. Only
-for a model folder does rank 0 put the parts together.
-"""
+"""Outputs of the learner: published bits, model folders, and its part of a checkpoint. With several ranks each
+publishes its part of the weights and has its own file in a checkpoint; only for a model folder does rank 0 put the
+parts together."""
 
 from __future__ import annotations
 
@@ -67,13 +65,13 @@ class Saving:
             self._adapters.save(f"{folder}/adapter", adapters)
 
     def save_state(self, folder: Path) -> None:
-        """Write all state that the next train step depends on, except its batch: master weights, optimizer state."""
-        torch.save(self._optimizer.state_dict(), folder / self._file)
+        """Write the state that the next train step depends on, except its batch."""
+        torch.save(self._optimizer.state_dict(), folder / file_of(self._ranks.rank, self._ranks.count))
 
     def load_state(self, folder: Path) -> None:
         """Load the state that `save_state` wrote: the same next batch then gives the same bits."""
-        state = torch.load(folder / self._file, weights_only=True, map_location=self._model.device)
-        self._optimizer.load_state_dict(state)
+        file = folder / file_of(self._ranks.rank, self._ranks.count)
+        self._optimizer.load_state_dict(torch.load(file, weights_only=True, map_location=self._model.device))
 
     def load_weights(self, folder: Path) -> None:
         """Load only the weights, from the files of any number of ranks. Only with one rank. Raises OSError if files
@@ -82,11 +80,6 @@ class Saving:
         files = [folder / file_of(rank, ranks) for rank in range(ranks)]
         states = [torch.load(file, weights_only=True, map_location="cpu", mmap=True) for file in files]
         self._optimizer.load_master([state["master"] for state in states])
-
-    @property
-    def _file(self) -> str:
-        """The file of this rank's part in a checkpoint."""
-        return file_of(self._ranks.rank, self._ranks.count)
 
 
 def file_of(rank: int, ranks: int) -> str:

@@ -3,14 +3,14 @@
 `fully_shard` (torch.distributed.fsdp; ZeRO stage 3, arXiv 1910.02054) gives each rank a part of every parameter, its
 gradient and its optimizer state, and gathers a layer's parameters when it computes. Gradients are SUMS over ranks: the
 loss is divided by the denominator of the whole minibatch. Every rank must make the same number of forward and backward
-passes. Where published values have half precision, layers may be gathered and computed in it: that rounds no weight,
-and halves what is sent; gradients are summed in float32.
+passes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,16 +114,13 @@ def own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class OwnPart(Mapping[str, Tensor]):
+class OwnPart(UserDict[str, Tensor]):
     """The elements of each weight that this rank publishes, by name and flat: the words that begin in its shard
-    (`areal_like.weights.state`). With one rank, the weights as they are.
-
-    A shard may end within a word. The ranks that follow send the few elements that the word lacks, so every rank must
-    create one of these at the same time.
-    """
+    (`areal_like.weights.state`). With one rank, the weights as they are. A shard may end within a word: the ranks that
+    follow send the elements that it lacks, so every rank must create one of these at the same time."""
 
     def __init__(self, weights: Mapping[str, Tensor], specs: Sequence[TensorSpec], ranks: Ranks):
-        self._own = {name: own_part(weight.detach()) for name, weight in weights.items()}
+        super().__init__({name: own_part(weight.detach()) for name, weight in weights.items()})
         self._specs, self._ranks = {spec.name: spec for spec in specs}, ranks
         edges = [(spec, *edge) for spec in specs for edge in _edges(spec, ranks.count)]
         self._lacking: dict[str, Tensor] = {}
@@ -142,24 +139,18 @@ class OwnPart(Mapping[str, Tensor]):
         bits = torch.zeros(end - first, dtype=torch.int32)
         a, b = max(first, begin), min(end, stop)
         if a < b:
-            shard = self._own[spec.name].reshape(-1)[a - begin : b - begin]
+            shard = self.data[spec.name].reshape(-1)[a - begin : b - begin]
             bits[a - first : b - first] = shard.float().view(torch.int32).cpu()
         return bits
 
     def __getitem__(self, name: str) -> Tensor:
-        own, spec, ranks = self._own[name], self._specs[name], self._ranks
+        own, spec, ranks = self.data[name], self._specs[name], self._ranks
         if ranks.count == 1:
             return own
         begin = spec.shards(ranks.count)[ranks.rank]
         own = own.reshape(-1)[_starts(spec, ranks.count)[ranks.rank] - begin :]
         lacking = self._lacking.get(name)
         return own if lacking is None else torch.cat([own, lacking.to(own.device)])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own)
-
-    def __len__(self) -> int:
-        return len(self._own)
 
 
 def _starts(spec: TensorSpec, parts: int) -> list[int]:
@@ -174,22 +165,13 @@ def _edges(spec: TensorSpec, parts: int) -> list[tuple[int, int, int]]:
     return [(part, first, end) for part, first, end in stretches if first < end]
 
 
-class Whole(Mapping[str, Tensor]):
+class Whole(UserDict[str, Tensor]):
     """A model's weights by name, gathered from all ranks one by one as they are looked up. Every rank must look them up
     in the same order. Only saving needs whole weights."""
 
-    def __init__(self, weights: Mapping[str, Tensor]):
-        self._weights = weights
-
     def __getitem__(self, name: str) -> Tensor:
-        weight = self._weights[name].detach()
+        weight = self.data[name].detach()
         return weight.full_tensor() if isinstance(weight, DTensor) else weight
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
 
 # A model that was made without memory (`areal_like.models.causal_lm.deferred_weights`): each rank reads the rows of its

@@ -1,8 +1,5 @@
-"""One train step in progress: a batch on the device, the numbers of its tokens, and its metrics.
-
-The learner makes one per batch and fills it in: reference logprob of each token, advantages, proximal logprobs, planned
-weights. It gives losses their `LossBatch` for any of the batch's trained tokens.
-"""
+"""One train step in progress: a batch on the device, the numbers of its tokens, and its metrics. The learner makes one
+per batch and fills it in. It gives losses their `LossBatch` for any of the batch's trained tokens."""
 
 from __future__ import annotations
 
@@ -23,14 +20,11 @@ from learners.packing import Columns
 
 
 class Step:
-    """A batch of n samples with N trained tokens, whole on every rank; `own` bool [N] are those of the samples
-    that this rank computes.
-
-    `proximal` [N] is each trained token's logprob before the first update (NaN where nobody asked for it); `reference`
-    [N], `teacher` [N] (its logprobs), `share` [N], `uniform` [N] and `weights` [N] are None where the step has no use
-    for them. `penalties`, by name, were subtracted from the reward at each trained token. `losses` and `norms` have one
-    entry per optimizer step.
-    """
+    """A batch of n samples with N trained tokens, whole on every rank; `own` bool [N] are those of the samples that
+    this rank computes. `proximal` [N] is each trained token's logprob before the first update (NaN where it is not
+    needed); `reference`, `teacher` (logprobs), `share`, `uniform` and `weights`, [N], are None where the step has no
+    use for them. `penalties`, by name, were subtracted from the reward at each trained token. `losses` and `norms` have
+    one entry per optimizer step."""
 
     def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, dtype: torch.dtype, share: Any):
         self.batch, self.device = batch, device
@@ -117,7 +111,7 @@ class Step:
         return {name: values[places] for name, values in self._foreseen.items()}
 
     def loss_batch(self, places: Tensor, current: Tensor, sequence: Tensor, with_proximal: bool) -> LossBatch:
-        """The loss's view of the tokens at `places` int64 [M], with their `current` logprobs and `sequence` [M]."""
+        """The loss's view of the tokens at `places` int64 [M]."""
 
         def at(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[places]
@@ -149,11 +143,10 @@ class Step:
             self._observed.setdefault(prefix + name, []).append((places, values.detach()))
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
-        """All numbers of a group's tokens: for each sample, name → float32 [R]; NaN where a token is not trained, or a
-        number was not computed."""
+        """All numbers of a group's tokens: for each sample, name → float32 [R]; NaN where a number was not computed."""
+        asked = {"reference": self.reference, "teacher": self.teacher}
         known = {"proximal": self.proximal, "advantage": self.advantages}
-        known |= {} if self.reference is None else {"reference": self.reference}
-        known |= {} if self.teacher is None else {"teacher": self.teacher}
+        known |= {name: values for name, values in asked.items() if values is not None}
         known |= {name: self.on_device(values) for name, values in self.penalties.items()}
         for name, pieces in self._observed.items():
             known[name] = torch.full(self.behaviour.shape, torch.nan, device=self.device)
@@ -176,15 +169,13 @@ class Step:
         moved = log_ratio(self.proximal, self.behaviour, known)[known]
         log_ratios, staleness = moved.cpu().numpy(), self.staleness[known].cpu().numpy()
         fresh, in_flight = staleness == 0, self.in_flight[known].cpu().numpy()
-        sample = self.sample[known].cpu().numpy()
         metrics = (
-            self.tally.metrics(ranks)
-            | drift(log_ratios, staleness, sample)
-            | mismatch(log_ratios[fresh], in_flight[fresh])
+            self.tally.metrics(ranks) | drift(log_ratios, staleness) | mismatch(log_ratios[fresh], in_flight[fresh])
         )
-        metrics["loss"] = float(np.mean(self.losses)) if self.losses else 0.0
-        metrics["grad_norm"] = float(np.mean(self.norms)) if self.norms else 0.0
-        metrics["backward_tokens"] = self.backward_tokens
-        metrics["computed_tokens"] = self.computed_tokens
-        metrics["backward_share"] = self.backward_tokens / max(1, self.input_tokens)
-        return metrics
+        return metrics | {
+            "loss": float(np.mean(self.losses)) if self.losses else 0.0,
+            "grad_norm": float(np.mean(self.norms)) if self.norms else 0.0,
+            "backward_tokens": self.backward_tokens,
+            "computed_tokens": self.computed_tokens,
+            "backward_share": self.backward_tokens / max(1, self.input_tokens),
+        }

@@ -1,7 +1,5 @@
-"""A learner without a model, for system experiments: it sleeps for a set time and publishes bytes that change.
-
-Processes, buffer and sockets are real; the accelerator is simulated. No torch.
-"""
+"""A learner without a model, for system experiments: it sleeps for a set time and publishes bytes that change. No
+torch."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from areal_like import turns
-from areal_like.types import Batch, Group
+from areal_like.types import Batch
 from areal_like.weights.state import State, TensorSpec
 from learners.batch_metrics import batch_metrics
 
@@ -41,13 +39,10 @@ class TimedLearner:
         """Wait out the batch's cost, bookkeeping included, and return its metrics."""
         begin, metrics = time.monotonic(), batch_metrics(batch)
         self._restore(self._steps + 1)
-        _sleep_until(begin + self._base + self._seconds(batch.groups))
+        end = begin + self._base + self._per_sample * len(batch.samples) + self._per_token * metrics["tokens"]
+        while (left := end - time.monotonic()) > 0:
+            turns.sleep(left)
         return metrics
-
-    def _seconds(self, groups: list[Group]) -> float:
-        samples = [sample for group in groups for sample in group.samples]
-        tokens = sum(np.count_nonzero(sample.loss_mask) for sample in samples)
-        return self._per_sample * len(samples) + self._per_token * tokens
 
     def _restore(self, steps: int) -> None:
         """The state after so many train steps: their number is in the bytes."""
@@ -73,8 +68,3 @@ class TimedLearner:
 
     def load_state(self, folder: Path) -> None:
         self._restore(json.loads((folder / "learner.json").read_text())["steps"])
-
-
-def _sleep_until(deadline: float) -> None:
-    while (left := deadline - time.monotonic()) > 0:
-        turns.sleep(left)

@@ -40,10 +40,7 @@ class TrainedSamples:
 
 
 def chosen(batch: Batch) -> Group:
-    """A group of the batch: in every other batch a random one, else in turn that with the best or the worst sample."""
-    groups = batch.groups
+    """A group of the batch: in turn a random one, and that with the best sample."""
     if batch.index % 2 == 0:
-        return groups[int(np.random.default_rng(batch.index).integers(len(groups)))]
-    if batch.index % 4 == 1:
-        return max(groups, key=lambda group: max(sample.reward for sample in group.samples))
-    return min(groups, key=lambda group: min(sample.reward for sample in group.samples))
+        return batch.groups[int(np.random.default_rng(batch.index).integers(len(batch.groups)))]
+    return max(batch.groups, key=lambda group: max(sample.reward for sample in group.samples))

@@ -1,8 +1,6 @@
-"""Attention over sequences of any lengths side by side, by PyTorch's own kernel (flash attention) where available.
-
-The kernel needs CUDA, half precision and heads of at most 256; everything else is computed in blocks
-(`learners.attention`), as is all attention of a process in which the kernel fails at its first call.
-"""
+"""Attention over sequences of any lengths side by side, by PyTorch's own kernel (flash attention) where available: on
+CUDA, in half precision, with heads of at most 256. Everything else is computed in blocks (`learners.attention`), as is
+all attention of a process in which the kernel fails at its first call."""
 
 from __future__ import annotations
 

@@ -144,8 +144,6 @@ def _of_learner(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]
         yield key, f"it has nothing to do: set advantage=distill, or {key}.top above 0"
     if learner.get("num_minibatch_epochs", 1) > 1 and "single_pass" in marks("loss", loss):
         yield "learner.num_minibatch_epochs", f"loss={loss} diverges with more than 1"
-    if learner.get("kl_cut") is not None and not (learner.get("kl_loss") or learner.get("kl_reward")):
-        yield "learner.kl_cut", "there is no KL to cut: set learner.kl_loss or learner.kl_reward"
     if learner.get("schedule", "constant") != "constant" and learner.get("schedule_steps") is not None:
         steps, warmup = optimizer_steps(learner), learner["warmup_steps"] or 0
         if steps <= warmup:
@@ -153,13 +151,11 @@ def _of_learner(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]
 
 
 def _of_advantage(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    learner, advantage, name = known["learner"], known["advantage"], known["advantage"]["name"]
+    learner, name = known["learner"], known["advantage"]["name"]
     wanted = marks("advantage", name)
     for knob in ("kl_reward", "overlong_penalty"):
         if name == "maxrl" and learner.get(knob):
             yield f"learner.{knob}", "advantage=maxrl takes no negative rewards, which this would cause"
-    if advantage.get("deviation_of") == "rewards" and advantage.get("std") is False:
-        yield "advantage.deviation_of", "advantage.std=false divides by no deviation: leave one of them out"
     alone = known["sizing"]["name"] == "fixed" and known["sizing"]["group_size"] == 1
     learns_else = "teacher" not in learner or learner["teacher"] is not None or is_supervised(config)
     if alone and "compares_samples" in wanted and not learns_else:

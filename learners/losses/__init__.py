@@ -1,16 +1,5 @@
-"""Policy losses, one pure function each; the registry (`areal_like.config.registry`) lists them by name.
-
-| module | losses | what limits a stale sample |
-|---|---|---|
-| `contract` | – | what every loss is given, returns and may ask for; the helpers they share |
-| `corrections` | – | importance weights and rejection, beside any loss |
-| `clipped` | ppo, decoupled_ppo (icepop), gspo, sapo | a clipped ratio |
-| `weighted` | reinforce (is_pg, tis, cispo, topr, mis_po), vespo, vtrace | a weight on the score function |
-| `trusted` | m2po, dppo | a mask around a trust region |
-| `delightful` | dg, dg_kondo | a gate on the learner's own surprisal |
-| `targets` | pmpo, tpo | likelihood instead of a ratio |
-
-Names in brackets are the same loss with another correction.
-
-Nothing is imported here, so that a config is checked without torch.
-"""
+"""Policy losses, one pure function each; the registry (`areal_like.config.registry`) lists them by name. `contract` is
+what every loss is given and returns, `corrections` are importance weights and rejection beside any loss. `clipped`
+losses clip a ratio, `weighted` ones weigh the score function, `trusted` ones mask around a trust region, `delightful`
+ones gate by surprisal, `targets` use likelihood instead of a ratio. Nothing is imported here, so that a config is
+checked without torch."""

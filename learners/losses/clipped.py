@@ -1,8 +1,5 @@
-"""Losses that clip a probability ratio: once the policy has moved far enough, a token has no gradient.
-
-They differ in the clipped ratio: current/behaviour, current/proximal, a whole sequence's. A ratio to the proximal
-policy leaves proximal/behaviour to a correction (`learners.losses.corrections`).
-"""
+"""Losses that clip a probability ratio: once the policy has moved far enough, a token has no gradient. A ratio to the
+proximal policy leaves proximal/behaviour to a correction (`learners.losses.corrections`)."""
 
 from __future__ import annotations
 
@@ -29,12 +26,9 @@ from learners.losses.contract import (
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip: float, clip_high: float | None, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """PPO's `min(r A, clip(r, 1 − clip, 1 + clip_high) A)` [N], and where it is flat in r (bool [N]).
-
-    `clip_high` (DAPO's clip-higher, arXiv 2503.14476, equation 8) defaults to `clip`. `dual_clip` > 1 bounds the
-    objective of negative advantages from below by `dual_clip · A` (arXiv 1912.09729, equation 5), so a huge ratio
-    cannot blow up the step.
-    """
+    """PPO's `min(r A, clip(r, 1 − clip, 1 + clip_high) A)` [N], and where it is flat in r (bool [N]). `clip_high`
+    (DAPO, arXiv 2503.14476, equation 8) defaults to `clip`. `dual_clip` > 1 bounds the objective of negative advantages
+    from below by `dual_clip · A` (arXiv 1912.09729, equation 5)."""
     high = 1.0 + (clip if clip_high is None else clip_high)
     plain = ratio * advantages
     clipped = ratio.clamp(1.0 - clip, high) * advantages
@@ -74,15 +68,11 @@ def decoupled_ppo(
     proximal: Literal["recompute", "interpolate"] = "recompute",
 ) -> tuple[Tensor, Observed]:
     """PPO-clip around the proximal policy, `min(u A, clip(u) A)`: equation 5 of AReaL (arXiv 2505.24298) but for its
-    weight.
-
-    `u` = current/proximal is clipped, so the trust region is centred on the learner's own policy at the start of the
-    train step, however old the data are. The weight proximal/behaviour for the policy that sampled the token is the
-    correction's, by default `capped`; with `icepop` this is IcePop (Ring-1T, arXiv 2510.18855). IcePop's paper compares
-    engines at equal weights; here the weight includes staleness as well.
-
-    `proximal`: "recompute" by a forward pass at the start of the step, or "interpolate" (`interpolated`, A-3PO).
-    """
+    weight. `u` = current/proximal is clipped, so the trust region is centred on the learner's own policy at the start
+    of the train step. The weight proximal/behaviour is the correction's, by default `capped`; with `icepop` this is
+    IcePop (Ring-1T, arXiv 2510.18855), whose paper compares engines at equal weights; here the weight includes
+    staleness. `proximal`: "recompute" by a forward pass at the start of the step, or "interpolate" (`interpolated`,
+    A-3PO)."""
     centre = _centre(batch, proximal, "decoupled_ppo")
     moved = ratio(batch.current, centre, batch.mask)
     objective, flat = clipped_surrogate(moved, batch.advantages, clip, clip_high, dual_clip)
@@ -102,17 +92,11 @@ def gspo(
     proximal: Literal["recompute", "interpolate"] | None = None,
     average: bool = False,
 ) -> tuple[Tensor, Observed]:
-    """GSPO (arXiv 2507.18071, its s_i): PPO-clip on the sequence's ratio, its tokens' geometric mean.
-
-    `s = exp(mean over the sequence of log(current/behaviour))`, and every token of the sequence has the objective
-    `min(s A, clip(s) A)`. The paper's mean over sequences is the learner's `normalise: sequence_mean`; under a mean
-    over tokens long sequences count more. The clip range is the paper's: a sequence's ratio moves far less than a
-    token's.
-
-    With `proximal` the ratio is current/proximal, as in `decoupled_ppo`, and the behaviour policy is left to the
-    correction. With `average` A is the mean over the sequence's tokens first, as in AReaL; without it, each token has
-    its own. They differ only where the tokens of a sequence have different advantages.
-    """
+    """GSPO (arXiv 2507.18071, its s_i): PPO-clip on the sequence's ratio, its tokens' geometric mean: every token has
+    the objective `min(s A, clip(s) A)` with `s = exp(mean over the sequence of log(current/behaviour))`. The paper's
+    mean over sequences is the learner's `normalise: sequence_mean`. With `proximal` the ratio is current/proximal, as
+    in `decoupled_ppo`, and the behaviour policy is left to the correction. With `average` A is the mean over the
+    sequence's tokens first, as in AReaL."""
     centre = batch.behaviour if proximal is None else _centre(batch, proximal, "gspo")
     moved = log_ratio(batch.current, centre, batch.mask)
     sequence_ratio = sequence_means(moved, batch).exp()
@@ -131,12 +115,9 @@ def sapo(
     temperature: Annotated[float, "(0, inf)"] = 1.0,
     temperature_negative: Annotated[float, "(0, inf)"] = 1.05,
 ) -> tuple[Tensor, Observed]:
-    """SAPO (arXiv 2511.20347): a soft clip, `4/τ · sigmoid(τ (r − 1)) · A` with r = current/behaviour.
-
-    Its slope by r is 1 on-policy and falls smoothly on both sides, faster for larger τ: `temperature` where A > 0,
-    `temperature_negative` elsewhere. The paper's mean is over each answer, then over answers: `normalise:
-    sequence_mean`. Formula and temperatures as in TRL's and AReaL's code.
-    """
+    """SAPO (arXiv 2511.20347): a soft clip, `4/τ · sigmoid(τ (r − 1)) · A` with r = current/behaviour. Its slope by r
+    is 1 on-policy and falls smoothly on both sides: τ is `temperature` where A > 0, `temperature_negative` elsewhere.
+    The paper's mean is `normalise: sequence_mean`. Formula and temperatures as in TRL's and AReaL's code."""
     moved = ratio(batch.current, batch.behaviour, batch.mask)
     tau = torch.where(batch.advantages > 0, moved.new_tensor(temperature), moved.new_tensor(temperature_negative))
     gate = 4.0 / tau * torch.sigmoid(tau * (moved - 1.0))
@@ -151,13 +132,9 @@ def _centre(batch: LossBatch, proximal: str, loss: str) -> Tensor:
 
 
 def interpolated(batch: LossBatch) -> Tensor:
-    """Proximal logprobs [N] without a forward pass (A-3PO, arXiv 2512.06547): between behaviour and current by version.
-
-    Log-linear: a token of staleness d was sampled d versions before the start of this train step, which makes the next
-    version, so `log proximal = log behaviour + d/(d + 1) · (log current − log behaviour)`, without gradient. The paper
-    counts its d to the version that the step makes (our d + 1) and has the same weights. Fresh tokens (d = 0) have the
-    behaviour policy as their proximal one, which is exact.
-    """
+    """Proximal logprobs [N] without a forward pass (A-3PO, arXiv 2512.06547), without gradient: `log proximal = log
+    behaviour + d/(d + 1) · (log current − log behaviour)` for a token that was sampled d versions before the start of
+    this train step, which makes the next version. The paper's d is our d + 1. It is exact for fresh tokens."""
     staleness = batch.staleness.to(batch.behaviour.dtype)
     moved = log_ratio(batch.current.detach(), batch.behaviour, batch.mask)
     return batch.behaviour.clamp(min=IMPOSSIBLE) + staleness / (staleness + 1.0) * moved

@@ -1,12 +1,10 @@
-"""The contract of a policy loss: its inputs, outputs and requests, and helpers that losses share.
+"""The contract of a policy loss: its inputs, outputs and marks, and helpers that losses share.
 
 A loss has the form `(batch, denominator, *, knobs) -> (loss, observed)`. The loss is a SUM over the trained tokens of a
 micro-batch divided by the `denominator` passed in, so the cut of a minibatch into micro-batches cannot change its
-gradient. `observed` maps names to one number per token [N], without gradient; `learners.diagnostics` turns them into
-means, maxima and quantiles, overall and by staleness.
-
-Three policies have the same names everywhere: *behaviour* sampled the token, *proximal* is the learner's policy at the
-start of the train step, *current* carries the gradient. A loss that needs more than a micro-batch has marks (`Marks`).
+gradient. `observed` maps names to one number per token [N], without gradient. Three policies have the same names
+everywhere: *behaviour* sampled the token, *proximal* is the learner's policy at the start of the train step, *current*
+carries the gradient.
 
 Masked tokens may hold any value, NaN included: they change neither the loss nor its gradient. Log ratios are clamped to
 ±`LOG_RATIO_LIMIT` and logprobs to `LOGPROB_FLOOR`, so tokens that are impossible under a policy stay finite, and have
@@ -38,13 +36,11 @@ class LossBatch:
     """The response tokens of one micro-batch (of one minibatch, where a plan is made), flat [N].
 
     A sequence is never split, and its tokens lie side by side in order. Logprobs and advantages are floating point,
-    `current` with gradient; `mask` is bool, True where the token is trained; `sequence` and `group` int64 number the
-    sequence and the group of each token; `staleness` int64 is train version − version of the token.
-
-    `share` is the token's weight in the sum over tokens (None: 1; 1/length for a mean over sequences). `uniform` in
-    [0, 1) is for losses marked with `wants_uniform`, `weights` for those marked with `planned`. `sequences` is above
-    every number of a sequence, known without asking the device. `factors` are those of a correction that must see the
-    whole minibatch (`learners.losses.corrections`), 0 where it rejects a token.
+    `current` with gradient; `mask` bool is True where the token is trained; `sequence` and `group` int64 number the
+    sequence and the group of each token; `staleness` int64 is train version − version of the token. `share` is the
+    token's weight in the sum over tokens (None: 1). `uniform` in [0, 1) is for losses marked with `wants_uniform`,
+    `weights` for those marked with `planned`. `sequences` is above every number of a sequence. `factors` are those of a
+    correction that must see the whole minibatch, 0 where it rejects a token.
     """
 
     current: Tensor
@@ -71,13 +67,10 @@ class LossBatch:
 
 @dataclass(frozen=True, slots=True)
 class MinibatchPlan:
-    """What is decided over a whole minibatch, without gradient, before its micro-batches.
-
-    `weigh(minibatch, *, knobs)` takes the loss's own knobs and returns `LossBatch.weights` for every token, and the
-    observations. With `needs_current` the minibatch goes through a forward pass without gradient first; without, its
-    `current` is NaN. With `skips`, tokens of weight 0, which the loss must give no gradient, are left out of the
-    passes with gradient.
-    """
+    """What is decided over a whole minibatch, without gradient, before its micro-batches: `weigh(minibatch, *, knobs)`
+    takes the loss's own knobs and returns `LossBatch.weights` for every token, and the observations. With
+    `needs_current` the minibatch goes through a forward pass without gradient first; without, its `current` is NaN.
+    With `skips`, tokens of weight 0, which the loss must give no gradient, are left out of the passes with gradient."""
 
     weigh: Callable[..., tuple[Tensor, Observed]]
     needs_current: bool = True
@@ -86,14 +79,12 @@ class MinibatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a loss needs from the learner; each of the first seven is also a decorator.
-
-    `wants_proximal`: it needs `LossBatch.proximal`; if it has a knob `proximal`, only where that is "recompute".
-    `ratio_to_behaviour`: it contains current/behaviour, so a correction must not weigh by that ratio again.
-    `clips_finely`: its clip range is finer than bfloat16 rounding, so engine and learner must compute alike.
-    `wants_uniform`: it draws, and needs `LossBatch.uniform`. `single_pass`: it diverges with more than one pass over a
-    batch. `supervised`: it trains tokens that a task demonstrates, without behaviour logprobs and advantages. `plan`
-    (the decorator is `planned`): it needs `LossBatch.weights`.
+    """What a loss needs from the learner; each of the first seven is also a decorator. `wants_proximal`: it needs
+    `LossBatch.proximal`; if it has a knob `proximal`, only where that is "recompute". `ratio_to_behaviour`: it contains
+    current/behaviour, so a correction must not weigh by that ratio again. `clips_finely`: its clip range is finer than
+    bfloat16 rounding, so engine and learner must compute alike. `wants_uniform`: it draws. `single_pass`: it diverges
+    with more than one pass over a batch. `supervised`: it trains demonstrated tokens, without behaviour logprobs and
+    advantages. `plan` (the decorator is `planned`): it needs `LossBatch.weights`.
 
     `own_ratio`: the policies whose ratio it contains, "proximal_current", "behaviour_current" or None. `drops`: tokens
     with factor 0 in its plan leave the batch, with their part of the denominator.
@@ -125,7 +116,7 @@ planned = partial(_mark, "plan")
 
 
 def marks_of(loss: Callable[..., Any]) -> Marks:
-    """The marks of a loss, bare or with bound knobs, which its plan gets as well."""
+    """The marks of a loss, bare or with bound knobs, which its plan gets, too."""
     if isinstance(known := getattr(loss, "marks", None), Marks):
         return known
     function, knobs = getattr(loss, "func", loss), getattr(loss, "keywords", {})
@@ -149,8 +140,7 @@ def proximal_of(loss: Callable[..., Any]) -> str | None:
 
 @torch.no_grad()
 def planned_for(loss: Callable[..., Any], minibatch: LossBatch) -> tuple[LossBatch, Observed]:
-    """The minibatch with the weights and factors that `loss` plans for it, and the plan's observations. Unchanged if
-    the loss has no plan."""
+    """The minibatch with the weights and factors that `loss` plans for it, and the plan's observations."""
     if own := getattr(loss, "planned_for", None):
         return own(minibatch)
     plan = marks_of(loss).plan

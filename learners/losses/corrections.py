@@ -1,12 +1,10 @@
 """Corrections beside the loss: importance weight × rejection × the pair of policies, for any loss.
 
-    loss: {name: dg, correction: {name: ratio, weight: token, weight_high: 2}}
-
 A correction multiplies the objective of each token by a *factor* without gradient: its importance weight, or 0 where it
-rejects the token. The factor enters through `LossBatch.share`, rejection through `LossBatch.mask`, so every loss that
-keeps its contract can be corrected. Several corrections multiply (`correction` within a correction). The functions here
-take a loss and return the corrected one; `ratio` has all knobs, the others are names for some of their values. A weight
-over its bound is *cut*; a token out of bounds is *rejected*.
+rejects the token. The factor enters through `LossBatch.share`, rejection through `LossBatch.mask`. Several corrections
+multiply (`correction` within a correction). The functions here take a loss and return the corrected one; `ratio` has
+all knobs, the others are names for some of their values. A weight over its bound is *cut*; a token out of bounds is
+*rejected*.
 """
 
 from __future__ import annotations
@@ -223,9 +221,7 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
 ) -> Corrected:
     """Weighs each token by a ratio of probabilities, and rejects tokens or sequences that are out of bounds.
 
-    `pair`: which two policies, the earlier below the later. None: the pair that the loss's own ratio does not cover:
-    behaviour_proximal for losses around the proximal policy, else behaviour_current.
-
+    `pair`: which two policies, the earlier before the later. None: the pair that the loss's own ratio does not cover.
     `weight`: the token's own ratio, the product over its "sequence", its "geometric" mean over the sequence, or "none".
     It is cut to [`weight_low`, `weight_high`] (infinite: exact, Precup et al. 2000; from above: truncated, Ionides
     2008). With `self_normalise` weights are divided by their mean over the minibatch, by the tokens' shares.
@@ -233,15 +229,12 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
     `reject`: what must lie within [`low`, `high`] (None: no bound). With d = log later/earlier: the ratio e^d; the
     estimates of KL(earlier ‖ later) k1 = −d, k2 = d²/2 and k3 = e^d − 1 − d; k3_reverse = e^−d − 1 + d; or binary_kl,
     the larger of both KLs of "this token or another". `over`: for each "token" alone, or for all tokens of a sequence
-    by the sum, the mean, the largest ("max") or the smallest ("min") of its tokens; of ratios the product, the
-    geometric mean, or one of them.
-
-    `where` "negative": only tokens with an advantage below 0 are weighed or rejected.
+    by the sum, the mean, the largest ("max") or the smallest ("min") of its tokens. `where` "negative": only tokens
+    with an advantage below 0 are weighed or rejected.
 
     `rejected`: "mask": such tokens have no objective and do not count in their sequence's ratio, but stay in the
     denominator. "drop": they leave the batch: the denominator, the entropy bonus and the KL in the loss do not see
-    them, and inputs that no other token needs are not computed. "drop" and `self_normalise` cost a forward pass without
-    gradient. A further `correction` applies as well.
+    them. "drop" and `self_normalise` cost a forward pass without gradient. A further `correction` applies as well.
     """
     knobs = dict(locals())
     corrected = build("correction", as_spec(correction), knobs.pop("loss"))

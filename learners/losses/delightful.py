@@ -1,8 +1,6 @@
-"""The Delightful Policy Gradient: a gate on the learner's own surprisal, without behaviour probabilities.
-
-*Delight* χ = A · surprisal, with surprisal = −log π(token) under the CURRENT policy. The gate passes unlikely
-successes, and holds back failures that are already unlikely. Stale, wrong or missing behaviour logprobs cannot hurt.
-"""
+"""The Delightful Policy Gradient: a gate on the learner's own surprisal, without behaviour probabilities. *Delight* χ =
+A · surprisal, with surprisal = −log π(token) under the CURRENT policy. The gate passes unlikely successes, and holds
+back failures that are already unlikely."""
 
 from __future__ import annotations
 
@@ -42,12 +40,10 @@ def dg(
 ) -> tuple[Tensor, Observed]:
     """Delightful Policy Gradient (arXiv 2603.14608; distributed: 2603.20521): `− Σ gate · A · log π ÷ denominator`.
 
-    `gate = sigmoid((χ − λ)/η)`, one per token and without gradient; η is `gate_temperature`, λ is `gate_threshold`.
-    η = 0 is its limit, the indicator χ > λ. With `bernoulli` the token is kept with probability gate instead of being
-    weighted by it (the same in expectation).
-
-    The authors' advantage is reward − group mean without a division by the standard deviation; the choice of the
-    advantage is not part of the loss. The gate weakens failures like π^(|A|/η): with advantages below 1 lower η alike.
+    `gate = sigmoid((χ − λ)/η)`, one per token and without gradient; η is `gate_temperature` (0: the indicator χ > λ), λ
+    is `gate_threshold`. With `bernoulli` the token is kept with probability gate (the same in expectation). The
+    authors' advantage is reward − group mean without a division by the standard deviation. The gate weakens failures
+    like π^(|A|/η): with advantages below 1 lower η alike.
     """
     surplus = delight(batch) - gate_threshold
     gate = torch.sigmoid(surplus / gate_temperature) if gate_temperature else (surplus > 0).to(surplus.dtype)
@@ -77,14 +73,13 @@ def kondo_gate(batch: LossBatch, *, keep: float = 0.03) -> tuple[Tensor, Observe
 def dg_kondo(
     batch: LossBatch, denominator: float, *, keep: Annotated[float, "(0, 1]"] = 0.03
 ) -> tuple[Tensor, Observed]:
-    """The Kondo gate (arXiv 2603.20526): DG's hard gate with λ set so that a share `keep` of the tokens passes.
+    """The Kondo gate (arXiv 2603.20526): DG's hard gate with λ set so that a share `keep` of a minibatch's tokens
+    passes: `− Σ_kept A · log π ÷ denominator`, over ALL trained tokens.
 
-    `− Σ_kept A · log π ÷ denominator`, over ALL trained tokens. A forward pass without gradient finds the kept tokens
-    of a minibatch; only they, and the tokens that they attend to, go through the expensive forward and backward pass. A
-    sequence without a kept token is skipped whole; one with some is cut behind the last. Tokens before a kept one are
-    needed: its gradient flows through them. Metrics `backward_tokens` and `backward_share` give the cost.
-
-    The share is taken per minibatch; other terms of the objective (entropy, KL) see kept tokens only.
+    A forward pass without gradient finds the kept tokens; only they, and the tokens that they attend to, go through the
+    pass with gradient. A sequence without a kept token is skipped whole; one with some is cut behind the last.
+    `backward_tokens` and `backward_share` give the cost. Other terms of the objective (entropy, KL) see kept tokens
+    only.
     """
     weights = required(batch.weights, "the tokens that its plan keeps", "dg_kondo")
     return score_loss(weights * batch.advantages, batch, denominator), {}

@@ -26,11 +26,9 @@ from learners.losses.contract import (
 
 
 def preference_weights(batch: LossBatch, *, alpha: float = 0.5, beta: float = 0.1) -> tuple[Tensor, Observed]:
-    """PMPO's weight per token of a minibatch [N]: α S/S₊ where A > 0, −(1 − α) S/S₋ where A < 0, else 0.
-
-    S sums the tokens' shares: all, those of positive and those of negative advantage. Divided by a denominator of S,
-    as the learner's means over tokens and over sequences are, the sums become PMPO's two means.
-    """
+    """PMPO's weight per token of a minibatch [N]: α S/S₊ where A > 0, −(1 − α) S/S₋ where A < 0, else 0. S sums the
+    tokens' shares: all, those of positive and those of negative advantage. Divided by a denominator of S the sums
+    become PMPO's two means."""
     share = shares(batch)
     good, bad = batch.mask & (batch.advantages > 0), batch.mask & (batch.advantages < 0)
     everything = share.sum()
@@ -49,13 +47,9 @@ def pmpo(
     beta: Annotated[float, "[0, inf)"] = 0.1,
 ) -> tuple[Tensor, Observed]:
     """PMPO (arXiv 2410.04166): raises the likelihood of good samples, lowers that of bad ones, near the behaviour
-    policy.
-
-    `α mean₊ log π − (1 − α) mean₋ log π − β KL(reference ‖ π)`, where only the advantage's sign counts. The reference
-    is the behaviour policy, so the KL is estimated without bias by `log π_b − log π` on the sampled tokens, and
-    corrects for distance only. α and β are those of DG's authors. The means are over tokens; the paper's over sequences
-    are the learner's `normalise: sequence_mean`.
-    """
+    policy: `α mean₊ log π − (1 − α) mean₋ log π − β KL(reference ‖ π)`, where only the advantage's sign counts. The
+    reference is the behaviour policy, so the KL is estimated without bias by `log π_b − log π` on the sampled tokens. α
+    and β are those of DG's authors. The paper's means over sequences are the learner's `normalise: sequence_mean`."""
     weights = required(batch.weights, "the weights that its plan makes", "pmpo")
     near = log_ratio(batch.current, batch.behaviour, batch.mask)
     held = torch.where(batch.mask, weights, 0.0)
@@ -93,12 +87,9 @@ def tpo(
     """Target Policy Optimization (arXiv 2604.06159): cross-entropy from a target over a group's samples to the policy.
 
     p = softmax of the samples' summed logprobs under the current policy, `q ∝ p_behaviour · exp(z/temperature)`, z the
-    advantages standardised within the group (all 0 where they are equal). The gradient `(p_i − q_i) ∇log π(sample i)`
-    vanishes once the policy is at its target, so several passes over a batch are possible.
-
-    The value reported is the score function's, not the cross-entropy; the gradient is the paper's mean over groups
-    (under `normalise: token_mean`). p and q come from the minibatch's logprobs before the update, so the gradient is
-    exact at that point, as the paper's is. It expects one advantage per sequence, and uses the first token's.
+    advantages standardised within the group. The gradient `(p_i − q_i) ∇log π(sample i)` vanishes once the policy is at
+    its target. The value reported is the score function's; the gradient is the paper's mean over groups (under
+    `normalise: token_mean`), from logprobs before the update. It uses the first token's advantage of each sequence.
     """
     weights = required(batch.weights, "the weights that its plan makes", "tpo")
     return score_loss(weights, batch, denominator), {}

@@ -1,8 +1,5 @@
-"""Calls a loss once on two tokens before a run begins, since some mistakes would otherwise appear late or never.
-
-An entropy bonus or a KL term moves the weights even if the policy loss gives no gradient; such a run looks healthy but
-learns nothing from its rewards.
-"""
+"""Calls a loss once on two tokens before a run begins: one without a gradient would otherwise be found late or never,
+since an entropy bonus or a KL term moves the weights in any case."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ def _problems(returned: Any, current: Tensor) -> Iterator[str]:
         yield f"got {value.item()}, expected a finite number"
     gradient = torch.autograd.grad(value, current, allow_unused=True)[0] if value.requires_grad else None
     if gradient is None or not gradient.any():
-        yield (
-            "it gives no gradient to batch.current, the logprobs of the policy, on two tokens with the advantages 1 "
-            "and -1: it would ignore the rewards; look for a `.detach()`"
-        )
+        yield "it gives no gradient to batch.current, so it would ignore the rewards: look for a `.detach()`"
     elif not torch.isfinite(gradient).all():
         yield f"got the gradient {gradient.tolist()}, expected finite numbers"
     if not isinstance(observed, dict):

@@ -24,10 +24,8 @@ from learners.losses.contract import (
 
 
 def second_moment_mask(batch: LossBatch, *, threshold: float = 0.04) -> tuple[Tensor, Observed]:
-    """M2PO's mask over a minibatch: 1 for tokens that stay, [N].
-
-    Drops the tokens with the largest squared log ratio until the mean of the others is at most `threshold`; ties leave
-    in the order of the tokens. If not even the smallest is below it, no token stays.
+    """M2PO's mask over a minibatch: 1 for tokens that stay, [N]. Drops the tokens with the largest squared log ratio
+    until the mean of the others is at most `threshold`; ties leave in the order of the tokens. Perhaps no token stays.
     """
     squared = log_ratio(batch.current, batch.behaviour, batch.mask).double() ** 2
     squared = torch.where(batch.mask, squared, torch.inf)  # masked tokens sort behind all others
@@ -44,12 +42,9 @@ def second_moment_mask(batch: LossBatch, *, threshold: float = 0.04) -> tuple[Te
 def m2po(
     batch: LossBatch, denominator: float, *, threshold: Annotated[float, "(0, inf]"] = 0.04
 ) -> tuple[Tensor, Observed]:
-    """M2PO (arXiv 2510.01161): `M r A` with r = current/behaviour, no clip; M keeps the second moment of log r small.
-
-    The mask bounds the mean of (log r)² over a batch by `threshold`, so only outliers are lost, however stale the rest
-    (the paper trains at 256 versions of lag). The mask is made per minibatch, from its logprobs before the update. We
-    keep the denominator over all trained tokens, as the paper does.
-    """
+    """M2PO (arXiv 2510.01161): `M r A` with r = current/behaviour, no clip; M keeps the mean of (log r)² over a
+    minibatch below `threshold`, so only outliers are lost, however stale the rest. M is made from logprobs before the
+    update. The denominator is over all trained tokens, as in the paper."""
     moved = ratio(batch.current, batch.behaviour, batch.mask)
     weights = required(batch.weights, "the mask that its plan makes", "m2po")
     objective = torch.where(weights > 0, moved * batch.advantages, 0.0)
@@ -64,13 +59,10 @@ def dppo(
     tv: Annotated[float, "(0, 1]"] = 0.2,
     tv_high: Annotated[float, "(0, 1]"] | None = None,
 ) -> tuple[Tensor, Observed]:
-    """DPPO with the binary total variation (arXiv 2602.04879; as in prime-rl): `M r A` with r = current/behaviour.
-
-    The divergence is taken at the sampled token alone: |π − π_b|, probabilities instead of their ratio, so a rare
-    token may double its probability and a frequent one may not. M leaves out tokens with A > 0 whose probability has
+    """DPPO with the binary total variation (arXiv 2602.04879; as in prime-rl): `M r A` with r = current/behaviour. The
+    divergence is taken at the sampled token alone: |π − π_b|. M leaves out tokens with A > 0 whose probability has
     risen by more than `tv_high` (default `tv`), and those with A < 0 that has fallen by more than `tv`. No further clip
-    and no KL term, unlike prime-rl's.
-    """
+    and no KL term, unlike prime-rl's."""
     high = tv if tv_high is None else tv_high
     moved = ratio(batch.current, batch.behaviour, batch.mask)
     risen = (batch.current.exp() - batch.behaviour.exp()).detach()

@@ -1,9 +1,6 @@
 """Losses with the plain policy gradient `w A ∇log π`; they differ in the importance weight w, which has no gradient.
-
-REINFORCE has none; with a correction (`learners.losses.corrections`) it is exact importance sampling, TIS or CISPO. The
-reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function. `sft` is
-the same with A = 1 on tokens that a task demonstrates .
-"""
+The reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function.
+`sft` is the same with A = 1 on tokens that a task demonstrates."""
 
 from __future__ import annotations
 
@@ -28,15 +25,11 @@ from learners.losses.contract import (
 
 
 def reinforce(batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
-    """REINFORCE (Williams 1992): w = 1. Without a correction it is the control for every off-policy loss.
-
-    `loss=is_pg` is this with the correction `exact` (Precup et al. 2000): w = Π current/behaviour over the sequence,
-    which is exact for a reward at its end, and whose variance grows exponentially with its length;
-    `loss.correction.weight=token` is the first-order approximation that most LLM losses start from. `loss=tis`: the
-    token's ratio, truncated (Ionides 2008; in LLM training Yao et al. 2025). `loss=cispo` (MiniMax-M1, arXiv
-    2506.13585): clipped at 1.28, without a lower bound; the paper tunes its upper bound without giving it, and later
-    work uses anything up to 7 (ScaleRL, arXiv 2510.13786).
-    """
+    """REINFORCE (Williams 1992): w = 1. `loss=is_pg` is this with the correction `exact` (Precup et al. 2000): w = Π
+    current/behaviour over the sequence, whose variance grows exponentially with its length. `loss=tis`: the token's
+    ratio, truncated (Ionides 2008; in LLM training Yao et al. 2025). `loss=cispo` (MiniMax-M1, arXiv 2506.13585):
+    clipped at 1.28, without a lower bound; the paper tunes its upper bound without giving it, and later work uses
+    anything up to 7 (ScaleRL, arXiv 2510.13786)."""
     return score_loss(batch.advantages, batch, denominator), {}
 
 
@@ -58,12 +51,9 @@ def vespo(
     k_negative: Annotated[float, "[0, inf)"] = 3.0,
     rate_negative: Annotated[float, "(0, inf)"] = 2.0,
 ) -> tuple[Tensor, Observed]:
-    """VESPO (arXiv 2602.10693): w = φ(W) with W = Π current/behaviour over the sequence and `φ(W) = W^k e^(λ (1 − W))`.
-
-    φ is 1 on-policy, and small for sequences that have become much likelier or much unlikelier: no clip and no division
-    by the length. λ is `rate`; tokens with A < 0 have `k_negative` and `rate_negative`. Kernel and numbers as in TRL's
-    code, which we could read; of the paper we saw the abstract. W is kept within 1e-8 and e^20, as there.
-    """
+    """VESPO (arXiv 2602.10693): w = φ(W) with W = Π current/behaviour over the sequence and `φ(W) = W^k e^(λ (1 − W))`,
+    which is 1 on-policy. λ is `rate`; tokens with A < 0 have `k_negative` and `rate_negative`. Kernel and numbers as in
+    TRL's code; of the paper we saw the abstract. W is kept within 1e-8 and e^20, as there."""
     moved = sequence_sums(log_ratio(batch.current.detach(), batch.behaviour, batch.mask), batch)
     moved = moved.clamp(math.log(1e-8), LOG_RATIO_LIMIT)
     knobs = moved.new_tensor([[k, k_negative], [rate, rate_negative]])
@@ -82,11 +72,9 @@ def vtrace(
 ) -> tuple[Tensor, Observed]:
     """V-trace actor-critic (IMPALA, arXiv 1802.01561, equation 1 and section 4.2), for a reward at the sequence's end.
 
-    With the baseline as a value that is constant over the sequence and γ = 1, the temporal differences before the last
-    token T vanish, and the paper's targets leave the weight `w_s = ρ_s · (Π_{s<i<T} c_i) · ρ_T` for s < T and
-    `w_T = ρ_T`, with ρ = min(ratio, ρ̄), c = min(ratio, c̄): each token's weight depends on how likely its whole future
-    still is. This reduction is ours (no LLM trainer has V-trace); it needs one advantage per sequence, and T is the
-    last trained token.
+    With the baseline as a value that is constant over the sequence and γ = 1, the paper's targets leave the weight `w_s
+    = ρ_s · (Π_{s<i<T} c_i) · ρ_T` for s < T and `w_T = ρ_T`, with ρ = min(ratio, ρ̄), c = min(ratio, c̄). This
+    reduction is ours; it needs one advantage per sequence, and T is the last trained token.
     """
     moved = log_ratio(batch.current.detach(), batch.behaviour, batch.mask).double()
     log_rho = moved.clamp(max=math.log(rho_bar))

@@ -29,7 +29,7 @@ LEARNER_MAY_CHANGE = (
     *("lr", "schedule", "warmup_steps", "schedule_steps", "weight_decay", "betas", "eps", "clip_grad"),
     *("entropy_bonus", "kl_loss", "kl_loss_estimator", "kl_reward", "kl_reward_estimator", "normalise"),
     *("overlong_penalty", "overlong_limit", "overlong_buffer", "overlong_filter", "reward_scale", "reward_clip"),
-    *("kl_cut", "num_minibatches", "num_minibatch_epochs", "micro_batch_tokens", "collective_timeout"),
+    *("num_minibatches", "num_minibatch_epochs", "micro_batch_tokens", "collective_timeout"),
     *("max_logits", "checkpoint_activations", "compile", "compute_dtype", "device", "threads", "param_dtype"),
 )
 """Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that training will not make

@@ -164,8 +164,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("learner.num_minibatch_epochs", ["loss=dg", "learner.num_minibatch_epochs=2"]),
     ("learner.kl_reward", [MAXRL, "learner.kl_reward=0.1"]),
     ("learner.overlong_penalty", [MAXRL, "learner={overlong_penalty: 1, overlong_limit: 8}"]),
-    ("learner.kl_cut", ["learner.kl_cut=10"]),
-    ("advantage.deviation_of", ["advantage={name: batch, std: false, deviation_of: rewards}"]),
     ("learner.router_replay", ["learner.router_replay=true"]),
     ("learner.router_replay", ["learner.router_replay=true", "learner.compile=true"]),
     ("learner.router_replay", ["learner.router_replay=true", "engine=timed"]),

@@ -17,23 +17,11 @@ def tiny_model(kind: str = "qwen2", scale: float = 0.3) -> PreTrainedModel:
     """Two layers, four query heads over two key/value heads; weights large enough for peaked distributions."""
     if kind == "qwen2":
         return qwen2(shifted(0), VOCAB, num_attention_heads=4, num_key_value_heads=2, initializer_range=scale).eval()
-    config_class, model_class = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[kind]
-    config = config_class(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        initializer_range=scale,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    llama = kind == "llama"
+    config_class, model_class = (LlamaConfig, LlamaForCausalLM) if llama else (Qwen3Config, Qwen3ForCausalLM)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8, "vocab_size": VOCAB}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": scale}
+    config = config_class(**shape, **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shifted(0))
         return model_class(config).eval()

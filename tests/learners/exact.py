@@ -1,10 +1,6 @@
-"""Models that compute in float64 throughout, for claims of equality that rounding must not blur.
-
-transformers' norms and rotary angles go through float32 in a model of any dtype; here they do not. The learner
-computes with such a model in float64. Two orders of summation then differ by 1e-16 of the terms: far below AdamW's
-`eps`, so that a gradient that is zero but for rounding moves no weight, and no token lies between two results of one
-clip.
-"""
+"""Models that compute in float64 throughout, for claims of equality that rounding must not blur. transformers' norms
+and rotary angles go through float32 in a model of any dtype; here they do not. Two orders of summation then differ by
+1e-16 of the terms, far below AdamW's `eps`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Three ranks. The first gives its command late, and comes to the collective a little behind the second, which times
-out first and so closes their connection. The last does not come.
+"""Three ranks. The first gives its command late, and comes to the collective a little after the second. The last does
+not come.
 
 python -m tests.learners.late RANK FOLDER
 """

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from areal_like.models.causal_lm import deferred_weights, folder, qwen2
 from learners.advantages import group
@@ -29,22 +28,17 @@ from tests.seeds import seeded
 RANDOM: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 8, "intermediate_size": 128}
 
 
-def made(path: str, by_shard: bool, rank: int) -> PreTrainedModel:
+def train(path: str, rank: int, ranks: int, by_shard: bool) -> dict[str, Any]:
     with deferred_weights(rank == 0) if by_shard else nullcontext():
         model = folder(0, 13, path=path) if path != "random" else qwen2(0, 300, **RANDOM)
     assert (model.device.type == "meta") is by_shard
-    return model
-
-
-def train(path: str, rank: int, ranks: int, by_shard: bool) -> dict[str, Any]:
-    model = made(path, by_shard, rank)
     learner = TorchLearner(model, decoupled_ppo, partial(group), 1.0, 0, ranks=ranks, lr=1e-2, kl_loss=0.1)
-    start = learner.snapshot().digest()
-    row = learner.train(share(make_batch(seeded(0), groups=5), rank, ranks))
+    found = {"start": learner.snapshot().digest()}
+    found["row"] = learner.train(share(make_batch(seeded(0), groups=5), rank, ranks))
     if rank:
         learner.saving.hand_over()
-        return {"row": row, "start": start}
-    return {"row": row, "start": start, "digest": learner.saving.gathered()[0].digest()}
+        return found
+    return found | {"digest": learner.saving.gathered()[0].digest()}
 
 
 def main() -> None:

@@ -101,13 +101,6 @@ def test_sliding_windows_are_kept(implementation):
     torch.testing.assert_close(output[0], expected)
 
 
-def test_padding_inside_a_block_stays_below_half():
-    lengths = seeded(0).lognormal(3, 1.2, 200).astype(np.int64) + 1
-    layout = RowLayout.of(lengths, torch.device("cpu"))
-    assert sum(len(block.asked) for block in layout.blocks) < 2 * lengths.sum()
-    assert sum(len(block.real) for block in layout.blocks) == lengths.sum()
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_matrix_by_matrix_is_attention(masked):
     """In float64, with gradients. In half precision, a CPU computes short sequences this way."""
@@ -128,15 +121,6 @@ def test_attention_matrix_by_matrix_is_attention(masked):
         half = attention._attend(q.float(), k.float(), v.float(), mask, 0.3, None)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.double(), truth, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("refused", [{"dropout": 0.1}, {"softcap": 30.0}])
-def test_what_it_does_not_compute_is_refused(refused):
-    x = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match="packed attention knows no"):
-        packed_attention(
-            torch.nn.Module(), x, x, x, None, layout=RowLayout.of(np.array([3]), torch.device("cpu")), **refused
-        )
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])

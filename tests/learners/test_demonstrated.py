@@ -114,10 +114,7 @@ def test_a_pause_ends_it_before_the_next_batch() -> None:
     ("key", "value"),
     [
         ("run.target_reward", "0.9"),
-        ("sampling.temperature", "0.7"),
         ("learner.kl_reward", "0.1"),
-        ("inject_staleness", "1"),
-        ("replay", "runs/x"),
         ("group_reward", "tests.actors.test_group_rewards:total_minus"),
         ("learner", "{name: timed}"),
     ],

@@ -1,5 +1,6 @@
 """Samples whose context forks: each context is computed as a sequence of its own; reward and advantage are one."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,58 +13,45 @@ from learners.learner import TorchLearner
 from learners.losses.clipped import gspo, ppo
 from learners.losses.corrections import tis
 from learners.losses.weighted import reinforce
-from learners.objective import Objective
 from learners.packing import Columns
-from tests.learners.batches import VOCAB, tiny_model
+from tests.learners.batches import make_sample, tiny_model
 from tests.learners.exact import ADAMW_EPS, SUMMED, exact
 from tests.seeds import seeded
 
 CPU = torch.device("cpu")
 
 
-def context(rng: np.random.Generator, begin: np.ndarray, more: int, answer: int) -> Sample:
-    """A sample of one context: `begin` and more tokens as the prompt."""
-    tokens = np.concatenate([begin, rng.integers(0, VOCAB, more + answer)]).astype(np.int32)
-    logprobs = (-rng.exponential(2.0, answer)).astype(np.float32)
-    length = len(begin) + more
-    return Sample(tokens, length, logprobs, np.ones(answer, bool), [(2, answer)], 0.0, "stop")
-
-
 def forked(contexts: list[Sample], reward: float) -> Sample:
     """One sample of these contexts."""
     first, *others = contexts
-    tokens, logprobs, masks = [first.tokens], [first.logprobs], [first.loss_mask]
-    forks: list[int] = []
-    for each in others:
-        forks.append(sum(map(len, masks)))
-        shown = each.prompt_length
-        tokens.append(each.tokens)
-        logprobs.append(np.concatenate([np.zeros(shown, np.float32), each.logprobs]))
-        masks.append(np.concatenate([np.zeros(shown, bool), each.loss_mask]))
-    flat = np.concatenate(tokens)
-    response = len(flat) - first.prompt_length
-    return Sample(
-        flat, first.prompt_length, np.concatenate(logprobs), np.concatenate(masks), [(2, response)], reward, "stop",
-        forks=forks,
-    )  # fmt: skip
+    shown = [np.zeros(each.prompt_length, np.float32) for each in others]
+    tokens = np.concatenate([each.tokens for each in contexts])
+    logprobs = [part for zeros, each in zip(shown, others, strict=True) for part in (zeros, each.logprobs)]
+    masks = [part for zeros, each in zip(shown, others, strict=True) for part in (zeros > 0, each.loss_mask)]
+    response = len(tokens) - first.prompt_length
+    return replace(
+        first,
+        tokens=tokens,
+        logprobs=np.concatenate([first.logprobs, *logprobs]),
+        loss_mask=np.concatenate([first.loss_mask, *masks]),
+        runs=[(2, response)],
+        reward=reward,
+        forks=(np.cumsum([len(each.tokens) for each in contexts])[:-1] - first.prompt_length).tolist(),
+    )
 
 
 def batches() -> tuple[Batch, Batch]:
     """Three groups of three samples, most of which fork; and their contexts as samples of their own."""
-    rng = seeded(0)
-    joint, apart = [], []
+    rng, joint, apart = seeded(0), [], []
     for number in range(3):
-        prompt = rng.integers(0, VOCAB, 6)
         members, singles = [], []
         for place in range(3):
-            contexts = [context(rng, prompt, 0, 4 + place)]
+            contexts = [make_sample(rng, prompt=6, response=4 + place)]
             for _ in range((number + place) % 3):
-                contexts.append(context(rng, contexts[-1].tokens[:7], 3, 5))
-            reward = float(rng.integers(0, 4))
-            members.append(forked(contexts, reward))
-            for each in contexts:
-                each.reward = reward
-            singles += contexts
+                contexts.append(make_sample(rng, prompt=10, response=5))
+                contexts[-1].tokens[:7] = contexts[-2].tokens[:7]
+            members.append(forked(contexts, contexts[0].reward))
+            singles += [replace(each, reward=contexts[0].reward, runs=[(2, each.response_length)]) for each in contexts]
         joint.append(Group(number, members, {2: "d2"}))
         apart.append(Group(number, singles, {2: "d2"}))
     return Batch(0, 3, joint), Batch(0, 3, apart)
@@ -117,22 +105,3 @@ def test_a_loss_of_whole_samples_sees_one():
     small.train(joint)
     large.train(joint)
     torch.testing.assert_close(small.optimizer.gradient, large.optimizer.gradient, **SUMMED)
-
-
-def test_what_counts_as_long_is_the_longest_context():
-    joint, _ = batches()
-    longest = max(joint.samples, key=lambda sample: len(sample.forks))
-    assert len(longest.forks) == 2 and longest.reach < longest.response_length
-    assert longest.contexts[0] == (0, longest.prompt_length + longest.forks[0])
-    assert sum(end - begin for begin, end in longest.contexts) == len(longest.tokens)
-    limits = {"overlong_penalty": 1.0, "overlong_limit": longest.reach, "overlong_buffer": longest.reach}
-    penalty = Objective(**limits).length_penalties(Batch(0, 0, [Group(0, [longest])]))
-    assert penalty.tolist() == [1.0]
-
-
-def test_the_first_token_of_a_context_cannot_be_trained():
-    joint, _ = batches()
-    wrong = max(joint.samples, key=lambda sample: len(sample.forks))
-    wrong.loss_mask[wrong.forks[0]] = True
-    with pytest.raises(ValueError, match="nothing predicts it"):
-        Columns(joint)

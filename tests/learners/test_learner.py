@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from areal_like.models.causal_lm import qwen2, state_of
 from learners.advantages import group
@@ -82,48 +81,6 @@ def test_proximal_logprobs_are_those_at_the_start_of_the_step():
     for number, (current, proximal, behaviour) in enumerate(seen):
         torch.testing.assert_close(proximal, behaviour, rtol=1e-4, atol=1e-4)
         assert torch.equal(current, proximal) == (number == 0)
-
-
-def test_a_poisoned_batch_leaves_the_weights_as_they_were():
-    learner = learner_of(num_minibatches=1)
-    learner.train(batches(1)[0])
-    digest, poisoned = learner.snapshot().digest(), batches(2)[1]
-    poisoned.samples[0].reward = float("nan")
-    metrics = learner.train(poisoned)
-    assert metrics["skipped_steps"] == 1 and learner.snapshot().digest() == digest
-    assert learner.train(batches(3)[2])["skipped_steps"] == 1 and learner.snapshot().digest() != digest
-
-
-def test_a_batch_with_nothing_to_train_changes_nothing():
-    learner, batch = learner_of(), batches(1)[0]
-    for sample in batch.samples:
-        sample.loss_mask[:] = False
-    digest = learner.snapshot().digest()
-    metrics = learner.train(batch)
-    assert metrics["tokens"] == 0 and metrics["loss"] == 0.0 and learner.snapshot().digest() == digest
-
-
-def test_untrained_tokens_and_what_follows_do_not_matter():
-    """Filler after the answer may hold any tokens and logprobs."""
-    plain, filled = learner_of(), learner_of()
-    short, long = batches(1, masked=0.0)[0], batches(1, masked=0.0)[0]
-    for sample in long.samples:
-        sample.tokens = np.concatenate([sample.tokens, np.full(30, 7, np.int32)])
-        sample.logprobs = np.concatenate([sample.logprobs, np.full(30, np.nan, np.float32)])
-        sample.loss_mask = np.concatenate([sample.loss_mask, np.zeros(30, bool)])
-        sample.runs = [*sample.runs, (9, 30)]
-    plain.train(short)
-    filled.train(long)
-    assert plain.snapshot().digest() == filled.snapshot().digest()
-
-
-def test_a_saved_folder_loads_as_the_same_model(tmp_path):
-    learner = learner_of()
-    learner.train(batches(1)[0])
-    learner.save(str(tmp_path))
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
-    assert state_of(loaded).digest() == learner.snapshot().digest()
-    assert loaded(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, VOCAB)
 
 
 def test_a_restored_learner_goes_on_bit_for_bit(tmp_path):

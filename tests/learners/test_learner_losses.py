@@ -15,10 +15,9 @@ from learners.advantages import group
 from learners.build import build_trainer
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
-from learners.losses.contract import MinibatchPlan
 from learners.losses.corrections import ratio
-from learners.losses.delightful import dg, dg_kondo, kondo_gate
-from learners.losses.trusted import dppo, m2po
+from learners.losses.delightful import dg, dg_kondo
+from learners.losses.trusted import m2po
 from learners.losses.weighted import reinforce
 from learners.packing import Columns
 from tests.learners.batches import VOCAB, make_batch, tiny_model
@@ -77,7 +76,7 @@ def test_the_cut_into_micro_batches_changes_neither_gradient_nor_metrics(loss) -
     expected, metrics = whole.train(batch), pieces.train(batch)
     torch.testing.assert_close(pieces.optimizer.gradient, whole.optimizer.gradient, rtol=1e-5, atol=5e-7)
     for name, value in expected.items():
-        if name.startswith(("loss", "kl/", "ess", "chi2", "sequence/")):
+        if name.startswith(("loss", "kl/", "ess")):
             assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-8), name
 
 
@@ -92,27 +91,6 @@ def test_what_is_dropped_is_as_if_it_had_not_been_in_the_batch_and_what_is_maske
     torch.testing.assert_close(learner.optimizer.gradient, plain.optimizer.gradient, rtol=1e-5, atol=1e-7)
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert 0.1 < metrics["loss/masked_share"] < 0.9 and metrics["backward_share"] < 1
-    if loss is reinforce and normalise == "token_mean":
-        masking, plain = learner_of(ratio(reinforce, weight="none", reject="ratio", high=BOUND)), learner_of(reinforce)
-        masking.train(batch), plain.train(less)
-        tokens, kept = (sum(s.loss_mask.sum() for s in each.samples) for each in (batch, less))
-        scaled = plain.optimizer.gradient * (kept / tokens)
-        torch.testing.assert_close(masking.optimizer.gradient, scaled, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("rejected", ["mask", "drop"])
-def test_a_token_left_out_by_the_correction_and_by_the_loss_counts_once(rejected) -> None:
-    own = partial(dppo, tv=0.01)
-    learner = learner_of(
-        ratio(own, weight="none", reject="ratio", high=BOUND, rejected=rejected), micro_batch_tokens=30
-    )
-    batch, _ = stale_batch(learner)
-    current, behaviour = logprobs(learner, batch), np.concatenate([s.logprobs[s.loss_mask] for s in batch.samples])
-    gains, risen = learner._begin(batch).advantages.numpy(), np.exp(current) - np.exp(behaviour)
-    gone = np.exp(current - behaviour) > BOUND
-    out = np.where(gains > 0, risen > 0.01, (gains < 0) & (risen < -0.01))
-    assert (gone & out).any() and (out & ~gone).any()
-    assert learner.train(batch)["loss/masked_share"] == pytest.approx((gone | out).mean(), rel=1e-9)
 
 
 def test_tokens_that_kondo_drops_go_through_no_backward_pass() -> None:
@@ -132,21 +110,6 @@ def test_tokens_that_kondo_drops_go_through_no_backward_pass() -> None:
         sample.reward = 1.0
     metrics = learner.train(batch)
     assert metrics["backward_tokens"] == 0 and metrics["loss"] == 0.0
-
-
-def test_skipping_the_dropped_tokens_leaves_the_gradient_as_it_is() -> None:
-    """Compared with the same plan without skipping, where dropped tokens have weight 0."""
-
-    def masked(batch, denominator):
-        return dg_kondo(batch, denominator, keep=0.2)
-
-    masked.plan = MinibatchPlan(partial(kondo_gate, keep=0.2))
-    skipping, masking = learner_of(partial(dg_kondo, keep=0.2)), learner_of(masked)
-    batch = batches(1)[0]
-    few, everything = skipping.train(batch), masking.train(batch)
-    assert few["backward_share"] < 0.8 and everything["backward_share"] == 1.0
-    torch.testing.assert_close(skipping.optimizer.gradient, masking.optimizer.gradient, rtol=1e-3, atol=1e-6)
-    assert few["loss"] == pytest.approx(everything["loss"], rel=1e-4)
 
 
 def test_drawn_gates_are_keyed_by_sample() -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.packing import Columns, pack, ranges
+from learners.packing import Columns, pack
 from tests.learners.batches import make_batch
 from tests.seeds import seeded
 
@@ -26,13 +26,6 @@ def test_every_sequence_once_none_over_the_limit_and_no_micro_batch_without_need
 def test_follows_algorithm_1():
     # Longest first: 9 | 6 fits none and opens the second | 5 fits the second alone | 3 and 1: fewest sequences first.
     assert pack([3, 9, 1, 6, 5], 12) == [[1, 0], [3, 4, 2]]
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5))))
-def test_ranges_is_the_concatenation_of_aranges(pairs):
-    expected = [x for start, count in pairs for x in range(start, start + count)]
-    starts, counts = (np.array([p[i] for p in pairs], np.int64) for i in (0, 1))
-    assert ranges(starts, counts).tolist() == expected
 
 
 def test_a_row_holds_each_sample_up_to_its_last_trained_token():

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.types import Batch, Group, Sample
+from areal_like.types import Batch, Group
 from learners import attention, packing
 from learners.advantages import group
 from learners.attention import packed_attention
@@ -17,7 +17,7 @@ from learners.losses.clipped import decoupled_ppo, gspo, ppo
 from learners.packing import Columns
 from learners.prefixes import Forest, cut, paths
 from learners.row_layout import RowLayout
-from tests.learners.batches import VOCAB, assert_metrics_close, tiny_model
+from tests.learners.batches import assert_metrics_close, make_sample, tiny_model
 from tests.learners.exact import ADAMW_EPS, SUMMED, exact
 from tests.learners.losses.token_batches import LOSSES
 
@@ -58,26 +58,12 @@ def test_runs_stay_below_the_limit_and_lose_nothing(sequences, most):
 
 def family(rng, prompt, responses, turns=1):
     """Samples of one prompt; with `turns`, later ones continue from part of the first one's response, as branches."""
-    begin = rng.integers(0, VOCAB, prompt)
-    made: list[Sample] = []
-    for number, response in enumerate(responses):
-        tokens = rng.integers(0, VOCAB, response)
-        if turns > 1 and number:
-            common = min(response, len(made[0].tokens) - prompt) // turns
-            tokens[:common] = made[0].tokens[prompt : prompt + common]
-        mask = rng.random(response) < 0.8
-        mask[-1] = True
-        made.append(
-            Sample(
-                tokens=np.concatenate([begin, tokens]).astype(np.int32),
-                prompt_length=prompt,
-                logprobs=(-rng.exponential(2.0, response)).astype(np.float32),
-                loss_mask=mask,
-                runs=[(0, int(response))],
-                reward=float(rng.integers(0, 5)) / 4,
-                finish="stop",
-            )
-        )
+    made = [make_sample(rng, prompt=prompt, response=response, masked=0.2) for response in responses]
+    for sample in made[1:]:
+        first, common = made[0].tokens, prompt
+        if turns > 1:
+            common += min(sample.response_length, made[0].response_length) // turns
+        sample.tokens[:common] = first[:common]
     return made
 
 

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.config.registry import build
 from areal_like.models.causal_lm import publishable
 from areal_like.wire.messages import Manifest, Probe
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
-from learners.probe import Reference, sequences_of
+from learners.probe import Reference
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
 
@@ -61,10 +60,3 @@ def test_only_some_versions_come_with_a_probe_and_none_with_numbers_that_are_non
         manifests.append(reference.added_to(Manifest(version, "")))
     assert manifests[0].probe == Probe([[1, 2]], [[-1.0]], "float32")
     assert not any(manifest.probe for manifest in manifests[1:])
-
-
-def test_prompts_of_a_probe_are_ends_of_heldout_ones():
-    task = build("task", {"name": "copy"}, 0)
-    found = sequences_of(task)
-    assert 1 <= len(found) <= 4 and all(1 < len(tokens) <= 64 for tokens in found)
-    assert found[0] == task.prompt("heldout", 0).tokens[-64:].tolist()

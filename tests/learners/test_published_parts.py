@@ -1,5 +1,4 @@
-"""Several ranks publish their parts: together these are what one rank would publish, every bit and digest, for an actor
-that follows. No process has more of the weights than its part."""
+"""Several ranks publish their parts: together these are what one rank would publish, for an actor that follows."""
 
 import pytest
 
@@ -10,8 +9,8 @@ from tests.learners.publishing import VERSIONS, publish_on
 def test_ranks_publish_what_one_would_and_none_has_more_than_its_part(tmp_path, ranks: int) -> None:
     found = publish_on(ranks, tmp_path)
     for version, seen in enumerate(found["versions"]):
-        assert len(set(seen["digests"])) == 1 and seen["same bits"] and len(set(seen["density"])) == 1, version
+        assert len(set(seen["digests"])) == 1 and seen["same bits"], version
     assert len({seen["digests"][0] for seen in found["versions"]}) == VERSIONS, "the weights have moved each time"
     assert found["parts"] == ranks and found["held"] < 1.1 * found["whole"] / ranks
     assert ranks == 2 or found["edges"], "a shard that ends within a word"
-    assert found["deltas"] == VERSIONS - 1 and 0 < found["versions"][-1]["density"][0] < 0.1
+    assert found["deltas"] == VERSIONS - 1 and 0 < found["versions"][-1]["density"] < 0.1

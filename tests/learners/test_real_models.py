@@ -2,12 +2,11 @@
 
 import asyncio
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from actors.engines.decoders import FusedDecoder
 from actors.engines.torch_engine import TorchEngine
@@ -57,7 +56,6 @@ def test_train_publish_serve_save_load(kind, lora, tmp_path):
     learner.save(str(tmp_path / "out"))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.dtype == torch.bfloat16 and state_of(loaded).digest() == state.digest()
-    same_configs(path, tmp_path / "out")
 
     async def sample():
         await engine.load(Update(1, state.digest(), state))
@@ -70,29 +68,6 @@ def test_train_publish_serve_save_load(kind, lora, tmp_path):
     for prompt, made in asyncio.run(sample()):
         expected = logprobs(truth, [*prompt, *made.tokens], len(made.tokens))
         np.testing.assert_allclose(made.logprobs, expected, atol=2e-4)
-
-
-def same_configs(before: str, after: Path) -> None:
-    ours, theirs = (AutoConfig.from_pretrained(p).to_dict() for p in (after, before))
-    assert {k: v for k, v in ours.items() if k != "_name_or_path"} == {
-        k: v for k, v in theirs.items() if k != "_name_or_path"
-    }
-    ours, theirs = (GenerationConfig.from_pretrained(p).to_dict() for p in (after, before))
-    assert ours == theirs and ours["eos_token_id"] == [256, 10]
-
-
-def test_only_adapters_train_and_are_kept(tmp_path):
-    path = write_folder(tmp_path / "base", "qwen2")
-    learner, full = learner_of(path, lora=LORA), learner_of(path)
-    base = {n: p.clone() for n, p in learner.model.named_parameters() if "lora_" not in n}
-    for index in range(3):
-        learner.train(batch_of(index))
-    for name, parameter in learner.model.named_parameters():
-        assert ("lora_" in name) == parameter.requires_grad
-        assert "lora_" in name or torch.equal(parameter, base[name])
-    shapes = [m.weight.shape for n, m in full.model.named_modules() if n.endswith("_proj")]
-    assert len(learner.optimizer.gradient) == sum(4 * (rows + columns) for rows, columns in shapes)
-    assert 3 * len(learner.optimizer.gradient) < len(full.optimizer.gradient)
 
 
 def test_merged_weights_compute_what_the_adapters_do(tmp_path):
@@ -118,10 +93,9 @@ def test_merged_weights_compute_what_the_adapters_do(tmp_path):
 def test_the_reference_is_the_model_without_adapters(tmp_path):
     """KL to the reference equals that of full training, which holds a copy of the initial weights."""
     path = write_folder(tmp_path / "base", "qwen2")
-    light, full = (learner_of(path, kl_loss=0.1, num_minibatches=1, lora=lora) for lora in (LORA, None))
+    light = learner_of(path, kl_loss=0.1, num_minibatches=1, lora=LORA)
     assert light._reference is light.model
     with pytest.raises(ValueError, match="leave it out"):
         learner_of(path, lora={"targets": ["embed_tokens"]})
-    first = [learner.train(batch_of(0)) for learner in (light, full)]
-    assert [row["reference_kl"] for row in first] == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert light.train(batch_of(0))["reference_kl"] == pytest.approx(0.0, abs=1e-6)
     assert light.train(batch_of(0))["reference_kl"] > 1e-4

@@ -14,7 +14,6 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
 from learners.packing import Columns
-from learners.router_replay import EngineExperts
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.seeds import seeded, shifted
 
@@ -101,22 +100,6 @@ def test_the_models_own_experts_change_no_bit_and_others_do(kind):
     assert metrics["router/known"] == 1 and metrics["router/replaced"] > 0.5
 
 
-def test_given_experts_are_weighed_by_the_learners_own_softmax():
-    """Against the formula, with a model whose only experts are given."""
-    model = moe()
-    learner = learner_of(model, publish_dtype="float32")
-    _, _, router = routers_of(model)[0]
-    states, told = torch.randn(4, 16), torch.tensor([[4, 0], [1, 2], [-1, -1], [0, 1]], dtype=torch.int16)
-    router.forward.told = told
-    logits, weights, experts = router(states)
-    router.forward.told = None
-    expected = (states @ router.weight.t()).softmax(-1).gather(-1, experts)
-    torch.testing.assert_close(weights, expected / expected.sum(-1, keepdim=True))
-    assert experts[[0, 1, 3]].tolist() == [[4, 0], [1, 2], [0, 1]]
-    assert experts[2].tolist() == logits[2].topk(2).indices.tolist()
-    assert learner.routing == (2, 2, EXPERTS)
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_gradient_reaches_the_routers_and_the_given_experts_alone(checkpointing):
     batch = with_experts(make_batch(seeded(1)), lambda s: np.tile(np.uint8([3, 1]), (len(s.tokens) - 1, 2, 1)))
@@ -169,9 +152,3 @@ def test_what_does_not_fit_is_refused():
         ValueError, match=r"needs a mixture-of-experts model of the kinds mixtral.*this one is of qwen2"
     ):
         learner_of(tiny_model())
-    sample = make_batch(seeded(1)).samples[0]
-    with pytest.raises(ValueError, match="another number of positions"):
-        EngineExperts.of([replace(sample, experts=np.zeros((len(sample.tokens), 2, 2), np.uint8))])
-    shapes = [np.zeros((len(sample.tokens) - 1, layers, 2), np.uint8) for layers in (1, 2)]
-    with pytest.raises(ValueError, match="different shapes"):
-        EngineExperts.of([replace(sample, experts=each) for each in shapes])

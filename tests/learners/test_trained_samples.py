@@ -50,32 +50,12 @@ def test_each_trained_token_has_its_own_numbers(minibatches: int) -> None:
     assert np.exp(drift[trained]).mean() == pytest.approx(metrics["ratio/mean"], rel=1e-4)
 
 
-def test_what_was_taken_from_a_reward_is_told_part_by_part() -> None:
-    batch = make_batch(seeded(0))
-    longest = max(sample.response_length for sample in batch.samples)
-    trainer = learner(
-        num_minibatches=1, kl_reward=0.5, overlong_penalty=2.0, overlong_limit=longest, overlong_buffer=longest
-    )
-    trainer.train(batch)
-    found = [values for each in batch.groups for values in trainer.numbers(each.id)]
-    for values, sample in zip(found, batch.samples, strict=True):
-        if not sample.loss_mask.any():
-            continue
-        last = np.flatnonzero(sample.loss_mask)[-1]
-        at_once = values["penalty/length"]
-        assert at_once[last] == pytest.approx(2.0 * sample.response_length / longest), "it grows over the whole length"
-        assert np.isnan(np.delete(at_once, last)).all()
-        kl = 0.5 * (sample.logprobs - values["reference"])[sample.loss_mask]
-        np.testing.assert_allclose(values["penalty/kl"][sample.loss_mask], kl, atol=1e-5)
-
-
-def test_one_at_random_the_best_and_the_worst_take_turns(tmp_path: Path) -> None:
+def test_one_at_random_and_the_best_take_turns(tmp_path: Path) -> None:
     batches = [make_batch(seeded(index), index=index) for index in range(40)]
     for batch in batches:
         rewards = [sample.reward for sample in chosen(batch).samples]
         if batch.index % 2:
-            extreme = max if batch.index % 4 == 1 else min
-            assert extreme(rewards) == extreme(sample.reward for sample in batch.samples)
+            assert max(rewards) == max(sample.reward for sample in batch.samples)
         assert chosen(batch).id == chosen(batch).id, "the same when trained again"
     assert len({chosen(batch).id for batch in batches if batch.index % 2 == 0}) > 1
     run = SimpleNamespace(samples_bytes=10_000_000, steps=40)

@@ -1,8 +1,6 @@
-"""Every loss and every correction as plain loops over NumPy arrays, written from the papers' formulas.
-
-A reference returns the loss's value and its gradient by the logprob of each token [N], for given trained tokens and
-shares; a correction is a factor of the share, 0 where it rejects a token.
-"""
+"""Every loss and every correction as plain loops over NumPy arrays, written from the papers' formulas. A reference
+returns the loss's value and its gradient by the logprob of each token [N]; a correction is a factor of the share, 0
+where it rejects."""
 
 import math
 from collections.abc import Callable

@@ -4,7 +4,6 @@ own formulas."""
 import json
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,20 +11,15 @@ import torch
 
 from areal_like.config.registry import COMPONENTS, ConfigError, bind
 from areal_like.config.run_config import load
-from learners.build import build_trainer
-from learners.losses.clipped import clipped_surrogate, decoupled_ppo, gspo, interpolated, ppo, sapo
-from learners.losses.contract import marks_of, planned_for, total
-from learners.losses.corrections import Corrected, capped, exact, none, ratio, tis
+from learners.losses.clipped import clipped_surrogate, decoupled_ppo, gspo, ppo
+from learners.losses.contract import marks_of, total
+from learners.losses.corrections import Corrected, capped, none, ratio, tis
 from learners.losses.delightful import dg, dg_kondo, kondo_gate
 from learners.losses.targets import pmpo, preference_weights, target_weights, tpo
 from learners.losses.trial import BadLoss, try_loss
 from learners.losses.trusted import dppo, second_moment_mask
-from learners.losses.weighted import reinforce, sft, vespo
-from tests.learners.batches import make_batch
+from learners.losses.weighted import reinforce, sft
 from tests.learners.losses.token_batches import LENGTH, batch_of, rows, value_and_gradient
-from tests.seeds import seeded
-
-# Clipped
 
 
 def test_at_the_very_bounds_a_token_has_its_gradient_and_the_dual_clip_is_for_negative_advantages() -> None:
@@ -37,50 +31,11 @@ def test_at_the_very_bounds_a_token_has_its_gradient_and_the_dual_clip_is_for_ne
     assert objective.tolist() == [1.25, -0.75, -1.5, -1.5, 2.5]
 
 
-def test_interpolation_is_exact_where_the_policy_moves_evenly() -> None:
-    """A-3PO: log π(v) is linear in v, and staleness 3 at the start of a step means that 3 of 4 versions are past."""
-    batch = batch_of(masked=0.0)
-    drift = batch.proximal - batch.behaviour
-    per_version = torch.where(batch.staleness > 0, drift / batch.staleness, 0.1)
-    batch.current = batch.behaviour + per_version * (batch.staleness + 1)
-    torch.testing.assert_close(interpolated(batch), torch.where(batch.staleness > 0, batch.proximal, batch.behaviour))
-
-
 def test_no_gradient_flows_into_the_behaviour_weight() -> None:
     batch = batch_of()
     batch.proximal.requires_grad_()
     capped(decoupled_ppo)(batch, 1.0)[0].backward()
     assert batch.proximal.grad is None
-
-
-# Weighted
-
-
-def test_exact_weights_make_the_gradient_of_another_policy_unbiased() -> None:
-    """Two-token sequences over two arms: the mean over ALL sequences under the behaviour policy."""
-    behaviour, current = np.array([0.8, 0.2]), np.array([0.3, 0.7])
-    reward, pairs = np.array([[0.0, 1.0], [3.0, -2.0]]), [(a, b) for a in (0, 1) for b in (0, 1)]
-    batch = batch_of(tokens=4 * LENGTH, masked=0.0)
-    batch.mask = torch.arange(4 * LENGTH) % LENGTH < 2
-    for n, arms in enumerate(pairs):
-        for t, arm in enumerate(arms, n * LENGTH):
-            batch.behaviour[t], batch.current.data[t] = np.log(behaviour[arm]), np.log(current[arm])
-    seen = value_and_gradient(exact(reinforce), batch, 1.0)[2]["behaviour_weight"].reshape(4, 2)[:, 0]
-    found = sum(behaviour[a] * behaviour[b] * w * reward[a, b] for (a, b), w in zip(pairs, seen, strict=True))
-    assert found == pytest.approx(sum(current[a] * current[b] * reward[a, b] for a, b in pairs))
-
-
-@pytest.mark.parametrize(("loss", "seen", "like"), [(vespo, "kernel", 1.0), (sapo, "soft_gate", -1.0)])
-def test_a_token_without_an_advantage_has_the_knobs_of_one_side(loss, seen, like) -> None:
-    """VESPO's other knobs are for A < 0, SAPO's first temperature for A > 0."""
-    batch = batch_of(masked=0.0)
-    nothing, same, other = (
-        loss(replace(batch, advantages=torch.full_like(batch.advantages, a)), 1.0)[1][seen] for a in (0.0, like, -like)
-    )
-    assert torch.equal(nothing, same) and not torch.equal(nothing, other)
-
-
-# Delightful
 
 
 def test_dg_has_no_use_for_behaviour_logprobs_and_a_cold_gate_is_an_indicator() -> None:
@@ -102,9 +57,6 @@ def test_kondo_keeps_nothing_without_an_advantage_and_of_equal_delights_the_earl
     kept = kondo_gate(replace(batch, advantages=torch.ones_like(batch.advantages)), keep=0.3)[0]
     assert kept.sum() == 18 and kept[:18].all()
     assert not kondo_gate(replace(batch, advantages=torch.zeros_like(batch.advantages)), keep=1.0)[0].any()
-
-
-# Trusted and targets
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -168,38 +120,6 @@ def test_plans_ask_the_device_nothing(weigh) -> None:
     assert weigh(replace(batch, **there | {"sequences": 10}))[0].is_meta
 
 
-# Corrections
-
-
-def test_a_rejected_token_has_no_part_in_its_sequences_ratio_and_infinite_bounds_are_the_plain_loss() -> None:
-    batch = batch_of(seed=4)
-    rejecting = ratio(gspo, weight="none", pair="behaviour_proximal", reject="ratio", high=1.2)
-    inside = (batch.proximal - batch.behaviour).exp() <= 1.2
-    expected, _ = gspo(replace(batch, mask=batch.mask & inside), 7.0)
-    assert not inside.all() and rejecting(batch, 7.0)[0].item() == pytest.approx(expected.item(), rel=1e-12)
-    for kind in ("ratio", "k1", "k2", "k3", "k3_reverse", "binary_kl"):
-        unbounded = ratio(gspo, weight="none", over="max", reject=kind, high=np.inf)
-        value, gradient, _ = value_and_gradient(unbounded, batch, 7.0)
-        plain, truth, _ = value_and_gradient(gspo, batch, 7.0)
-        assert value == plain and np.array_equal(gradient, truth)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        partial(dppo, tv=0.01),
-        ratio(reinforce, weight="none", reject="ratio", low=0.9, high=1.1, where="negative"),
-        tis(reinforce, weight_high=1.1, where="negative"),
-    ],
-    ids=["dppo", "rejected", "cut"],
-)
-def test_a_token_without_an_advantage_is_not_counted_as_held_back(loss) -> None:
-    batch = batch_of(masked=0.0)
-    for advantage, some in ((0.0, False), (-1.0, True)):
-        seen = loss(replace(batch, advantages=torch.full_like(batch.advantages, advantage)), 1.0)[1]
-        assert any(seen[share].any() for share in ("masked_share", "capped_share") if share in seen) == some
-
-
 def test_marks_of_losses_and_of_their_corrections() -> None:
     around = partial(decoupled_ppo, proximal="interpolate")
     recomputed = (decoupled_ppo, partial(gspo, proximal="recompute"), tis(tis(dg, pair="behaviour_proximal")))
@@ -216,48 +136,6 @@ def test_marks_of_losses_and_of_their_corrections() -> None:
     capped(around)(batch, 1.0)
     with pytest.raises(ValueError, match="proximal"):
         decoupled_ppo(batch, 1.0)
-
-
-def test_the_plan_of_the_loss_does_not_see_tokens_that_leave() -> None:
-    dropping = ratio(tpo, weight="none", reject="k3", high=0.02, rejected="drop")
-    batch = batch_of(masked=0.0)
-    batch.current = batch.current.detach()
-    stays = dropping.factors(batch)[0] > 0
-    weights = planned_for(dropping, batch)[0].weights
-    assert torch.equal(weights, target_weights(replace(batch, mask=stays))[0])
-    assert not torch.equal(weights, target_weights(batch)[0])
-
-
-# `algorithm=PRESET`, through preset file, advantages, shares, denominator, loss function and KL term
-
-
-def clipped(moved, advantage, low, high):
-    return np.minimum(moved * advantage, np.clip(moved, 1 - low, 1 + high) * advantage)
-
-
-def paper(name: str, groups: list[list[tuple[float, np.ndarray, np.ndarray, np.ndarray]]]) -> float:
-    """The objective of a batch, to be maximised. An answer is (reward, current, behaviour, reference)."""
-    answers = sum(len(group) for group in groups)
-    tokens = sum(len(now) for group in groups for _, now, _, _ in group)
-    found = 0.0
-    for group in groups:
-        rewards = np.array([reward for reward, *_ in group])
-        gains = rewards - rewards.mean()
-        if name != "dr_grpo" and rewards.std():
-            gains = gains / (rewards.std() + 1e-6)
-        for (_, now, then, reference), advantage in zip(group, gains, strict=True):
-            ratios, whole = np.exp(now - then), np.exp(np.mean(now - then))
-            match name:
-                case "grpo":  # equation 3: a mean over each answer, then over answers; KL by equation 4
-                    kl = np.exp(reference - now) - (reference - now) - 1
-                    found += np.mean(clipped(ratios, advantage, 0.2, 0.2) - 0.04 * kl) / answers
-                case "dapo":  # equation 8: a mean over all tokens
-                    found += clipped(ratios, advantage, 0.2, 0.28).sum() / tokens
-                case "dr_grpo":  # a sum over each answer, by the longest response of task=copy8
-                    found += clipped(ratios, advantage, 0.2, 0.2).sum() / 8 / answers
-                case "gspo":  # equations 5 and 7: one ratio per answer
-                    found += clipped(whole, advantage, 3e-4, 4e-4) / answers
-    return float(found)
 
 
 @pytest.mark.parametrize(
@@ -336,47 +214,25 @@ def test_every_shipped_correction_leaves_fresh_samples_alone() -> None:
         np.testing.assert_allclose(found, gradient, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo"])
-def test_a_presets_value_and_gradient_are_the_papers(name: str) -> None:
-    knobs = ["learner.num_minibatches=1", "learner.entropy_bonus=0", "model.initializer_range=0.3"]
-    trainer = build_trainer(load(["quickstart", f"algorithm={name}", *knobs]))
-    batch, rng = make_batch(seeded(1), groups=4, version=0), seeded(2)
-    for sample in batch.groups[0].samples:
-        sample.reward = 0.5  # a group that teaches nothing
-    step = trainer._begin(batch)
-    count, behaviour = len(step.behaviour), step.behaviour.double().numpy()
-    current, reference = (behaviour + rng.normal(0, 0.3, count) for _ in range(2))
-    step.behaviour, step.advantages = step.behaviour.double(), step.advantages.double()
-    leaf, samples = torch.tensor(current, requires_grad=True), np.arange(len(batch.samples))
-    by = trainer.objective.denominator(step.columns, samples)
-    micro = step.loss_batch(torch.arange(count), leaf, step.sample, with_proximal=False)
-    loss, _ = trainer._loss(micro, by)
-    known = torch.tensor(reference) if trainer.objective.needs_reference else None
-    loss, _ = trainer.objective.with_terms(loss, leaf, torch.zeros(count), known, micro.share, by)
-    ends = np.cumsum([len(each.samples) for each in batch.groups])[:-1]
-
-    def truth(at: np.ndarray) -> float:
-        own = [np.flatnonzero(step.sample.numpy() == place) for place in samples]
-        pairs = zip(batch.samples, own, strict=True)
-        answers = [(s.reward, at[places], behaviour[places], reference[places]) for s, places in pairs]
-        return -paper(name, [[answers[i] for i in group] for group in np.split(samples, ends)])
-
-    assert loss.item() == pytest.approx(truth(current), rel=1e-5, abs=1e-7)
-    (gradient,) = torch.autograd.grad(loss, leaf)
-    expected = [(truth(current + nudge) - truth(current - nudge)) / 2e-6 for nudge in np.eye(count) * 1e-6]
-    np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-4, atol=1e-7)
+OF_PPO = {"name": "ppo", "clip": 0.2, "clip_high": None, "dual_clip": None}
+PRESETS = {
+    "grpo": (OF_PPO, True, "sequence_mean", 0.04),
+    "dapo": (OF_PPO | {"clip_high": 0.28}, True, "token_mean", 0),
+    "dr_grpo": (OF_PPO, False, "response_limit", 0),
+    "gspo": ({"name": "gspo", "clip": 3e-4, "clip_high": 4e-4}, True, "sequence_mean", 0),
+}
 
 
-def test_a_preset_leaves_nothing_of_the_recipe_that_it_is_used_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "paper"), PRESETS.items(), ids=PRESETS)
+def test_a_preset_is_the_papers_and_leaves_nothing_of_the_recipe_that_it_is_used_with(name, paper, tmp_path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         "extends: quickstart\nloss: {name: ppo, clip_high: 0.5, dual_clip: 3}\n"
         "advantage: {name: batch}\nlearner: {kl_reward: 0.1, kl_loss: 1.0, normalise: 7}\n"
     )
-    config = load([str(recipe), "algorithm=grpo"])
-    assert config.loss == {"name": "ppo", "clip": 0.2, "clip_high": None, "dual_clip": None}
-    assert config.advantage == {"name": "group", "std": True}
-    found = [config.learner[name] for name in ("kl_loss", "kl_reward", "normalise")]
-    assert found == [0.04, 0, "sequence_mean"]
-    assert load([str(recipe), "algorithm=dapo"]).filter["name"] == "zero_variance"
-    assert load([str(recipe), "algorithm=grpo", "learner.kl_loss=0"]).learner["kl_loss"] == 0, "what is set goes before"
+    config = load([str(recipe), f"algorithm={name}"])
+    loss, std, normalise, kl = paper
+    assert loss.items() <= config.loss.items() and config.advantage == {"name": "group", "std": std}
+    assert [config.learner[knob] for knob in ("normalise", "kl_loss", "kl_reward")] == [normalise, kl, 0]
+    assert config.filter["name"] == ("zero_variance" if name == "dapo" else "none")
+    assert load([str(recipe), f"algorithm={name}", "learner.kl_loss=0.5"]).learner["kl_loss"] == 0.5, "what is set wins"

@@ -1,13 +1,14 @@
 """Synthetic batches of tokens, and every loss and correction with knobs that make all of its cases occur."""
 
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from areal_like.config.registry import COMPONENTS, bind
-from learners.losses.contract import LossBatch, planned_for
+from areal_like.config.registry import COMPONENTS, bind, resolve
+from learners.losses.contract import LossBatch, marks_of, planned_for
 from tests.seeds import seeded
 
 KNOBS: dict[str, list[dict[str, Any]]] = {
@@ -27,6 +28,7 @@ KNOBS: dict[str, list[dict[str, Any]]] = {
     "sft": [{}],
 }
 """Name of a loss function → some sets of its knobs."""
+BELOW_ZERO = dict(pair="behaviour_current", weight="none", reject="k1", over="mean", high=0.1, where="negative")
 LINKS: dict[str, list[dict[str, Any]]] = {
     "none": [],
     "exact": [{"weight": "sequence"}],
@@ -39,40 +41,25 @@ LINKS: dict[str, list[dict[str, Any]]] = {
     "seq_mis": [{"weight": "sequence", "reject": "ratio", "over": "sum", "high": 2.0}],
     "geo_mask": [{"weight": "none", "reject": "ratio", "over": "mean", "low": 0.8, "high": 1.2}],
     "kpop": [{"reject": "binary_kl", "high": 0.05}],
-    "sequence_mask": [
-        {
-            "pair": "behaviour_current",
-            "weight": "none",
-            "reject": "k1",
-            "over": "mean",
-            "high": 0.1,
-            "where": "negative",
-        }
-    ],
+    "sequence_mask": [BELOW_ZERO],
     "mis_po": [
         {"pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "low": 0.5, "high": 2.0},
         {"pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "over": "mean", "low": 0.8, "high": 1.2},
     ],
-}
-"""Name of a correction → the knobs of its links, as the references read them."""
-LINKS |= {
     "ratio normalised": [{"weight": "geometric", "reject": "k2", "high": 0.3, "self_normalise": True}],
     "ratio dropping": [{"weight": "none", "reject": "ratio", "over": "max", "high": 1.6, "rejected": "drop"}],
     "ratio k3": [{"weight": "none", "reject": "k3", "over": "sum", "high": 0.5}],
     "ratio k3_reverse": [{"pair": "proximal_current", "weight": "none", "reject": "k3_reverse", "high": 0.07}],
     "ratio min": [{"weight": "geometric", "reject": "ratio", "over": "min", "low": 0.6}],
 }
-OWN_RATIO = dict.fromkeys(("ppo", "sapo", "vespo", "vtrace", "m2po", "dppo"), "behaviour_current")
-"""Losses that contain a ratio: no weight may repeat it."""
-
+"""Name of a correction → the knobs of its links, as the references read them."""
 LENGTH = 6
 """Tokens per sequence; two sequences are a group."""
 
 
 def own_ratio(name: str, knobs: dict[str, Any]) -> str | None:
-    if name == "decoupled_ppo" or (name == "gspo" and knobs.get("proximal")):
-        return "proximal_current"
-    return "behaviour_current" if name == "gspo" else OWN_RATIO.get(name)
+    """The policies whose ratio a loss contains: no weight may repeat it."""
+    return marks_of(partial(resolve("loss", name), **knobs)).own_ratio
 
 
 def is_refused(name: str, knobs: dict[str, Any], links: list[dict[str, Any]]) -> bool:
