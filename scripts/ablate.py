@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 
 from .ablation import results, slurm, study
-from .ablation.devices import pool_for
 from .ablation.results import Choice, gather
-from .ablation.runs import Folder, run_all, say
+from .ablation.runs import Folder, pool_for, run_all, say
 from .ablation.study import MAIN, TUNE, Run
 from .console.arguments import EXIT_INTERRUPTED, command, positive
 from .console.process import Interrupted, Signals

@@ -14,11 +14,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from rich.table import Table
 
 from areal_like import estimates
 from areal_like.config import run_config as configs
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
     from areal_like.types import Prompt
 
 TIMEOUT, WORKERS = 30.0, 2
+RESAMPLES, BATCH = 9999, 500
+"""Flips of all signs that are drawn, and how many of them are in memory at a time."""
+MCNEMAR, PERMUTATION = "McNemar", "permutation"
 
 
 @dataclass(frozen=True)
@@ -269,13 +276,78 @@ def show_answers(name: str, answers: Sequence[Answers]) -> None:
             print(f"  {reward:6.3f}  {visible(shortened(text, 200))}")
 
 
-def differences(before: Sequence[Answers], after: Sequence[Answers], args: argparse.Namespace) -> dict[str, Any]:
-    """Figure → `pairing.Paired`."""
-    from .analysis.pairing import paired
+# ---- two models -----------------------------------------------------------------------------------------------------
 
-    ks = estimates.powers(args.samples)
-    old, new = (estimates.by_prompt([each.rewards for each in side], ks, args.right) for side in (before, after))
-    return {figure: paired(old[figure], new[figure]) for figure in old}
+
+class Paired(NamedTuple):
+    """Means before and after, their difference with its interval of 95 %, on how many prompts the second model is
+    `better` and on how many `worse`, and the two-sided p of `test`."""
+
+    prompts: int
+    before: float
+    after: float
+    difference: float
+    low: float
+    high: float
+    better: int
+    worse: int
+    p: float
+    test: str
+
+
+def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
+    """Compare two models by a number for each prompt, in the same order.
+
+    Of numbers that are all 0 or 1: McNemar's exact test, and Bonett and Price's interval (2012, adjusted Wald), which
+    stays wide where nearly all prompts agree. Of others: a permutation test that flips the signs of the differences
+    (exact up to 13 prompts, else 9999 draws, the same ones every time), and the bootstrap over prompts.
+    """
+    from scipy.stats import binomtest, permutation_test
+
+    pair = np.asarray([before, after], np.float64)
+    changes = pair[1] - pair[0]
+    better, worse, p = int((changes > 0).sum()), int((changes < 0).sum()), 1.0
+    if np.isin(pair, (0.0, 1.0)).all():
+        if better + worse:
+            p = float(binomtest(better, better + worse).pvalue)
+        (low, high), test = _of_proportions(len(changes), better, worse), MCNEMAR
+    else:
+        if better + worse > 1:  # one prompt alone could as well have moved the other way
+            flipped = {"permutation_type": "samples", "n_resamples": RESAMPLES, "batch": BATCH, "random_state": 0}
+            p = float(permutation_test((changes[changes != 0.0],), np.mean, **flipped).pvalue)
+        (low, high), test = estimates.interval_of_any(changes.tolist()), PERMUTATION
+    return Paired(len(changes), *pair.mean(1).tolist(), float(changes.mean()), low, high, better, worse, p, test)
+
+
+def _of_proportions(prompts: int, better: int, worse: int) -> tuple[float, float]:
+    up, down = (better + 1) / (prompts + 2), (worse + 1) / (prompts + 2)
+    spread = estimates.Z * math.sqrt((up + down - (up - down) ** 2) / (prompts + 2))
+    return max(-1.0, up - down - spread), min(1.0, up - down + spread)
+
+
+def differences(
+    before: Mapping[str, Sequence[Answers]], after: Mapping[str, Sequence[Answers]], args: argparse.Namespace
+) -> dict[str, dict[str, Paired]]:
+    """Set → figure → how the second model differs."""
+    ks, found = estimates.powers(args.samples), dict[str, dict[str, Paired]]()
+    for name in after:
+        rewards = ([each.rewards for each in side[name]] for side in (before, after))
+        old, new = (estimates.by_prompt(each, ks, args.right) for each in rewards)
+        found[name] = {figure: paired(old[figure], new[figure]) for figure in old}
+    return found
+
+
+def table_of(title: str, sets: Mapping[str, Mapping[str, Paired]]) -> Table:
+    """A row per set and figure."""
+    made = table(title, "set", "figure", "difference", "low", "high", "better", "worse", "p")
+    for name, figures in sets.items():
+        label = shortened(name, 14)
+        for figure, pair in figures.items():
+            numbers = (f"{value:+.3f}" for value in (pair.difference, pair.low, pair.high))
+            p = "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
+            made.add_row(label, figure, *numbers, str(pair.better), str(pair.worse), p)
+            label = ""
+    return made
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -298,15 +370,13 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, ValueError, OSError) as error:
         refuse(error)
     data = [{name: figures(each, args) for name, each in found.items()} for found in answers]
-    changes = {name: differences(answers[1][name], each, args) for name, each in answers[0].items() if args.against}
+    changes = differences(answers[1], answers[0], args) if args.against else {}
     if args.json != Path("-"):
         for name, each in answers[0].items():
             show_answers(name, each[: args.show])
         for given, found in zip(models, data, strict=True):
             show(found, args, given)
         if changes:
-            from .analysis.pairing import table_of
-
             console().print(table_of(f"{args.model} minus {args.against}, prompt by prompt", changes))
     for found, of_model in zip(data, answers, strict=True):
         for name, each in of_model.items():

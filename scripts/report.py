@@ -4,17 +4,35 @@ The page opens from disk, without a network: reward beside what the model wrote,
 throughput, the ledger, diagnostics of the loss by staleness, weight updates, samples token by token, and the config.
 It takes at most about 10 MB, however long the run was: curves are drawn from buckets with mean, lowest and highest
 value. Write it again during a run to see what is new. `areal-like compare` compares several runs.
+
+What the model and the user wrote is in the data alone, as JSON in which no HTML can begin or end. The page's policy
+(Content-Security-Policy) lets it load nothing, and run only the scripts that were put in here.
 """
 
 from __future__ import annotations
 
 import argparse
+import html
+import json
+import re
+import secrets
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_like.errors import UserError
 
 from .console.arguments import command, new_file, refuse
 
 NAME = "report.html"
+PARTS = Path(__file__).parent / "reporting"
+SCRIPTS = ("dom.js", "charts.js", "samples.js", "page.js")
+LIBRARY = Path("package_data") / "plotly.min.js"
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+_HTML_IN_JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -24,12 +42,47 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def page(data: dict[str, Any], title: str) -> str:
+    """The whole page. Raises UserError if the plotting library is missing."""
+    nonce = secrets.token_urlsafe(16)
+    scripts = [library(), *((PARTS / name).read_text(encoding="utf-8") for name in SCRIPTS)]
+    parts = {
+        "nonce": nonce,
+        "title": html.escape(title),
+        "style": (PARTS / "page.css").read_text(encoding="utf-8"),
+        "data": as_json(data),
+        "scripts": "\n".join(f'<script nonce="{nonce}">{_script(text)}</script>' for text in scripts),
+    }
+    template = (PARTS / "page.html").read_text(encoding="utf-8")
+    return _PLACE.sub(lambda match: parts[match[1]], template)
+
+
+def as_json(data: Any) -> str:
+    """JSON that is safe in a script element: it contains no `<`, `>` or `&`."""
+    try:
+        text = msgspec.json.encode(data).decode()  # NaN and infinity become null
+    except UnicodeEncodeError:  # half of a surrogate pair
+        text = json.dumps(data)
+    return re.sub("[<>&\u2028\u2029]", lambda match: _HTML_IN_JSON[match[0]], text)
+
+
+def _script(text: str) -> str:
+    """Code that is safe in a script element: within strings and patterns `<\\/` means `</`."""
+    return re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE)
+
+
+def library() -> str:
+    """The code of plotly.js, from the Python package, which is not imported."""
+    found = find_spec("plotly")
+    path = Path(found.origin).parent / LIBRARY if found and found.origin else None
+    if path is None or not path.is_file():
+        raise UserError("the report needs plotly: pip install plotly")
+    return path.read_text(encoding="utf-8")
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    from areal_like.errors import UserError
-
     from .reporting.contents import contents
-    from .reporting.page import page
 
     out = args.out or args.run / NAME
     try:

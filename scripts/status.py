@@ -21,8 +21,8 @@ from areal_like.wire.link import BusError
 
 from .console import output
 from .console.arguments import command, json_file, refuse
+from .following.display import ledger_lines, print_summary
 from .following.running import Running, add_arguments
-from .following.summary import ledger_lines, print_summary
 
 REFRESH_SECONDS = 1.0
 WIDTH = 120

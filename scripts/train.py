@@ -334,7 +334,7 @@ def train(folder: Path, config: Config, held: TextIO, plain: bool, signals: Sign
     from areal_like.launch.outcome import RunFailed, RunStopped
     from areal_like.launch.plan import plan
 
-    from .following.summary import print_summary
+    from .following.display import print_summary
 
     print(*settings_of(config), sep="\n", flush=True)
     try:

@@ -4,6 +4,9 @@ outlives it.
 The folder of an ablation has a run's config (`configs/NAME.yaml`), its run folder (`runs/NAME`) and its output
 (`logs/NAME.log`). A run is finished when its folder has a summary. A killed run resumes from its last checkpoint
 (`resume=auto`); without a checkpoint it starts from scratch. A failed run does not stop the others.
+
+Runs at a time divide the machine's GPUs. A run counts devices from 0 among those that it may see (`config.placement`),
+so it is started with its own in CUDA_VISIBLE_DEVICES. Slurm and Ray choose devices themselves.
 """
 
 from __future__ import annotations
@@ -15,19 +18,21 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from areal_like.config import run_config as configs
-from areal_like.config.placement import Devices
-from areal_like.config.run_config import ConfigError
+from areal_like.config.placement import KEY, VISIBLE, Devices, needs_of, place, visible
+from areal_like.config.registry import resolve
+from areal_like.config.run_config import Config, ConfigError
 from areal_like.launch.forks import Forked
+from areal_like.machine import has_gpu
 from areal_like.places import COMMANDS, python_path
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.process import TERM_SECONDS
 
 from ..starting.earlier_runs import lock
-from .devices import DevicePool
+from ..starting.gpus import gpus_here
 from .study import Run
 
 POLL_SECONDS = 0.1
@@ -90,6 +95,60 @@ class Folder:
             except BlockingIOError:
                 raise ConfigError(f"{self.path} is in use by another ablation; wait for it, or end it") from None
             yield
+
+
+class DevicePool:
+    """`count` devices of this machine, for runs to take. `inherited`: this process's CUDA_VISIBLE_DEVICES."""
+
+    def __init__(self, count: int, inherited: str | None = None):
+        self._free, self._inherited = list(range(count)), inherited
+
+    def take(self, config: Config) -> Devices | None:
+        """Devices of a run, until `give_back`; () for one that needs none, None where too few are free now."""
+        count = wanted(config)
+        if count > len(self._free):
+            return None
+        taken, self._free = self._free[:count], self._free[count:]
+        return tuple(taken)
+
+    def give_back(self, devices: Devices) -> None:
+        self._free = sorted([*self._free, *devices])
+
+    def environment(self, devices: Devices) -> dict[str, str]:
+        """What a run with these devices has in its environment."""
+        return {VISIBLE: visible(devices, self._inherited)} if devices else {}
+
+
+def wanted(config: Config) -> int:
+    """Devices of this machine that a run needs to itself. Raises ConfigError for a placement that can't be."""
+    launcher, needs = resolve("launcher", config.launcher["name"]), needs_of(config, has_gpu())
+    if launcher.ACROSS_HOSTS or not needs.total:
+        return 0
+    if launcher.ONE_PROCESS:
+        return 1
+    spec = configs.select(config, KEY)
+    if not isinstance(spec, Mapping) or not (placement := place(spec, needs, None)):
+        return needs.total
+    return 1 + max((max(each) for each in (*placement.ranks, *placement.actors) if each), default=-1)
+
+
+def pool_for(parallel: int, stages: Iterable[Iterable[Config]]) -> DevicePool | None:
+    """Devices for `parallel` runs of a stage at a time; None where they need none, or one run at a time may see all.
+    Raises ConfigError where those of a stage that need most do not fit side by side."""
+    if parallel == 1:
+        return None
+    most = max((sorted(map(wanted, stage), reverse=True)[:parallel] for stage in stages), key=sum, default=[])
+    if not sum(most):
+        return None
+    count = gpus_here().count
+    if sum(most) > count:
+        fitting = max((n for n in range(1, parallel) if sum(most[:n]) <= count), default=0)
+        hint = f"--parallel {fitting}, or " if fitting else ""
+        raise ConfigError(
+            f"--parallel {parallel}: runs at the same time need {' + '.join(map(str, most))} devices of "
+            f"{count}: {hint}let the processes of a run share devices: {KEY}={{learner: [0], actors: [0], share: true}}"
+        )
+    return DevicePool(count, os.environ.get(VISIBLE))
 
 
 class Going:

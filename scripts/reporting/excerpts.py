@@ -7,6 +7,7 @@ was chosen. Each excerpt has its tokens as pieces of text, with the numbers that
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 from areal_like.run.samples import DROPPED, HELDOUT, TRAINED, Fate, Kept, read
 
 from ..samples import Texts
-from .series import short
 
 PER_GROUP = 4
 """Samples of a train step that are shown: the best, the worst, and others between them."""
@@ -113,6 +113,11 @@ def excerpt(record: Kept, texts: Texts) -> dict[str, Any]:
         "gap": gap,
         "turns": [[at, short(earned)] for at, earned in record.turn_rewards],
     }
+
+
+def short(value: float) -> float | None:
+    """With five significant digits; None for what JSON cannot hold."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def _without_middle(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ _ASK = (
     "import json, torch; from torch import cuda; of = map(cuda.get_device_properties, range(cuda.device_count())); "
     "print(json.dumps([torch.version.cuda, [each.total_memory for each in of]]))"
 )
-_UNITS = {"GB": 10**9, "GIB": 1 << 30, "MB": 10**6, "MIB": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,7 @@ def sharing(config: Config) -> Iterator[str]:
 
 
 def memory_in(text: str) -> int:
-    """`80GB` (10^9 bytes each), `80GiB` (2^30) as bytes. Raises ValueError."""
-    matched = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([GM]i?B)", text.strip(), re.IGNORECASE)
-    if not matched or not float(matched[1]):
+    """`80GB` (of 10^9 bytes) as bytes. Raises ValueError."""
+    if not text.endswith("GB") or not (number := float(text.removesuffix("GB"))) > 0:
         raise ValueError(f"{text!r} is no amount of memory: want one such as 80GB")
-    return int(float(matched[1]) * _UNITS[matched[2].upper()])
+    return int(number * 10**9)

@@ -12,10 +12,8 @@ import pytest
 from areal_like.config import run_config as configs
 from areal_like.config.placement import VISIBLE
 from areal_like.config.run_config import Config, ConfigError
-from scripts.ablation import devices as ablation_devices
 from scripts.ablation import runs
-from scripts.ablation.devices import DevicePool, pool_for, wanted
-from scripts.ablation.runs import Folder
+from scripts.ablation.runs import DevicePool, Folder, pool_for, wanted
 from scripts.ablation.study import MAIN, Run
 from scripts.starting.gpus import Gpus
 
@@ -46,13 +44,13 @@ def test_a_run_needs_the_devices_of_its_placement(overrides: tuple[str, ...], co
 
 
 def test_too_many_runs_at_a_time_are_refused_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ablation_devices, "gpus_here", lambda: Gpus("stated", 8))
+    monkeypatch.setattr(runs, "gpus_here", lambda: Gpus("stated", 8))
     large, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
     assert pool_for(2, [[none], [large, large, one]]) and pool_for(8, [[one] * 9])
     assert pool_for(1, [[large] * 9]) is None and pool_for(9, [[none] * 9]) is None
     with pytest.raises(ConfigError, match=r"--parallel 3: .* need 3 \+ 3 \+ 3 devices of 8: --parallel 2"):
         pool_for(3, [[one, large, large, large], [one] * 9])
-    monkeypatch.setattr(ablation_devices, "gpus_here", lambda: Gpus("stated", 1))
+    monkeypatch.setattr(runs, "gpus_here", lambda: Gpus("stated", 1))
     with pytest.raises(ConfigError, match="--parallel 2: "):
         pool_for(2, [[large, large]])
 

@@ -100,17 +100,6 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return calls
 
 
-def test_a_file_of_a_study_comes_before_a_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert study.named("staleness") == CONFIGS / "ablation" / "staleness.yaml"
-    Path("staleness").touch()
-    assert study.named("staleness") == Path("staleness")
-    with pytest.raises(ConfigError, match="'staleness'"):
-        study.named("ablation/stalenes.yaml")
-    with pytest.raises(ConfigError, match="--out"):
-        Folder(tmp_path / "staleness").make()
-
-
 def call(folder: Path, *arguments: str) -> int:
     return ablate.main([str(folder / "study.yaml"), "--out", str(folder / "out"), *arguments])
 

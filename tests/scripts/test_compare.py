@@ -41,8 +41,3 @@ def test_runs_that_differ_are_never_taken_for_seeds(tmp_path: Path, capsys: pyte
     assert sorted(row["runs"] for row in rows) == sorted([str(folder)] for folder in folders), "each once"
     assert {"eval.every", "advantage.name", "run.steps"} <= rows[0]["settings"].keys()
     assert not {"run.seed", "run.name", "run.dir"} & rows[0]["settings"].keys()
-
-
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        compare.main([str(tmp_path)])

@@ -62,13 +62,6 @@ def test_on_h100_each_size_fits_or_is_told_what_to_change(shapes: Path, gpu: str
     assert said.startswith(f"\n{devices} device{'s' * (devices > 1)} of 74.5 GiB\n")
 
 
-def test_what_does_not_fit_is_counted_and_the_cheap_changes_come_first(shapes: Path) -> None:
-    path = f"model.path={shapes / '7b'}"
-    said = table("gpu=8x", path, "learner.checkpoint_activations=false")
-    assert "TOO MUCH" in said and "too small for the learner: learner.checkpoint_activations=true" in said
-    assert "fit" not in table("gpu=8x", path, memory=0) and "--device-memory 80GB" in table("gpu=8x", path, memory=0)
-
-
 def test_more_ranks_hold_less_each(shapes: Path) -> None:
     def of_a_rank(ranks: int) -> float:
         said = table(

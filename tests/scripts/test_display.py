@@ -13,8 +13,7 @@ from rich.console import Console
 from areal_like.config import run_config as configs
 from areal_like.launch.outcome import Death
 from scripts.console.output import sparkline
-from scripts.following.display import Display
-from scripts.following.summary import faults, ledger_line, print_summary
+from scripts.following.display import Display, faults, ledger_line, print_summary
 
 ROW = {
     "step": 30,

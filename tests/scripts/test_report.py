@@ -17,10 +17,9 @@ import pytest
 from areal_like.run.samples import HELDOUT, TRAINED, Kept
 from scripts import report
 from scripts.following.running import NotRunning, Running
-from scripts.reporting.contents import contents
+from scripts.report import as_json, library, page
+from scripts.reporting.contents import Series, contents
 from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts, pieces, spread
-from scripts.reporting.page import as_json, library, page
-from scripts.reporting.series import Series
 from scripts.samples import Texts
 from scripts.starting import earlier_runs
 from tests.scripts.written_runs import HOSTILE, QUESTION, Apples, Bytes, written_run

@@ -21,9 +21,7 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
     return said.out, said.err
 
 
-@pytest.mark.parametrize(
-    "answer", [HOSTILE, "[/b][red]:smile:[0.5]", "\x1b[2J\x9b31m\x07", "猫 = кот\u00a0!", " ", "x" * 9000]
-)
+@pytest.mark.parametrize("answer", [HOSTILE, "[/b][red]:smile:[0.5]", "\x1b[2J\x9b31m\x07", "猫 = кот\u00a0!"])
 def test_any_text_is_shown_as_it_is_and_commands_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: str
 ) -> None:
@@ -31,12 +29,6 @@ def test_any_text_is_shown_as_it_is_and_commands_nothing(
     out, _ = shown(capsys, str(run), "--count", "1")
     assert visible(answer) in out and QUESTION in out
     assert "\x1b" not in out and "\u202e" not in out and "\x9b" not in out
-
-
-def test_spaces_and_joined_letters_of_all_scripts_are_plain() -> None:
-    plain = "a\u3000b\u00a0c \U0001f469\u200d\U0001f4bb\n\t"
-    assert visible(plain) == plain
-    assert visible("\u2028\u202e\u200b\ufeff\ud800") == "\\u2028\\u202e\\u200b\\ufeff\\ud800"
 
 
 def test_a_sample_that_forks_shows_its_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

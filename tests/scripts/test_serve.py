@@ -11,7 +11,6 @@ import pytest
 
 from areal_like.config import run_config as configs
 from areal_like.config.registry import build
-from scripts import serve
 from tests.forked import forked, said
 
 
@@ -34,9 +33,3 @@ def test_a_runs_model_is_served_until_an_interrupt(tmp_path: Path) -> None:
         assert told["choices"][0]["message"]["role"] == "assistant" and told["usage"]["completion_tokens"] > 0
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0, said(tmp_path / "process")
-
-
-def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        serve.main([str(tmp_path)])
-    assert "no model there" in capsys.readouterr().err
