@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
     from areal_like.types import Prompt
 
 TIMEOUT, WORKERS = 30.0, 2
-RESAMPLES, BATCH = 9999, 500
-"""Flips of all signs that are drawn, and how many of them are in memory at a time."""
-MCNEMAR, PERMUTATION = "McNemar", "permutation"
 
 
 @dataclass(frozen=True)
@@ -281,7 +277,7 @@ def show_answers(name: str, answers: Sequence[Answers]) -> None:
 
 class Paired(NamedTuple):
     """Means before and after, their difference with its interval of 95 %, on how many prompts the second model is
-    `better` and on how many `worse`, and the two-sided p of `test`."""
+    `better` and on how many `worse`, and the two-sided p."""
 
     prompts: int
     before: float
@@ -292,37 +288,19 @@ class Paired(NamedTuple):
     better: int
     worse: int
     p: float
-    test: str
 
 
 def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
-    """Compare two models by a number for each prompt, in the same order.
+    """Compare two models by a number for each prompt, in the same order, by Student's paired test: the unit is the
+    prompt, so eight answers to one are not taken for eight prompts."""
+    from scipy.stats import ttest_rel
 
-    Of numbers that are all 0 or 1: McNemar's exact test, and Bonett and Price's interval (2012, adjusted Wald), which
-    stays wide where nearly all prompts agree. Of others: a permutation test that flips the signs of the differences
-    (exact up to 13 prompts, else 9999 draws, the same ones every time), and the bootstrap over prompts.
-    """
-    from scipy.stats import binomtest, permutation_test
-
-    pair = np.asarray([before, after], np.float64)
-    changes = pair[1] - pair[0]
-    better, worse, p = int((changes > 0).sum()), int((changes < 0).sum()), 1.0
-    if np.isin(pair, (0.0, 1.0)).all():
-        if better + worse:
-            p = float(binomtest(better, better + worse).pvalue)
-        (low, high), test = _of_proportions(len(changes), better, worse), MCNEMAR
-    else:
-        if better + worse > 1:  # one prompt alone could as well have moved the other way
-            flipped = {"permutation_type": "samples", "n_resamples": RESAMPLES, "batch": BATCH, "random_state": 0}
-            p = float(permutation_test((changes[changes != 0.0],), np.mean, **flipped).pvalue)
-        (low, high), test = estimates.interval_of_any(changes.tolist()), PERMUTATION
-    return Paired(len(changes), *pair.mean(1).tolist(), float(changes.mean()), low, high, better, worse, p, test)
-
-
-def _of_proportions(prompts: int, better: int, worse: int) -> tuple[float, float]:
-    up, down = (better + 1) / (prompts + 2), (worse + 1) / (prompts + 2)
-    spread = estimates.Z * math.sqrt((up + down - (up - down) ** 2) / (prompts + 2))
-    return max(-1.0, up - down - spread), min(1.0, up - down + spread)
+    changes = np.subtract(after, before)
+    found = ttest_rel(after, before)
+    p = float(found.pvalue) if changes.any() else 1.0
+    better, worse = int((changes > 0).sum()), int((changes < 0).sum())
+    means = (float(np.mean(each)) for each in (before, after, changes))
+    return Paired(len(changes), *means, *map(float, found.confidence_interval(0.95)), better, worse, p)
 
 
 def differences(
@@ -344,8 +322,7 @@ def table_of(title: str, sets: Mapping[str, Mapping[str, Paired]]) -> Table:
         label = shortened(name, 14)
         for figure, pair in figures.items():
             numbers = (f"{value:+.3f}" for value in (pair.difference, pair.low, pair.high))
-            p = "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
-            made.add_row(label, figure, *numbers, str(pair.better), str(pair.worse), p)
+            made.add_row(label, figure, *numbers, str(pair.better), str(pair.worse), f"{pair.p:.3f}")
             label = ""
     return made
 

@@ -21,11 +21,9 @@ from buffer.journal import JournalError, Recorded
 from ..following.display import FAULTS, faults
 from ..ledger import Account, Books, bias
 from ..samples import Texts
-from ..timeline import ACTIVITIES, WAITS, shares, timeline, window
 from .excerpts import excerpts, short
 
 MOST_SAMPLE_BYTES = 1_750_000
-MOST_ROLES = 24
 JOURNAL_BYTES = 1 << 29
 """The ledger of a run with a longer journal has counts only: reading it would take minutes."""
 NOT_THE_RUNS = ("run.name", "run.dir", "resume", "replay")
@@ -71,7 +69,6 @@ def contents(run: Path) -> dict[str, Any]:
         "series": series.data(),
         "evaluations": [_at_step(evaluations[version], config, summary) for version in sorted(evaluations)],
         "config": settings(config),
-        "timeline": timeline_of(run),
         "ledger": ledger,
         "samples": excerpts(run, texts, MOST_SAMPLE_BYTES),
     }
@@ -81,23 +78,6 @@ def _at_step(found: Mapping[str, Any], config: configs.Config, summary: Mapping[
     """An evaluation counts at the step that made its weights."""
     step = int(found["version"]) * config.weight_sync_interval
     return {"step": min(step, summary.get("steps", step)), "sets": {}, **found}
-
-
-def timeline_of(run: Path) -> dict[str, Any] | None:
-    """Shares of the whole time: role → activity → share. None without spans."""
-    try:
-        found = timeline(run)
-    except ValueError:
-        return None
-    begin, end = window(found)
-    of_time = {role: {name: short(share) for name, share in row.items()} for role, row in shares(found).items()}
-    return {
-        "names": [name for name in ACTIVITIES if any(name in row for row in of_time.values())],
-        "waits": WAITS,
-        "seconds": short(end - begin),
-        "shares": dict([*of_time.items()][:MOST_ROLES]),
-        "hidden": max(0, len(of_time) - MOST_ROLES),
-    }
 
 
 def ledger_of(run: Path, going_on: bool, summary: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

@@ -74,19 +74,10 @@ function staleness() {
 }
 
 function waiting() {
-  const found = run.timeline, parts = [
+  return section("waiting", "Who waited for whom", "", el("div", { class: "grid" },
     chart("Idle shares", "of the time so far", () => lines([["rollout/idle_share", "actors"], ["train/idle_share", "learner"]], SHARES)),
     chart("Idle because of stragglers", "share of a group's or a round's time", () => lines([["barrier/group_idle_share", "within groups"], ["barrier/round_idle_share", "within rounds"]], SHARES)),
-    chart("Buffer", "groups", () => lines([["buffer/waiting", "wait to be trained"], ["buffer/running", "are written"], ["buffer/queued", "queued"]]))];
-  if (!found) return section("waiting", "Who waited for whom", "This run has no timeline.", el("div", { class: "grid" }, parts));
-  const roles = Object.keys(found.shares), height = 80 + 24 * roles.length;
-  const bars = (of) => () => ({ traces: of(), layout: { barmode: "stack", hovermode: "closest", yaxis: { autorange: "reversed", type: "category" }, showlegend: true } });
-  const share = (name, colourName) => ({ type: "bar", orientation: "h", name, y: roles.map(safe), x: roles.map((role) => found.shares[role][name] || 0), marker: { color: colour(colourName) }, hovertemplate: "%{x:.0%}" });
-  const whole = chart("Share of the whole time", found.hidden ? `${found.hidden} more processes are not shown` : "", () => {
-    const made = bars(() => [...found.names.map((name) => share(name, name)), share(found.waits, "line")])();
-    return { ...made, layout: { ...made.layout, xaxis: { tickformat: ".0%", range: [0, 1], title: {} } } };
-  }, height);
-  return section("waiting", "Who waited for whom", `Work of each process over ${number(found.seconds)} s; the rest is waiting.`, whole, el("div", { class: "grid" }, parts));
+    chart("Buffer", "groups", () => lines([["buffer/waiting", "wait to be trained"], ["buffer/running", "are written"], ["buffer/queued", "queued"]]))));
 }
 
 function ledger() {

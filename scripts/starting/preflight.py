@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from areal_like.config.defaults import ruinous_rate, spent_schedule
 from areal_like.config.heldout import heldout_workflow
 from areal_like.config.registry import as_spec, build, check, check_function, is_supervised, marks, with_defaults
@@ -22,7 +20,6 @@ from areal_like.models import model_folder
 from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.tasks.text import load_tokenizer
 from areal_like.wire import keys
-from areal_like.wire.bus import NODE, own_address
 from buffer.schedulers import Scheduler
 from buffer.sizing import Sizing, check_sizes
 from learners.probe import PROMPTS
@@ -53,9 +50,6 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         keys.server_pair(config.security.key_folder)
         for role in keys.ROLES:
             keys.client_pair(config.security.key_folder, role)
-    here = "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"])
-    if config.buffer.transport == "tcp" and (here or (config.buffer.port and config.buffer.host != NODE)):
-        check_address(config.buffer.host, config.buffer.port)
     task = build("task", config.task, config.run.seed)
     check_teacher(config, task)
     model = model_config(config)
@@ -165,21 +159,6 @@ def check_environment(key: str, spec: Mapping[str, object]) -> None:
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{key}={spec['name']} can't be made: {error!r}", key) from error
-
-
-def check_address(host: str, port: int) -> None:
-    """Raises ConfigError if the buffer can't bind there now, by ZeroMQ's own check: no address, name or interface of
-    this machine, or a port in use. (The buffer itself binds some seconds later.)"""
-    try:
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as probe:
-            probe.bind(f"tcp://{own_address() if host == NODE else host}:{port or '*'}")
-    except zmq.ZMQError as error:
-        key = "buffer.port" if error.errno == zmq.EADDRINUSE else "buffer.host"
-        raise ConfigError(
-            f"{key}: can't bind to {host}:{port or '*'} ({error.strerror}); want an address or interface of this "
-            f"machine (see ip address) or {NODE}, and a free port or 0 for any",
-            key,
-        ) from None
 
 
 def check_texts(task: Task, config: Config) -> None:

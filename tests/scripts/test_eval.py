@@ -116,7 +116,6 @@ def test_another_model_is_asked_the_same_and_compared(
     assert change["prompts"] == len(pairs) == 6
     assert change["difference"] == pytest.approx(sum(a - b for b, a in pairs) / 6)
     assert change["better"] == sum(a > b for b, a in pairs) and change["worse"] == sum(a < b for b, a in pairs)
-    assert found["differences"]["pass@2"]["test"] == "McNemar" and change["test"] == "permutation"
     (tmp_path / "nothing").mkdir()
     with pytest.raises(SystemExit):
         evaluation.main([str(model), spec, "--against", str(tmp_path / "nothing")])

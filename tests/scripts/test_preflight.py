@@ -65,7 +65,6 @@ EXITS = f"{{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"
         ("group_reward", ["task=arithmetic", JUDGE]),
         ("learner.overlong_filter", ["learner.overlong_filter=true"]),
         ("run.trackers", ["run.trackers=[tensorbord]"]),
-        ("buffer.host", ["buffer.host=192.0.2.1"]),
     ],
     ids=str,
 )

@@ -43,7 +43,6 @@ def test_prompt_answer_reward_and_all_sections_are_in_the_page(tmp_path: Path) -
     assert [each["step"] for each in found["evaluations"]] == [0, 20]
     assert found["series"]["ages"] == {"values": [0, 1], "shares": [[0.1] * 20, [0.9] * 20]}
     assert {each["fate"]: each["count"] for each in found["ledger"]["fates"]} == {"trained": 320, "dropped: stale": 2}
-    assert found["timeline"]["shares"]["learner"]["train"] == pytest.approx(0.5, abs=0.03)
     keys = {key: (value, differs) for key, value, differs in found["config"]}
     assert keys["run.steps"] == ("20", True) and not keys["loss.clip"][1]
 

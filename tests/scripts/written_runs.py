@@ -52,10 +52,6 @@ def written_run(folder: Path, *overrides: str, steps: int = 20, keys: int = 4, a
         for step in range(1, steps + 1):
             log.write(metrics(step, steps, keys) | ({"eval/reward": 0.0, "eval/version": 0} if step == 1 else {}))
     write_samples(folder, steps, answer)
-    (folder / "spans").mkdir()
-    for role, name in (("actor-0", "generate"), ("learner", "train")):
-        spans = [{"name": name, "begin": 100 + at, "end": 100.5 + at} for at in range(steps)]
-        (folder / "spans" / f"{role}.jsonl").write_text("".join(json.dumps(span) + "\n" for span in spans))
     ledger = {"admitted": 16 * steps + 2, "trained": 16 * steps, "filtered": {}, "dropped": {"stale": 2}, "active": 0}
     summary = {"reward_before": 0.0, "reward_after": 0.5, "steps": steps, "seconds": steps / 10, "ledger": ledger}
     summary |= {"staleness_mean": 0.9, "staleness_max": 1, "staleness_bound": 1, "evaluations": evaluations}
