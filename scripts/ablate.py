@@ -25,7 +25,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = command(
         "ablate",
         __doc__,
-        "The yaml is explained in scripts/ablation/study.py and measures.py; examples are in configs/ablation.",
+        "The yaml is explained in docs/ablations.md; examples are in configs/ablation.",
     )
     parser.add_argument("study", help="a yaml file, or the name of one in configs/ablation: staleness")
     parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")

@@ -1,22 +1,4 @@
-"""A study: the checked yaml file and its runs. Starts nothing.
-
-    config: copy4                      # what all runs have in common: a config of scripts.train, and
-    set: {run.steps: 200}              # overrides of it
-    grid:                              # factors; the first one is compared (a line of the plot)
-      loss: [ppo, dg]                  # a key and its values, or a name of its own and named sets of overrides:
-      mode: {sync: {mode: sync}, async 4: {mode: async, scheduler.max_staleness: 4}}
-    seeds: [0, 1, 2, 3, 4]
-    tune:                              # optional: before the main runs, for each value of the factors in `per`,
-      grid: {learner.lr: [1e-3, 3e-3]} # find the best of these,
-      per: [loss]
-      at: {mode: async 4}              # with the other factors at these values (without it: at their first),
-      seeds: [100, 101, 102]           # on seeds of their own,
-      by: reward                       # by the mean of this measure
-    measure:                           # see scripts.ablation.measures
-      reward: {summary: reward_after}
-      steps to 0.9: {steps_to: 0.9}
-    curve: {y: eval/reward, x: samples}
-    slurm: {partition: cpu, time: "01:00:00"}     # #SBATCH lines for --slurm
+"""A study: the checked yaml file (docs/ablations.md shows one) and its runs. Starts nothing.
 
 A run's name ends in a hash of its whole config. So a changed study keeps the runs that are still in it, and never uses
 the run of another config.

@@ -39,8 +39,8 @@ class Estimate(NamedTuple):
         return text if self.count == self.asked else f"{text} ({self.count} of {self.asked})"
 
 
-def bootstrap(values: Iterable[float | None], *, level: float = 0.95, seed: int = 0) -> Estimate:
-    """The mean of `values` and its percentile-bootstrap interval, the same for the same values and seed.
+def bootstrap(values: Iterable[float | None]) -> Estimate:
+    """The mean of `values` and its percentile-bootstrap interval of 95 %, the same for the same values.
 
     The plain percentile interval of a few seeds is too narrow. So its quantiles are moved outwards, until it equals
     Student's interval for normal data (Hesterberg, "What teachers should know about the bootstrap", 2015: expanded
@@ -51,27 +51,27 @@ def bootstrap(values: Iterable[float | None], *, level: float = 0.95, seed: int 
     known = given[~np.isnan(given)]
     if not len(known):
         return Estimate(math.nan, math.nan, math.nan, 0, len(given))
-    low, high = _interval(known[:, None], level, seed)[:, 0].tolist()
+    low, high = _interval(known[:, None])[:, 0].tolist()
     return Estimate(float(known.mean()), low, high, len(known), len(given))
 
 
 @functools.lru_cache(maxsize=2)
-def _drawn(count: int, seed: int) -> np.ndarray:
+def _drawn(count: int) -> np.ndarray:
     """float64 [resamples, count]: how often each seed is drawn, rather than which. A resampled mean is then one row of
     a matrix product."""
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     return drawn.astype(np.float64)
 
 
-def _interval(values: np.ndarray, level: float, seed: int) -> np.ndarray:
+def _interval(values: np.ndarray) -> np.ndarray:
     """`values` [seeds, points] → [2, points]: low and high, NaN for fewer than two seeds."""
     count = len(values)
     if count < 2:
         return np.full((2, values.shape[1]), np.nan)
     from scipy.special import ndtr, stdtrit
 
-    tail = float(ndtr(math.sqrt(count / (count - 1)) * stdtrit(count - 1, (1 - level) / 2)))
-    return np.quantile(_drawn(count, seed) @ values / count, [tail, 1 - tail], axis=0)
+    tail = float(ndtr(math.sqrt(count / (count - 1)) * stdtrit(count - 1, 0.025)))
+    return np.quantile(_drawn(count) @ values / count, [tail, 1 - tail], axis=0)
 
 
 class Band(NamedTuple):
@@ -83,7 +83,7 @@ class Band(NamedTuple):
     high: np.ndarray
 
 
-def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, level: float = 0.95, seed: int = 0) -> Band:
+def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Band:
     """The mean of curves (x rising, y), one per seed, linearly interpolated at common places, with its interval.
 
     It covers the x that every curve has. Raises ValueError if there is none, or no curve.
@@ -93,7 +93,7 @@ def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, level: fl
         raise ValueError(f"the curves have no x in common: one begins at {first:g}, another ends at {last:g}")
     places = np.linspace(first, last, CURVE_POINTS)
     values = np.stack([np.interp(places, x, y) for x, y in curves])
-    return Band(places, values.mean(0), *_interval(values, level, seed))
+    return Band(places, values.mean(0), *_interval(values))
 
 
 def draw_band(axes: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], label: str) -> None:

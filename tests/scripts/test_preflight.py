@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from areal_like.config import run_config as configs
 from areal_like.config.registry import build
@@ -78,6 +79,11 @@ def test_cuda_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(module, "gpus_here", lambda: found)
     key = "placement" if found.count else "learner.device=cuda"
     assert refusal(tmp_path, "learner.device=cuda", "learner.ranks=2").startswith(f"{key}: ")
+
+
+def test_torch_is_asked_for_devices_in_a_process_of_its_own() -> None:
+    found = gpus.gpus_here()
+    assert (found.cuda, found.count) == (torch.version.cuda, torch.cuda.device_count())
 
 
 @pytest.mark.parametrize("overrides", [["run.trackers=[wandb]"], ["learner.lora={}"], [JUDGE]])
@@ -239,3 +245,9 @@ def test_a_rate_that_would_ruin_a_pretrained_model_is_noted(tmp_path: Path, mode
     lora = ["learner.lora={}"]
     for rate, more, noted in (("2e-3", [], True), ("5e-5", [], False), ("1e-2", lora, True), ("1e-3", lora, False)):
         assert ("learner.lr=" in notes(*pretrained, f"learner.lr={rate}", *more)) is noted
+
+
+def test_steps_behind_the_end_of_a_schedule_are_noted() -> None:
+    for schedule, noted in (("linear", True), ("constant", False)):
+        found = notes("run.steps=70", f"learner.schedule={schedule}", "learner.schedule_steps=50")
+        assert ("learner.schedule_steps=50" in found) is noted

@@ -13,7 +13,7 @@ import pytest
 from areal_like.config import run_config as configs
 from areal_like.config.registry import COMPONENTS, knobs
 from areal_like.config.run_config import ConfigError
-from scripts.train import make_run_folder, name_of, parse, prepare, resolve_transport, write_record
+from scripts.train import make_run_folder, name_of, parse, prepare, resolve_folders, resolve_transport, write_record
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 QUICKSTART = "configs/quickstart.yaml"
@@ -123,6 +123,12 @@ def test_a_folder_that_can_not_be_filled_is_removed(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match=r"No space left on device: .*mine"):
         prepare(parse(argv), argv)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_home_folder_is_found_where_the_shell_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = resolve_folders(configs.load([QUICKSTART, "run.dir=~/runs", "resume=~/runs/a"]))
+    assert (config.run.dir, config.resume) == ("/home/me/runs", "/home/me/runs/a")
 
 
 def test_transport_follows_the_port() -> None:
