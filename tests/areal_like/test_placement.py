@@ -179,7 +179,7 @@ def test_guests_divide_the_devices_of_their_host() -> None:
 def test_devices_of_a_machine_are_stated_for_dry_runs_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert memory_in("80GB") == 80 * 10**9
     for text in ("80", "GB", "0GB", "-1GB", "80TB"):
-        with pytest.raises(ValueError):  # noqa: PT011
+        with pytest.raises(ValueError):
             memory_in(text)
     for more in (["--devices", "8"], ["--device-memory", "80GB"], ["--dry-run", "--devices", "-1"]):
         with pytest.raises(SystemExit):
