@@ -156,7 +156,12 @@ class Dispatcher:
         return self.scheduler.admit(self._view(actor.version, running))
 
     def _start(self, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
-        """Start the group of a plan: returns it, RUNNING, and the samples that its lease carries."""
+        """Start the group of a plan: returns it, RUNNING, and the samples that its lease carries. A slot that a group
+        left may belong to an earlier batch, whose groups have another size."""
+        batches = self.groups.bound.batches
+        need = self.samples_per_batch // batches.size(batches.of(self.groups.store.slots.next))
+        if need != plan.need and not plan.redundant:
+            plan = plan._replace(launch=math.ceil(need * plan.launch / plan.need), need=need)
         entry = self.groups.store.first_deferred if plan.deferred else None
         if entry is not None:
             self.groups.commit(Readmit(entry.id, plan.launch, plan.need))

@@ -20,10 +20,8 @@ from areal_like.types import Lease
 
 
 class RoundResult(TypedDict):
-    """Result of a round: mean reward, mean length (tokens), versions of the oldest and the newest token.
-    `note_evaluation` adds `seconds` since the first lease. `sets`: per set its figures (`reward`, `pass@4`), mean
-    length, and numbers of prompts and samples. A figure comes with the ends of its interval (`reward_low`,
-    `reward_high`) if it has one. Reward and length of the round are those of the run's own sets, else of all sets."""
+    """Result of a round: mean reward and length (tokens) of the run's own sets, else of all; versions of the oldest and
+    the newest token; `seconds` since the first lease. `sets`: see `figures_of`."""
 
     version: int
     reward: float
@@ -35,7 +33,7 @@ class RoundResult(TypedDict):
 
 
 class AnswerResult(NamedTuple):
-    """Reward, length (tokens), and versions of the oldest and the newest token of an answer."""
+    """`length` in tokens; versions of the `oldest` and the `newest` token."""
 
     reward: float
     length: int
@@ -221,7 +219,8 @@ class Evaluation:
 
 
 def figures_of(of: HeldoutSet, answers: Sequence[AnswerResult]) -> dict[str, float]:
-    """The figures of a set, as in `RoundResult.sets`. All `answers` to one prompt are adjacent."""
+    """The figures of a set (`reward`, `pass@4`), with the ends of their intervals (`reward_low`, `reward_high`), mean
+    length, and numbers of prompts and samples. All `answers` to one prompt are adjacent."""
     rewards = [[answer.reward for answer in answers[at : at + of.samples]] for at in range(0, len(answers), of.samples)]
     found: dict[str, float] = {"prompts": len(of.rows), "samples": of.samples}
     found["length"] = sum(answer.length for answer in answers) / len(answers)

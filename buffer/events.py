@@ -181,9 +181,11 @@ _Slots = tuple[int, list[int]]
 """As `buffer.staleness.Slots`."""
 _Batches = tuple[int, int, list[int]]
 """As `buffer.staleness.Batches.state`."""
-_Prompt = tuple[int, int, bool, list[tuple[float, int]]]
-_Results = tuple[dict[str, list[_Prompt]], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
-"""As `buffer.results.Results.state`."""
+PromptState = tuple[int, int, bool, list[tuple[float, int]]]
+"""Row, draws, free, and results (rate, samples), newest first."""
+ResultsState = tuple[dict[str, list[PromptState]], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
+"""The prompts of each task, the groups without a result (id → task, row), and the results that are not visible yet
+(group, task, row, rate, samples)."""
 
 
 class Held(msgspec.Struct, array_like=True):
@@ -229,7 +231,7 @@ class Snapshot(_Record):
     planned: dict[int, list[int]]
     groups: list[Held]
     tasks: dict[str, dict[str, int]] = {}
-    results: _Results | None = None
+    results: ResultsState | None = None
 
 
 Event = (

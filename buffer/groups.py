@@ -112,11 +112,8 @@ class GroupManager:
         return entry if entry and self.bound.admits(entry.slot, version) else None
 
     def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
-        """A QUEUED group runs on an actor that holds `version`.
-
-        Returns the samples of `entry.partial` that the lease may carry (see `PartialGroup.usable`): those that the
-        bound allows in the group's slot. A partial group without such a sample is discarded.
-        """
+        """A QUEUED group runs on an actor that holds `version`. Returns the samples of earlier leases that the lease
+        carries (see `usable`). A partial group without such a sample is discarded."""
         carried = self.usable(entry)
         self.commit(events.Lease(entry.id, actor, min([version, *carried.values()]), bool(carried)))
         self._note_age(entry)
@@ -168,11 +165,8 @@ class GroupManager:
 
     def push(self, head: Head, payload: Payload, version: int, now: float, actor: str = "") -> bool:
         """A group that needs or has a lease → WAITING, or gone if the filter rejects it. `version`: the newest
-        published one. `actor`: who rolled the group out.
-
-        Returns False if the group is not expected: a duplicate, dropped before, or deferred meanwhile. Any actor may
-        push it: a group keeps its id when it is leased again, and the first push wins.
-        """
+        published one. Returns False if the group is not expected: a duplicate, dropped before, or deferred meanwhile.
+        The first push wins, from any actor."""
         entry = self.store.entries.get(head.id)
         if entry is None or not self._expected(entry, head):
             self.duplicates += 1
@@ -248,18 +242,14 @@ class GroupManager:
         self.commit(events.Open(self.bound.batches.opened, groups, scheduler))
 
     def serve(self, batch: int) -> list[Entry]:
-        """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all ready.
-
-        The policy chooses. This method checks the bound again, against the tokens that actors really pushed: a group
-        that breaks it is never served. If the choice changes the order, all other groups get new slots. A group may
-        become too old for this batch and all later ones. `staleness_policy` decides about them:
+        """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all ready. The policy chooses. The bound
+        is checked again, against the tokens that actors really pushed. What happens to a group that has become too old
+        for this batch, and all later ones, is the `staleness_policy`:
 
             drop         it leaves as "stale", running or not
             requeue      it is rolled out again; with `resume` it keeps samples that are young enough
             mask_tokens  it is served while any token is young enough; older tokens are not trained (`oldest_allowed`)
             wait         this never happens: an earlier batch waits until the group is ready, and takes it
-
-        A batch that was served before a crash is served again with the same groups in the same order.
         """
         ids = self._planned_for(batch)
         if not ids:

@@ -1,11 +1,8 @@
 """The order of prompts: every row once per epoch, shuffled again for each epoch, fixed by the seed.
 
-A group's id is its prompt's place in this order. So the id determines task, epoch and row, and the cursor is one
-number. In a mixture the tasks take turns in shuffled blocks. A task's ratio fixes its prompts per block, so the ratios
-hold after every block. Each task has its own epochs.
-
-With a sampler (`buffer.samplers`) the id still determines the task. The row also depends on the results that were
-recorded before. New rows come in the order of the first epoch.
+A group's id is its prompt's place in this order. In a mixture the tasks take turns in shuffled blocks, in which each
+has as many prompts as its ratio says; each task has its own epochs. With a sampler (`buffer.samplers`) the id still
+determines the task, but the row also depends on recorded results. New rows come in the order of the first epoch.
 """
 
 from __future__ import annotations
@@ -50,9 +47,8 @@ class PromptPlace(NamedTuple):
 
 
 class PromptCursor:
-    """Iterates over training rows, epoch after epoch, from `position` on. `shares`: the parts of the rows, or the
-    number of rows of a single task. `sampler` chooses by `results`, which the store keeps; without both, the seed alone
-    fixes the order."""
+    """Iterates over training rows from `position` on. `shares`: the parts of the rows, or the rows of a single task,
+    counted. `sampler` chooses by `results`, which the store keeps; without both, the seed alone fixes the order."""
 
     def __init__(
         self,
@@ -85,8 +81,9 @@ class PromptCursor:
         if chosen == NEW and known.new:
             return PromptPlace(group_id, share.first + int(self._order_of(number, 0)[len(known.rows)]), share.name)
         if not 0 <= chosen < len(known.rows):
-            there = f"{len(known.rows)} prompts were drawn before, and {known.new} never"
-            raise ValueError(f"the sampler chose {chosen} for group {group_id}: {there}")
+            raise ValueError(
+                f"the sampler: got {chosen}, expected one of {len(known.rows)} prompts that were drawn before"
+            )
         return PromptPlace(group_id, int(known.rows[chosen]), share.name)
 
     def at(self, group_id: int) -> PromptPlace:

@@ -1,9 +1,8 @@
 """Recovery after a crash, and reading a journal: which events still count, and the state that they make.
 
 A process that starts writes `Begin`: the learner resumes from a checkpoint, and training after that checkpoint is
-undone. So a finished batch after the checkpoint counts as not finished (`standing`). Its groups wait, and
-`Store.planned` has their order, so that the batch is served again as it was. All other events count: the same events
-make the same store. Payloads stay in the journal until they are needed.
+undone (`standing`). The groups of these batches wait, and `Store.planned` has their order, so that each batch is served
+again as it was. All other events count.
 """
 
 from __future__ import annotations
@@ -58,12 +57,8 @@ def restore(
     read: Read | None = None,
 ) -> None:
     """Bring empty `groups` to the state after `records` of an earlier process, then begin. The learner's checkpoint has
-    the batches before `next_batch`; later training is undone.
-
-    Call it even without records. From then on `record` gets all events: first `Finish` of batches that were trained but
-    not recorded before the crash, then `Begin`. `read` reads the payloads that a snapshot names, when they are needed.
-    Raises JournalError.
-    """
+    the batches before `next_batch`; later training is undone. `record` gets all later events; `read` reads the payloads
+    that a snapshot names. Raises JournalError."""
     store = groups.store
     store.read = read
     for each in standing(records, next_batch):

@@ -1,8 +1,5 @@
-"""Feeds a learner from the journal of an earlier run: the same batches in the same order, without actors.
-
-The learner's run then repeats bit for bit on the same machine; or the learner trains another loss on the same
-trajectories. The replay server speaks the buffer's side of the protocol, so the learner does not know the difference.
-"""
+"""Feeds a learner from the journal of an earlier run: the same batches in the same order, without actors. Its run then
+repeats bit for bit on the same machine; or the learner trains another loss on the same trajectories."""
 
 from __future__ import annotations
 
@@ -31,12 +28,9 @@ RecordedBatch = tuple[list[tuple[Head, Payload]], int]
 
 
 def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
-    """The trained batches 0, 1, 2, ... in order: their groups (head, payload) as served, and the version below which
-    tokens were masked. A batch that a resumed run trained again comes once. Payloads stay in the journal until they are
-    loaded. Memory holds only the groups that are not in a batch yet.
-
-    Raises JournalError if the journal lacks its beginning.
-    """
+    """The trained batches 0, 1, 2, ... in order, once each: their groups (head, payload) as served, and the version
+    below which tokens were masked. Payloads stay in the journal until they are loaded. Raises JournalError if the
+    journal lacks its beginning."""
     store, allowed = Store(Bound(math.inf, 1)), dict[int, int]()
     for event, payload in history(Recorded(folder, whole=True)):
         if isinstance(event, Serve):
@@ -48,8 +42,7 @@ def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
 
 
 def branches(folder: Path) -> list[tuple[int, str]]:
-    """(train step, what changed) of each resume with other learner settings, after the first step. A start that ended
-    before it had trained a batch changed nothing."""
+    """(train step, changes) of each resume with other learner settings after which a batch was trained."""
     found: list[tuple[int, str]] = []
     begun: Begin | Branch | None = None
     for event in (each.event for each in Recorded(folder, whole=True)):

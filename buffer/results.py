@@ -1,9 +1,8 @@
 """What a run knows about each prompt: how often it was drawn, and the results of its newest groups.
 
 It is a fold over recorded events, applied by `buffer.store`. An admission counts as a draw, and a push gives a result.
-Opening a batch makes all results so far visible. A resume undoes none of these events, so the live buffer, recovery and
-audit know the same at each admission. Between two openings only draws change. So with rounds the order in which groups
-finish does not decide what is drawn.
+Opening a batch makes all results so far visible, so with rounds the order in which groups finish does not decide the
+draws. A resume undoes none of these events.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from buffer.events import PromptState, ResultsState
 
 WINDOW = 4
 """Results that are kept per prompt."""
@@ -64,13 +65,6 @@ def rate_of(rewards: Iterable[float]) -> float:
     return float(np.clip(np.fromiter(rewards, np.float64), 0.0, 1.0).mean())
 
 
-PromptState = tuple[int, int, bool, list[tuple[float, int]]]
-"""Row, draws, free, and results (rate, samples), newest first."""
-ResultsState = tuple[dict[str, list[PromptState]], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
-"""The prompts of each task, the groups without a result (id → task, row), and the results that are not visible yet
-(group, task, row, rate, samples)."""
-
-
 class _Task:
     """`prompts`: a table that grows, with the drawn prompts first; `places`: where a row of the data is in it."""
 
@@ -98,7 +92,7 @@ class _Task:
         return Known(**{name: seen[name] for name in seen.dtype.names or ()}, new=max(0, size - len(self.places)))
 
     def state(self) -> list[PromptState]:
-        found = list[PromptState]()
+        found: list[PromptState] = []
         for rates, answers, draws, free, row in self.prompts[: len(self.places)].tolist():
             results = [(float(r), int(n)) for r, n in zip(rates, answers, strict=True) if n]
             found.append((row, draws, free, results))

@@ -1,10 +1,8 @@
 """Which prompt is next. Pure functions: (known, dice, *, knobs) → place of a prompt that was drawn before, or NEW.
 
-`known` (`buffer.results.Known`) is what the run has recorded of the task's prompts; `dice` is made from the run's seed
-and the group's id. So the choice follows from recorded events, and the audit makes it again. In a mixture the ratios
-decide whose turn it is, and the sampler chooses within that task.
-
-A sampler trains preferred prompts more often than they occur in the data: `areal-like ledger` shows this bias.
+`known` (`buffer.results.Known`) is the record of the task's prompts; `dice` is made from the run's seed and the group's
+id. So the choice follows from recorded events, and the audit makes it again. A sampler trains preferred prompts more
+often than they occur in the data: `areal-like ledger` shows this bias.
 """
 
 from __future__ import annotations
@@ -44,12 +42,9 @@ def pass_rate_pools(  # noqa: PLR0913 (knobs)
     hard: Annotated[float, "[0, inf)"] = 0.1,
     memory: Annotated[float, "[0, 1]"] = 0.5,
 ) -> int:
-    """Prompts in pools by pass rate: hard (at most `hard_to`), easy (at least `easy_from`), right (between), new.
-
-    `new`, `right`, `easy`, `hard`: how often to draw from each pool, relative to the others; an empty pool gives its
-    part to the others. Within a pool all prompts are equally likely. `memory`: an earlier result counts that many times
-    as much as the next one.
-    """
+    """Prompts in pools by pass rate: hard (at most `hard_to`), easy (at least `easy_from`), right (between), new. How
+    often to draw from each pool, relative to the others that are not empty: `new`, `right`, `easy`, `hard`. `memory`:
+    an earlier result counts that many times as much as the next one."""
     allowed = drawable(known, dice)
     seen = known._replace(rates=known.rates[allowed], answers=known.answers[allowed])
     kinds = classes(pass_rates(seen, memory), hard_to, easy_from)

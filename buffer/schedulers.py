@@ -1,12 +1,9 @@
 """When to start which groups. Schedulers do no I/O and read no clock; the buffer asks, they answer.
 
 All modes use the same buffer. A scheduler sets how stale a group may become (`max_staleness`: admission enforces this
-bound), how large the groups of a batch are, and, given a `View`, what to start now. To write your own, inherit from
-`Scheduler` and name the class in the config as `module:Name`.
-
-A scheduler may start *redundant* groups: more than a batch has places. For every scheduler the buffer does the rest
-(`buffer.store`). The first groups to finish get the places. The others are recalled at once and wait in a queue, first
-in, first out, for `GroupPlan(deferred=True)`. Nothing is lost: a later batch trains their prompts.
+bound), how large the groups of a batch are, and, given a `View`, what to start now. It may start *redundant* groups:
+more than a batch has places (`buffer.store`). To write your own, inherit from `Scheduler` and name the class in the
+config as `module:Name`.
 """
 
 from __future__ import annotations
@@ -70,9 +67,8 @@ class Scheduler:
 
     def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
         """The number of groups of the next batch, which has `samples` samples. `deferred`: groups in the queue. `seen`:
-        lengths of all groups that ended or were broken off since the last batch was opened. `least`: with fewer groups,
-        part of the queue would remain at the end of the data. If the sizing wants fewer, take its largest size that
-        gives enough groups."""
+        lengths of groups that ended since the last batch was opened. `least`: with fewer groups, part of the queue
+        would remain at the end of the data."""
         size = self.sizing.next_size(seen)
         if samples // size < least:
             size = max((each for each in self.sizing.sizes if samples // each >= least), default=size)
@@ -80,8 +76,7 @@ class Scheduler:
         return samples // size
 
     def admit(self, view: View) -> GroupPlan | None:
-        """The next group to start on an actor with room for `launch` sequences. None: start none now. A group that lost
-        its lease gets another without asking."""
+        """The next group to start on an actor with room for `launch` sequences; None: start none now."""
         raise NotImplementedError
 
     def wants_redundant(self, view: View) -> int:

@@ -5,10 +5,8 @@ A file is `MAGIC` and then records, little-endian:
     [mark 4][bytes of the fields u32][bytes of the payload u64][xxh3-64 of the payload][durable u64]
     [xxh3-64 of the head so far and the fields, seeded with the file's number and the place][fields: msgpack][payload]
 
-Mark and checksum fit only this place of this file, so the bytes of a record alone show that it begins here. `durable`:
-everything before that byte was in the file before this record was written. So an intact record whose `durable` lies
-beyond a damaged one proves that no crash has torn the damaged one. One append writes all of its records or, after an
-error, none.
+Mark and checksum fit only this place of this file. `durable`: everything before that byte was in the file before this
+record was written. So an intact record whose `durable` lies beyond a damaged one proves that no crash has torn it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Batches for a learner of several ranks: the groups of each rank, and the ranks that still wait for their share.
 
 Rank 0 is the learner: it alone asks for batches and reports trained ones. A batch is served once, to all ranks
-together; the other ranks fetch their shares over their own connections. A share is a view of the served batch, so
-nothing counts twice. It can be sent again until the batch is trained. Groups stay whole.
+together; the others fetch their shares over their own connections, again until the batch is trained.
 """
 
 from __future__ import annotations
@@ -10,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from areal_like.wire.frames import Frame, Payloads, WireError
 from areal_like.wire.groups import Head, pack_heads
 from areal_like.wire.messages import Batch
 
 
 def split(tokens: Sequence[int], ranks: int) -> list[list[int]]:
-    """Places of each rank's groups, ascending. Gives the longest group first, each to the rank with the fewest tokens.
-
-    `tokens`: of each group. Pure; ties go to the earlier group and the lower rank. No rank has more than 4/3 of the
-    best split (Graham 1969). With fewer groups than ranks, some ranks get none.
-    """
+    """Places of each rank's groups, ascending; `tokens`: of each group. Gives the longest group first, each to the rank
+    with the fewest tokens: no rank has more than 4/3 of the best split (Graham 1969)."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     totals = [0] * ranks
     for place in sorted(range(len(tokens)), key=lambda each: -tokens[each]):
@@ -44,16 +42,13 @@ class Served:
         """The message to a rank, and its payloads. Only rank 0 gets `info`."""
         if len(self.places) == 1:
             return self.batch, self.payloads
-        batch, places = self.batch, self.places[rank]
-        share = Batch(
-            batch.index,
-            batch.version,
-            batch.oldest_allowed,
-            [batch.actors[place] for place in places],
-            pack_heads([self.heads[place] for place in places]),
-            batch.info if rank == 0 else {},
-            batch.redo,
-            places,
+        places = self.places[rank]
+        share = replace(
+            self.batch,
+            actors=[self.batch.actors[place] for place in places],
+            table=pack_heads([self.heads[place] for place in places]),
+            info=self.batch.info if rank == 0 else {},
+            places=places,
         )
         return share, [self.payloads[place] for place in places]
 

@@ -176,12 +176,9 @@ def place(holders: Iterable[Holder], first: int) -> dict[int, int]:
 
 
 def rescue(picked: Sequence[int], holders: Sequence[Holder], first: int) -> tuple[int, ...]:
-    """A batch like `picked` after which all other groups still fit below their deadlines, in slots from `first` on.
-
-    A group that would not fit replaces the picked group with the latest deadline. Returns () if that needs a group that
-    still runs: the batch must wait for it. A case that no exchange can solve (weights older than a lease promised) is
-    left as it is.
-    """
+    """A batch like `picked` after which all other groups still fit below their deadlines, in slots from `first` on. A
+    group that would not fit replaces the picked group with the latest deadline. Returns () if that needs a group that
+    still runs: the batch must wait for it. A case that no exchange can solve is left as it is."""
     known = {holder.id: holder for holder in holders}
     chosen = list(picked)
     while endangered := _too_many(chosen, holders, first):

@@ -429,9 +429,12 @@ def in_rounds(
 def overlapping(dice: random.Random) -> Run:
     """An asynchronous run with all that may happen, under any rules."""
     knobs = {"max_staleness": dice.choice([0, 1, 2, 4, math.inf]), "max_inflight_groups": dice.choice([None, 10])}
-    rules = {"batch_policy": partial(dice.choice([policies.in_order, policies.fifo, policies.windowed, by_reward]))}
+    policy = dice.choice([policies.in_order, policies.fifo, policies.windowed, by_reward])
+    sizing = SIZINGS[dice.choice(list(SIZINGS)) if policy is policies.in_order else "fixed"]
+    knobs |= {"oversample_responses": dice.choice([1.0, 1.5])}
+    rules = {"batch_policy": partial(policy)}
     rules |= {"staleness_policy": dice.choice(["drop", "requeue", "wait", "mask_tokens"])}
     rules |= {"group_filter": dice.choice([policies.none, policies.zero_variance]), "resume": dice.random() < 0.5}
     rules |= {"lease_timeout": TIMEOUT, "evaluate": dice.choice([0, 3]), "slots": dice.choice([4, 12, 40])}
     rules |= {"interval": dice.choice([1, 1, 2, 3])}
-    return Run(dice, lambda: AsyncScheduler(Fixed(group_size=SIZE), **knobs), ALL, **rules)
+    return Run(dice, lambda: AsyncScheduler(sizing(), **knobs), ALL, **rules)

@@ -57,22 +57,6 @@ def test_pushing_and_serving_behind_a_straggler() -> None:
     assert grows_little(made)
 
 
-def test_leasing_again() -> None:
-    def made(count: int) -> Callable[[], object]:
-        groups = running(count)
-        for group_id in range(count):
-            groups.requeue(group_id)
-
-        def step() -> None:
-            entry = groups.queued_for(0)
-            assert entry
-            groups.assign(entry, "b", 0)
-
-        return step
-
-    assert grows_little(made)
-
-
 def test_drawing_a_prompt_by_its_pass_rate() -> None:
     def made(count: int) -> Callable[[], object]:
         results, dice = Results(), np.random.default_rng(0)

@@ -2,19 +2,15 @@
 
 import math
 
-import numpy as np
 import pytest
 
-from areal_like.types import Group, Sample
-from areal_like.wire.groups import encode_group
 from areal_like.wire.link import BusError
 from buffer.events import LeaveOut
-from buffer.policies import fifo, none, zero_variance
+from buffer.policies import none, zero_variance
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed, Sagc
-from buffer.store import LEASED, Stage
-from tests.buffer.histories import SIZE, SIZINGS, head_of
-from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, table
+from buffer.store import Stage
+from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 
 
 @pytest.mark.parametrize("scheduler", [asynchronous(max_staleness=0), SyncScheduler(Fixed(group_size=8))])
@@ -34,18 +30,6 @@ def test_the_first_actor_with_new_weights_leaves_the_others_their_share(schedule
     assert len(house.leases()) == B + B // 2
     house.apply(1, "actor-1")
     assert len(house.leases()) == 2 * B
-
-
-def test_a_batch_waits_for_its_straggler_and_keeps_its_order() -> None:
-    house = House(asynchronous(max_staleness=2))
-    house.start()
-    assert len(house.leases()) == 3 * B
-    house.say("learner", "want", {"index": 0, "version": 0})
-    for group_id in [5, 3, 2, 4, 1]:
-        house.finish(group_id, 0)
-    assert house.batches() == []
-    house.finish(0, 0)
-    assert house.batches() == [[0, 1, 2, 3]]
 
 
 def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_once() -> None:
@@ -86,48 +70,6 @@ def test_a_group_that_leaves_untrained_gives_its_slot_to_the_next_prompt(fate: s
     assert {**ledger["dropped"], **ledger["filtered"]} == {"rejected" if fate == "failed" else "zero variance": 1}
 
 
-def test_a_straggler_that_got_too_old_is_cancelled() -> None:
-    house = House(asynchronous(max_staleness=1), batch_policy=fifo)
-    house.start()
-    (straggler, *_), batch = house.leases("actor-0"), 0
-    while straggler in house.server.store.entries and batch < 4:
-        for group_id, entry in list(house.server.store.entries.items()):
-            if group_id != straggler and entry.stage is Stage.RUNNING:
-                house.push(entry.actor, group_id, batch)
-        house.say("learner", "want", {"index": batch, "version": batch})
-        if len(house.batches()) > batch:
-            house.say("learner", "trained", {"index": batch})
-            batch += 1
-            house.publish(batch)
-            house.apply(batch)
-    assert batch == 3, "batch 2 is the first for which version 0 is too old"
-    assert ("actor-0", "cancel", {"ids": [straggler], "hand_back": False}) in house.router.sent
-    assert house.server.store.ledger()["dropped"] == {"stale": 1}
-    assert straggler not in house.server.store.held_by("actor-0")
-
-
-def test_the_learner_is_told_which_tokens_to_mask_and_staleness_leaves_them_out() -> None:
-    house = House(asynchronous(max_staleness=1), batch_policy=fifo, staleness_policy="mask_tokens")
-    house.start()
-    sample = Sample(np.zeros(7, np.int32), 1, np.zeros(6, np.float32), np.ones(6, bool), [(0, 4), (2, 2)], 1.0, "stop")
-    for batch in range(3):
-        for _ in range(B):
-            entry = next(e for e in house.server.store.of(*LEASED) if e.id != 0)
-            house.push(entry.actor, entry.id, batch)
-            if batch == 2 and 0 in house.server.store.entries:
-                head, payload = encode_group(Group(0, [sample] * 8, {0: "d0", 2: "d2"}))
-                house.say("actor-0", "push", table(head), payload)
-        house.say("learner", "want", {"index": batch, "version": batch})
-        house.say("learner", "trained", {"index": batch})
-        house.publish(batch + 1)
-        house.apply(batch + 1)
-    bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
-    assert [body["oldest_allowed"] for body in bodies] == [0, 0, 1]
-    assert 0 in [name[0] for name in bodies[2]["table"]["groups"]]
-    assert bodies[2]["info"]["staleness/in_flight_mean"] == bodies[2]["info"]["staleness/in_queue_mean"] == 0
-    assert house.server.store.staleness_max == 0
-
-
 def test_samples_that_were_cut_are_written_down() -> None:
     house = House(AsyncScheduler(Sagc(candidates=(4, 8)), max_staleness=1, oversample_responses=1.25))
     records = []
@@ -139,24 +81,6 @@ def test_samples_that_were_cut_are_written_down() -> None:
     assert LeaveOut(0, (70, 90), ["reward crashed: no"]) in records
     (seen,) = house.server.gauges.take_seen()
     assert seen.tokens == (2,) * 8 and not any(seen.cut), "the group did not wait for the others"
-
-
-@pytest.mark.parametrize("sizing", SIZINGS)
-def test_groups_change_their_size_between_batches_in_async_mode_too(sizing: str) -> None:
-    house = House(AsyncScheduler(SIZINGS[sizing](), max_staleness=2, oversample_responses=1.5))
-    house.start()
-    for index in range(8):
-        house.say("learner", "want", {"index": index, "version": index})
-        for name in house.names:
-            for group_id in sorted(house.server.store.held_by(name)):
-                head, payload = head_of(group_id, index, house.server.store.entries[group_id].need)
-                house.say(name, "push", table(head), payload)
-        house.say("learner", "trained", {"index": index})
-        house.publish(index + 1)
-        house.apply(index + 1)
-    batches = [[each[1] for each in body["table"]["groups"]] for _, kind, body in house.router.sent if kind == "batch"]
-    assert len(batches) == 8 and all(sum(sizes) == B * SIZE and len(set(sizes)) == 1 for sizes in batches)
-    assert sizing != "restless" or len({sizes[0] for sizes in batches}) > 1
 
 
 def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
