@@ -220,8 +220,6 @@ class Snapshot(_Record):
     trained: int
     filtered: dict[str, int]
     dropped: dict[str, int]
-    requeued: int
-    resumed: int
     pushes: int
     staleness_max: int
     slots: _Slots

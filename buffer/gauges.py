@@ -27,7 +27,7 @@ class Gauges:
         self.since_step = 0
         self.evaluations: list[RoundResult] = []
         self.trained_seconds: float | None = None
-        self.tokens_pushed = self.samples_pushed = 0
+        self.tokens_pushed = 0
         self.refused: Counter[str] = Counter()  # refused groups, by reason
         self._dropped, self._dropped_since = Counter[str](), 0
         self.lease_timeouts = 0  # leases revoked because they made no progress

@@ -55,6 +55,7 @@ class Scheduler:
     """
 
     max_staleness: float = 0
+    remembered: tuple[str, ...] = ("group_size", "launch")
 
     def __init__(self, sizing: Sizing):
         self.sizing = sizing
@@ -95,10 +96,13 @@ class Scheduler:
     def state_dict(self) -> object:
         """The state as plain data; None: no state."""
         sizing = self.sizing.state_dict()
-        return None if sizing is None else {"sizing": sizing, "sizes": [self.group_size, self.launch]}
+        if sizing is None and self.remembered is Scheduler.remembered:
+            return None
+        return {"sizing": sizing} | {name: getattr(self, name) for name in self.remembered}
 
     def load_state_dict(self, state: Any) -> None:
-        self.group_size, self.launch = state["sizes"]
+        for name in self.remembered:
+            setattr(self, name, state.get(name, getattr(self, name)))
         if state["sizing"] is not None:
             self.sizing.load_state_dict(state["sizing"])
 
@@ -170,8 +174,9 @@ class SyncScheduler(Scheduler):
                 "scheduler.oversample_prompts above 1, whose cut groups continue later; for stale data use mode=async"
             )
         self.max_staleness = max_staleness
-        self.groups = 0
-        self.long = False
+        self.groups, self.long = 0, False
+        if oversample_prompts > 1:
+            self.remembered = (*self.remembered, "groups", "long")
         self.launch = math.ceil(self.group_size * oversample_responses)
 
     def ready_to_open(self, batch: int, trained_batches: int) -> bool:
@@ -218,13 +223,3 @@ class SyncScheduler(Scheduler):
     def metrics(self) -> dict[str, float]:
         found = {"rounds/long": float(self.long)} if self.oversample_prompts > 1 else {}
         return super().metrics() | found
-
-    def state_dict(self) -> object:
-        if self.oversample_prompts == 1:
-            return super().state_dict()
-        sizes = [self.group_size, self.launch]
-        return {"sizing": self.sizing.state_dict(), "sizes": sizes, "groups": self.groups, "long": self.long}
-
-    def load_state_dict(self, state: Any) -> None:
-        super().load_state_dict(state)
-        self.groups, self.long = state.get("groups", 0), state.get("long", False)

@@ -342,7 +342,6 @@ class Server:
         if new:
             actor.end_bench()
             self.gauges.tokens_pushed += head.tokens
-            self.gauges.samples_pushed += head.samples
             if self._measures_lengths:
                 self.gauges.see(GroupLengths(tuple(head.lengths), (False,) * head.samples))
             self.dispatcher.largest_payload = max(self.dispatcher.largest_payload, head.size)
@@ -497,7 +496,6 @@ class Server:
         return {
             **self.dispatcher.levels(now),
             "started": self.phase.started_at is not None,
-            "stopping": self.phase.stopping,
             "trained_seconds": self.gauges.trained_seconds,
             "version": self.weights.version,
             "steps": self.learner.steps,
@@ -507,7 +505,6 @@ class Server:
             "since_step": self.gauges.since_step,  # the next three count from this step of a resume
             "staleness_mean": self.gauges.staleness_mean,
             "duplicates": self.groups.duplicates,
-            "resumed": self.store.resumed,
             "refused": self.router.refused,
             "evaluations": self.gauges.evaluations,
             "actors": {actor.name: self._actor_status(actor, now) for actor in self.fleet},

@@ -50,7 +50,7 @@ from buffer.staleness import Bound, Slots
 NO_SLOT = -1
 SLACK = 64
 """A heap is rebuilt when its outdated items exceed the number of groups by more than this."""
-_COPIED = ("admitted", "trained", "requeued", "resumed", "pushes", "staleness_max", "scheduler", "decided", "planned")
+_COPIED = ("admitted", "trained", "pushes", "staleness_max", "scheduler", "decided", "planned")
 _COPIED_OF_ENTRY = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
 """Fields of a store, and of an entry, that a snapshot has under the same names."""
 _ABORTED = FINISHES.index("abort")
@@ -240,7 +240,7 @@ class Store:
         self.bound, self.slots = bound, Slots()
         self.read: Read | None = None
         self.entries: dict[int, Entry] = {}
-        self.admitted = self.trained = self.requeued = self.resumed = self.pushes = self.bytes = self.staleness_max = 0
+        self.admitted = self.trained = self.pushes = self.bytes = self.staleness_max = 0
         self.filtered, self.dropped = Counter[str](), Counter[str]()
         self.tasks: dict[str, Counter[str]] = {}  # of a mixture → fates
         self.scheduler: object = None
@@ -345,9 +345,7 @@ class Store:
 
     def _lease(self, event: events.Lease, *_: object) -> None:
         entry = self.entries[event.id]
-        if event.resumes:
-            self.resumed += 1
-        else:
+        if not event.resumes:
             self._set_partial(entry, None)
         entry.leased_to(event.actor, event.version)
         entry.cut = ()
@@ -367,9 +365,8 @@ class Store:
         entry.head, entry.payload = None, b""
         if entry.slot == NO_SLOT:
             self._enqueue(entry)
-            return
-        self._move(entry, Stage.QUEUED)
-        self.requeued += 1
+        else:
+            self._move(entry, Stage.QUEUED)
 
     def _forget(self, event: events.Forget, *_: object) -> None:
         self._set_partial(self.entries[event.id], None)

@@ -30,6 +30,7 @@ ROUNDS = CALM | {"die": 1, "fail": 1, "crash": 1, "late": 1}
 """Events of a run in rounds, and how often each happens."""
 ALL = ROUNDS | {"push": 20, "train": 6, "time": 10, "hang": 6, "update": 6, "rubbish": 2, "leave": 1, "lie": 1}
 ALL |= {"aside": 3, "evaluate": 3, "late": 3, "fail": 3, "back": 2}
+OF_A_GROUP = ("push", "end", "fail", "lie", "rubbish")
 RARE = {"die": 0.3, "fail": 0.3, "crash": 0.2, "lie": 0.2}
 
 
@@ -267,6 +268,10 @@ class Run:
         body = {"ids": ids, "partials": [meta for meta, _ in left], "leaving": leaving}
         self.say(name, "hand_back", body, *(payload for _, payload in left))
 
+    def leave(self, name: str) -> None:
+        self.hand_back(name, list(self.leased[name]), leaving=True)
+        self.join(name)
+
     def push_late(self) -> None:
         name, group_id, need, version = self.late.pop(self.dice.randrange(len(self.late)))
         self.honest = False
@@ -340,41 +345,29 @@ class Run:
             self.make(event, name, running, dull=not calm and dice.random() < 0.15)
         self.check()
 
-    def make(self, event: str, name: str, running: int | None, dull: bool) -> None:  # noqa: C901 (a table)
-        match event:
-            case "push" if running is not None:
-                self.push(name, running, dull)
-            case "end" if running is not None:
-                self.end_some(name, running)
-            case "fail" if running is not None:
-                self.fail(name, running)
-            case "lie" if running is not None:
-                self.lie(name, running)
-            case "rubbish" if running is not None:
-                self.push_rubbish(name, running)
-            case "update":
-                self.update(name)
-            case "back":
-                self.hand_back(name, self.recalled(name))
-            case "leave":
-                self.hand_back(name, list(self.leased[name]), leaving=True)
-                self.join(name)
-            case "train":
-                self.train()
-            case "aside":
-                self.set_aside()
-            case "late" if self.late:
-                self.push_late()
-            case "evaluate" if self.heldout[name]:
-                self.evaluate(name)
-            case "hang":
-                self.hung.symmetric_difference_update({name})
-            case "time":
-                self.time_passes(self.dice.choice([5.0, 30.0, 60.0, 120.0]))
-            case "die":
-                self.die(name)
-            case "crash":
-                self.crash()
+    def make(self, event: str, name: str, running: int | None, dull: bool) -> None:
+        possible = {"late": self.late, "evaluate": self.heldout[name]}
+        if not possible.get(event, True) or (event in OF_A_GROUP and running is None):
+            return
+        actions = {
+            "push": lambda: self.push(name, running, dull),
+            "end": lambda: self.end_some(name, running),
+            "fail": lambda: self.fail(name, running),
+            "lie": lambda: self.lie(name, running),
+            "rubbish": lambda: self.push_rubbish(name, running),
+            "update": lambda: self.update(name),
+            "back": lambda: self.hand_back(name, self.recalled(name)),
+            "leave": lambda: self.leave(name),
+            "train": self.train,
+            "aside": self.set_aside,
+            "late": self.push_late,
+            "evaluate": lambda: self.evaluate(name),
+            "hang": lambda: self.hung.symmetric_difference_update({name}),
+            "time": lambda: self.time_passes(self.dice.choice([5.0, 30.0, 60.0, 120.0])),
+            "die": lambda: self.die(name),
+            "crash": self.crash,
+        }
+        actions[event]()
 
     def check(self) -> None:
         store, ledger = self.store, self.store.ledger()

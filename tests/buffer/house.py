@@ -143,10 +143,21 @@ class House:
         for name in names or self.names:
             self.say(name, "applied", {"version": version, "digest": f"d{version}"})
 
-    def start(self) -> None:
+    def start(self) -> "House":
         self.hello("learner", *self.names)
         self.publish(0)
         self.apply(0)
+        return self
+
+    def want(self, index: int) -> None:
+        """The learner asks for a batch; each step makes a version."""
+        self.say("learner", "want", {"index": index, "version": index})
+
+    def trained(self, index: int) -> None:
+        """The learner has trained a batch, and all actors take its version."""
+        self.say("learner", "trained", {"index": index})
+        self.publish(index + 1)
+        self.apply(index + 1)
 
     def leases(self, name: str = "", split: str = "train") -> list[int]:
         sent = [(who, body) for who, kind, body in self.router.sent if kind == "lease" and (not name or who == name)]

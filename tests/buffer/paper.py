@@ -71,7 +71,7 @@ def content(store: Store) -> dict[str, Any]:
         + [bytes(load(entry.payload)), entry.partial and (entry.partial.head, bytes(load(entry.partial.payload)))]
         for entry in store.entries.values()
     }
-    counts = ["bytes", "requeued", "resumed", "pushes", "staleness_max", "planned", "decided", "scheduler"]
+    counts = ["bytes", "pushes", "staleness_max", "planned", "decided", "scheduler"]
     found = {name: getattr(store, name) for name in counts} | {"ledger": store.ledger(), "groups": groups}
     found["stages"] = {stage: [entry.id for entry in store.of(stage)] for stage in ("deferred", "served")}
     found["first"] = store.first_queued and store.first_queued.id
@@ -81,7 +81,7 @@ def content(store: Store) -> dict[str, Any]:
 
 def note(said: Any) -> Snapshot:
     """A snapshot with this note and nothing else."""
-    return Snapshot(0, 0, {}, {}, 0, 0, 0, 0, (0, []), (1, 0, [0]), said, {}, {}, [])
+    return Snapshot(0, 0, {}, {}, 0, 0, (0, []), (1, 0, [0]), said, {}, {}, [])
 
 
 def admitted(group_id: int) -> Record:

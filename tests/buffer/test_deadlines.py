@@ -35,8 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def stuck_house(**options) -> House:
-    house = House(asynchronous(max_staleness=0), lease_timeout=TIMEOUT, **options)
-    house.start()
+    house = House(asynchronous(max_staleness=0), lease_timeout=TIMEOUT, **options).start()
     return house
 
 
@@ -48,7 +47,7 @@ def train_batch_0(house: House) -> None:
     """Actor 1 has all groups."""
     for group_id in running(house, "actor-1"):
         house.push("actor-1", group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house.want(0)
     house.say("learner", "trained", {"index": 0})
     house.publish(1)
 
@@ -68,7 +67,7 @@ def test_leases_without_progress_go_to_another_actor_and_the_batch_is_served(clo
     assert {"ids": hung, "hand_back": False} in sent(house, "actor-0", "cancel")
     for group_id in running(house, "actor-1"):
         house.push("actor-1", group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house.want(0)
     assert house.batches() == [[0, 1, 2, 3]]
     assert house.server.dispatcher.levels(0.0)["rollout/lease_timeouts"] == len(hung)
     house.push("actor-0", hung[0], 0)
@@ -147,8 +146,7 @@ def test_when_everything_hangs_the_run_ends_and_says_so(clock: Clock) -> None:
 
 
 def test_held_out_prompts_go_to_another_actor_too_and_at_last_count_as_failed(clock: Clock) -> None:
-    house = House(asynchronous(), evaluate=4, lease_timeout=TIMEOUT)
-    house.start()
+    house = House(asynchronous(), evaluate=4, lease_timeout=TIMEOUT).start()
     for lease in house.leases("actor-1", "heldout"):
         house.say("actor-1", "evaluated", {"id": lease, "reward": 1.0, "oldest": 0, "newest": 0, "length": 4})
     hung = house.leases("actor-0", "heldout")

@@ -25,17 +25,14 @@ def push_all(house: House, version: int) -> int:
 
 
 def started(scheduler, **rules) -> House:
-    house = House(scheduler, **rules)
-    house.start()
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house = House(scheduler, **rules).start()
+    house.want(0)
     return house
 
 
 def train(house: House, index: int) -> None:
-    house.say("learner", "want", {"index": index + 1, "version": index + 1})
-    house.say("learner", "trained", {"index": index})
-    house.publish(index + 1)
-    house.apply(index + 1)
+    house.want(index + 1)
+    house.trained(index)
 
 
 def test_without_draining_it_stops_before_the_next_version_and_not_within_one() -> None:

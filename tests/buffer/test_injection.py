@@ -104,7 +104,7 @@ def test_the_buffer_announces_no_version_before_the_slots_of_the_one_before_are_
     Paper().restore(house.server.groups, 0)
     house.start()
     assert len(house.leases()) == 2 * B
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house.want(0)
     for group_id in range(2 * B - 1):
         house.finish(group_id, 0)
     assert house.batches() == [[0, 1, 2, 3]]
@@ -115,7 +115,7 @@ def test_the_buffer_announces_no_version_before_the_slots_of_the_one_before_are_
     assert house.server.weights.version == 1
     house.apply(1)
     assert len(house.leases()) == 3 * B
-    house.say("learner", "want", {"index": 1, "version": 1})
+    house.want(1)
     assert house.batches() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 

@@ -21,10 +21,6 @@ def begun(ranks: int = 1) -> House:
     return house
 
 
-def want(house: House, index: int) -> None:
-    house.say("learner", "want", {"index": index, "version": index})
-
-
 def last_refusal(house: House) -> str:
     return [body["reason"] for _, kind, body in house.router.sent if kind == "refused"][-1]
 
@@ -33,7 +29,7 @@ def test_a_batch_that_is_asked_for_again_is_the_same_until_it_is_trained() -> No
     house = begun()
     before = house.server.store.ledger()
     for _ in range(3):
-        want(house, 0)
+        house.want(0)
         house.hello("learner")
         house.publish(0)
     bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
@@ -41,19 +37,19 @@ def test_a_batch_that_is_asked_for_again_is_the_same_until_it_is_trained() -> No
     assert len(house.server.store.of(Stage.SERVED)) == B
     assert house.server.store.ledger() == before and not house.router.refused
     house.say("learner", "trained", {"index": 0})
-    want(house, 0)
+    house.want(0)
     assert len(house.batches()) == 3 and "trained already" in last_refusal(house)
     assert not house.server.dispatcher.shares.served, "its payloads are let go"
 
 
 def test_trained_counts_once_however_often_it_is_said_and_covers_the_batches_before() -> None:
     house = begun()
-    want(house, 0)
+    house.want(0)
     house.publish(1)
     house.apply(1)
     for group_id in range(B, 2 * B):
         house.finish(group_id, 0)
-    want(house, 1)
+    house.want(1)
     for _ in range(2):  # the message about batch 0 was lost
         house.say("learner", "trained", {"index": 1})
     assert house.server.store.ledger()["trained"] == 2 * B and house.server.learner.steps == 2
@@ -63,7 +59,7 @@ def test_trained_counts_once_however_often_it_is_said_and_covers_the_batches_bef
 
 def test_the_end_counts_the_trained_batches_and_reports_as_often_as_asked() -> None:
     house = begun()
-    want(house, 0)
+    house.want(0)
     for _ in range(2):
         house.say("learner", "end_run", {"reason": "enough", "steps": 1})
     reports = [body["report"] for _, kind, body in house.router.sent if kind == "report"]
@@ -72,8 +68,7 @@ def test_the_end_counts_the_trained_batches_and_reports_as_often_as_asked() -> N
 
 
 def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:
-    house = House(asynchronous())
-    house.start()
+    house = House(asynchronous()).start()
     running, held = set(house.leases("actor-0")), len(house.router.sent)
     house.hello("actor-0")
     house.apply(0, "actor-0")
@@ -85,13 +80,12 @@ def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:
 def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -> None:
     """Its first actor was only disconnected and pushes its finished group; then the actor that runs the group now
     ends."""
-    house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=3, last_batch=2)
-    house.start()
+    house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=3, last_batch=2).start()
     replay = house.server.groups
     group_id = min(replay.store.redundant)
     entry, first = replay.store.entries[group_id], replay.store.entries[group_id].actor
     house.say("starter", "lost", {"name": first, "pid": 0, "how": "was cut off", "for_good": False})
-    want(house, 0)
+    house.want(0)
     for each in [each for each in replay.store.of(*LEASED) if each.slot != NO_SLOT]:
         house.push(each.actor, each.id, 0)
     for each in replay.store.of(*LEASED):

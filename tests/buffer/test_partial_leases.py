@@ -32,14 +32,12 @@ def carried(house: House, actor: str) -> dict[int, list[int]]:
 
 
 def test_an_actor_that_leaves_has_its_groups_gone_on_with_by_the_others() -> None:
-    house = House(asynchronous(max_staleness=1))
-    house.start()
+    house = House(asynchronous(max_staleness=1)).start()
     first, second, *_ = lost = house.leases("actor-1")
     hand_back(house, "actor-1", lost[:-1], left_of(first, 0, 0), left_of(second, 0), leaving=True)
     assert "actor-1" not in house.server.fleet.by_name
     assert carried(house, "actor-0") == {first: [0, 1], second: [0]}
     assert set(lost) <= set(house.leases("actor-0")), "what it did not name goes to others, too"
-    assert house.server.store.resumed == 2
     house.push("actor-0", first, 0)
     assert house.server.store.entries[first].partial is None
 
@@ -61,17 +59,14 @@ def overtaken(house: House) -> int:
         for _ in range(B):
             entry = next(e for e in house.server.store.of(*LEASED) if e.id != straggler)
             house.push(entry.actor, entry.id, batch)
-        house.say("learner", "want", {"index": batch, "version": batch})
-        house.say("learner", "trained", {"index": batch})
-        house.publish(batch + 1)
-        house.apply(batch + 1)
-    house.say("learner", "want", {"index": 2, "version": 2})
+        house.want(batch)
+        house.trained(batch)
+    house.want(2)
     return straggler
 
 
 def test_a_straggler_that_got_too_old_is_recalled_and_its_young_samples_are_kept() -> None:
-    house = House(asynchronous(max_staleness=1), batch_policy=fifo, staleness_policy="requeue")
-    house.start()
+    house = House(asynchronous(max_staleness=1), batch_policy=fifo, staleness_policy="requeue").start()
     straggler = overtaken(house)
     entry = house.server.store.entries[straggler]
     assert ("actor-0", "cancel", {"ids": [straggler], "hand_back": True}) in house.router.sent
@@ -88,8 +83,7 @@ def test_a_straggler_that_got_too_old_is_recalled_and_its_young_samples_are_kept
 
 @pytest.mark.parametrize("lie", ["digest", "version", "index", "size"])
 def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
-    house = House(asynchronous())
-    house.start()
+    house = House(asynchronous()).start()
     group_id = house.leases("actor-0")[0]
     head, payload = left_of(group_id, 0)
     if lie == "digest":
@@ -109,8 +103,7 @@ def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
 
 
 def test_only_the_owner_hands_a_group_back() -> None:
-    house = House(asynchronous())
-    house.start()
+    house = House(asynchronous()).start()
     group_id = house.leases("actor-0")[0]
     for name in ("actor-1", "a stranger"):
         hand_back(house, name, [group_id], left_of(group_id, 0))

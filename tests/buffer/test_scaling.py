@@ -71,8 +71,7 @@ def test_drawing_a_prompt_by_its_pass_rate() -> None:
 
 def test_turns_in_which_nothing_happens() -> None:
     def made(count: int) -> Callable[[], object]:
-        house = House(asynchronous(max_staleness=2), rows=count)
-        house.start()
+        house = House(asynchronous(max_staleness=2), rows=count).start()
         for group_id in range(100, count):
             house.server.groups.admit(group_id, 0, 8, 8, "actor-0", 0, 0.0)
         assert house.store.count(Stage.RUNNING) > count - 100

@@ -15,13 +15,12 @@ from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 
 @pytest.mark.parametrize("scheduler", [asynchronous(max_staleness=0), SyncScheduler(Fixed(group_size=8))])
 def test_the_first_actor_with_new_weights_leaves_the_others_their_share(scheduler) -> None:
-    house = House(scheduler)
-    house.start()
+    house = House(scheduler).start()
     assert len(house.leases("actor-0")) == len(house.leases("actor-1")) == B // 2
     for name in house.names:
         for group_id in house.leases(name):
             house.push(name, group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house.want(0)
     assert house.batches() == [[0, 1, 2, 3]]
     house.say("learner", "trained", {"index": 0})
     house.publish(1)
@@ -33,8 +32,7 @@ def test_the_first_actor_with_new_weights_leaves_the_others_their_share(schedule
 
 
 def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_once() -> None:
-    house = House(asynchronous(max_staleness=1), timeout=1e9)
-    house.start()
+    house = House(asynchronous(max_staleness=1), timeout=1e9).start()
     lost = house.leases("actor-1")
     before = len(house.leases("actor-0"))
     house.has_been_silent("actor-1")
@@ -53,8 +51,7 @@ def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_on
 
 @pytest.mark.parametrize("fate", ["failed", "filtered"])
 def test_a_group_that_leaves_untrained_gives_its_slot_to_the_next_prompt(fate: str) -> None:
-    house = House(asynchronous(max_staleness=0), group_filter=zero_variance if fate == "filtered" else none)
-    house.start()
+    house = House(asynchronous(max_staleness=0), group_filter=zero_variance if fate == "filtered" else none).start()
     if fate == "filtered":
         house.finish(0, 0)
         assert house.router.sent[-1] == ("actor-0", "pushed", {"ids": [0]})
@@ -64,7 +61,7 @@ def test_a_group_that_leaves_untrained_gives_its_slot_to_the_next_prompt(fate: s
     assert sorted(house.leases()) == [0, 1, 2, 3, 4] and house.store.bytes == 0
     for group_id in (1, 2, 3, 4):
         house.finish(group_id, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house.want(0)
     assert house.batches() == [[4, 1, 2, 3]], "group 4 stands in slot 0"
     ledger = house.store.ledger()
     assert {**ledger["dropped"], **ledger["filtered"]} == {"rejected" if fate == "failed" else "zero variance": 1}
@@ -99,8 +96,7 @@ def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
 
 
 def test_numbers_of_actors_are_combined_as_their_keys_say_and_replace_none_of_the_buffers() -> None:
-    house = House(asynchronous(max_staleness=1))
-    house.start()
+    house = House(asynchronous(max_staleness=1)).start()
     own = house.server.dispatcher.levels(0.0)
     for name, value in (("actor-0", 2.0), ("actor-1", 6.0)):
         keys = ["sum:a/sum", "now:a/now", "mean:a/mean", "max:a/max", "part:a/share", "part:a/none", "whole:a/none"]
@@ -117,8 +113,7 @@ def test_numbers_of_actors_are_combined_as_their_keys_say_and_replace_none_of_th
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_a_group_on_which_actors_die_again_and_again_is_dropped(by_itself: bool) -> None:
     """Its episode may end the process that plays it. A kill from outside is no evidence against groups."""
-    house = House(asynchronous(), actors=1)
-    house.start()
+    house = House(asynchronous(), actors=1).start()
     held = house.leases()
     house.finish(held[0], 0)
     for deaths in (1, 2, 3):

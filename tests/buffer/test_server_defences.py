@@ -15,8 +15,7 @@ from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, tabl
 
 def started(**options: Any) -> House:
     """The learner's model knows 13 tokens."""
-    house = House(asynchronous(max_staleness=options.pop("max_staleness", 0)), **options)
-    house.start()
+    house = House(asynchronous(max_staleness=options.pop("max_staleness", 0)), **options).start()
     house.say("learner", "model", {"vocab_size": 13})
     return house
 
@@ -185,7 +184,7 @@ def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) 
     assert house.router.refused == 1 and house.router.sent[-1][1] == "refused"
     assert (house.server.store.ledger(), house.server.weights.version, len(house.leases())) == before
     assert house.server.learner.peer == b"learner" and not house.server.phase.finishing
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house.want(0)
     for name in house.names:
         for group_id in house.leases(name):
             house.push(name, group_id, 0)
@@ -230,7 +229,7 @@ def test_a_full_buffer_starts_only_groups_of_the_batch_that_the_learner_waits_fo
     house.server.dispatcher.max_bytes = 1
     before = len(house.leases())
     house.finish(1, 0)
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house.want(0)
     house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
     house.say("actor-0", "credit", {"ended": 16})
     assert len(house.leases()) == before + 1, "over the limit, nothing else starts"
@@ -273,7 +272,7 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
         for name in house.names:
             for group_id in sorted(house.store.held_by(name)):
                 house.push(name, group_id, step)
-        house.say("learner", "want", {"index": step, "version": step})
+        house.want(step)
         house.say("learner", "trained", {"index": step})
         house.say("learner", "checkpointed", {"step": 1})
         house.publish(step + 1)
@@ -329,7 +328,7 @@ def test_a_stall_names_the_waiting_roles() -> None:
     for group_id in house.leases("actor-0"):
         house.finish(group_id, 0)
     assert "actor-0 waits for the learner (staleness bound)" in house.server.waits()
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house.want(0)
     left = len(house.leases("actor-1"))
     assert f"learner waits for batch 0: {B - left} groups are ready, {left} run on actor-1" in house.server.waits()
     house.publish(1)

@@ -28,10 +28,10 @@ def play(policy, journal: Paper) -> House:
     for group_id in range(3 * B):
         house.finish(group_id, 0)
     for index in range(2):
-        house.say("learner", "want", {"index": index, "version": index})
+        house.want(index)
     house.say("learner", "trained", {"index": 0})
     house.publish(1)
-    house.say("learner", "want", {"index": 2, "version": 2})
+    house.want(2)
     return house
 
 
@@ -56,12 +56,12 @@ def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: P
     assert (index, reason, [group.id for group in groups]) == (1, "a token of 1000000", [4, 5, 6, 7])
     assert {group.actor for group in groups} == {"actor-0", "actor-1"} and len(groups[0].samples) == 8
     house.apply(1)
-    house.say("learner", "want", {"index": 1, "version": 1})
+    house.want(1)
     for entry in replay.store.of(*LEASED):
         house.push(entry.actor, entry.id, 1)
     house.say("learner", "trained", {"index": 1})
     house.publish(2)
-    house.say("learner", "want", {"index": 2, "version": 2})
+    house.want(2)
     (_, redo, first), (_, _, second) = batches(house)[3:]
     assert redo == 1 and not {4, 5, 6, 7} & {*first, *second}
     if policy is in_order:

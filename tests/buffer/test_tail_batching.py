@@ -18,9 +18,8 @@ from tests.buffer.house import B, House, partial_group, table
 
 
 def started(scheduler: SyncScheduler, **rules) -> House:
-    house = House(scheduler, **rules)
-    house.start()
-    house.say("learner", "want", {"index": 0, "version": 0})
+    house = House(scheduler, **rules).start()
+    house.want(0)
     return house
 
 
@@ -62,10 +61,8 @@ def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
             actor = house.server.store.entries[group_id].actor
             house.say(actor, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
         deferred += running[:-B]
-        house.say("learner", "trained", {"index": batch})
-        house.publish(batch + 1)
-        house.apply(batch + 1)
-        house.say("learner", "want", {"index": batch + 1, "version": batch + 1})
+        house.trained(batch)
+        house.want(batch + 1)
     assert [sorted(ids) for ids in house.batches()] == [[2, 3, 4, 5], [8, 9, 10, 11], [0, 1, 6, 7]]
     assert not house.server.dispatcher.scheduler.long
 
@@ -81,10 +78,8 @@ def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
     for group_id in (4, 5, 6, 7):
         house.push(owner(house, group_id), group_id, 0)
     hand_back(house, 0, 1)
-    house.say("learner", "want", {"index": 1, "version": 1})
-    house.say("learner", "trained", {"index": 0})
-    house.publish(1)
-    house.apply(1)
+    house.want(1)
+    house.trained(0)
     assert house.server.dispatcher.scheduler.long and sorted(house.leases()[8:]) == [0, 1]
     hand_back(house, 2, 3)
     assert sorted(house.leases()[8:]) == [0, 1, 2, 3], "the queue alone, no new prompt"

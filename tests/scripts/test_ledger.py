@@ -111,7 +111,7 @@ def serve(batch: int, *ids: int) -> Serve:
 
 def snapshot(trained: int, dropped: dict[str, int], *active: int) -> Snapshot:
     groups = [Held(each, 0, 0, 1, 1, "running", "", 0, (), -1, 0, -1, "", False, None, None, None) for each in active]
-    return Snapshot(4, trained, {}, dropped, 0, 0, 0, 0, (0, [], 0, 0, 0, []), (1, 0, [0]), None, {}, {}, groups)
+    return Snapshot(4, trained, {}, dropped, 0, 0, (0, []), (1, 0, [0]), None, {}, {}, groups)
 
 
 def audited(*events: Event) -> Audit:
