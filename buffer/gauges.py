@@ -88,11 +88,8 @@ class Gauges:
         self._reported -= evaluations
 
     def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, object]:
-        """Facts about a batch that only the buffer knows, and evaluations that ended since the last batch.
-
-        Staleness counts only trained tokens: versions `allowed` or newer. It is the sum of two parts: versions
-        published while a sample was in flight, and versions published while it waited in the queue.
-        """
+        """Facts about a batch that only the buffer knows, and evaluations that ended since the last batch. Staleness
+        counts only trained tokens: versions `allowed` or newer, published while a sample was in flight, or waited."""
         flight: Counter[int] = Counter()
         queue: Counter[int] = Counter()
         for entry in entries:
@@ -104,17 +101,15 @@ class Gauges:
         self._staleness_sum += _sum(flight) + _sum(queue)
         self._staleness_count += samples
         fresh, self._reported = self.evaluations[self._reported :], len(self.evaluations)
-        return (
-            {
-                "evaluations": fresh,
-                "staleness/in_flight_mean": _sum(flight) / max(1, samples),
-                "staleness/in_queue_mean": _sum(queue) / max(1, samples),
-                "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
-                "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
-            }
-            | idle_shares([entry.head for entry in entries if entry.head])
-            | by_task(entries)
-        )
+        return {
+            "evaluations": fresh,
+            "staleness/in_flight_mean": _sum(flight) / max(1, samples),
+            "staleness/in_queue_mean": _sum(queue) / max(1, samples),
+            "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
+            "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
+            **idle_shares([entry.head for entry in entries if entry.head]),
+            **by_task(entries),
+        }
 
     def measure_rates(self, now: float) -> None:
         """Tokens per second pushed since the last call."""

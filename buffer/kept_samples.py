@@ -1,5 +1,5 @@
-"""What the buffer writes to files for people to read: held-out answers, finished groups that are not trained, and whole
-batches that the learner could not train (`RUN/untrainable/`)."""
+"""Files for people to read: held-out answers, finished groups that are not trained, and whole batches that the learner
+could not train (`RUN/untrainable/`)."""
 
 from __future__ import annotations
 

@@ -23,12 +23,9 @@ MOST_ACKNOWLEDGEMENTS = 10_000
 
 
 class Outbox:
-    """Collects messages. `flush` makes the journal (if any) write, and sends the messages whose records are durable.
-
-    `blocked` is the reason why the journal can't be written ("": it can). Until then the outbox sends nothing, and no
-    new group should start. So on a full disk all peers wait, and nothing is lost. Peers repeat requests meanwhile; the
-    outbox keeps each message only once.
-    """
+    """Collects messages, each once. `flush` makes the journal (if any) write, and sends the messages whose records are
+    durable. `blocked` is the reason why the journal can't be written ("": it can). Until then the outbox sends nothing,
+    and no new group starts: on a full disk all peers wait, and nothing is lost."""
 
     def __init__(self, router: Router, journal: Journal | None):
         self.router, self.journal, self.blocked = router, journal, ""

@@ -147,12 +147,9 @@ def _not_benched(actors: list[Actor], now: float) -> list[Actor]:
 
 
 class RelayTree:
-    """Which actor gets weights from which: a tree with the learner's publisher at its root. Each node serves `fanout`
-    others (0: no tree, the publisher serves all).
-
-    The places of the tree are numbered row by row. Place i gets its weights from place i // fanout - 1; the first
-    `fanout` places get them from the publisher. The last actor takes the place of one that leaves, so few others get a
-    new parent. Actors that do not serve others get a place at the end."""
+    """Which actor gets weights from which: a tree with the learner's publisher at its root, numbered row by row. Each
+    node serves `fanout` others (0: no tree, the publisher serves all): place i gets its weights from place
+    i // fanout - 1. The last actor takes the place of one that leaves, so few others get a new parent."""
 
     def __init__(self, fanout: int = 0):
         self._fanout = fanout

@@ -52,9 +52,8 @@ _AFTER_LEAVING = (messages.Credit, messages.Applied, messages.LeftOut, messages.
 
 
 class Server:
-    """Drives one run. Enough actors must be ready within `ready_timeout` seconds. An actor that is silent for
-    `heartbeat_timeout` seconds loses its leases. A lease without progress for `lease_timeout` seconds (0: never) ends.
-    A message waits until the journal holds the records that it depends on (`buffer.outbox`)."""
+    """Drives one run. All times are in seconds: enough actors must be ready within `ready_timeout`; an actor that is
+    silent for `heartbeat_timeout` loses its leases; a lease without progress for `lease_timeout` (0: never) ends."""
 
     def __init__(
         self,

@@ -21,9 +21,9 @@ longer get a slot is deferred: it joins a queue, first in, first out, from which
 RECALLED may have a slot; RUNNING, QUEUED, WAITING and SERVED have one; REDUNDANT and DEFERRED have none. A group that
 leaves untrained gives its slot back, and the next one takes the lowest that is free.
 
-Only `Store.apply` changes the store (but for notes on leases, which no restart keeps). `buffer.groups` decides and
-makes an event, the journal writes it, the store applies it. After a crash `buffer.recovery` applies the same events.
-Conservation holds after every event: admitted = trained + filtered + dropped (by reason) + active.
+Only `Store.apply` changes the store (but for notes on leases). `buffer.groups` decides and makes an event, the journal
+writes it, the store applies it; after a crash `buffer.recovery` applies the same events. Conservation holds after every
+event: admitted = trained + filtered + dropped (by reason) + active.
 """
 
 from __future__ import annotations
@@ -232,9 +232,9 @@ class EventError(RuntimeError):
 
 class Store:
     """`entries`: active groups by id. `redundant`: those with a lease and no slot. `planned`: batch → ids, of batches
-    from before a crash that will be served again; `replans`: how often such plans became void. `scheduler`: the
-    scheduler's state when the last batch was opened; `decided`: the same for each open batch that is not trained.
-    `read`: reads the payloads that a snapshot names. `results`: what samplers draw by (None: nobody needs it)."""
+    from before a crash that will be served again; `replans`: how often such plans became void. `scheduler`: its state
+    when the last batch was opened; `decided`: the same for each open batch that is not trained. `read`: reads the
+    payloads that a snapshot names. `results`: for samplers."""
 
     def __init__(self, bound: Bound, results: Results | None = None):
         self.bound, self.slots = bound, Slots()

@@ -1,4 +1,4 @@
-"""A TCP proxy that can be cut: the faults of a network between processes, on one machine.
+"""A TCP proxy that can be cut: the faults of a network between processes, on one machine. And a launcher that uses it.
 
 It runs in a thread of the test. A link's owner follows from the routing id that its ZeroMQ handshake carries or,
 where that is encrypted, from the process that has the other end. Kinds of cuts (`Proxy.cut`); `heal` ends them:
@@ -13,11 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import threading
+import time
 from collections.abc import Callable
 
 import psutil
+
+from areal_like.launch.forks import Forked
+from areal_like.launch.group import ProcessGroup
+from areal_like.launch.local import LocalLauncher
+from areal_like.launch.plan import RoleSpec
+from areal_like.launch.restarts import RestartLimits
+from areal_like.run.run_folder import RENDEZVOUS
 
 _PEER = re.compile(rb"(actor-\d+|learner|supervisor):\d+")
 _TITLE = re.compile(r"(actor-\d+|learner) areal_like ")
@@ -148,3 +157,26 @@ class Proxy:
             pass
         if not link.swallows:
             link.reset(link.client, link.server)
+
+
+class ProxiedLauncher(LocalLauncher):
+    """Its processes find the buffer at the endpoint `proxy`. The plan starts the buffer first."""
+
+    def __init__(self, run, limits: RestartLimits, *, proxy: str):
+        super().__init__(run, limits)
+        self.proxy = proxy
+
+    def spawn(self, role: RoleSpec, name: str) -> ProcessGroup | Forked:
+        if role.name != "buffer":
+            self._put_proxy_between()
+        return super().spawn(role, name)
+
+    def _put_proxy_between(self) -> None:
+        offer = self.running.run / RENDEZVOUS / "buffer.json"
+        deadline = time.monotonic() + 60
+        while not offer.exists():
+            assert time.monotonic() < deadline, "the buffer did not come up"
+            time.sleep(0.01)
+        beside = offer.with_suffix(".proxied")
+        beside.write_text(json.dumps(json.loads(offer.read_text()) | {"endpoint": self.proxy}))
+        beside.replace(offer)

@@ -40,7 +40,7 @@ class Net:
     def __init__(self, place: Path):
         port = free_port()
         self.proxy = Proxy(port)
-        launcher = f"{{name: tests.faults.proxied:ProxiedLauncher, proxy: 'tcp://127.0.0.1:{self.proxy.port}'}}"
+        launcher = f"{{name: tests.faults.proxy:ProxiedLauncher, proxy: 'tcp://127.0.0.1:{self.proxy.port}'}}"
         command = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}", *RUN]
         self.run = Victim([*command, f"buffer.port={port}", f"launcher={launcher}"], place / "run")
         self.run.start()
