@@ -32,13 +32,9 @@ def faults_of_push(
     vocab_size: int | None = None,
     routing: Routing | None = None,
 ) -> dict[int, WireError]:
-    """Faulty groups: group id → what is wrong. A group must fit its lease, its payload and published weights, and the
-    learner must be able to train on it (`check_payload`): its model knows `vocab_size` tokens and chooses experts by
-    `routing` (None: not known).
-
-    `digests` maps published versions to the digests of their bits; samples of any other weights are refused. A deferred
-    group may have another size now. A repeated push with the old size is not the sender's fault.
-    """
+    """Faulty groups: group id → its fault. A group must fit its lease, its payload and published weights (`digests`),
+    and the learner must be able to train on it (`check_payload`): its model knows `vocab_size` tokens and chooses
+    experts by `routing` (None: not known). A deferred group may have another size now."""
     faults: dict[int, WireError] = {}
     for head, payload in zip(heads, payloads, strict=True):
         entry = entries.get(head.id)

@@ -34,11 +34,8 @@ class Waiting(NamedTuple):
 
 
 def in_order(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
-    """The `want` lowest slots, once all of them can be served.
-
-    `missing`: slots in use, or left by a dropped group, without a group to serve. A missing slot below the batch's last
-    one means wait.
-    """
+    """The `want` lowest slots, once all of them can be served. `missing`: slots in use, or left by a dropped group,
+    without a group to serve; one below the batch's last means wait."""
     chosen = sorted(waiting, key=lambda group: group.slot)[:want]
     if len(chosen) < want or any(slot < chosen[-1].slot for slot in missing):
         return ()
@@ -76,9 +73,6 @@ def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:
 def zero_variance(
     rewards: Sequence[float], lengths: Sequence[int], *, tolerance: Annotated[float, "[0, inf)"] = 0.0
 ) -> str:
-    """Leave out groups whose rewards are all equal, up to `tolerance`: their advantages are zero.
-
-    This is dynamic sampling of DAPO (arXiv 2503.14476, section 3.2). DAPO asks 0 < number of correct answers < group
-    size; for rewards of 0 and 1 that is the same.
-    """
+    """Leave out groups whose rewards are all equal, up to `tolerance`: their advantages are zero. This is the dynamic
+    sampling of DAPO (arXiv 2503.14476, section 3.2)."""
     return "zero variance" if max(rewards) - min(rewards) <= tolerance else ""

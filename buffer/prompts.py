@@ -1,7 +1,7 @@
 """The order of prompts: every row once per epoch, shuffled again for each epoch, fixed by the seed.
 
 A group's id is its prompt's place in this order. In a mixture the tasks take turns in shuffled blocks, in which each
-has as many prompts as its ratio says; each task has its own epochs. With a sampler (`buffer.samplers`) the id still
+has as many prompts as its ratio; each task has its own epochs. With a sampler (`buffer.samplers`) the id still
 determines the task, but the row also depends on recorded results. New rows come in the order of the first epoch.
 """
 

@@ -27,8 +27,8 @@ class GroupPlan(NamedTuple):
 
 class Round(NamedTuple):
     """How far the round is, in groups. `left`: places of the next batch to train that no group has yet. `unfinished`:
-    places whose group is not ready. `redundant`: groups that run without a place. `fresh`: new prompts until the end of
-    the data (0 or below: none). `current`: does the actor in question hold the newest weights?"""
+    places whose group is not ready. `redundant`: groups without a place. `fresh`: new prompts until the end of the data
+    (0 or below: none). `current`: does the actor in question hold the newest weights?"""
 
     left: int
     unfinished: int
@@ -147,14 +147,12 @@ class SyncScheduler(Scheduler):
 
     A *short* round starts `oversample_prompts` · P groups for P places. The first P that are done, reward included, are
     kept; the others are cut at once and go to the queue. When the queue holds P or more, the next round is *long*: it
-    takes P groups of the queue, first in, first out, and nothing else. So only the order of prompts changes: each is
-    trained once, and at the end of the data rounds empty the queue. We differ from the paper: `oversample_responses` is
-    1 by default, since closing a group at its first responses favours short answers *within* a prompt. It applies in
-    short rounds only.
+    takes P groups of the queue, first in, first out, and nothing else. So each prompt is trained once, and at the end
+    of the data rounds empty the queue. We differ from the paper: `oversample_responses` is 1 by default,
+    since closing a group at its first responses favours short answers *within* a prompt; it applies in short rounds.
 
     A group that was cut starts again on the weights of its new round: strictly on-policy. With `max_staleness` above 0
-    and `partial_rollout: resume` it continues from tokens that are up to `max_staleness` versions old. This is no
-    longer strictly on-policy. Rounds still begin on the newest weights.
+    and `partial_rollout: resume` it continues from tokens that are up to `max_staleness` versions old, off-policy.
     """
 
     def __init__(

@@ -76,9 +76,8 @@ class Sagc(Sizing):
     budget. It grows by the excess of a step's share s over the budget: Q ← max(0, Q + s − budget). The next size is
     argmax_G weight · log G / log G_max − Q · risk(G). So the mean share is at most budget + Q / steps.
 
-    Lengths of responses that were cut are lower bounds; to leave them out would hide the stragglers. The median of a
-    group that was broken off lies between two bounds. Its responses count only where the side of the threshold is sure,
-    however long the cut ones would become. Such a group without a straggler does not count as a group: it is judged
+    Lengths of responses that were cut are lower bounds. A response of a group that was broken off counts only where the
+    side of the threshold is sure, however long the cut ones would become. Such a group without a straggler is judged
     when it comes again. Responses that a group did not wait for (`oversample_responses`) delay nobody and do not count.
 
     `group_size` (times groups_per_batch) only sets how many samples a batch has; each of `candidates` must divide that.
