@@ -52,7 +52,8 @@ def check_weights(folder: str | Path) -> None:
         if not file.is_file():
             raise ConfigError(f"{KEY}: no weights in {str(folder)!r} ({file.name} is missing): download them", KEY)
         try:
-            safe_open(file, "numpy").__exit__(None, None, None)  # compares its header with its size
+            with safe_open(file, "numpy"):  # compares its header with its size
+                pass
         except SafetensorError as error:
             hint = "download it again (a pointer of Git LFS: run git lfs pull)"
             raise ConfigError(f"{KEY}: {file} is no whole safetensors file ({error}): {hint}", KEY) from None

@@ -380,9 +380,8 @@ class Gone(Message):
 KINDS: dict[str, type[Message]] = {each.kind(): each for each in Message.__subclasses__()}
 SENDS: dict[str, frozenset[type[Message]]] = {
     "learner": frozenset({Hello, Model, Published, Want, WantShare, Trained, Checkpointed, Untrainable, EndRun}),
-    "actor": frozenset({Hello, Status, Lost, Heartbeat, Push, HandBack, Relay, Credit, LeftOut, Failed}).union(
-        {Evaluated, Applied, Sync, Fetch}
-    ),
+    "actor": frozenset[type[Message]]([Hello, Status, Lost, Heartbeat, Push, HandBack, Relay, Credit, LeftOut])
+    | {Failed, Evaluated, Applied, Sync, Fetch},
     "operator": frozenset({Status, Lost, Stop}),
     "observer": frozenset({Status}),
 }
