@@ -152,11 +152,6 @@ def test_workers_die_with_a_killed_actor_even_when_stuck():
     assert ends(*pids)
 
 
-class Pooled(Copy):
-    def verification(self, prompt, tokens):
-        return "operator:truediv", (int(tokens[0]), len(prompt.tokens))
-
-
 class Unasked(Copy):
     def verification(self, prompt, tokens):
         raise ZeroDivisionError("no")
@@ -179,13 +174,6 @@ class NoNumber(Copy):
 
 def rewarded(task, pool, token, **knobs):
     return reward_function(task, pool, **knobs)(task.prompt("train", 0), np.array([token], np.int32))
-
-
-def test_a_task_with_a_verification_is_scored_in_the_pool():
-    async def test(pool):
-        assert await rewarded(Pooled(0, digits=4), pool, 3) == 0.6 and pool.calls == 1
-
-    in_pool(test)
 
 
 @pytest.mark.parametrize("kind", [Unasked, Huge, Broken, NoNumber])

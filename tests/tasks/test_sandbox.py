@@ -55,7 +55,6 @@ def test_an_endless_program_is_killed(body, isolation):
         "import os\nreturn os.fork()",
         "import socket\nreturn 1",
         f"return len(open({sys.executable!r}, 'rb').read())",
-        "return len(open('/etc/passwd').read())",
         f"return len(open('/proc/{os.getpid()}/cmdline').read())",
     ],
 )

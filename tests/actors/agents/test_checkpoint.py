@@ -1,6 +1,5 @@
 """A checkpoint behind the chat endpoint: OpenAI's client against the engine, and lm-eval."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -71,15 +70,9 @@ async def test_other_requests_are_refused_with_the_key(tmp_path: Path) -> None:
 
 
 @looped
-async def test_a_stop_cuts_the_text_and_a_client_that_hangs_up_frees_the_slot(tmp_path: Path) -> None:
-    knobs: Any = {"model": "any", "max_tokens": 200, "messages": [user("Once upon a time")]}
-    async with served(tmp_path) as (client, engine):
-        text = (await client.chat.completions.create(temperature=0, **knobs)).choices[0].message.content or ""
-        cut = (await client.chat.completions.create(temperature=0, stop=text[2], **knobs)).choices[0]
+async def test_a_stop_cuts_the_text(tmp_path: Path) -> None:
+    knobs: Any = {"model": "any", "max_tokens": 90, "messages": [user("Once upon a time")], "temperature": 0}
+    async with served(tmp_path) as (client, _):
+        text = (await client.chat.completions.create(**knobs)).choices[0].message.content or ""
+        cut = (await client.chat.completions.create(stop=text[2], **knobs)).choices[0]
         assert cut.message.content == text[: text.index(text[2])] and cut.finish_reason == "stop"
-        asking = asyncio.ensure_future(client.chat.completions.create(temperature=5, **knobs))
-        while not engine.stats()["running"]:
-            await asyncio.sleep(0.001)
-        asking.cancel()
-        while engine.stats()["running"]:
-            await asyncio.sleep(0.001)
