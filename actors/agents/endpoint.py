@@ -51,7 +51,6 @@ class Endpoint:
         finally:
             del self._conversations[key]
             self._ended.append(key)
-            conversation.close()
 
     async def run(self, started: asyncio.Future[None]) -> None:
         """Serve until cancelled; `started` receives the start, or its failure."""
