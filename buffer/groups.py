@@ -63,6 +63,7 @@ class GroupManager:
         self.on_drop: Callable[[Dropped], None] = lambda dropped: None
         self.store = Store(bound, results)
         self.duplicates = 0
+        self._filters = getattr(group_filter, "func", group_filter) is not policies.none
         self._waits_for_gaps = getattr(batch_policy, "func", batch_policy) in WAIT_FOR_GAPS
         self._oldest_limit = -math.inf  # `_limiting_version` of every group is at least this: see `_expire`
         self._replans = 0  # `Store.replans` at the last look
@@ -171,7 +172,7 @@ class GroupManager:
         if entry is None or not self._expected(entry, head):
             self.duplicates += 1
             return False
-        if reason := self.group_filter(head.rewards, head.lengths):
+        if self._filters and (reason := self.group_filter(head.rewards, head.lengths)):
             self.commit(events.Push(head, version, actor))  # for readers of the journal; they do not need the payload
             self.commit(events.Filter(entry.id, reason))
             self.on_drop(Dropped(head, payload, f"filtered: {reason}", actor))

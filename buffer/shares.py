@@ -19,6 +19,8 @@ from areal_like.wire.messages import Batch
 def split(tokens: Sequence[int], ranks: int) -> list[list[int]]:
     """Places of each rank's groups, ascending; `tokens`: of each group. Gives the longest group first, each to the rank
     with the fewest tokens: no rank has more than 4/3 of the best split (Graham 1969)."""
+    if ranks == 1:
+        return [list(range(len(tokens)))]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     totals = [0] * ranks
     for place in sorted(range(len(tokens)), key=lambda each: -tokens[each]):

@@ -376,7 +376,8 @@ class Store:
 
     def _push(self, event: events.Push, payload: Payload, now: float) -> None:
         entry = self.entries[event.head.id]
-        self._set_partial(entry, None)
+        if entry.partial:
+            self._set_partial(entry, None)
         entry.head, entry.payload, entry.pushed_by = event.head, payload, event.actor
         entry.pushed_at, entry.version_at_push, entry.pushed = now, event.version, self.pushes
         self._move(entry, Stage.WAITING)

@@ -267,11 +267,11 @@ def unpack_heads(packed: Table) -> list[Head]:
         row_bytes = packed.rows[row * ROW.itemsize : end * ROW.itemsize]
         run_bytes = packed.runs[run * RUN.itemsize : run_end * RUN.itemsize]
         row, run = end, run_end
-        versions = (low,) if low == high else set(np.frombuffer(run_bytes, RUN)["version"].tolist())
-        made.update(versions)
-        if not digests.keys() >= set(versions):
+        versions = {low} if low == high else set(np.frombuffer(run_bytes, RUN)["version"].tolist())
+        made |= versions
+        if not digests.keys() >= versions:
             raise WireError(f"group {group_id}: the digest of a version that made it is missing")
-        mine = {version: digests[version] for version in versions}
+        mine = digests if len(versions) == len(digests) else {version: digests[version] for version in versions}
         heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, size, low, high, counted, shape))
     if len(made) != len(digests):
         raise WireError("groups: a digest of a version that made no token of them")
