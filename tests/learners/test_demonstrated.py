@@ -72,6 +72,9 @@ def test_the_gradient_is_that_of_plain_cross_entropy() -> None:
 
 def test_ranks_share_a_batch() -> None:
     whole = batch_at(source(), 3)
+    rows = rows_of(config_of().run.seed, 3 * 16, 16, 37)
+    shown = [TASK.demonstration("train", row).prompt.tokens.tolist() for row in rows]
+    assert [s.tokens[: s.prompt_length].tolist() for s in whole.samples] == shown, "the fourth batch of the epochs"
     shares = [batch_at(source("learner.ranks=3", rank=rank), 3) for rank in range(3)]
     found = {place: g for share in shares for place, g in zip(share.places, share.groups, strict=True)}
     assert sorted(found) == list(range(16))
