@@ -257,7 +257,7 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
     ValueError, OSError."""
     from areal_like.launch.plan import describe, plan
 
-    from .starting import devices, estimate  # import torch
+    from .starting import estimate  # imports torch
 
     config = fit_to_replay(config) if config.replay else config
     roles = plan(config)
@@ -265,12 +265,11 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
     print(describe(roles), *settings_of(config), sep="\n")
     print(launcher.placement(roles), end="")
     model = estimate.model_of(estimate.plain_of(config))
-    print(estimate.describe(estimate.estimate(config, model)))
     if model is not None:
         memory = args.device_memory or 0
         if not memory and not args.gpus and needs_of(config, has_gpu()).total:
             memory = gpus_here().memory
-        print(devices.describe(config, roles, model, memory), end="")
+        print(estimate.describe(config, roles, model, memory), end="")
     if submission := launcher.submission(roles):
         print(f"\n{submission.describe()}", end="")
     warn(preflight(config, args.gpus))
