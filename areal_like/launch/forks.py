@@ -33,7 +33,6 @@ LIBRARIES = [
     "torch",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen2.modeling_qwen2",
-    "transformers.optimization",
     "omegaconf",
     "zmq",
     "msgspec",

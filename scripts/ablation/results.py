@@ -71,8 +71,8 @@ def choose(study: Study, results: Sequence[Result]) -> list[Choice]:
             (candidate, bootstrap(result.numbers[by] for result in members if result.run.tuned == candidate))
             for candidate in study.candidates()
         ]
-        best = max(scores, key=lambda score: (score[1].count, sign * score[1].mean if score[1].count else 0.0))
-        if not best[1].count:
+        best = max(scores, key=lambda score: (score[1].n, sign * score[1].mean if score[1].n else 0.0))
+        if not best[1].n:
             place = ", ".join(key) or "all"
             raise ValueError(f"tuning of {place}: no run has a number for {by!r}, so nothing can be picked")
         choices.append(Choice(key, scores, best[0]))

@@ -21,7 +21,7 @@ FEWEST_FOR_INTERVALS = 5
 
 
 class Estimate(NamedTuple):
-    """A mean with its interval [low, high], from `count` numbers; `asked` − `count` are missing.
+    """A mean with its interval [low, high], from `n` numbers; `asked` − `n` are missing.
 
     The mean is NaN without numbers; low and high are NaN with fewer than two.
     """
@@ -29,14 +29,14 @@ class Estimate(NamedTuple):
     mean: float
     low: float
     high: float
-    count: int
+    n: int
     asked: int
 
     def __str__(self) -> str:
         """`0.931 [0.902, 0.955]`, with "(4 of 5)" after it if numbers are missing."""
-        texts = _numbers(*(n for n in self[:3] if not math.isnan(n)))
+        texts = _numbers(*(each for each in self[:3] if not math.isnan(each)))
         text = f"{texts[0]} [{', '.join(texts[1:])}]" if len(texts) > 1 else "".join(texts) or "-"
-        return text if self.count == self.asked else f"{text} ({self.count} of {self.asked})"
+        return text if self.n == self.asked else f"{text} ({self.n} of {self.asked})"
 
 
 def bootstrap(values: Iterable[float | None]) -> Estimate:

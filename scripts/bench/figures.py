@@ -86,7 +86,7 @@ def random_batch(lengths: np.ndarray, prompt: int, vocabulary: int) -> Batch:
             finish="stop",
         )
 
-    groups = []
+    groups: list[Group] = []
     for row in lengths.tolist():
         asked = rng.integers(0, vocabulary, prompt)
         groups.append(Group(len(groups), [sample(asked, length, index) for index, length in enumerate(row)]))

@@ -22,7 +22,7 @@ def test_with_five_seeds_it_holds_the_truth_nearly_as_often_as_it_says() -> None
 
 def test_a_missing_number_is_left_out_and_counted() -> None:
     found = bootstrap([1.0, None, 3.0, math.nan])
-    assert (found.mean, found.count, found.asked) == (2.0, 2, 4)
+    assert (found.mean, found.n, found.asked) == (2.0, 2, 4)
     assert str(found).endswith("(2 of 4)")
     shown = [bootstrap(values) for values in ([None], [5.0], [0.5, 0.5, 0.5], [0.0, 0.0])]
     assert [str(each) for each in shown] == ["- (0 of 1)", "5.00", "0.500 [0.500, 0.500]", "0.000 [0.000, 0.000]"]
