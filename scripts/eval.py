@@ -299,8 +299,9 @@ def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
     found = ttest_rel(after, before)
     p = float(found.pvalue) if changes.any() else 1.0
     better, worse = int((changes > 0).sum()), int((changes < 0).sum())
-    means = (float(np.mean(each)) for each in (before, after, changes))
-    return Paired(len(changes), *means, *map(float, found.confidence_interval(0.95)), better, worse, p)
+    first, second, difference = (float(np.mean(each)) for each in (before, after, changes))
+    low, high = map(float, found.confidence_interval(0.95))
+    return Paired(len(changes), first, second, difference, low, high, better, worse, p)
 
 
 def differences(

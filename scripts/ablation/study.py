@@ -197,7 +197,8 @@ def load(path: Path) -> Study:
     study.config = str(find(study.config, path.parent, f"config in {path}"))
     study.measure = {name: read_measure(name, spec) for name, spec in study.measure.items()}
     study.curve = read_curve(study.curve)
-    for section, prefix in ((study, ""), *([(study.tune, "tune.")] if study.tune else [])):
+    sections: list[tuple[Study | Tune, str]] = [(study, ""), *([(study.tune, "tune.")] if study.tune else [])]
+    for section, prefix in sections:
         section.grid = {
             factor: _values(f"{prefix}grid.{factor}", factor, each) for factor, each in section.grid.items()
         }

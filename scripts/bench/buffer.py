@@ -168,15 +168,20 @@ class OpenRole(Role):
         return "tcp://127.0.0.1:0" if self.config.buffer.transport == "tcp" else super().endpoint(service)
 
 
-def our_buffer(seconds: float, transport: str, journal: str, delays: Path) -> float | None:
+def run_buffer(role: Role) -> None:
     from buffer.main import main
 
+    prepare_process()
+    main(role)
+
+
+def our_buffer(seconds: float, transport: str, journal: str, delays: Path) -> float | None:
     spec = ["base", f"buffer.transport={transport}", f"buffer.journal={journal}", "eval.prompts=0"]
     spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"actors.count={PRODUCERS}"]
     spec += [f"sizing.group_size={GROUP_SIZE}", f"scheduler.max_staleness={MAX_STALENESS}"]
     with tempfile.TemporaryDirectory(prefix="buffer-") as run:
         role = OpenRole("buffer", Path(run), Path(run), configs.load(spec))
-        process = processes.Process(target=lambda: (prepare_process(), main(role)))
+        process = processes.Process(target=run_buffer, args=(role,))
         process.start()
         try:
             endpoint = role.find("buffer")

@@ -54,7 +54,7 @@ def compare(suffix: str, lengths: np.ndarray, repeats: int, rng: np.random.Gener
     from actors.engines.torch_engine import TorchEngine
     from areal_like.models.causal_lm import qwen2
 
-    shape = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+    shape: dict[str, Any] = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
     reference, *own = (qwen2(0, VOCAB, **shape).eval() for _ in range(3))  # an engine takes over its model
     greedy = suffix == "_greedy"
     prompts = rng.integers(0, VOCAB, (len(lengths), PROMPT))

@@ -271,7 +271,11 @@ async def _updates(place: Place) -> dict[str, float]:
     engine = TorchEngine(model, slots=8, kv_policy="keep", device=place.device, kv_tokens=8 * 1024)
     engine.digest = state.digest()
     made, loop = asyncio.Queue[Manifest](), asyncio.get_running_loop()
-    publisher = Publisher("tcp://127.0.0.1:0", Coding(), lambda each: loop.call_soon_threadsafe(made.put_nowait, each))
+
+    def announce(manifest: Manifest) -> None:
+        loop.call_soon_threadsafe(made.put_nowait, manifest)
+
+    publisher = Publisher("tcp://127.0.0.1:0", Coding(), announce)
     subscriber = Subscriber(engine, "bench", lambda *_: None, state=state)
     writers = [asyncio.create_task(_write(engine, number)) for number in range(8)]
     while engine.stats()["tokens"] < 80:

@@ -62,8 +62,7 @@ LR = 1e-5
 
 
 def model() -> PreTrainedModel:
-    shape = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-    return qwen2(0, VOCAB, **shape)
+    return qwen2(0, VOCAB, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024)
 
 
 def made_batch() -> Batch:
@@ -86,26 +85,28 @@ class PaddedPasses(Passes):
                     break
                 end += 1
             part = columns.microbatch(samples[start:end], self._model.device)
-            part.layout = columns.lengths[samples[start:end]]  # `padded_logprobs` needs no more of it
+            part.layout = columns.lengths[samples[start:end]]  # `padded_candidates` needs no more of it
             yield part
             start = end
 
 
-def padded_logprobs(model: Any, part: Any, temperature: float) -> tuple[Tensor, Tensor]:
-    """`learners.logprobs.forward_logprobs` with padding."""
+def padded_candidates(model: Any, part: Any, temperature: float, _: None) -> tuple[Tensor, Tensor, Tensor]:
+    """`learners.logprobs.forward_candidates` with padding, and without candidates."""
     counts = torch.from_numpy(part.layout)
     real = torch.arange(int(counts.max())) < counts[:, None]
     tokens = torch.zeros(real.shape, dtype=torch.int64)
     tokens[real] = part.input_ids[0]
     hidden = model.base_model(tokens, attention_mask=real.long(), use_cache=False).last_hidden_state
-    return token_logprobs(model.get_output_embeddings()(hidden[real][part.outputs]), part.targets, temperature)
+    logits = model.get_output_embeddings()(hidden[real][part.outputs])
+    found, entropies = token_logprobs(logits, part.targets, temperature)
+    return found, entropies, found.new_empty(len(found), 0)
 
 
 def padded_learner(*args: Any, **knobs: Any) -> TorchLearner:
     """A learner that computes rectangles, which share no prefixes, under transformers' own attention; from now on all
     learners of this process do."""
     learners.learner.Passes = PaddedPasses  # type: ignore[misc]
-    learners.learner.forward_logprobs = padded_logprobs  # type: ignore[assignment]
+    learners.learner.forward_candidates = padded_candidates  # type: ignore[assignment]
     learners.packing.is_worth = lambda *_: False
     learner = TorchLearner(*args, **knobs)
     learner.model.set_attn_implementation("sdpa")

@@ -28,7 +28,9 @@ def claims(loss: LossFunction, name: str) -> dict[str, Callable[[], None]]:
         "it is a sum ÷ denominator, weighed by shares: the cut into micro-batches changes nothing": _cuts,
         "it changes none of its inputs, and the same input gives the same bits": _pure,
     }
-    trains = {"it trains: two tokens give a finite loss and a gradient": partial(try_loss, loss, name)}
+    trains: dict[str, Callable[[], None]] = {
+        "it trains: two tokens give a finite loss and a gradient": partial(try_loss, loss, name)
+    }
     return trains | {claim: partial(check, loss) for claim, check in checks.items()}
 
 
