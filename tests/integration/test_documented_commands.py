@@ -37,11 +37,10 @@ ELSEWHERE = {
     "areal-like join": "tests/integration/test_live_runs.py",
     "areal-like stop": "tests/integration/test_live_runs.py",
     "areal-like serve": "tests/scripts/test_serve.py",
-    "lm_eval run": "tests/actors/agents/test_checkpoint.py",
     "areal-like status runs/first": "tests/integration/test_live_runs.py",
 }
 """How a command begins → where it is run; tests that need a cluster, a live run or minutes."""
-OTHERS = (".", "tensorboard", "pip", "git", "cd", "sbatch", "export", "wandb", "mkdocs")
+OTHERS = (".", "tensorboard", "pip", "git", "cd", "sbatch", "export", "wandb", "mkdocs", "lm_eval")
 """Programs that are not ours."""
 
 
@@ -70,7 +69,7 @@ def test_the_tests_that_run_the_others_are_there() -> None:
     for first, place in ELSEWHERE.items():
         assert any(command.startswith(first) for command in shown), f"no page shows {first} any more"
         text = (ROOT / place).read_text()
-        name = re.search(r"scripts/(\w+\.sh)|scripts\.(?:\w+\.)?(\w+)|areal-like (\w+)|(lm_eval)", first)
+        name = re.search(r"scripts/(\w+\.sh)|scripts\.(?:\w+\.)?(\w+)|areal-like (\w+)", first)
         known = name and next(filter(None, name.groups()))
         assert known and known in text.replace(f'"{first}"', ""), f"{place} does not run {first}"
 

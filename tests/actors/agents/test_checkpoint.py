@@ -1,4 +1,4 @@
-"""A checkpoint behind the chat endpoint: OpenAI's client against the engine, and lm-eval."""
+"""A checkpoint behind the chat endpoint: OpenAI's client against the engine."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
