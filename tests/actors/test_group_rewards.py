@@ -64,44 +64,29 @@ def test_an_answer_is_described_up_to_its_last_trained_token():
     assert question["answer"] == {"answer": 3} and answer["tokens"] == [] and answer["text"] is None
 
 
-class Slow:
-    """A group reward of a class: it ends at the test's signal."""
-
-    def __init__(self):
-        self.called, self.result = asyncio.Event(), asyncio.get_running_loop().create_future()
-
-    async def __call__(self, prompt, samples):
-        self.called.set()
-        return [sample(each) for each in await self.result]
-
-
-async def begun():
-    """A worker whose samples have ended, its client and the group reward that it waits for."""
+@pytest.mark.parametrize("found", [[4.0, 5.0], RewardError("the judge is off")])
+@looped
+async def test_a_group_waits_for_its_rewards_and_is_dropped_with_the_reason_where_they_fail(found):
+    called, result = asyncio.Event(), asyncio.get_running_loop().create_future()
 
     async def workflow(engine, reward, prompt, limits, request):
         return sample(1.0)
 
-    slow, client = Slow(), Client()
-    rollout = Rollout(seed=5, temperature=1.0, max_tokens=None, workflow=workflow, heldout={})
+    async def slow(prompt, samples):
+        called.set()
+        return [sample(each) for each in await result]
+
+    client, rollout = Client(), Rollout(5, 1.0, None, workflow, {})
     worker = Worker(Task(), Engine(), None, client, rollout, {3: "abc"}, group_rewards=slow)
     worker.engine.stats = lambda: {"tokens": 1.0}
     worker.start([Lease(1, 0, "train", 3, 2, 0.0)])
-    await slow.called.wait()
-    return worker, client, slow
-
-
-@looped
-async def test_a_group_is_pushed_with_its_groups_rewards_and_is_at_work_until_then():
-    worker, client, slow = await begun()
+    await called.wait()
     assert worker.look()[0] and worker.look()[0] and not client.groups, "it moves at every look"
-    slow.result.set_result([4.0, 5.0])
+    if isinstance(found, list):
+        result.set_result(found)
+    else:
+        result.set_exception(found)
     await settle()
-    assert [each.reward for each in client.groups[0].samples] == [4.0, 5.0]
-
-
-@looped
-async def test_a_group_whose_reward_fails_is_dropped_with_the_reason():
-    _, client, slow = await begun()
-    slow.result.set_exception(RewardError("the judge is off"))
-    await settle()
-    assert client.failures == [(1, "group reward crashed", "the judge is off")] and not client.groups
+    pushed = [[each.reward for each in group.samples] for group in client.groups]
+    expected = ([found], []) if isinstance(found, list) else ([], [(1, "group reward crashed", str(found))])
+    assert (pushed, client.failures) == expected

@@ -1,16 +1,53 @@
 """The judge against a server on this machine: verdicts, the cache, retries, limits, failures."""
 
 import asyncio
+import contextlib
+import json
 import re
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 from actors.judge import Judge
 from actors.reward_pool import RewardError
-from tests.actors.judging import judging
 
 PROMPT = {"text": "6*7", "messages": [{"role": "user", "content": "What is 6*7?"}], "answer": "42"}
+
+
+@contextlib.contextmanager
+def judging(reply):
+    """An OpenAI-compatible server of this machine, with its `url` and the texts that were `asked`. `reply` maps a
+    request's text to the judge's text, or to an HTTP status that refuses it, in several threads at once."""
+    served = SimpleNamespace(asked=[])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+            served.asked.append(text)
+            said = reply(text)
+            choice = {"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+            usage = {"prompt_tokens": len(text), "completion_tokens": 1, "total_tokens": len(text) + 1}
+            head = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
+            self.send_response(said if isinstance(said, int) else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("retry-after-ms", "1")
+            self.end_headers()
+            self.wfile.write(json.dumps(head | {"choices": [choice], "usage": usage}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    served.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def answers(*texts, reward=1.0):

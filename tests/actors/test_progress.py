@@ -37,20 +37,15 @@ def begun(engine=None) -> tuple[Engine, dict[int, list], Progress]:
     return engine, leases, progress
 
 
-def test_tokens_move_their_own_lease_and_a_place_without_tokens_is_a_standstill() -> None:
-    engine, leases, progress = begun()
-    engine.step("1/0", "2/0")
-    assert progress.moved(leases) == {1: 1, 2: 1}
-    assert progress.moved(leases) == {}, "the engine hangs"
-    engine.step("2/0")
-    assert progress.moved(leases) == {2: 2}, "one request hangs"
-
-
-def test_a_request_that_waits_for_a_place_moves_as_long_as_the_engine_does() -> None:
+def test_tokens_move_their_own_lease_and_a_request_that_waits_for_a_place_moves_as_long_as_the_engine_does() -> None:
     engine, leases, progress = begun()
     engine.step("1/0")
     assert progress.moved(leases) == {1: 1, 2: 0}
-    assert progress.moved(leases) == {}
+    assert progress.moved(leases) == {}, "the engine hangs"
+    engine.step("1/0", "2/0")
+    assert progress.moved(leases) == {1: 2, 2: 1}
+    engine.step("2/0")
+    assert progress.moved(leases) == {2: 2}, "one request hangs"
 
 
 @pytest.mark.parametrize("has_limit", [True, False])

@@ -24,11 +24,8 @@ def shown(*results: str) -> str:
     return "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
 
 
-def test_a_turn_without_a_call_is_the_answer_for_the_verifier():
+def test_calls_are_answered_in_order_and_a_turn_without_one_is_the_answer_for_the_verifier():
     assert step(Tools(), "It is 408.") == Outcome("", None, True)
-
-
-def test_calls_are_answered_in_order():
     action = f"Let me see. {call('calculator', expression='12*34')} and {call('calculator', expression='2**10')}"
     assert step(Tools(), action) == Outcome(shown("408", "1024"), 0.0, False)
 
@@ -52,8 +49,9 @@ def test_mistakes_are_shown(action, words):
 
 
 @pytest.fixture(params=["python", "python_weak"])
-def python(request):
+def python(request, monkeypatch):
     """The text shown for a program."""
+    monkeypatch.setattr(python_tool, "BOUNDS", SandboxLimits(seconds=1.0))
     tools = Tools(tools=["calculator", request.param])
     try:
         step(tools, call(request.param, code="1"))
@@ -76,19 +74,9 @@ def python(request):
         ("x = 1", ""),
         ("print('\\ud800')", "?"),
         ("print('a')\n1 / 0", "error: a\nZeroDivisionError: division by zero"),
+        ("import os\nos._exit(0)", "error: the program has ended by itself, or needs too much memory"),
+        ("while True: pass", "error: the program was ended: more than 1 s"),
     ],
 )
 def test_a_program_is_run_and_its_output_is_shown(python, code, shown):
     assert python(code) == shown
-
-
-@pytest.mark.parametrize(
-    "code", ["def f(:", "open('/etc/passwd').read()", "import socket", "import os\nos._exit(0)", "'x' * (1 << 30)"]
-)
-def test_a_program_that_errs_or_attacks_gets_an_error(python, code):
-    assert python(code).startswith("error: ")
-
-
-def test_an_endless_program_is_ended_and_holds_nothing_up(python, monkeypatch):
-    monkeypatch.setattr(python_tool, "BOUNDS", SandboxLimits(seconds=1.0))
-    assert python("while True: pass").startswith("error: the program was ended: more than 1 s")

@@ -1,4 +1,4 @@
-"""Replies in a chat template: with the turns before, they are the tokens of the whole conversation."""
+"""Replies in a chat template: with earlier turns, they are the tokens of the whole conversation."""
 
 from typing import Any
 
@@ -26,19 +26,6 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
     found.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
     found.chat_template = template
     return found
-
-
-@pytest.mark.parametrize("closed", [True, False])
-def test_a_conversation_grows_by_replies_into_what_the_template_renders(closed):
-    words = tokenizer(QWEN)
-    codec = TokenizerCodec(words, chat=True)
-    talk = [{"role": "user", "content": "2+2?"}]
-    so_far = words.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
-    tokens = [codec.encode(so_far), codec.encode("<tool_call>2+2</tool_call>" + "<|im_end|>" * closed)]
-    tokens += [codec.reply("4 [ä]", closed=closed)]
-    talk += [{"role": "assistant", "content": "<tool_call>2+2</tool_call>"}, {"role": "user", "content": "4 [ä]"}]
-    whole = words.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
-    assert np.concatenate(tokens).tolist() == words.encode(whole, add_special_tokens=False)
 
 
 def test_a_template_that_leaves_out_the_past_is_refused_where_it_is_to_be_continued():
@@ -84,5 +71,7 @@ def test_whether_a_template_rewrites_a_turn_follows_from_it_and_the_next(templat
     whole = words.apply_chat_template([*talk, follows], add_generation_prompt=True, tokenize=False)
     assert whole.startswith(seen) == (not expected)
     if not expected:
-        grown = np.concatenate([codec.encode(seen), codec.continuation([follows], closed=False)])
-        assert grown.tolist() == codec.encode(whole).tolist()
+        for closed in (True, False):
+            said_so = codec.encode(seen + "<|im_end|>" * closed)
+            grown = np.concatenate([said_so, codec.continuation([follows], closed=closed)])
+            assert grown.tolist() == codec.encode(whole).tolist()

@@ -1,4 +1,4 @@
-"""Agents over real HTTP as trajectories: compared with multi_turn; branches, stops, limits, a chat template."""
+"""Agents over real HTTP as trajectories: branches, stops, limits, a chat template."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,61 +7,10 @@ import numpy as np
 import pytest
 
 from actors.measures import AGENTS
-from actors.workflows import multi_turn
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.text import byte_tokenizer
 from areal_like.types import Completion, Prompt
-from tests.actors.agents.scene import TEXT, engine_of, limits_of, play, post, prompt_of, rollout, said, user, verifier
-from tests.actors.looped import looped
-from tests.actors.tiny_models import new_model, update_of
-
-REPLIES = ["12", "xyz", "0"]
-
-
-class Three:
-    """Sends the replies in turn; the weights change after the first turn. Every turn has a reward."""
-
-    engine: Any = None
-
-    def __init__(self) -> None:
-        self.turns = 0
-
-    def reset(self, prompt: Prompt) -> str:
-        return ""
-
-    async def step(self, action: str) -> tuple[str, float | None, bool]:
-        self.turns += 1
-        if self.turns == 1:
-            await self.engine.load(update_of(new_model(seed=1), 1))
-        return ("", 0.5, True) if self.turns > len(REPLIES) else (REPLIES[self.turns - 1], 0.25, False)
-
-
-async def three(base_url: str, key: str, row: dict[str, Any]) -> list[float]:
-    """The same conversation, held by an agent."""
-    messages = [*row["messages"]]
-    for reply in [*REPLIES, None]:
-        messages.append(await said(base_url, key, messages, max_tokens=6))
-        if len(messages) == 2:
-            await Three.engine.load(update_of(new_model(seed=1), 1))
-        if reply is not None:
-            messages.append(user(reply))
-    return [0.25, 0.25, 0.25, 0.5]
-
-
-@looped
-async def test_a_conversation_becomes_the_trajectory_that_multi_turn_makes_of_it():
-    Three.engine, place = engine_of(), {"name": f"{__name__}:Three"}
-    asked = prompt_of(), limits_of(), "r"
-    theirs = await multi_turn(Three.engine, verifier, *asked, environment=place, max_turns=4, turn_tokens=6)
-    Three.engine = engine_of()
-    ours = await rollout(three, Three.engine)
-    for name in ("tokens", "logprobs", "loss_mask"):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-        assert getattr(ours, name).dtype == getattr(theirs, name).dtype
-    for name in ("prompt_length", "runs", "reward", "finish", "turn_rewards"):
-        assert getattr(ours, name) == getattr(theirs, name)
-    assert [version for version, _ in ours.runs] == [0, 1] and len(ours.turn_rewards) == 4 and ours.reward == 1.25
-    assert 0 < ours.loss_mask.sum() < len(ours.loss_mask)
+from tests.actors.agents.scene import TEXT, limits_of, play, post, said, user
 
 
 def test_a_branch_shares_the_tokens_before_it_and_the_last_turn_is_trained():
