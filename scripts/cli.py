@@ -17,7 +17,7 @@ VERBS = {
     "compare": "runs side by side, with intervals",
     "status": "a live run: progress, who waits for whom",
     "ledger": "where every prompt of a run went; --verify checks the journal",
-    "timeline": "who worked and who waited, as a plot or a trace",
+    "timeline": "who worked and who waited, as a table or a plot",
     "simulate": "a run in virtual time: throughput, staleness, idle shares",
     "plan": "how many GPUs for rollout, which mode, which bound",
     "eval": "reward and pass@k of a model on sets of prompts",

@@ -27,9 +27,11 @@ from areal_like import estimates
 from areal_like.config import run_config as configs
 from areal_like.config.heldout import heldout_workflow
 from areal_like.config.layers import parse_override
+from areal_like.config.registry import bind, build, knobs
 from areal_like.config.run_config import ConfigError
 from areal_like.config.schema import OWN
-from areal_like.errors import UserError
+from areal_like.config.signatures import REQUIRED
+from areal_like.errors import EpisodeError, UserError
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG
 from areal_like.tasks.heldout import own_rows
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
     from areal_like.interfaces import Task, Workflow
     from areal_like.types import Prompt
 
-TIMEOUT, WORKERS = 30.0, 2
+TIMEOUT, WORKERS, RIGHT = 30.0, 2, 1.0
+"""Of verifiers: seconds and processes. Least reward of a right answer."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Question:
-    """A set of prompts: its name, its task, the rows, how samples are rolled out, and whether the model's tokenizer
-    makes its tokens."""
+    """A set of prompts; `tokenized`: the model's tokenizer makes its tokens."""
 
     name: str
     task: Task
@@ -83,10 +85,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")
     parser.add_argument("--temperature", type=amount, help="0: greedy (default: 0 for one sample, else 1)")
     parser.add_argument("--max-tokens", type=positive, help="longest answer (default: the task's)")
-    parser.add_argument("--right", type=float, default=1.0, help="least reward of a right answer (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples and of the choice of rows")
     parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
-    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's choice)")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts")
     parser.add_argument("--json", type=json_file, metavar="FILE", help="write figures and answers (-: standard output)")
     args = parser.parse_args(argv)
@@ -124,9 +124,6 @@ def run_of(given: Path) -> configs.Config | None:
 
 def spec_of(text: str, model: Path) -> dict[str, Any]:
     """The task's spec of a SET, with the model's tokenizer where it needs one and names none. Raises ConfigError."""
-    from areal_like.config.registry import knobs
-    from areal_like.config.signatures import REQUIRED
-
     value: Any = parse_override(f"set={text}")[1]
     if isinstance(value, str):
         if value.endswith(".jsonl") and not Path(value).is_file():
@@ -141,7 +138,6 @@ def spec_of(text: str, model: Path) -> dict[str, Any]:
 def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     """Raises ConfigError, ValueError, OSError."""
     from actors.workflows import for_tasks
-    from areal_like.config.registry import bind, build
 
     run, found = run_of(args.model), []
     if not args.sets and run is None:
@@ -167,8 +163,6 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
 
 def check_vocabulary(given: Path, folder: Path, asked: Sequence[Question]) -> None:
     """Refuse a model with other tokens than a task's, unless its own run trained on them. Raises ConfigError."""
-    from areal_like.config.registry import build
-
     size, own = json.loads((folder / "config.json").read_text()).get("vocab_size"), run_of(given)
     for question in asked:
         wanted = question.task.vocab_size
@@ -188,7 +182,6 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     from actors.engines.torch_engine import TorchEngine
     from actors.reward_pool import RewardError, RewardPool
     from actors.rewards import reward_function
-    from areal_like.errors import EpisodeError
     from areal_like.sampling import stream_key
     from areal_like.types import Limits
 
@@ -227,8 +220,6 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
 
 def evaluate(args: argparse.Namespace, folder: Path, asked: Sequence[Question]) -> dict[str, list[Answers]]:
     """Set → answers of the model in a folder. Raises UserError, ValueError, OSError."""
-    from areal_like.config.registry import build
-
     answers = {}
     for question in asked:
         print(f"{folder}: {question.name}, {len(question.rows)} prompts", file=sys.stderr, flush=True)
@@ -246,7 +237,7 @@ def figures(answers: Sequence[Answers], args: argparse.Namespace) -> dict[str, A
     return {
         "prompts": len(answers),
         "samples": args.samples,
-        **estimates.figures([each.rewards for each in answers], estimates.powers(args.samples), args.right),
+        **estimates.figures([each.rewards for each in answers], estimates.powers(args.samples), RIGHT),
         "tokens": sum(lengths) / len(lengths),
         "cut": sum(each.cut for each in answers) / len(lengths),
     }
@@ -291,8 +282,7 @@ class Paired(NamedTuple):
 
 
 def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
-    """Compare two models by a number for each prompt, in the same order, by Student's paired test: the unit is the
-    prompt, so eight answers to one are not taken for eight prompts."""
+    """Compare two models by a number for each prompt, in the same order, by Student's paired test."""
     from scipy.stats import ttest_rel
 
     changes = np.subtract(after, before)
@@ -311,7 +301,7 @@ def differences(
     ks, found = estimates.powers(args.samples), dict[str, dict[str, Paired]]()
     for name in after:
         rewards = ([each.rewards for each in side[name]] for side in (before, after))
-        old, new = (estimates.by_prompt(each, ks, args.right) for each in rewards)
+        old, new = (estimates.by_prompt(each, ks, RIGHT) for each in rewards)
         found[name] = {figure: paired(old[figure], new[figure]) for figure in old}
     return found
 
@@ -333,12 +323,9 @@ def main(argv: list[str] | None = None) -> int:
     models = [given for given in (args.model, args.against) if given]
     try:
         folders = [model_folder(given) for given in models]
-        import torch
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        if args.threads:
-            torch.set_num_threads(args.threads)
         asked = [questions(args, folder) for folder in folders]  # a file is read with the model's own tokenizer
         for given, folder, own in zip(models, folders, asked, strict=True):
             check_vocabulary(given, folder, own)

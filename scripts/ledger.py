@@ -53,8 +53,8 @@ RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 
 @dataclass
 class Account:
-    """One fate: `count` groups; lengths (tokens) and rewards of the samples of those that had been rolled out; lengths
-    of all their responses (`offered`), with `cut` ones, for which the group did not wait."""
+    """One fate: `count` groups; lengths (tokens) and rewards of their samples; lengths of all responses (`offered`),
+    with `cut` ones, for which the group did not wait."""
 
     count: int = 0
     lengths: list[int] = field(default_factory=list)
@@ -149,9 +149,9 @@ def bias(accounts: dict[str, Account]) -> float:
 
 
 class Audit:
-    """Takes a journal's events in order and checks each before it is applied; `findings` maps a rule to its violations,
-    in words. An event that breaks a rule is not applied. `bound`: the run's; `prompts`: the order that the run should
-    have followed; `results`: those that its sampler chooses by (None: it has none)."""
+    """Takes a journal's events in order and checks each before it is applied, if it breaks no rule. `findings`: rule →
+    violations, in words. `prompts`: the order to follow; `results`: those that a sampler chooses by (None: it has
+    none)."""
 
     def __init__(self, prompts: PromptCursor, bound: Bound, results: Results | None = None):
         self.prompts, self.bound, self.store = prompts, bound, Store(bound, results=results)
@@ -172,7 +172,7 @@ class Audit:
         return self
 
     def _misfits(self) -> int:
-        """Findings about an event that does not fit the state, and so cannot be applied."""
+        """Findings about events that cannot be applied."""
         return sum(len(self.findings[rule]) for rule in ("prompts", "fates", "batches"))
 
     def find(self, rule: str, text: str) -> None:

@@ -32,7 +32,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
     parser.add_argument("--max-tokens", type=positive, default=512, help="of an answer, if a request does not say")
     parser.add_argument("--seed", type=int, default=0, help="seed of the answers")
-    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's choice)")
     return parser.parse_args(argv)
 
 
@@ -80,14 +79,11 @@ def main(argv: list[str] | None = None) -> int:
         if find_spec("aiohttp") is None:
             raise ConfigError("serve needs aiohttp: pip install 'areal_like[openai]'")
         folder = model_folder(args.model)
-        import torch
         from transformers.utils import logging
 
         from areal_like.config.registry import build
 
         logging.disable_progress_bar()
-        if args.threads:
-            torch.set_num_threads(args.threads)
         model = build("model", {"name": "folder", "path": str(folder)}, args.seed, 1)
         asyncio.run(serve(args, model, *codec_of(args.model, folder)))
     except (UserError, ValueError, OSError) as error:

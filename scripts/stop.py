@@ -22,7 +22,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = command("stop", "End a run at a checkpoint.")
     add_arguments(parser)
     parser.add_argument("--drain", action="store_true", help="first train all admitted groups and evaluate")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until the run has ended")
     args = parser.parse_args(argv)
     try:
         with contextlib.closing(Running(args.run, args.keys)) as running:
@@ -30,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
             active = running.report()["ledger"]["active"]
             draining = f"draining: training the {active} groups already admitted"
             print(f"{args.run}: {draining if args.drain else 'stopping at the next batch'}", flush=True)
-            while not args.no_wait and running.is_there():
+            while running.is_there():
                 time.sleep(LOOK_SECONDS)
     except (ValueError, OSError, BusError) as error:
         refuse(error)

@@ -1,7 +1,7 @@
-"""Who worked and who waited: `areal-like timeline RUN [--plot FILE] [--trace FILE] [--begin S] [--end S]`.
+"""Who worked and who waited: `areal-like timeline RUN [--plot FILE] [--begin S] [--end S]`.
 
-Prints each process's share of time for each activity, and for waiting. `--plot` draws it; `--trace` writes trace events
-for https://ui.perfetto.dev. Works during a run, too. It does not align the clocks of several hosts.
+Prints each process's share of time for each activity, and for waiting. `--plot` draws it. Works during a run, too.
+It does not align the clocks of several hosts.
 
 An actor generates, evaluates (held-out prompts), or has an update of its weights; a learner trains,
 publishes, or writes a checkpoint. The rest is waiting: for another process, or for the disk.
@@ -9,17 +9,15 @@ publishes, or writes a checkpoint. The rest is waiting: for another process, or 
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from areal_like.run.spans import Span, read
 
 from .console import output
-from .console.arguments import command, new_file, picture, refuse
+from .console.arguments import command, picture, refuse
 
 ACTIVITIES = {
     "generate": "#56B4E9",
@@ -94,22 +92,6 @@ def draw(runs: dict[str, Timeline], path: Path, title: str) -> None:
     figure.savefig(path)
 
 
-def trace_events(found: Timeline) -> list[dict[str, Any]]:
-    """In the Trace Event Format: complete events ("X") with times in microseconds, a process per role, a thread per
-    activity. Events of one thread may be nested, but must not overlap otherwise."""
-    events: list[dict[str, Any]] = []
-    for number, (role, spans) in enumerate(found.items()):
-        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": role}})
-        for thread, name in enumerate(dict.fromkeys(span.name for span in spans)):
-            place = {"pid": number, "tid": thread}
-            events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
-            for span in spans:
-                if span.name == name:
-                    times = {"ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6}
-                    events.append({"ph": "X", "name": name, **place, **times})
-    return events
-
-
 def table(found: Timeline) -> Table:
     names = [name for name in ACTIVITIES if any(span.name == name for spans in found.values() for span in spans)]
     begin, end = window(found)
@@ -123,7 +105,6 @@ def main() -> None:
     parser = command("timeline", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the timeline here (png, pdf, svg)")
-    parser.add_argument("--trace", type=new_file, metavar="FILE", help="trace events, for https://ui.perfetto.dev")
     for side, default in (("begin", 0.0), ("end", math.inf)):
         parser.add_argument(f"--{side}", type=float, default=default, metavar="S", help="seconds after the first span")
     args = parser.parse_args()
@@ -134,8 +115,6 @@ def main() -> None:
     output.console().print(table(found))
     if args.plot:
         draw({args.run.name: found}, args.plot, "Who worked and who waited")
-    if args.trace:
-        args.trace.write_text(json.dumps({"traceEvents": trace_events(found)}) + "\n")
 
 
 if __name__ == "__main__":

@@ -105,8 +105,7 @@ def load(args: argparse.Namespace) -> Config:
 
 
 def resolve_transport(config: Config) -> Config:
-    """`auto`: files on one host, inproc within a process; with a port, or an address that others reach: tcp. A launcher
-    for several hosts needs tcp, and addresses that they reach."""
+    """`auto` becomes ipc or inproc; tcp with a port, an address that others reach, or a launcher for several hosts."""
     launcher, local = resolve("launcher", config.launcher["name"]), is_loopback(config.buffer.host)
     if launcher.ACROSS_HOSTS:
         host = NODE if local else config.buffer.host
@@ -118,8 +117,8 @@ def resolve_transport(config: Config) -> Config:
 
 
 def resolve_folders(config: Config) -> Config:
-    """`~` is the home folder, also where the shell leaves it alone (key=~/x); the path of the keys is absolute, as the
-    processes of a run have another current folder. Raises ConfigError for a `run.name` that is no folder's name."""
+    """`~` becomes the home folder, and the path of the keys absolute. Raises ConfigError for a `run.name` that is no
+    folder's name."""
     for key in ("run.dir", "resume", "replay", "security.key_folder"):
         if path := configs.select(config, key):
             path = os.path.expanduser(path)
@@ -135,7 +134,7 @@ def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
 
 
 def settings_of(config: Config) -> list[str]:
-    """Lines for the user: the values of defaults that depend on the model and on the machine."""
+    """Values of defaults that depend on the model and on the machine, in words."""
     across = resolve("launcher", config.launcher["name"]).ACROSS_HOSTS
     return [line for line in (describe_learning(config), "" if across else describe_machine(config, cores())) if line]
 
@@ -144,8 +143,8 @@ def settings_of(config: Config) -> list[str]:
 
 
 def name_of(stem: str, overrides: Sequence[str]) -> str:
-    """A run's name: its config and what the command line sets, e.g. `quickstart-mode=sync-lr=1e-3`. Keys have no dash,
-    so that the config's name ends where the first one begins (`find_run_to_resume`)."""
+    """Of a run, e.g. `quickstart-mode=sync-lr=1e-3`. Keys have no dash, so the config's name ends where the first one
+    begins (`find_run_to_resume`)."""
     words = []
     for key, _, value in (pair.partition("=") for pair in overrides):
         if key not in UNNAMED:
@@ -185,8 +184,7 @@ def write_record(config: Config, folder: Path, argv: list[str]) -> None:
 
 
 def commit() -> str | None:
-    """The commit of this code, with "-dirty" if files differ from it; of an installed package, its version. None
-    without git or outside a repository."""
+    """The commit of this code ("-dirty": files differ), or the version of an installed package; None without git."""
     if INSTALLED:
         return metadata.version("areal_like")
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
@@ -213,7 +211,8 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     if args.dry_run:
         dry_run(config, args)
         return None
-    warn(preflight(config))
+    if notes := preflight(config):
+        print(f"note: {notes}", file=sys.stderr)
     if config.replay:
         config = fit_to_replay(config)
     earlier, stem = earlier_run(config, args), Path(args.config).stem
@@ -236,11 +235,6 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         shutil.rmtree(folder, ignore_errors=True)
         raise OSError(error.errno, error.strerror, str(folder)) from None
     return folder, config, lock(folder)
-
-
-def warn(notes: str) -> None:
-    if notes:
-        print(f"note: {notes}", file=sys.stderr)
 
 
 # ---- the run --------------------------------------------------------------------------------------------------------
@@ -272,7 +266,8 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
         print(estimate.describe(config, roles, model, memory), end="")
     if submission := launcher.submission(roles):
         print(f"\n{submission.describe()}", end="")
-    warn(preflight(config, args.gpus))
+    if notes := preflight(config, args.gpus):
+        print(f"note: {notes}", file=sys.stderr)
 
 
 def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str, Any]:
@@ -310,7 +305,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     return summary
 
 
-def submit(submission: Any, folder: Path, held: TextIO) -> int:
+def submit(submission: Any, folder: Path, held: TextIO) -> None:
     """Submit the job, and print the commands to watch it. Raises OSError."""
     (folder / "logs").mkdir(exist_ok=True)
     if (folder / NEXT / CONFIG).exists():
@@ -318,7 +313,6 @@ def submit(submission: Any, folder: Path, held: TextIO) -> int:
     held.close()
     print(f"job {submission.submit()} is submitted; run folder: {folder}")
     print(f"look in: areal-like status {folder}; end it: areal-like stop {folder}")
-    return 0
 
 
 def in_words(error: Exception, place: str | Path) -> str:
@@ -338,8 +332,9 @@ def train(folder: Path, config: Config, held: TextIO, plain: bool, signals: Sign
     print(*settings_of(config), sep="\n", flush=True)
     try:
         if submission := launcher_of(config, folder).submission(plan(config)):
-            return submit(submission, folder, held)
-        print_summary(run(config, folder, plain, signals), folder)
+            submit(submission, folder, held)
+        else:
+            print_summary(run(config, folder, plain, signals), folder)
         return 0
     except Interrupted as signalled:
         code, resumable = EXIT_INTERRUPTED, True

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, ConfigError
@@ -30,8 +29,7 @@ HELDOUT = ("eval/reward", "eval/loss")
 SOURCES = ("summary", "metric", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}" for axis in AXES))
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     """`source`: one of `SOURCES`; `key`: of the summary or the metrics, the target of `*_to`, the place of `at_*`."""
 
     source: str
@@ -39,9 +37,8 @@ class Measure:
     higher_is_better: bool
 
 
-@dataclass(frozen=True)
-class Curve:
-    """`y` is a key of metrics.jsonl; those of `HELDOUT` mean the evaluations. `x` is one of `AXES`."""
+class Curve(NamedTuple):
+    """`y`: a key of metrics.jsonl, of `HELDOUT` for evaluations. `x`: one of `AXES`."""
 
     y: str
     x: str

@@ -62,8 +62,7 @@ class Folder:
         return (self.run(run) / "summary.json").is_file()
 
     def prepare(self, run: Run) -> None:
-        """Write the run's config, and remove a folder that cannot be resumed. The folder of a run that is going on
-        stays: a second start of it is refused with the reason."""
+        """Write the run's config, and remove a folder that cannot be resumed, unless its run is going on."""
         folder = self.run(run)
         unusable = not (folder / "config.yaml").is_file() or run.config.buffer.journal == "off"
         if folder.is_dir() and unusable and not self.is_finished(run):
@@ -182,8 +181,7 @@ def run_all(
     runs: Sequence[Run], folder: Folder, parallel: int, pool: DevicePool | None, check: Callable[[], None]
 ) -> list[Run]:
     """Make all runs that are not finished, `parallel` at a time, which divide the devices of the pool (None: each sees
-    all). Returns those that failed. `check` raises to end everything. When this returns or raises, no process that it
-    started is left."""
+    all). Returns those that failed. `check` raises to end everything; then no process is left."""
     waiting = [run for run in runs if not folder.is_finished(run)]
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
@@ -218,7 +216,7 @@ def say(text: str) -> None:
 
 
 def _end(processes: list[Forked]) -> None:
-    """SIGTERM ends a run with all of its processes; later, remaining ones are killed."""
+    """By SIGTERM; remaining ones are killed."""
     for process in processes:
         process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + 3 * TERM_SECONDS

@@ -7,13 +7,13 @@ All models have random weights, of the shapes of Qwen2.5; nothing is downloaded.
 correct    gradients on the device against those on the CPU, the engine's logprobs against a forward pass:
            `gradient_error`, `logprob_error`
 train      PPO-clip, 64 samples of log-normal lengths, as many layers as fit: `train_mfu_SIZE`,
-           `train_tokens_per_second_SIZE`, `train_layers_SIZE`. FLOPs as in PaLM (arXiv 2204.02311, appendix B),
-           the head for trained tokens only, attention causal; recomputation does not count
-decode     64 to 512 sequences: `engine_tokens_per_second_SEQUENCES`, `engine_over_bandwidth_SEQUENCES` (of the rate at
-           which the memory gives weights, keys and values), `engine_over_generate` (transformers' static cache, 64
-           sequences), `engine_over_compiled_generate`; sizes other than 0.5b append theirs
-update     12 updates of 1 % of the elements while 8 sequences run, medians: `update_seconds` (cast to applied) and its
-           parts, `pause_p50_ms`, `pause_p99_ms`; the engine's weights must have the publisher's digest
+           `train_tokens_per_second_SIZE`. FLOPs as in PaLM (arXiv 2204.02311, appendix B), the head for trained tokens
+           only, attention causal; recomputation does not count
+decode     64 and 512 sequences: `engine_tokens_per_second`, `engine_over_bandwidth` (of the rate at which the memory
+           gives weights, keys and values; 512 sequences), `engine_over_generate` (transformers' static cache, 64
+           sequences); sizes other than 0.5b append theirs
+update     12 updates of 1 % of the elements while 8 sequences run: `update_seconds` (median, cast to applied),
+           `pause_p50_ms`, `pause_p99_ms`; the engine's weights must have the publisher's digest
 one_card   `configs/bench/one_card.yaml`, trained samples per second with η = 2 over sync: `async_over_sync`
 """
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import math
 import os
@@ -181,7 +180,6 @@ def off(model: Any, prompt: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray
 
 def train(place: Place, size: str) -> Metrics:
     model = new_model(place, size, num_hidden_layers=layers_that_fit(place, size))
-    yield {f"train_layers_{size}": float(model.config.num_hidden_layers)}
     batch = made_batch(model.config.vocab_size, *((2, 64) if place.tiny else (8, 4096)))
     work, tokens = flops(model, batch), sum(len(sample.tokens) for sample in batch.samples)
     name = torch.cuda.get_device_name() if place.gpu else "cpu"
@@ -219,7 +217,7 @@ def flops(model: PreTrainedModel, batch: Batch) -> float:
 def decode(place: Place, size: str) -> Metrics:
     speed, suffix = bandwidth(place), "" if size == "0.5b" else f"_{size}"
     asyncio.set_event_loop(asyncio.new_event_loop())
-    counts, response, prefix = ((2, 4), 8, 16) if place.tiny else ((64, 128, 256, 512), RESPONSE, PREFIX)
+    counts, response, prefix = ((2, 4), 8, 16) if place.tiny else ((64, 512), RESPONSE, PREFIX)
     prompts = np.random.default_rng(0).integers(0, 512, (max(counts), prefix)).astype(np.int32)
     model = new_model(place, size)
     engine = TorchEngine(model, slots=max(counts), device=place.device, kv_tokens=max(counts) * 512)
@@ -230,19 +228,14 @@ def decode(place: Place, size: str) -> Metrics:
     for count in counts:
         decoded = partial(run_engine, engine, prompts[:count], np.full(count, response), greedy=False)
         rates[count] = count * response / second(place, decoded)
-        bound = count * speed / (read + count * (prefix + response / 2) * token)
-        yield {f"engine_tokens_per_second_{count}{suffix}": rates[count]}
-        yield {f"engine_over_bandwidth_{count}{suffix}": rates[count] / bound}
-    yield {f"engine_over_bandwidth{suffix}": rates[count] / bound}
-    del engine, model, decoded
-    gc.collect()
-    for compiled in (False,) if place.tiny else (False, True):
-        name = "compiled_generate" if compiled else "generate"
-        reference = new_model(place, size).to(torch.bfloat16 if place.gpu else torch.float32)
-        generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response), greedy=False)
-        how = {"cache_implementation": "static", "disable_compile": not compiled}  # compiled: a step is one CUDA graph
-        rate = counts[0] * response / second(place, partial(generate, **how))
-        yield {f"{name}_tokens_per_second{suffix}": rate, f"engine_over_{name}{suffix}": rates[counts[0]] / rate}
+    bound = count * speed / (read + count * (prefix + response / 2) * token)
+    yield {f"engine_tokens_per_second{suffix}": rates[count], f"engine_over_bandwidth{suffix}": rates[count] / bound}
+    del engine, model, decoded  # frees their memory
+    reference = new_model(place, size).to(torch.bfloat16 if place.gpu else torch.float32)
+    generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response), greedy=False)
+    how = {"cache_implementation": "static", "disable_compile": True}
+    rate = counts[0] * response / second(place, partial(generate, **how))
+    yield {f"engine_over_generate{suffix}": rates[counts[0]] / rate}
 
 
 def second(place: Place, call: Callable[[], Any]) -> float:
@@ -280,25 +273,20 @@ async def _updates(place: Place) -> dict[str, float]:
     writers = [asyncio.create_task(_write(engine, number)) for number in range(8)]
     while engine.stats()["tokens"] < 80:
         await asyncio.sleep(0)
-    rows, pauses = [], []
+    seconds, pauses = [], []
     for version in range(4 if place.tiny else 13):
         if version:
             await asyncio.to_thread(_change, place, master, 0.01)
-        before, began = engine.stats() | subscriber.stats(), time.perf_counter()
-        cast = await asyncio.to_thread(publisher.publish, version, partial(_cast, master))
+        before, began = engine.stats(), time.perf_counter()
+        await asyncio.to_thread(publisher.publish, version, partial(_cast, master))
         manifest = await made.get()
-        row = {"update_cast_seconds": cast, "update_encoded_seconds": time.perf_counter() - began}
         await subscriber.apply(manifest)
-        row["update_seconds"] = time.perf_counter() - began
         if not version:
             continue
+        seconds.append(time.perf_counter() - began)
         while engine.stats()["pauses"] == before["pauses"]:
             await asyncio.sleep(0)
-        after = engine.stats() | subscriber.stats()
-        for part in ("fetch", "replica", "apply"):
-            row[f"update_{part}_seconds"] = after[f"{part}_seconds"] - before[f"{part}_seconds"]
-        rows.append(row)
-        pauses.append(after["pause_seconds"] - before["pause_seconds"])
+        pauses.append(engine.stats()["pause_seconds"] - before["pause_seconds"])
     for each in writers:
         each.cancel()
     await asyncio.gather(*writers, return_exceptions=True)
@@ -307,8 +295,8 @@ async def _updates(place: Place) -> dict[str, float]:
     await engine.close()
     subscriber.close()
     publisher.close()
-    found = {name: median(row[name] for row in rows) for name in rows[0]}
-    return found | {f"pause_p{p}_ms": 1e3 * float(np.percentile(pauses, p)) for p in (50, 99)}
+    found = {f"pause_p{p}_ms": 1e3 * float(np.percentile(pauses, p)) for p in (50, 99)}
+    return found | {"update_seconds": median(seconds)}
 
 
 def _cast(master: dict[str, Any], into: Any = None, done: Any = None) -> Any:

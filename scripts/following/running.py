@@ -68,8 +68,7 @@ class Running:
         return self.rendezvous() == self.offered
 
     def report(self) -> dict[str, Any]:
-        """The buffer's status. Raises NotRunning if it does not answer, or if another one has taken its place: a killed
-        run leaves its rendezvous behind, and a resume replaces it."""
+        """The buffer's status. Raises NotRunning if it does not answer, or if a resume has replaced it."""
         if (report := self.client.report(PATIENCE, is_there=self.is_there)) is not None:
             return report
         if not self.is_there():

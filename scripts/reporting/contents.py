@@ -27,7 +27,6 @@ MOST_SAMPLE_BYTES = 1_750_000
 JOURNAL_BYTES = 1 << 29
 """The ledger of a run with a longer journal has counts only: reading it would take minutes."""
 NOT_THE_RUNS = ("run.name", "run.dir", "resume", "replay")
-"""Keys that say nothing about what a run does."""
 MOST_BUCKETS = 500
 HISTOGRAM = "staleness/histogram"
 """The key of metrics.jsonl that is kept over time."""

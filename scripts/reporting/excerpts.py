@@ -1,7 +1,6 @@
 """Which samples a page shows: spread over the run, with the best and the worst, within a number of bytes.
 
-Sample files may have many times the bytes that a page may have. They are read twice: once to choose, once to take what
-was chosen. Each excerpt has its tokens as pieces of text, with the numbers that the learner kept of each.
+Sample files may be many times larger than a page. They are read twice: to choose, and to take the chosen ones.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from areal_like.config.run_config import ConfigError, load_resolved, ranks_of
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG
 
-from .costs import Answers, Costs, Engine, LearnerCost, Verifier, WeightsCost, processes
+from .costs import MEASURED, Answers, Costs, Engine, LearnerCost, Verifier, WeightsCost
 
 LEAST_STEPS, WARMUP_STEPS = 50, 2
 """Train steps that a fit needs: ten of them predicted a mean staleness that was off by 75 %. The first ones warm up."""
@@ -56,7 +56,7 @@ def fitted(run: Path) -> Costs:
         Answers(trace=trace, right=float(np.clip(mean("reward/mean"), 0, 1))),
         LearnerCost(step, 0.0, per_trained, mean("publish/seconds"), gpus=ranks_of(config)),
         WeightsCost(mean("publish/encode_seconds"), fetch),
-        processes(),
+        MEASURED,
         Verifier(mean("rewards/seconds_p50")),
         source=f"{len(rows)} train steps of {run.name} (errors of the fits: decode step {decode_error:.0%}, "
         f"train step {train_error:.0%})",
@@ -64,11 +64,9 @@ def fitted(run: Path) -> Costs:
 
 
 def _train_steps(rows: Sequence[dict[str, Any]]) -> np.ndarray:
-    """Sums of products of 1, trained tokens, and seconds per train step. `rows`: of all train steps. All time of the
-    learner that is not spent waiting or publishing is a step's."""
-    tokens, rate, idle = (
-        np.array([row[name] for row in rows]) for name in ("tokens", "train/tokens_per_second", "train/idle_share")
-    )
+    """Sums of products of 1, trained tokens, and seconds per train step: all time without waiting and publishing."""
+    names = ("tokens", "train/tokens_per_second", "train/idle_share")
+    tokens, rate, idle = (np.array([row[name] for row in rows]) for name in names)
     publish = np.array([row.get("publish/seconds", 0.0) for row in rows])
     busy = np.cumsum(tokens) / rate * (1.0 - idle)  # seconds since the first batch
     seconds = (np.diff(busy) - publish[1:])[WARMUP_STEPS:]

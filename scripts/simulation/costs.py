@@ -22,11 +22,11 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
-    """Of the costs; its fields are keys of the file."""
+    """Fields are keys of the file."""
 
 
 class Engine(Part):
-    """A server: see `actors.engines.decode_clock`. The config's engine knobs of these names take precedence."""
+    """See `actors.engines.decode_clock`. The config's engine knobs of these names take precedence."""
 
     base: Seconds = 0.02
     per_sequence: Seconds = 0.0
@@ -47,9 +47,8 @@ class Engine(Part):
 
 
 class Answers(Part):
-    """Lengths of answers in tokens (`AnswerLengths`) after prompts of `prompt` tokens (None: the task's
-    prompts). `trace`: one list of lengths per prompt. `right`: share of right answers; a prompt's share is uniform
-    around it."""
+    """Lengths in tokens (`AnswerLengths`) after prompts of `prompt` tokens (None: the task's). `right`: mean share of
+    right answers; a prompt's share is uniform around it."""
 
     median: Positive = 200.0
     sigma: Spread = 1.0
@@ -68,8 +67,7 @@ class Answers(Part):
 
 
 class LearnerCost(Part):
-    """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens; then `publish`
-    before the next one, if weights are published."""
+    """A train step on `gpus` GPUs: `base` + `per_sample` · samples + `per_token` · trained tokens, then `publish`."""
 
     base: Seconds = 0.0
     per_sample: Seconds = 0.0
@@ -79,8 +77,8 @@ class LearnerCost(Part):
 
 
 class WeightsCost(Part):
-    """`encode`: from a train step's end to the announcement. `fetch`: seconds of an actor. `size`: bytes of an update,
-    and `link`: bytes per second that a source (a rank of the learner, or a relay) sends to all its receivers."""
+    """`encode`: from a train step's end to the announcement. `fetch`: of an actor. `size`: bytes of an update; `link`:
+    bytes per second that a source (a rank of the learner, or a relay) sends to all its receivers."""
 
     encode: Seconds = 0.0
     fetch: Seconds = 0.0
@@ -88,8 +86,7 @@ class WeightsCost(Part):
     link: Positive | None = None
 
     def seconds(self, place: int, actors: int, fanout: int, ranks: int) -> float:
-        """Of the update of the actor at this place of the tree (`buffer.relays`). Each of the learner's ranks sends its
-        part over its own link; a relay begins when it has everything."""
+        """Of the update of the actor at this place of the tree (`buffer.relays`)."""
         levels = 0
         while fanout and (place := place // fanout - 1) >= 0:
             levels += 1
@@ -98,15 +95,18 @@ class WeightsCost(Part):
 
 
 class Sample(Part):
-    """Costs of a sample beside its tokens: of its actor's process to `begin` it and, once it has ended, of the `actor`
-    and the `buffer`. Actors work in turns of their loop. `jitter`: relative standard deviation of a turn's seconds.
-    `wake`: seconds until a sleeping process begins its turn."""
+    """Beside its tokens: of its actor's process to `begin` it and, once it has ended, of the `actor` and the `buffer`.
+    `jitter`: relative standard deviation of a turn of an actor's loop. `wake`: until a sleeping process begins one."""
 
     begin: Seconds = 0.0
     actor: Seconds = 0.0
     buffer: Seconds = 0.0
     jitter: Spread = 0.0
     wake: Seconds = 0.0
+
+
+MEASURED = Sample(begin=4.0e-5, actor=1.1e-4, buffer=5.0e-5, jitter=1.0, wake=1.0e-3)
+"""Around an engine, on a CPU."""
 
 
 class Verifier(Part):
@@ -138,11 +138,6 @@ def scaled(costs: Costs, gpus: int) -> Costs:
     return msgspec.structs.replace(costs, learner=msgspec.structs.replace(each, gpus=gpus, **step))
 
 
-def processes() -> Sample:
-    """Costs of a sample around an engine, as measured on a CPU."""
-    return Sample(begin=4.0e-5, actor=1.1e-4, buffer=5.0e-5, jitter=1.0, wake=1.0e-3)
-
-
 def of_timed(config: Config) -> Costs:
     """Of a run whose engine and learner are timed. Raises ConfigError for others."""
     if config.engine.name != "timed" or config.learner.name != "timed":
@@ -157,7 +152,7 @@ def of_timed(config: Config) -> Costs:
         Answers(engine["median"], engine["sigma"], engine["noise"], engine["seed"]),
         LearnerCost(learner["base"], learner["per_sample"] + 3.0e-5, learner["per_token"]),
         WeightsCost(encode=5.0e-3, fetch=3.0e-3),  # of the processes around a timed learner, as measured
-        processes(),
+        MEASURED,
         source="the config's timed engine and learner",
     )
 
@@ -198,10 +193,9 @@ NETWORK = 25e9
 
 def on(gpu: str, config: Config, costs: Costs) -> Costs:
     """Costs of the config's model by a roofline, engine and learner on one GPU each; the others are those of `costs`. A
-    decode step reads weights and cache once, and takes 2 FLOPs per parameter and sequence; a train step takes 8 per
-    token (forward, backward, the proximal policy's forward) and moves 32 bytes per parameter. Assumed: 60 % of the
-    bandwidth, 40 % of the FLOP/s in decoding and 35 % in training. Within a factor of 1.5 at best. Raises ConfigError.
-    """
+    decode step reads weights and cache, 2 FLOPs per parameter and sequence; a train step takes 8 per token and moves 32
+    bytes per parameter. Assumed: 60 % of the bandwidth, 40 % of the FLOP/s in decoding, 35 % in training. Raises
+    ConfigError."""
     from ..starting.estimate import Sizes, model_of, plain_of
 
     if (model := model_of(plain_of(config))) is None:

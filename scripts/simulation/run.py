@@ -43,9 +43,8 @@ class Stuck(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`figures`: those that are compared with a real run; `samples_per_second` leaves out the first steps and is
-    measured over `window` seconds; seconds of the `slowest` group; samples by staleness in versions and in train steps
-    (`lags`); trained `tokens`."""
+    """`figures`: those that are compared with a real run; the rate is over `window` seconds; seconds of the `slowest`
+    group; samples by staleness in versions and in train steps (`lags`); trained `tokens`."""
 
     figures: dict[str, float]
     window: float
@@ -73,20 +72,12 @@ def figures_of(run: Path) -> dict[str, float]:
     for row in rows:
         ages.update({int(age): count for age, count in row["staleness/histogram"].items()})
     rate, _ = _rate(ages.total(), [row["seconds"] for row in rows], WARMUP_STEPS)
-    return _figures(rate, ages, *(found[name] for name in (*SHARES, "seconds")))
+    return _figures(rate, ages, **{name: found[name] for name in (*SHARES, "seconds")})
 
 
-def _figures(
-    rate: float, ages: Mapping[int, int], actor_idle: float, learner_idle: float, seconds: float
-) -> dict[str, float]:
-    return {
-        "samples_per_second": rate,
-        "staleness_mean": mean_of(ages),
-        "staleness_max": float(max(ages, default=0)),
-        "actor_idle_share": actor_idle,
-        "learner_idle_share": learner_idle,
-        "seconds": seconds,
-    }
+def _figures(rate: float, ages: Mapping[int, int], **others: float) -> dict[str, float]:
+    stale = {"staleness_mean": mean_of(ages), "staleness_max": float(max(ages, default=0))}
+    return {"samples_per_second": rate, **stale, **others}
 
 
 def _rate(samples: int, seconds: list[float], warmup: int) -> tuple[float, float]:
@@ -181,8 +172,8 @@ class Simulation:
         learner, report = self.learner, self.learner.report
         assert report is not None
         rate, window = _rate(learner.samples, learner.seconds, warmup)
-        waited, seconds = learner.waited / max(1e-9, learner.elapsed), report["trained_seconds"] or 0.0
-        figures = _figures(rate, learner.ages, self._idle_share, waited, seconds)
+        idle = dict(zip(SHARES, (self._idle_share, learner.waited / max(1e-9, learner.elapsed)), strict=True))
+        figures = _figures(rate, learner.ages, **idle, seconds=report["trained_seconds"] or 0.0)
         return Outcome(figures, window, learner.slowest, learner.ages, learner.lags, learner.tokens)
 
     def _run(self) -> None:

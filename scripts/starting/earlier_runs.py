@@ -95,7 +95,7 @@ def changes(config: Config, folder: Path) -> list[str]:
 
 
 def _value(config: Config, key: str) -> Any:
-    """The value of a key. A component's spec is filled up with its default knobs, which a config may leave out."""
+    """The value of a key; of a component with all its knobs."""
     value = configs.select(config, key)
     return with_defaults(key, value) if key in COMPONENTS else value
 
@@ -114,8 +114,7 @@ def _refuse_change(verb: str, before: Mapping[str, Any], now: Mapping[str, Any],
 
 
 def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
-    """Without a journal it is unknown which prompts were trained, unless none were: a job of Slurm begins with a folder
-    that was made when it was submitted. Raises ConfigError."""
+    """Without a journal it is unknown which prompts were trained, unless none were. Raises ConfigError."""
     metrics = folder / "metrics.jsonl"
     stepped = metrics.is_file() and metrics.stat().st_size > 0
     trained = stepped or (folder / SUMMARY).exists() or checkpoints.latest(folder) is not None
@@ -128,8 +127,7 @@ def _check_journal(earlier: Config, config: Config, folder: Path) -> None:
 
 
 def _check_work_left(config: Config, folder: Path) -> None:
-    """A start without a train step would only change the record. A run killed after its last step still needs its
-    final evaluation. Raises ConfigError."""
+    """Raises ConfigError, but not for a run killed after its last step, which still needs its final evaluation."""
     found, run = checkpoints.latest(folder), config.run
     if not found or ((steps := found[0]) <= run.steps and not (folder / SUMMARY).exists()):
         return
@@ -174,8 +172,8 @@ def fit_to_replay(config: Config) -> Config:
 
 
 def lock(folder: Path) -> TextIO:
-    """Lock the folder until this process ends. Then wait for processes of an earlier run whose starter was killed: they
-    end by themselves. Raises ConfigError if another run has the folder."""
+    """Lock the folder until this process ends, and wait for the end of processes whose starter was killed. Raises
+    ConfigError if another run has the folder."""
     file, deadline = (folder / LOCK).open("w"), time.monotonic() + ORPHAN_SECONDS
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

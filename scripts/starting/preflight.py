@@ -97,7 +97,7 @@ def check_batch(config: Config, sizing: Sizing) -> None:
 
 
 def check_packages(config: Config) -> None:
-    """Raises ConfigError where an optional package is missing that a setting needs."""
+    """Raises ConfigError for an unknown tracker, and where an optional package is missing that a setting needs."""
     for name in config.run.trackers:
         try:
             check("tracker", {"name": name})
@@ -126,8 +126,7 @@ def check_devices(config: Config, stated: Gpus | None) -> None:
 
 
 def check_workflows(config: Config) -> None:
-    """Check that functions and programs named by workflows exist (in the source; they do not run), that environments
-    can be made, and that there is one for a task that needs it."""
+    """Check that functions and programs named by workflows exist, and that environments can be made."""
     of_tasks = {f"task.workflows.{name}": as_spec(spec) for name, spec in (config.task.get("workflows") or {}).items()}
     found = {"workflow": config.workflow, "eval.workflow": heldout_workflow(config), **of_tasks}
     for prefix, spec in found.items():
@@ -138,7 +137,12 @@ def check_workflows(config: Config) -> None:
             for tool in environment.get("tools", ()):
                 if ":" in tool:
                     check_function(f"{key}.tools", tool)
-            check_environment(key, environment)
+            try:
+                build("environment", environment)
+            except UserError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise ConfigError(f"{key}={environment['name']} can't be made: {error!r}", key) from error
         elif "needs_environment" in marks("task", config.task["name"]):  # never a mixture
             wanted = f"{prefix}={{name: multi_turn, environment: {{name: openenv, server: URL, action: FIELD}}}}"
             raise ConfigError(f"{key}: task={config.task['name']} has no rewards of its own; set {wanted}", key)
@@ -152,18 +156,8 @@ def check_agent(key: str, agent: str | Sequence[str]) -> None:
         raise ConfigError(f"{key}: there is no program {agent[0] if agent else ''!r} to start", key)
 
 
-def check_environment(key: str, spec: Mapping[str, object]) -> None:
-    try:
-        build("environment", spec)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{key}={spec['name']} can't be made: {error!r}", key) from error
-
-
 def check_texts(task: Task, config: Config) -> None:
-    """Check that the task has the text that the workflows and a judge need, and an end of answers where cut ones are
-    treated apart."""
+    """Check that the task has the text that workflows and a judge need, and an end of answers."""
     codec, name = task.prompt("train", 0).codec, config.task["name"]
     stops = task.stop_tokens  # raises ValueError where a tokenizer names no end of answers
     if config.group_reward["name"] == "judge" and codec is None:
@@ -178,8 +172,8 @@ def check_texts(task: Task, config: Config) -> None:
 
 
 def check_teacher(config: Config, task: Task) -> None:
-    """Raises ConfigError where the model to distil from is no folder, or does not use the task's tokens. Only the
-    folders of checkpoints and of whole models give the text of an id; of others the number of ids is compared."""
+    """Raises ConfigError where the model to distil from is no folder, or does not use the task's tokens: by their text
+    where its tokenizer is there, else by their number."""
     path, key = (config.learner.get("teacher") or {}).get("path"), "learner.teacher.path"
     if path is None:
         return
@@ -213,17 +207,16 @@ def model_config(config: Config) -> dict[str, Any] | None:
 
 
 def positions_of(config: Config, model: dict[str, Any] | None) -> int | None:
-    """The longest sequence of the model, from its knobs or its folder; None if unknown."""
-    known = with_defaults("model", config.model) if model is None else model
-    return known.get("max_position_embeddings")
+    """The longest sequence of the model; None if unknown."""
+    return (model or with_defaults("model", config.model)).get("max_position_embeddings")
 
 
 # Rows of the task
 
 
 def check_lengths(task: Task, heldout: int, config: Config, model: dict[str, Any] | None) -> None:
-    """Every prompt can be made and, with its longest response, fits the model; of a task without `rows_beyond`, the
-    first `ROWS` of each split, and of those that are held out no more than the first `heldout`. Raises ConfigError."""
+    """Every prompt (of `rows_to_check`) can be made and, with its longest response, fits the model. Raises
+    ConfigError."""
     computes = "needs_model" in marks("engine", config.engine["name"])
     positions = positions_of(config, model) if computes else None
     bounds = {"engine.kv_tokens": config.engine.get("kv_tokens"), POSITIONS: positions}
@@ -260,8 +253,7 @@ def check_demonstrations(task: Task, config: Config, model: dict[str, Any] | Non
 
 
 def _refuse_rows(task: Task, rows: Mapping[str, Sequence[int]], problem: Callable[[str, int], str]) -> None:
-    """Raises ConfigError for the first row with a problem, with the number of others. A row that can't be made raises
-    a ValueError of its own place."""
+    """Raises ConfigError for the first row with a problem, with the number of others."""
     problems = []
     for split, row in [(split, row) for split, its in rows.items() for row in its]:
         try:
@@ -277,7 +269,8 @@ def _refuse_rows(task: Task, rows: Mapping[str, Sequence[int]], problem: Callabl
 
 
 def rows_to_check(task: Task, split: str, heldout: int, config: Config, bound: int | None) -> Sequence[int]:
-    """The rows of a split that may be too long."""
+    """The rows of a split that may be too long; of a task without `rows_beyond`, the first `ROWS`, and of held-out ones
+    no more than the first `heldout`."""
     if not hasattr(task, "rows_beyond"):
         return range(min(task.size(split), ROWS, heldout if split == "heldout" else ROWS))
     try:

@@ -58,7 +58,7 @@ def test_intervals_hold_the_mean_and_shrink_with_more_prompts() -> None:
 
 
 def figures(*arguments: str, at: Path) -> dict:
-    assert evaluation.main([*arguments, "--threads", "1", "--json", str(at / "found.json")]) == 0
+    assert evaluation.main([*arguments, "--json", str(at / "found.json")]) == 0
     return json.loads((at / "found.json").read_text())
 
 

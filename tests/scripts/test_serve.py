@@ -21,7 +21,7 @@ def test_a_runs_model_is_served_until_an_interrupt(tmp_path: Path) -> None:
     build("model", config.model, 0, 13).save_pretrained(tmp_path / "run" / "checkpoints" / "final")
     configs.save(config, tmp_path / "run" / "config.yaml")
     (tmp_path / "process").mkdir()
-    command = ["scripts.serve", str(tmp_path / "run"), "--port", "0", "--threads", "1"]
+    command = ["scripts.serve", str(tmp_path / "run"), "--port", "0"]
     with forked(command[0], [command[1:]], tmp_path / "process") as (process,):
         while not (found := re.search(r"at (http://127\.0\.0\.1:\d+/v1) ", said(tmp_path / "process"))):
             assert process.poll() is None, said(tmp_path / "process")

@@ -1,13 +1,12 @@
-"""The timeline of a run: shares, sections, pictures, trace events."""
+"""The timeline of a run: shares, sections, pictures."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from areal_like.run.spans import Span, Spans
-from scripts.timeline import main, shares, timeline, trace_events
+from scripts.timeline import main, shares, timeline
 
 
 def some_run(folder: Path) -> Path:
@@ -28,25 +27,15 @@ def test_shares_count_what_overlaps_once_in_what_is_waited(tmp_path: Path) -> No
     assert shares(timeline(tmp_path, 50, 60))["learner"] == {"waits": 1.0}
 
 
-def test_trace_events_name_their_processes(tmp_path: Path) -> None:
-    events = trace_events(timeline(some_run(tmp_path)))
-    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    (train,) = (event for event in events if event["name"] == "train")
-    assert names[train["pid"]] == "learner" and (train["ts"], train["dur"]) == (4e6, 6e6)
-    generate, update = (e for e in events if e["ph"] == "X" and names[e["pid"]] == "actor-2")
-    assert update["ts"] < generate["ts"] + generate["dur"] < update["ts"] + update["dur"]
-    assert generate["tid"] != update["tid"], "viewers ask of one thread's events that they do not overlap"
-
-
-def test_the_command_prints_shares_and_writes_picture_and_trace(
+def test_the_command_prints_shares_and_writes_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture, trace = tmp_path / "timeline.png", tmp_path / "trace.json"
-    monkeypatch.setattr(sys, "argv", ["timeline", str(tmp_path), "--plot", str(picture), "--trace", str(trace)])
+    picture = tmp_path / "timeline.png"
+    monkeypatch.setattr(sys, "argv", ["timeline", str(tmp_path), "--plot", str(picture)])
     with pytest.raises(SystemExit, match="2"):
         main()  # no spans yet
     some_run(tmp_path)
     main()
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["actor-2"]]
     assert row == ["actor-2", "20%", "25%", "60%"]
-    assert picture.read_bytes()[1:4] == b"PNG" and len(json.loads(trace.read_text())["traceEvents"]) == 11
+    assert picture.read_bytes()[1:4] == b"PNG"
