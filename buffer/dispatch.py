@@ -13,11 +13,11 @@ from areal_like.wire import messages
 from areal_like.wire.frames import Frame
 from areal_like.wire.groups import pack_heads
 from buffer.evaluation import Evaluation
-from buffer.events import Forget, Readmit
+from buffer.events import Forget, Open, Readmit
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
 from buffer.outbox import Outbox
-from buffer.peers import Actor, Peers
+from buffer.peers import Actor, Peers, not_benched
 from buffer.prompts import PromptCursor
 from buffer.schedulers import GroupPlan, Round, Scheduler, View
 from buffer.segment_file import JournalError, load
@@ -71,7 +71,7 @@ class Dispatcher:
         evaluation.tick()
         if not evaluation.has_rows:
             return
-        actors = peers.fleet.for_heldout(now)
+        actors = not_benched(list(peers.fleet), now)
         to_come = evaluation.without_share([actor.name for actor in actors])
         for actor in actors:
             leases = evaluation.leases(actor.name, actor.version, to_come, now)
@@ -177,14 +177,13 @@ class Dispatcher:
         batch = batches.of(groups.store.slots.next)
         while batches.opened <= batch and scheduler.ready_to_open(batches.opened, self.peers.learner.steps):
             if batches.opened < batch:  # slots of these are in use, but no event opened them: all have the usual size
-                groups.open_batch(batches.usual, None)
+                groups.commit(Open(batches.opened, batches.usual, None))
                 continue
-            least, seen = self._least_groups(batch), self.gauges.take_seen()
-            size = scheduler.open_batch(self.samples_per_batch, groups.deferred, seen, least)
-            groups.open_batch(size, scheduler.state_dict())
-            self.gauges.note_decision(batch, scheduler.metrics() | {"rounds/deferred": groups.deferred})
-            if groups.store.results:
-                self.gauges.note_decision(batch, groups.store.results.metrics())
+            seen, self.gauges.seen = self.gauges.seen, []
+            size = scheduler.open_batch(self.samples_per_batch, groups.deferred, seen, self._least_groups(batch))
+            groups.commit(Open(batch, size, scheduler.state_dict()))
+            explained = scheduler.metrics() | {"rounds/deferred": groups.deferred}
+            self.gauges.decisions[batch] |= explained | (groups.store.results.metrics() if groups.store.results else {})
 
     def _least_groups(self, batch: int) -> int:
         """The smallest size of this batch with which all deferred and redundant groups are trained before the data
@@ -253,13 +252,6 @@ class Dispatcher:
         last = self._drains_to()
         return last is not None and self.groups.store.slots.next < self.groups.bound.batches.first(last)
 
-    def _can_serve(self, batch: int) -> bool:
-        """If the run drains: may this batch still come? Not if it is beyond the last batch, or no group is in
-        progress."""
-        last = self._drains_to()
-        under_way = self.groups.store.count(*UNFINISHED) > 0 or self._completes_a_batch()
-        return last is not None and batch < last and under_way
-
     # ---- batches ----------------------------------------------------------------------------------------------------
 
     def serve(self, now: float) -> None:
@@ -276,27 +268,29 @@ class Dispatcher:
         if stopping == "now" and index % self.groups.bound.interval == 0:
             self._stop_learner(learner.peer)
             return
-        ready = self.groups.may_train(index)
-        entries = self.groups.serve(index) if ready else []
+        entries = self.groups.serve(index) if self.groups.may_train(index) else []
         self.revoke()
         frames = self._frames(entries, index)
         if not frames:
-            if stopping == "drain" and not self._can_serve(index):
+            last = self._drains_to()  # a batch beyond it does not come, nor any if no group is in progress
+            under_way = self.groups.store.count(*UNFINISHED) > 0 or self._completes_a_batch()
+            if last is not None and (index >= last or not under_way):
                 self._stop_learner(learner.peer)
             return
         learner.wanted = None
         self.peers.phase.progress_at = now
         self.gauges.measure_rates(now)
         allowed = self.groups.oldest_allowed(index)
-        info = self.levels(now) | self.gauges.batch_info(entries, version, allowed, now) | self.gauges.decision(index)
+        info = self.levels(now) | self.gauges.batch_info(entries, version, allowed, now)
+        info |= self.gauges.decisions.pop(index, {})
         heads, actors = [entry.head for entry in entries if entry.head], [entry.pushed_by for entry in entries]
         batch = messages.Batch(index, version, allowed, actors, pack_heads(heads), info, learner.redo)
         self.outbox.put(learner.peer, *self.shares.put(batch, heads, frames).share(0))
         self.shares.answer(self.outbox.put)
 
-    def _frames(self, entries: list[Entry], batch: int | None = None) -> list[Frame]:
-        """The payloads of groups that go out together; `batch` if they are SERVED. Empty if the journal has lost one
-        payload: that group is rolled out again, and the others wait for it."""
+    def _frames(self, entries: list[Entry], batch: int) -> list[Frame]:
+        """The payloads of a SERVED batch. Empty if the journal has lost one: that group is rolled out again, and the
+        others wait for it."""
         frames, lost = [], []
         for entry in entries:
             try:
@@ -304,7 +298,7 @@ class Dispatcher:
             except JournalError as error:
                 log.error("group %d will be rolled out again: %s", entry.id, error)
                 lost.append(entry.id)
-        if lost and batch is not None:
+        if lost:
             self.groups.unserve(batch)
         for group_id in lost:
             self.groups.requeue(group_id)

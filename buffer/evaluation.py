@@ -132,11 +132,8 @@ class Evaluation:
         self.round.unassigned = [number for each in prompts.values() for number in each]
         self.round.assigned.update(dict.fromkeys(numbers, actor))
         self.round.moved.update(dict.fromkeys(numbers, now))
-        return [self._lease(number) for number in numbers]
-
-    def _lease(self, number: int) -> Lease:
-        of, prompt, sample = self.places[number]
-        return Lease(self._round_number * len(self.places) + number, prompt, of.name, 1, 1, of.temperature, sample)
+        first, asked = self._round_number * len(self.places), [(number, *self.places[number]) for number in numbers]
+        return [Lease(first + n, prompt, of.name, 1, 1, of.temperature, sample) for n, of, prompt, sample in asked]
 
     def row_of(self, actor: str, lease_id: int) -> int | None:
         """The place of this lease; None if the actor does not have the lease."""
@@ -151,13 +148,9 @@ class Evaluation:
 
     def lost(self, actor: str) -> None:
         """An actor is lost: its rows go to other actors."""
-        for row in self._rows_of(actor):
-            assert self.round
-            self.round.take_back(row)
-
-    def _rows_of(self, actor: str) -> list[int]:
-        """The rows that an actor has ("": that any actor has)."""
-        return [row for row, owner in self.round.assigned.items() if actor in ("", owner)] if self.round else []
+        if self.round:
+            for row in [row for row, owner in self.round.assigned.items() if owner == actor]:
+                self.round.take_back(row)
 
     def note_moved(self, actor: str, lease_ids: Iterable[int], now: float) -> None:
         """An actor made progress with these leases."""
@@ -169,13 +162,12 @@ class Evaluation:
     def restart_clocks(self, now: float, actor: str = "") -> None:
         """Count the deadlines of an actor's rows ("": of all rows) from now."""
         if self.round:
-            self.round.moved.update(dict.fromkeys(self._rows_of(actor), now))
+            self.round.moved |= {row: now for row, owner in self.round.assigned.items() if actor in ("", owner)}
 
     def overdue(self, now: float, timeout: float) -> list[tuple[int, str]]:
         """(row, actor) of rows without progress for `timeout` seconds."""
-        if not self.round:
-            return []
-        return [(row, actor) for row, actor in self.round.assigned.items() if now - self.round.moved[row] > timeout]
+        found = self.round
+        return [each for each in found.assigned.items() if now - found.moved[each[0]] > timeout] if found else []
 
     def take_back(self, row: int, most: int) -> RoundResult | None:
         """Take a row from its actor; another will get it. The `most`-th time it counts as reward 0. Returns the round's

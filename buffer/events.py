@@ -177,15 +177,9 @@ class Branch(_OfBatch):
 
 _Extent = tuple[int, int, int, int]
 """As `buffer.segment_file.Extent`."""
-_Slots = tuple[int, list[int]]
-"""As `buffer.staleness.Slots`."""
-_Batches = tuple[int, int, list[int]]
-"""As `buffer.staleness.Batches.state`."""
-PromptState = tuple[int, int, bool, list[tuple[float, int]]]
-"""Row, draws, free, and results (rate, samples), newest first."""
-ResultsState = tuple[dict[str, list[PromptState]], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
-"""The prompts of each task, the groups without a result (id → task, row), and the results that are not visible yet
-(group, task, row, rate, samples)."""
+ResultsState = tuple[dict[str, bytes], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
+"""The prompts of each task (a table of `buffer.results.PROMPT`), the groups without a result (id → task, row), and the
+results that are not visible yet (group, task, row, rate, samples)."""
 
 
 class Held(msgspec.Struct, array_like=True):
@@ -222,8 +216,8 @@ class Snapshot(_Record):
     dropped: dict[str, int]
     pushes: int
     staleness_max: int
-    slots: _Slots
-    batches: _Batches
+    slots: tuple[int, list[int]]
+    batches: tuple[int, int, list[int]]
     scheduler: object
     decided: dict[int, object]
     planned: dict[int, list[int]]

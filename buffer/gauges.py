@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 
@@ -13,8 +13,6 @@ from buffer.sizing import GroupLengths
 from buffer.store import Entry
 
 log = logging.getLogger(__name__)
-
-
 MANY_DROPPED = 64
 """Finished groups that leave untrained between two train steps and are worth a warning."""
 
@@ -29,21 +27,19 @@ class Gauges:
         self.trained_seconds: float | None = None
         self.tokens_pushed = 0
         self.refused: Counter[str] = Counter()  # refused groups, by reason
-        self._dropped, self._dropped_since = Counter[str](), 0
+        self._dropped, self._dropped_since = Counter[str](), 0  # finished groups, since that train step
         self.lease_timeouts = 0  # leases revoked because they made no progress
-        self._reported = self._staleness_sum = self._staleness_count = self._rate_tokens = 0
-        self._rate_at = 0.0
+        self.reported = 0  # evaluations that batches carried
+        self._staleness_sum = self._staleness_count = self._rate_tokens = 0
+        self.rate_at = 0.0  # when the present rates began
         self.rates: dict[str, float] = {}
-        self._seen: list[GroupLengths] = []
-        self._decisions: dict[int, dict[str, float]] = {}
+        self.seen: list[GroupLengths] = []  # groups that ended or were broken off since the last batch was opened
+        self.decisions: defaultdict[int, dict[str, float]] = defaultdict(dict)  # batch → metrics that explain it
 
     def levels(self) -> dict[str, object]:
         """Counts and rates, for the metrics of a train step."""
         refused = {f"refused/{column}": n for column, n in self.refused.items()}
         return {**self.rates, **refused, "rollout/lease_timeouts": self.lease_timeouts}
-
-    def start(self, now: float) -> None:
-        self._rate_at = now
 
     def note_evaluation(self, result: RoundResult | None, seconds: float) -> None:
         """A round of held-out prompts has ended with `result`, `seconds` after the first lease (None: it has not)."""
@@ -62,30 +58,9 @@ class Gauges:
         if not rest and many.bit_count() == 1:
             log.warning("since step %d no batch was trained, and finished groups were dropped: %s", step, self._dropped)
 
-    def see(self, lengths: GroupLengths) -> None:
-        """Record the lengths of a group that ended or was broken off."""
-        self._seen.append(lengths)
-
-    def take_seen(self) -> list[GroupLengths]:
-        """All lengths noted since the last call."""
-        seen, self._seen = self._seen, []
-        return seen
-
-    def note_decision(self, batch: int, metrics: dict[str, float]) -> None:
-        """Store metrics that explain a batch; `decision` returns them."""
-        self._decisions.setdefault(batch, {}).update(metrics)
-
-    def decision(self, batch: int) -> dict[str, float]:
-        """The metrics noted for a batch; empty if they were noted before a crash."""
-        return self._decisions.pop(batch, {})
-
     @property
     def staleness_mean(self) -> float:
         return self._staleness_sum / max(1, self._staleness_count)
-
-    def report_again(self, evaluations: int) -> None:
-        """Report the last `evaluations` evaluations again, because their batches were not trained."""
-        self._reported -= evaluations
 
     def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, object]:
         """Facts about a batch that only the buffer knows, and evaluations that ended since the last batch. Staleness
@@ -100,7 +75,7 @@ class Gauges:
         samples = flight.total()
         self._staleness_sum += _sum(flight) + _sum(queue)
         self._staleness_count += samples
-        fresh, self._reported = self.evaluations[self._reported :], len(self.evaluations)
+        fresh, self.reported = self.evaluations[self.reported :], len(self.evaluations)
         return {
             "evaluations": fresh,
             "staleness/in_flight_mean": _sum(flight) / max(1, samples),
@@ -113,8 +88,8 @@ class Gauges:
 
     def measure_rates(self, now: float) -> None:
         """Tokens per second pushed since the last call."""
-        rate = (self.tokens_pushed - self._rate_tokens) / max(1e-9, now - self._rate_at)
-        self._rate_at, self._rate_tokens = now, self.tokens_pushed
+        rate = (self.tokens_pushed - self._rate_tokens) / max(1e-9, now - self.rate_at)
+        self.rate_at, self._rate_tokens = now, self.tokens_pushed
         self.rates = {
             "rollout/since_step": self.since_step,
             "rollout/tokens_per_second": rate,

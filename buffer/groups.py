@@ -122,12 +122,9 @@ class GroupManager:
 
     def usable(self, entry: Entry) -> dict[int, int]:
         """The samples of earlier leases that a lease may carry: sample → version of its oldest token."""
-        carried = entry.partial.usable(self._oldest_resumable(entry.slot)) if entry.partial else {}
+        masks = self.staleness_policy == "mask_tokens"  # any token may be in the slot: old ones are not trained
+        carried = entry.partial.usable(-math.inf if masks else self.bound.oldest(entry.slot)) if entry.partial else {}
         return {index: oldest for index, oldest in carried.items() if index < entry.launch}
-
-    def _oldest_resumable(self, slot: int) -> float:
-        """Tokens of this version or newer may be in `slot`. With `mask_tokens` any may: old ones are not trained."""
-        return -math.inf if self.staleness_policy == "mask_tokens" else self.bound.oldest(slot)
 
     def recall(self, group_id: int) -> None:
         """Ask a group's actor to hand the group back (`take_cancels`). Until then the group runs."""
@@ -221,26 +218,15 @@ class GroupManager:
 
     # ---- injected staleness -----------------------------------------------------------------------------------------
 
-    def _is_rolled_out(self, age: FixedAge) -> bool:
-        return age.is_rolled_out(self.store.slots, (entry.slot for entry in self.store.of(*UNFINISHED)))
-
     def may_announce(self, version: int) -> bool:
         """May the actors get this version? If so, slots that need it are open from now on."""
-        if self.age and version > self.age.version:
-            if not self._is_rolled_out(self.age):
-                return False
-            self.age.version = version
-        return True
+        return self.age is None or self.age.may_announce(version, self.store)
 
     def may_train(self, batch: int) -> bool:
         """May this batch be trained, as far as the ages of later batches are concerned?"""
-        return self.age is None or self.age.may_train(batch, self._is_rolled_out(self.age))
+        return self.age is None or self.age.may_train(batch, self.store)
 
     # ---- batches ----------------------------------------------------------------------------------------------------
-
-    def open_batch(self, groups: int, scheduler: object) -> None:
-        """Open the next batch, of `groups` groups. `scheduler`: the scheduler's state, if it has any."""
-        self.commit(events.Open(self.bound.batches.opened, groups, scheduler))
 
     def serve(self, batch: int) -> list[Entry]:
         """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all ready. The policy chooses. The bound
@@ -285,11 +271,9 @@ class GroupManager:
         self._oldest_limit = -math.inf
         return faulty
 
-    def finish(self, batch: int) -> int:
-        """The learner has trained `batch`: its groups leave. Returns how many left."""
-        before = self.store.trained
+    def finish(self, batch: int) -> None:
+        """The learner has trained `batch`: its groups leave."""
         self.commit(events.Finish(batch))
-        return self.store.trained - before
 
     def branch_off(self, batch: int, why: str) -> int:
         """For a restart: from `batch` on the learner has other settings (`why`). Requeue samples of versions after that
@@ -395,7 +379,10 @@ class GroupManager:
                 return ()
             first = [entry for entry in candidates if entry.slot < end]
             candidates = first if len(first) >= want else candidates
-        waiting = [self._view(entry, version) for entry in candidates]
+        waiting = []
+        for entry in candidates:
+            left = self.bound.max_staleness - (version - self._limiting_version(entry))
+            waiting.append(Waiting(entry.id, entry.slot, entry.oldest, entry.pushed, left, entry.head))
         missing = {entry.slot for entry in store.of(*UNFINISHED) if entry.slot != NO_SLOT}
         ids = self.batch_policy(waiting, missing.union(store.slots.free), want)
         if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
@@ -403,10 +390,6 @@ class GroupManager:
         if ids and self.staleness_policy == "wait":
             return rescue(ids, self._holders(), end)
         return ids
-
-    def _view(self, entry: Entry, version: int) -> Waiting:
-        left = self.bound.max_staleness - (version - self._limiting_version(entry))
-        return Waiting(entry.id, entry.slot, entry.oldest, entry.pushed, left, entry.head)
 
     def _holders(self) -> list[Holder]:
         return [

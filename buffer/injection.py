@@ -10,13 +10,11 @@ A run begins at version 0, or at the checkpoint of a resume. A slot that needs a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from areal_like.config.conflicts import AGES
 from areal_like.config.registry import ConfigError
 from areal_like.run.checkpoints import is_due
-from buffer.staleness import Bound, Slots
-from buffer.store import Entry
+from buffer.staleness import Bound
+from buffer.store import UNFINISHED, Entry, Store
 
 
 class InjectionBroken(RuntimeError):
@@ -35,15 +33,23 @@ class FixedAge:
         """The run begins, or resumes, at `version`."""
         self.version = self.floor = version
 
-    def is_rolled_out(self, slots: Slots, unfinished: Iterable[int]) -> bool:
-        """Are all slots done that need `version`? `unfinished`: slots of groups that are not."""
+    def _is_rolled_out(self, store: Store) -> bool:
+        """Are all slots done that need `version`?"""
         end = self.bound.deadline(self.version)
-        return slots.next >= end and all(slot >= end for slot in unfinished)
+        return store.slots.next >= end and all(entry.slot >= end for entry in store.of(*UNFINISHED))
 
-    def may_train(self, batch: int, rolled_out: bool) -> bool:
+    def may_announce(self, version: int, store: Store) -> bool:
+        """May the actors get this version? If so, it is the one announced from now on."""
+        if version > self.version:
+            if not self._is_rolled_out(store):
+                return False
+            self.version = version
+        return True
+
+    def may_train(self, batch: int, store: Store) -> bool:
         """The version that the batch publishes must not overtake the one that the actors still need. After a resume
         only the checkpoint's version exists, so before a checkpoint no slot may need an earlier one."""
-        version = self.bound.batch_version(batch)
+        version, rolled_out = self.bound.batch_version(batch), self._is_rolled_out(store)
         if is_due(batch + 1, self.checkpoint_every, self.bound.interval):
             return version == self.version and rolled_out
         return version <= self.version + rolled_out

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from areal_like.run.run_folder import sync
+from areal_like.run.run_folder import sync as sync_folder
 from buffer.events import Event, Snapshot, decode, encode
 from buffer.segment_file import (
     MAGIC,
@@ -34,12 +34,12 @@ from buffer.segment_file import (
     Read,
     SegmentFile,
     Stored,
+    check_first,
     check_size,
     number_of,
     path_of,
     read,
     read_payload,
-    write_first,
     written_later,
 )
 
@@ -80,12 +80,8 @@ class Journal:
         self._number = number_of(existing[-1]) if existing else 1
         self._file = SegmentFile(path_of(folder, self._number), self._number, sync=sync, new=not existing)
         self._read = reader(folder)
-        if not existing:
-            self._name_is_durable()
-
-    def _name_is_durable(self) -> None:
         if self.sync:
-            sync(self.folder)
+            sync_folder(folder)  # the name of its file is durable
 
     def append(self, event: Event, payload: Payload = b"") -> Payload:
         """Add a record to the next commit. Returns the payload in the form to keep; its bytes must not change until the
@@ -140,27 +136,29 @@ class Journal:
         self.commit()
         number = self._number + 1
         beside, named = self.folder / "next.tmp", path_of(self.folder, number)
+        first = check_size((encode(snapshot()), b""))
         try:
-            write_first(beside, number, check_size((encode(snapshot()), b"")))
-            new = SegmentFile(beside, number, sync=self.sync)
+            beside.unlink(missing_ok=True)
+            new = SegmentFile(beside, number, sync=True, new=True)
+            new.append([first])
+            new.sync = self.sync
+            check_first(beside, number, first[0])
         except OSError:
             beside.unlink(missing_ok=True)  # on a full disk it would take the earlier segment's room
             raise
         try:
             beside.rename(named)
-            self._name_is_durable()
+            if self.sync:
+                sync_folder(self.folder)
         except OSError:
             named.unlink(missing_ok=True)  # its snapshot would hide later records of the earlier segment
             new.close()
             raise
         self._file.close()
         self._file, self._number = new, number
-        if not self.keep:
-            self._delete_needless({each.extent.segment for each in held if each.extent})
-
-    def _delete_needless(self, needed: set[int]) -> None:
-        for path in segments(self.folder):
-            if number_of(path) < self._number and number_of(path) not in needed:
+        needed = {number, *(each.extent.segment for each in held if each.extent)}
+        for path in [] if self.keep else segments(self.folder):
+            if number_of(path) not in needed:
                 try:
                     path.unlink()
                 except OSError as error:  # the next rotation tries again
@@ -189,9 +187,9 @@ class Recorded:
             yield from _records(path, path == paths[-1], self.repair, self.check)
 
 
-def scan(folder: Path, *, repair: bool = False) -> Iterator[Record]:
+def scan(folder: Path) -> Iterator[Record]:
     """All records, with their payloads checked."""
-    return iter(Recorded(folder, whole=True, repair=repair, check=True))
+    return iter(Recorded(folder, whole=True, check=True))
 
 
 def check_payloads(folder: Path, held: Iterable[Stored]) -> None:
@@ -216,7 +214,11 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
         except StopIteration as end:
             good, size = end.value
             break
-        yield Record(_event(path, fields), Stored(read_back, extent=extent) if extent.size else b"")
+        try:
+            event = decode(fields)
+        except msgspec.DecodeError as error:
+            raise JournalError(f"{path} has a record of another version of this program ({error})") from None
+        yield Record(event, Stored(read_back, extent=extent) if extent.size else b"")
     if good == size > 0:
         return
     faults = {
@@ -235,11 +237,3 @@ def _records(path: Path, newest: bool, repair: bool, check: bool) -> Iterator[Re
         os.truncate(path, good)
         if good == 0:
             path.write_bytes(MAGIC)
-
-
-def _event(path: Path, fields: bytes) -> Event:
-    """Decode an intact record. Raises JournalError if it is none of our events."""
-    try:
-        return decode(fields)
-    except msgspec.DecodeError as error:
-        raise JournalError(f"{path} has a record of another version of this program ({error})") from None

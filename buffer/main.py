@@ -78,7 +78,7 @@ def restore_scheduler(scheduler: Scheduler, groups: GroupManager, gauges: Gauges
     """Restore the scheduler's state, and the metrics that explain batches to be served (again)."""
     for batch, state in groups.store.decided.items():
         scheduler.load_state_dict(state)
-        gauges.note_decision(batch, scheduler.metrics())
+        gauges.decisions[batch] |= scheduler.metrics()
     if groups.store.scheduler:
         scheduler.load_state_dict(groups.store.scheduler)
 

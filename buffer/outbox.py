@@ -16,8 +16,6 @@ from buffer.journal import Journal
 from buffer.segment_file import JournalError, Stored
 
 log = logging.getLogger(__name__)
-COMMIT_POLL_SECONDS = 0.001
-"""How often to check whether a commit is on disk, if no message comes."""
 MOST_ACKNOWLEDGEMENTS = 10_000
 """Limit of acknowledgements that wait for the disk. Further ones are discarded: their actors push again later."""
 
@@ -29,23 +27,16 @@ class Outbox:
 
     def __init__(self, router: Router, journal: Journal | None):
         self.router, self.journal, self.blocked = router, journal, ""
-        self._messages: OrderedDict[Hashable, tuple[int, bytes, Message, Payloads]] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Messages that wait."""
-        return len(self._messages)
-
-    def patience(self, timeout: float) -> float:
-        """Seconds to wait for messages: `timeout`, or less while the disk is at work, so that `flush` comes soon."""
-        return min(timeout, COMMIT_POLL_SECONDS) if self.journal and self.journal.busy else timeout
+        self.waiting: OrderedDict[Hashable, tuple[int, bytes, Message, Payloads]] = OrderedDict()
 
     def put(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
         """Send the message once all records appended so far are durable."""
-        name = (peer, type(message), _told_apart_by(message))
-        waits = self._messages.pop(name, None)  # the newer one depends on more records
-        if isinstance(message, messages.Pushed) and waits is None and len(self._messages) >= MOST_ACKNOWLEDGEMENTS:
+        part = tuple(message.ids) if isinstance(message, messages.Pushed) else getattr(message, "index", None)
+        name = (peer, type(message), part)  # an equal one is a repeated message
+        waits = self.waiting.pop(name, None)  # the newer one depends on more records
+        if isinstance(message, messages.Pushed) and waits is None and len(self.waiting) >= MOST_ACKNOWLEDGEMENTS:
             return
-        self._messages[name] = (self.journal.appended if self.journal else 0, peer, message, payloads)
+        self.waiting[name] = (self.journal.appended if self.journal else 0, peer, message, payloads)
 
     def flush(self) -> None:
         durable: float = math.inf
@@ -60,11 +51,11 @@ class Outbox:
             self.blocked = str(error)
             return
         self.blocked = ""
-        while self._messages:
-            name, (rests_on, peer, message, payloads) = next(iter(self._messages.items()))
+        while self.waiting:
+            name, (rests_on, peer, message, payloads) = next(iter(self.waiting.items()))
             if rests_on > durable:
                 break
-            del self._messages[name]
+            del self.waiting[name]
             self.router.send(peer, message, payloads)
 
     def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored]) -> None:
@@ -74,13 +65,3 @@ class Outbox:
                 self.journal.rotate(snapshot, held)
         except (OSError, JournalError) as error:
             log.error("can't write a new segment of the journal (%s): the old ones stay", error)
-
-
-def _told_apart_by(message: Message) -> Hashable:
-    """The fields that separate two messages of one kind; equal fields mean a repeated message."""
-    match message:
-        case messages.Pushed():
-            return tuple(message.ids)
-        case messages.Batch() | messages.SetAside():
-            return message.index
-    return None

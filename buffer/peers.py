@@ -69,10 +69,6 @@ class Actor:
         """Sequences that its engine could start now. A sequence frees its slot when it ends, before its group does."""
         return self.slots + self.ended - self.leased
 
-    def end_bench(self) -> None:
-        """The actor finished a group: forget its revoked leases."""
-        self.timed_out, self.benched_until = 0, -math.inf
-
 
 class Fleet:
     """Actors by name and by routing id, in the order in which they joined. `tree`: which actor gets weights from
@@ -105,11 +101,7 @@ class Fleet:
         """Actors that may get leases. One with too many refused groups in a row never does. A benched actor, or one
         whose engine does not serve, does only if there is no other."""
         actors = [actor for actor in self if actor.refused < MOST_REFUSED]
-        return _not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
-
-    def for_heldout(self, now: float) -> list[Actor]:
-        """Actors that may get held-out prompts."""
-        return _not_benched(list(self), now)
+        return not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
 
     def note_stats(self, actor: Actor, stats: Stats) -> None:
         """Store an actor's report. A process counts from 0; counts of an earlier process of that name stay included."""
@@ -142,7 +134,8 @@ def _numbers(stats: Stats) -> dict[str, float]:
     return {key: value for key, value in stats.items() if isinstance(value, float)}
 
 
-def _not_benched(actors: list[Actor], now: float) -> list[Actor]:
+def not_benched(actors: list[Actor], now: float) -> list[Actor]:
+    """These actors without benched ones; all of them if all are benched."""
     return [actor for actor in actors if actor.benched_until <= now] or actors
 
 

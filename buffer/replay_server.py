@@ -3,7 +3,6 @@ repeats bit for bit on the same machine; or the learner trains another loss on t
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import time
@@ -65,7 +64,6 @@ class ReplayServer:
     def __init__(self, router: Router, folder: Path, interval: int, ranks: int = 1):
         self.router, self.folder, self.interval = router, folder, interval
         self._batches = enumerate(recorded_batches(folder))
-        self._next: tuple[int, RecordedBatch | None] = (-1, None)
         self._shares, self._outbox = Shares(ranks), Outbox(router, None)
         self._sizes: dict[int, int] = {}
         self._began: float | None = None
@@ -99,12 +97,13 @@ class ReplayServer:
     def _serve(self, peer: bytes, index: int) -> None:
         """Send batch `index`. Send nothing after the last batch: the learner asks ahead, but does not train it."""
         self._began = self._began or time.monotonic()
-        if self._next[0] != index:  # else the message was lost, and the learner asks again
-            skipped = itertools.dropwhile(lambda numbered: numbered[0] < index, self._batches)
-            self._next = next(skipped, (index, None))
-        if self._next[1] is None:
+        if index in self._shares.served:  # the message with the batch was lost
+            self._outbox.put(peer, *self._shares.served[index].share(0))
             return
-        groups, oldest_allowed = self._next[1]
+        found = next((recorded for number, recorded in self._batches if number == index), None)
+        if found is None:
+            return
+        groups, oldest_allowed = found
         version = index // self.interval
         for head, _ in groups:
             for made, samples in head.oldest_tokens(oldest_allowed).items():

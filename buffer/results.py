@@ -7,13 +7,13 @@ draws. A resume undoes none of these events.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from buffer.events import PromptState, ResultsState
+from buffer.events import ResultsState
 
 WINDOW = 4
 """Results that are kept per prompt."""
@@ -60,11 +60,6 @@ def classes(rates: NDArray[np.float64], hard_to: float = HARD_TO, easy_from: flo
     return found
 
 
-def rate_of(rewards: Iterable[float]) -> float:
-    """The mean of a group's rewards, each clipped to [0, 1]."""
-    return float(np.clip(np.fromiter(rewards, np.float64), 0.0, 1.0).mean())
-
-
 class _Task:
     """`prompts`: a table that grows, with the drawn prompts first; `places`: where a row of the data is in it."""
 
@@ -75,7 +70,7 @@ class _Task:
     def place(self, row: int) -> int:
         found = self.places.setdefault(row, len(self.places))
         if found == len(self.prompts):
-            self.prompts = np.concatenate([self.prompts, _blank(found)])
+            self.prompts = np.concatenate([self.prompts, _blank(max(16, found))])
         self.prompts["rows"][found] = row
         return found
 
@@ -91,19 +86,12 @@ class _Task:
         seen.flags.writeable = False  # of this view
         return Known(**{name: seen[name] for name in seen.dtype.names or ()}, new=max(0, size - len(self.places)))
 
-    def state(self) -> list[PromptState]:
-        found: list[PromptState] = []
-        for rates, answers, draws, free, row in self.prompts[: len(self.places)].tolist():
-            results = [(float(r), int(n)) for r, n in zip(rates, answers, strict=True) if n]
-            found.append((row, draws, free, results))
-        return found
+    def state(self) -> bytes:
+        return self.prompts[: len(self.places)].tobytes()
 
-    def load(self, prompts: Sequence[PromptState]) -> None:
-        for row, draws, free, results in prompts:
-            place = self.place(row)
-            self.prompts["draws"][place], self.prompts["free"][place] = draws, free
-            for rate, answers in reversed(results):
-                self.add(row, rate, answers)
+    def load(self, state: bytes) -> None:
+        self.prompts = np.frombuffer(state, PROMPT).copy()
+        self.places = {row: place for place, row in enumerate(self.prompts["rows"].tolist())}
 
 
 def _blank(size: int) -> np.ndarray:
@@ -138,7 +126,7 @@ class Results:
     def push(self, group_id: int, task: str, row: int, rewards: Sequence[float]) -> None:
         """A group of the prompt was rolled out."""
         self._awaited.pop(group_id, None)
-        self._fresh.append((group_id, task, row, rate_of(rewards), len(rewards)))
+        self._fresh.append((group_id, task, row, float(np.clip(rewards, 0.0, 1.0).mean()), len(rewards)))
 
     def leave(self, group_id: int) -> None:
         """A group leaves, with or without a result."""

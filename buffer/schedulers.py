@@ -49,7 +49,8 @@ class View(NamedTuple):
 
 
 class Scheduler:
-    """What all schedulers share. `sizing`: see `buffer.sizing`.
+    """What all schedulers share. `sizing`: see `buffer.sizing`. `oversample_responses`: samples started per sample
+    needed.
 
     The journal keeps `state_dict` for each opened batch; `load_state_dict` gets it back after a crash.
     """
@@ -57,10 +58,10 @@ class Scheduler:
     max_staleness: float = 0
     remembered: tuple[str, ...] = ("group_size", "launch")
 
-    def __init__(self, sizing: Sizing):
-        self.sizing = sizing
+    def __init__(self, sizing: Sizing, oversample_responses: float = 1.0):
+        self.sizing, self.oversample_responses = sizing, oversample_responses
         self.group_size = sizing.group_size
-        self.launch = self.group_size
+        self.launch = math.ceil(self.group_size * oversample_responses)
 
     def ready_to_open(self, batch: int, trained_batches: int) -> bool:
         """May the first group of `batch` start, apart from the bound?"""
@@ -73,7 +74,7 @@ class Scheduler:
         size = self.sizing.next_size(seen)
         if samples // size < least:
             size = max((each for each in self.sizing.sizes if samples // each >= least), default=size)
-        self.group_size = self.launch = size
+        self.group_size, self.launch = size, math.ceil(size * self.oversample_responses)
         return samples // size
 
     def admit(self, view: View) -> GroupPlan | None:
@@ -83,10 +84,6 @@ class Scheduler:
     def wants_redundant(self, view: View) -> int:
         """How many redundant groups to start once all places are taken."""
         return 0
-
-    def warning(self) -> str:
-        """A warning for the user before a run begins; "": none."""
-        return ""
 
     def metrics(self) -> dict[str, float]:
         """Metrics that explain the newest batch."""
@@ -123,18 +120,11 @@ class AsyncScheduler(Scheduler):
         max_inflight_groups: Annotated[int, "[1, inf)"] | None = None,
         oversample_responses: Annotated[float, "[1, inf)"] = 1.0,
     ):
-        super().__init__(sizing)
+        super().__init__(sizing, oversample_responses)
         if math.isfinite(max_staleness) and max_staleness != int(max_staleness):
             raise ValueError(f"scheduler.max_staleness: got {max_staleness}, expected a whole number, or inf")
         self.max_staleness = max_staleness
         self.max_inflight_groups = max_inflight_groups
-        self.oversample_responses = oversample_responses
-        self.launch = math.ceil(self.group_size * oversample_responses)
-
-    def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
-        groups = super().open_batch(samples, deferred, seen, least)
-        self.launch = math.ceil(self.group_size * self.oversample_responses)
-        return groups
 
     def admit(self, view: View) -> GroupPlan | None:
         capped = self.max_inflight_groups is not None and view.running >= self.max_inflight_groups
@@ -163,9 +153,8 @@ class SyncScheduler(Scheduler):
         oversample_responses: Annotated[float, "[1, inf)"] = 1.0,
         max_staleness: Annotated[float, "[0, inf)"] = 0,
     ):
-        super().__init__(sizing)
+        super().__init__(sizing, oversample_responses)
         self.oversample_prompts = oversample_prompts
-        self.oversample_responses = oversample_responses
         if max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
             raise ValueError(
                 f"scheduler.max_staleness={max_staleness}: mode=sync allows 0 only. A larger bound needs "
@@ -175,7 +164,6 @@ class SyncScheduler(Scheduler):
         self.groups, self.long = 0, False
         if oversample_prompts > 1:
             self.remembered = (*self.remembered, "groups", "long")
-        self.launch = math.ceil(self.group_size * oversample_responses)
 
     def ready_to_open(self, batch: int, trained_batches: int) -> bool:
         return batch <= trained_batches
@@ -183,8 +171,8 @@ class SyncScheduler(Scheduler):
     def open_batch(self, samples: int, deferred: int, seen: Sequence[GroupLengths], least: int = 0) -> int:
         self.groups = super().open_batch(samples, deferred, seen, least)
         self.long = deferred >= self.groups
-        over = 1.0 if self.long else self.oversample_responses
-        self.launch = math.ceil(self.group_size * over)
+        if self.long:
+            self.launch = self.group_size
         return self.groups
 
     def admit(self, view: View) -> GroupPlan | None:
@@ -209,14 +197,6 @@ class SyncScheduler(Scheduler):
             return 0
         redundant = math.ceil(self.oversample_prompts * self.groups) - self.groups
         return max(0, int(min(redundant - now.redundant, now.fresh)))
-
-    def warning(self) -> str:
-        if not self.max_staleness:
-            return ""
-        return (
-            f"scheduler.max_staleness={self.max_staleness}: groups that a round cuts continue from tokens up to that "
-            "many versions old (partial_rollout: resume), so training is no longer strictly on-policy"
-        )
 
     def metrics(self) -> dict[str, float]:
         found = {"rounds/long": float(self.long)} if self.oversample_prompts > 1 else {}

@@ -22,7 +22,7 @@ from typing import BinaryIO, NamedTuple
 
 import xxhash
 
-FORMAT = 11
+FORMAT = 12
 """Version of the records (`buffer.events`) and of their layout in a file. A run of another format is refused."""
 MAGIC = b"areal-journal-%d\n" % FORMAT
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
@@ -98,15 +98,6 @@ def check_size(item: Item) -> Item:
     return item
 
 
-def _pieces(number: int, at: int, durable: int, item: Item) -> tuple[list[Bytes], Extent]:
-    """The bytes of a record at byte `at` of file `number`, and the place of its payload. Copies nothing."""
-    fields, payload = item[0], load(item[1])
-    checksum = xxhash.xxh3_64_intdigest(payload)
-    head = _HEAD.pack(_MARK, len(fields), len(payload), checksum, durable)
-    check = _CHECK.pack(_checksum(number, at, head + fields))
-    return [head + check + fields, payload], Extent(number, at + _HEAD_BYTES + len(fields), len(payload), checksum)
-
-
 def _checksum(number: int, at: int, data: bytes) -> int:
     return xxhash.xxh3_64_intdigest(data, seed=(number << 40 ^ at) & (1 << 64) - 1)
 
@@ -117,7 +108,7 @@ class SegmentFile:
 
     def __init__(self, path: Path, number: int, *, sync: bool, new: bool = False):
         self._file = path.open("xb" if new else "r+b", buffering=0)
-        self._number, self._sync = number, sync
+        self._number, self.sync = number, sync
         self._end = self._file.seek(0, os.SEEK_END)
         if new:
             self._write([memoryview(MAGIC)])
@@ -128,12 +119,13 @@ class SegmentFile:
         pieces: list[Bytes] = []
         extents: list[Extent] = []
         end = self._end
-        for item in items:
-            durable = self._end if self._sync else end  # the page cache takes bytes in order
-            made, extent = _pieces(self._number, end, durable, item)
-            pieces += made
-            extents.append(extent)
-            end = extent.offset + extent.size
+        for fields, payload in ((fields, load(payload)) for fields, payload in items):
+            durable = self._end if self.sync else end  # the page cache takes bytes in order
+            checksum = xxhash.xxh3_64_intdigest(payload)
+            head = _HEAD.pack(_MARK, len(fields), len(payload), checksum, durable)
+            pieces += [head + _CHECK.pack(_checksum(self._number, end, head + fields)) + fields, payload]
+            extents.append(Extent(self._number, end + _HEAD_BYTES + len(fields), len(payload), checksum))
+            end = extents[-1].offset + len(payload)
         self._write([memoryview(piece).cast("B") for piece in pieces if len(piece)])
         for (_, payload), extent in zip(items, extents, strict=True):
             if isinstance(payload, Stored):
@@ -149,7 +141,7 @@ class SegmentFile:
                     written -= len(left.popleft())
                 if written:
                     left[0] = left[0][written:]
-            if self._sync:
+            if self.sync:
                 os.fdatasync(self._file.fileno())
         except OSError:
             self._file.seek(self._end)
@@ -161,17 +153,12 @@ class SegmentFile:
         self._file.close()
 
 
-def write_first(path: Path, number: int, item: Item) -> None:
-    """Create the file of that number with one record, and check that the disk has all of it. Raises OSError."""
-    pieces, extent = _pieces(number, len(MAGIC), len(MAGIC), item)
-    with path.open("wb") as file:
-        file.writelines([MAGIC, *pieces])
-        file.flush()
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the read below comes from the disk
+def check_first(path: Path, number: int, fields: bytes) -> None:
+    """Check that the disk has the first record of a file, one without payload. Raises OSError."""
     with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the read below comes from the disk
         found = _record_at(file, number, len(MAGIC))
-        if not found or found.extent != extent or not _is_whole(file, extent):
+        if not found or found.fields != fields:
             raise OSError(errno.EIO, "the file reads back with other bytes than were written", str(path))
 
 

@@ -46,6 +46,8 @@ MESSAGES_PER_TURN = 1000
 """A peer that floods the buffer can't stop its decisions. The socket takes from all peers in turn."""
 MOST_DEATHS = 3
 """A group is dropped if this many actors died by themselves while they held it."""
+COMMIT_POLL_SECONDS = 0.001
+"""How often to check whether a commit is on disk, if no message comes."""
 STALL_SECONDS = 20.0
 _AFTER_LEAVING = (messages.Credit, messages.Applied, messages.LeftOut, messages.Failed, messages.HandBack)
 """An actor that has left may still send these; they change nothing, and no hello is due."""
@@ -99,12 +101,15 @@ class Server:
         self.dispatcher.evaluate(now)  # before training leases, which would take all the room
         self.dispatcher.admit(now)  # before serving: the batch that the learner waits for may exceed the memory limit
         self.dispatcher.serve(now)  # revokes groups that are too old at once: the next turn may come late
-        self._report_when_finished()
+        if self.phase.finishing and not self.phase.reported and self.evaluation.finished and self.learner.peer:
+            self.phase.reported = True
+            self.router.send(self.learner.peer, messages.Report(self.status()))
         self.outbox.flush()  # last: write the decisions to the disk; send messages whose records are there
         self._watch(now)
 
     def _receive(self, timeout: float) -> None:
-        timeout = self.outbox.patience(timeout)
+        if self.outbox.journal and self.outbox.journal.busy:  # `flush` must come soon
+            timeout = min(timeout, COMMIT_POLL_SECONDS)
         for _ in range(MESSAGES_PER_TURN):
             received = self.router.receive(timeout)
             if received is None:
@@ -135,13 +140,8 @@ class Server:
         ready = sum(actor.version >= 0 for actor in self.fleet)
         if self.learner.peer and ready >= self.peers.expected_actors:
             self.phase.started_at = self.phase.progress_at = now
-            self.gauges.start(now)
+            self.gauges.rate_at = now
             log.info("all %d actors hold version 0: first lease", ready)
-
-    def _report_when_finished(self) -> None:
-        if self.phase.finishing and not self.phase.reported and self.evaluation.finished and self.learner.peer:
-            self.phase.reported = True
-            self.router.send(self.learner.peer, messages.Report(self.status()))
 
     def _watch(self, now: float) -> None:
         phase = self.phase
@@ -201,11 +201,10 @@ class Server:
                 if index < self.learner.steps:
                     raise WireError(f"batch {index} is trained already")
                 self.dispatcher.shares.want(peer, index, rank)
-            case messages.Stop(drain):  # a user asks the run to end
-                self.phase.stopping = "drain" if drain else "now"
-                log.info("asked to %s", "train all admitted groups and complete the last batch" if drain else "stop")
-                self.router.send(peer, messages.Report(self.status()))
-            case messages.Status():
+            case messages.Stop() | messages.Status():
+                if isinstance(message, messages.Stop):  # a user asks the run to end
+                    self.phase.stopping = "drain" if message.drain else "now"
+                    log.info("asked to end the run: %s", message)
                 self.router.send(peer, messages.Report(self.status()))
             case _:
                 return False
@@ -239,6 +238,7 @@ class Server:
     # ---- from actors ------------------------------------------------------------------------------------------------
 
     def _from_actor(self, actor: Actor, message: Message, payloads: Payloads) -> None:
+        held = self.store.held_by(actor.name)
         match message:
             case messages.Push():
                 self._on_push(actor, message, payloads)
@@ -246,35 +246,26 @@ class Server:
                 actor.ended = ended
             case messages.Heartbeat():
                 self._on_heartbeat(actor, message)
-            case messages.Applied():
-                self._on_applied(actor, message)
+            case messages.Applied(version, digest):
+                if self.weights.digests.get(version) != digest:
+                    raise WireError(f"no version {version} with digest {digest[:40]} was published")
+                actor.version = max(actor.version, version)
             case messages.Evaluated():
                 self._on_evaluated(actor, message, payloads)
-            case messages.LeftOut():
-                self._on_left_out(actor, message)
-            case messages.Failed():
-                self._on_failed(actor, message)
+            case messages.LeftOut(group_id, cut, redrawn) if group_id in held:
+                check_left_out(cut, redrawn, held[group_id])
+                self.groups.commit(LeaveOut(group_id, tuple(cut), redrawn))
+            case messages.Failed(group_id, reason, detail) if group_id in held:
+                self.groups.drop(group_id, reason[:LONGEST_REASON], detail)
+                self.failures.add(group_id, reason, detail)
             case messages.HandBack():
                 self._on_hand_back(actor, message, payloads)
             case messages.Relay(endpoint, key):
                 self.fleet.tree.join(actor.name, endpoint, key)
+            case messages.LeftOut() | messages.Failed():
+                pass  # of a lease that has ended
             case _:
                 raise WireError("the buffer does not take this")
-
-    def _on_applied(self, actor: Actor, message: messages.Applied) -> None:
-        if self.weights.digests.get(message.version) != message.digest:
-            raise WireError(f"no version {message.version} with digest {message.digest[:40]} was published")
-        actor.version = max(actor.version, message.version)
-
-    def _on_left_out(self, actor: Actor, message: messages.LeftOut) -> None:
-        if entry := self.store.held_by(actor.name).get(message.id):
-            check_left_out(message.cut, message.redrawn, entry)
-            self.groups.commit(LeaveOut(message.id, tuple(message.cut), message.redrawn))
-
-    def _on_failed(self, actor: Actor, message: messages.Failed) -> None:
-        if message.id in self.store.held_by(actor.name):
-            self.groups.drop(message.id, message.reason[:LONGEST_REASON], message.detail)
-            self.failures.add(message.id, message.reason, message.detail)
 
     def _on_heartbeat(self, actor: Actor, message: messages.Heartbeat) -> None:
         now = self.peers.clock()
@@ -339,10 +330,10 @@ class Server:
         if holder not in ("", actor.name) and head.id not in self.store.held_by(holder):
             self.router.send(self.fleet.by_name[holder].peer, messages.Cancel([head.id], hand_back=False))
         if new:
-            actor.end_bench()
+            actor.timed_out, actor.benched_until = 0, -math.inf  # forget its revoked leases
             self.gauges.tokens_pushed += head.tokens
             if self._measures_lengths:
-                self.gauges.see(GroupLengths(tuple(head.lengths), (False,) * head.samples))
+                self.gauges.seen.append(GroupLengths(tuple(head.lengths), (False,) * head.samples))
             self.dispatcher.largest_payload = max(self.dispatcher.largest_payload, head.size)
         return new
 
@@ -382,7 +373,7 @@ class Server:
             entry, partial = self.store.entries[group_id], left.get(group_id)
             if partial and entry.stage is Stage.RECALLED and self._measures_lengths:
                 tokens, cut = zip(*partial.lengths.values(), strict=True)
-                self.gauges.see(GroupLengths(tokens, cut).of(entry.launch))
+                self.gauges.seen.append(GroupLengths(tokens, cut).of(entry.launch))
             self.groups.hand_back(group_id, partial)
         if message.leaving:
             log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))
@@ -426,8 +417,6 @@ class Server:
                     self.outbox.rotate(self.store.snapshot, self.store.payloads())
             case messages.EndRun():
                 self._on_end_run(message.steps)
-            case _:
-                raise WireError("the buffer does not take this")
 
     def _on_published(self, manifest: messages.Manifest) -> None:
         weights = self.weights
@@ -454,7 +443,7 @@ class Server:
         voided = self.dispatcher.shares.void(index)
         if not voided:
             return
-        self.gauges.report_again(sum(len(each.batch.info["evaluations"]) for each in voided))
+        self.gauges.reported -= sum(len(each.batch.info["evaluations"]) for each in voided)  # report them again
         faulty = self.groups.unserve(index)
         self.learner.redo += 1
         log.warning("batch %d is set aside, its %d groups are replaced: %s", index, len(faulty), reason)

@@ -39,7 +39,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     ConfigError, ValueError, OSError."""
     build("launcher", config.launcher, Path(config.run.dir), limits(config))
     sizing = _built("sizing", config.sizing, Sizing)
-    scheduler = _built("scheduler", config.scheduler, Scheduler, sizing)
+    _built("scheduler", config.scheduler, Scheduler, sizing)
     check_batch(config, sizing)
     if config.learner["name"] == "torch" and config.sampling.temperature == 0:
         raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
@@ -63,16 +63,14 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         model_folder.check_weights(path)
         _check_vocabulary("model.path", path, model, task)
         model_folder.check_type(path, model)
-    return "; ".join(filter(None, notes(task, config, scheduler)))
+    return "; ".join(filter(None, notes(task, config)))
 
 
-def notes(task: Task, config: Config, scheduler: Scheduler) -> Iterator[str]:
+def notes(task: Task, config: Config) -> Iterator[str]:
     """Warnings about settings that are allowed but possibly not meant."""
     yield ruinous_rate(config)
     yield spent_schedule(config)
     yield from sharing(config)
-    if config.partial_rollout == "resume":
-        yield scheduler.warning()
     if (rows := task.size("train")) < config.groups_per_batch:
         yield f"groups_per_batch={config.groups_per_batch}: there are {rows} training prompts, so a batch repeats them"
 

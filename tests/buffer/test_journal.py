@@ -194,7 +194,7 @@ def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("use", [resume, count_batches, lambda folder: Books().read(Recorded(folder, whole=True))])
-@pytest.mark.parametrize("number", [1, 9, 12])
+@pytest.mark.parametrize("number", [1, 9, 13])
 def test_a_journal_of_another_format_is_refused_in_one_sentence_and_left_alone(tmp_path: Path, use, number) -> None:
     path, data = tmp_path / "000001.wal", b"areal-journal-%d\nwhatever" % number
     path.write_bytes(data)
@@ -281,7 +281,7 @@ def test_a_new_segment_that_fails_hides_nothing(tmp_path: Path, monkeypatch) -> 
     journal = Journal(tmp_path, sync=True, keep=False)
     journal.append(HandBack(0, LEFT))
     with monkeypatch.context() as patch:
-        patch.setattr(module, "sync", lambda folder: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        patch.setattr(module, "sync_folder", lambda folder: (_ for _ in ()).throw(OSError(24, "Too many open files")))
         with pytest.raises(OSError, match="Too many"):
             journal.rotate(lambda: note(1))
     journal.append(HandBack(1, LEFT))

@@ -9,7 +9,7 @@ import pytest
 from areal_like.run import checkpoints
 from areal_like.wire.groups import make_head
 from buffer import main
-from buffer.events import Begin, Drop, Finish
+from buffer.events import Begin, Drop, Finish, Open
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
 from buffer.journal import JournalError, segments
@@ -231,11 +231,11 @@ def test_group_sizes_and_the_metrics_that_explain_them_survive_a_crash(tmp_path:
     scheduler, metrics = AsyncScheduler(Sagc(candidates=[4, 8])), []
     for batch in range(2):
         seen = [GroupLengths((1, 1, 1, 50), (False,) * 4)] * 5 * batch
-        replay.open_batch(scheduler.open_batch(16, 0, seen), scheduler.state_dict())
+        replay.commit(Open(batch, scheduler.open_batch(16, 0, seen), scheduler.state_dict()))
         metrics.append(scheduler.metrics())
     end()
     _, replay, end = started(tmp_path)
     again, gauges = AsyncScheduler(Sagc(candidates=[4, 8])), Gauges()
     main.restore_scheduler(again, replay, gauges)
     assert again.state_dict() == scheduler.state_dict()
-    assert [gauges.decision(batch) for batch in range(2)] == metrics and metrics[0] != metrics[1]
+    assert [gauges.decisions[batch] for batch in range(2)] == metrics and metrics[0] != metrics[1]

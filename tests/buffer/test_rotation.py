@@ -41,9 +41,9 @@ def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, 
     """A disk that accepts everything and stores something else."""
     journal = Journal(tmp_path, sync=False, keep=False)
     held = {0: journal.append(HandBack(0, LEFT), b"x" * 1000)}
-    real = os.fsync
+    real = os.fdatasync
 
-    def fsync(file: int) -> None:
+    def fdatasync(file: int) -> None:
         real(file)
         path = f"/proc/self/fd/{file}"
         if os.readlink(path).endswith("next.tmp"):
@@ -52,7 +52,7 @@ def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, 
                 again.write(b"???")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "fdatasync", fdatasync)
         with pytest.raises(OSError, match="reads back with other bytes"):
             rotate(journal, held)
     journal.append(Requeue(1))

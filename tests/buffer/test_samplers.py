@@ -10,6 +10,7 @@ import pytest
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
 from buffer import policies
+from buffer.events import Open
 from buffer.groups import GroupManager
 from buffer.prompts import PromptCursor, Share
 from buffer.results import WINDOW, Known, Results
@@ -135,7 +136,7 @@ def test_snapshots_and_crashes_change_no_choice() -> None:
         replay, prompts = begin()
         for _ in range(80):
             if len(found) == replay.bound.batches.end:
-                replay.open_batch(4, None)
+                replay.commit(Open(replay.bound.batches.opened, 4, None))
             group_id, row, _ = prompts.next()
             found.append(row)
             replay.admit(group_id, row, 8, 8, "a", 0, 0.0)

@@ -76,7 +76,7 @@ def test_samples_that_were_cut_are_written_down() -> None:
     house.say(name, "left_out", {"id": 0, "cut": [70, 90], "redrawn": ["reward crashed: no"]})
     house.push(name, 0, 0)
     assert LeaveOut(0, (70, 90), ["reward crashed: no"]) in records
-    (seen,) = house.server.gauges.take_seen()
+    (seen,) = house.server.gauges.seen
     assert seen.tokens == (2,) * 8 and not any(seen.cut), "the group did not wait for the others"
 
 

@@ -19,6 +19,7 @@ from buffer.events import (
     Finish,
     Held,
     LeaveOut,
+    Open,
     Push,
     Replan,
     Requeue,
@@ -196,7 +197,7 @@ def test_a_samplers_choice_is_made_again() -> None:
     replay.record, prompts = journal.append, PromptCursor(ROWS, 0, 0, sampler, results)
     for group_id in range(12):
         if group_id % B == 0:
-            replay.open_batch(B, None)
+            replay.commit(Open(replay.bound.batches.opened, B, None))
         replay.admit(*prompts.next()[:2], 1, 1, "a", 0, 0.0)
         replay.push(make_head(group_id, [(1, 2, 0, 1, group_id % 2)], [(0, 2)], {0: "d0"}), b"", 0, 0.0)
 
