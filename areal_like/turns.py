@@ -2,9 +2,7 @@
 
 A thread gives up its turn when it waits: for a message, for a time, for another thread. The turn goes to the next
 thread with something to do, in the order in which they joined. So nothing else runs while a user steps through a role,
-and the order of events depends on the messages, not on the clock or the number of processors.
-
-Threads of other processes take no turns: for them all functions here are plain waits.
+and the order of events depends on the messages alone. For threads of other processes all functions are plain waits.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ class Member:
         self.until = 0.0
         self.error: BaseException | None = None
         self._go = threading.Semaphore(0)
-
-    def go(self) -> None:
-        """It is this one's turn."""
-        self._go.release()
+        self.go = self._go.release
 
     def await_turn(self, check: Callable[[], None] | None = None) -> None:
         """Wait for the turn. Calls `check` now and then; if it raises, the wait ends without the turn."""
@@ -100,17 +95,14 @@ class TurnOrder:
     @contextlib.contextmanager
     def left_by(self, member: Member) -> Iterator[None]:
         """Meanwhile the others take turns without it."""
-        place = self._ring.index(member)
-        following = self._ring[(place + 1) % len(self._ring)]
-        self._ring.remove(member)
-        if not self.over and following is not member:
-            following.go()
+        alone = self._ring == [member]
+        place = self._leave(member)
         try:
             yield
         finally:
             member.until = 0.0
-            self._ring.insert(min(place, len(self._ring)), member)
-            if not self.over and following is not member:
+            self._ring.insert(place, member)
+            if not self.over and not alone:
                 os.eventfd_write(self._news, 1)
                 member.await_turn()
 
@@ -121,11 +113,16 @@ class TurnOrder:
         try:
             call()
         finally:
-            place = self._ring.index(member)
-            self._ring.remove(member)
-            if not self.over and self._ring:
-                self._ring[place % len(self._ring)].go()
+            self._leave(member)
             _this.member = None
+
+    def _leave(self, member: Member) -> int:
+        """The turn goes to the next one. Returns the member's place."""
+        place = self._ring.index(member)
+        self._ring.remove(member)
+        if not self.over and self._ring:
+            self._ring[place % len(self._ring)].go()
+        return place
 
 
 def _readable(descriptors: Sequence[int], seconds: float) -> set[int]:
@@ -149,18 +146,16 @@ def become(member: Member | None) -> None:
 def wait(seconds: float, *descriptors: int) -> None:
     """Until a descriptor is readable or the time is over, or sooner. Raises the exception that ends this thread."""
     member = current()
-    if member is None or member.turns.over:
-        _readable(descriptors, 0.0 if _interrupted(member) else seconds)
-    else:
+    if member is None:
+        _readable(descriptors, seconds)
+        return
+    if not member.turns.over:
         member.turns.wait(member, seconds, descriptors)
-    if member and _interrupted(member):
+    elif member.error is None:
+        _readable(descriptors, seconds)
+    if member.error is not None:
         error, member.error = member.error, None
-        assert error
         raise error
-
-
-def _interrupted(member: Member | None) -> bool:
-    return member is not None and member.error is not None
 
 
 def sleep(seconds: float, check: Callable[[], None] | None = None) -> None:
@@ -176,15 +171,10 @@ def sleep(seconds: float, check: Callable[[], None] | None = None) -> None:
             wait(left)
 
 
-@contextlib.contextmanager
-def outside() -> Iterator[None]:
+def outside() -> contextlib.AbstractContextManager[None]:
     """Around what blocks this thread: others take turns meanwhile."""
     member = current()
-    if member is None or member.turns.over:
-        yield
-        return
-    with member.turns.left_by(member):
-        yield
+    return contextlib.nullcontext() if member is None or member.turns.over else member.turns.left_by(member)
 
 
 def thread(name: str, target: Callable[[], None]) -> threading.Thread:

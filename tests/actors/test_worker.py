@@ -109,13 +109,7 @@ async def test_a_group_is_pushed_once_complete_in_the_order_of_its_samples(play:
     (group,) = play.client.groups
     assert (group.id, [s.reward for s in group.samples]) == (1, [0.0, 0.1, 0.2])
     assert group.digests == {3: "abc", 4: "def"}
-
-
-@looped
-async def test_each_sample_has_its_own_stream_that_depends_on_nothing_else(play: Play) -> None:
-    await play.lease(group_id=7)
-    assert {r: limits.key for r, limits in play.limits.items()} == {f"7/{i}": stream_key(5, 7, i) for i in range(3)}
-    assert play.limits["7/0"] == Limits(5, 0.7, (9,), stream_key(5, 7, 0))
+    assert play.limits == {f"1/{i}": Limits(5, 0.7, (9,), stream_key(5, 1, i)) for i in range(3)}
 
 
 @looped

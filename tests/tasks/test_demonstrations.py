@@ -78,7 +78,6 @@ def test_as_a_task_it_asks_for_the_last_turn(tmp_path: Path) -> None:
         ({"messages": [say("user", "a"), say("assistant", "b", weight=0)]}, "weight"),
         ({"messages": [say("user", "a"), say("assistant", "b"), say("assistant", "c")]}, "follow one another"),
         ({"prompt": "a", "answer": "b"}, "'completion'; the keys are prompt, answer"),
-        ({"prompt": "a", "completion": 4}, "'completion'"),
         ({"prompt": "a", "completion": [say("user", "b")]}, "begin and end"),
         ({"prompt": 4, "completion": "b"}, "'prompt'"),
     ],

@@ -73,15 +73,6 @@ def test_a_single_turn_is_scored_by_the_rubric() -> None:
         assert asyncio.run(task.reward(prompt, prompt.codec.encode(said))) == reward
 
 
-def test_turns_of_an_environment_are_turns_of_the_sample() -> None:
-    task = make(args={"kind": "turns"})
-    a, b = digits(task)
-    sample, _ = play(task, f"{a}<eos>", f"{b}<eos>")
-    assert sample.reward == 1.0 and sample.loss_mask.sum() == 4, "two digits and two ends"
-    text = task.prompt("train", 0).codec.decode(sample.tokens)
-    assert text == f"[user]{a}{b}[assistant]{a}[user]{b}[assistant]{b}"
-
-
 def test_a_resume_repeats_the_sample_until_the_environment_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     task, record, shown = make(args={"kind": "turns"}), PartialSample(), iter("778")
 

@@ -49,6 +49,9 @@ async def test_messages_are_answered_in_the_chat_template_and_a_seed_repeats_an_
         expected = await engine.generate(CODEC.opening(messages), Limits(20, 0.0, STOP))
         assert greedy.choices[0].message.content == CODEC.decode(expected.tokens)
         assert greedy.usage.completion_tokens == len(expected.tokens)
+        text = greedy.choices[0].message.content
+        cut = (await ask(temperature=0, stop=text[2])).choices[0]
+        assert cut.message.content == text[: text.index(text[2])] and cut.finish_reason == "stop"
         assert await sampled(seed=3) == await sampled(seed=3) != await sampled(seed=4)
         assert await sampled() != await sampled(), "without a seed each request has random numbers of its own"
         parts = [part async for part in await ask(seed=3, stream=True)]
@@ -67,12 +70,3 @@ async def test_other_requests_are_refused_with_the_key(tmp_path: Path) -> None:
             assert error.value.param == name
         with pytest.raises(NotFoundError):
             await client.completions.create(model="any", prompt="a")
-
-
-@looped
-async def test_a_stop_cuts_the_text(tmp_path: Path) -> None:
-    knobs: Any = {"model": "any", "max_tokens": 90, "messages": [user("Once upon a time")], "temperature": 0}
-    async with served(tmp_path) as (client, _):
-        text = (await client.chat.completions.create(**knobs)).choices[0].message.content or ""
-        cut = (await client.chat.completions.create(stop=text[2], **knobs)).choices[0]
-        assert cut.message.content == text[: text.index(text[2])] and cut.finish_reason == "stop"

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +94,6 @@ child = subprocess.Popen(["sleep", "600"])
 open(row["answer"] + ".new", "w").write(json.dumps([os.getpid(), child.pid]))
 os.rename(row["answer"] + ".new", row["answer"])
 """
-ACTOR = """
-import asyncio, json, sys
-from actors.agents.programs import play
-asyncio.run(play(json.loads(sys.argv[1]), "http://127.0.0.1:1", "sk", {"messages": [], "answer": sys.argv[2]}))
-"""
 
 
 @pytest.mark.parametrize("ending", ["time.sleep(600)", "os.setpgid(0, 0); time.sleep(600)", "pass"])
@@ -114,15 +107,6 @@ async def test_a_command_is_killed_with_what_it_has_started(program, tmp_path, e
         await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert ends(*json.loads(path.read_text()))
-
-
-def test_a_command_dies_with_an_actor_that_is_killed(program, tmp_path):
-    path, arguments = tmp_path / "p", json.dumps(program(FAMILY + "time.sleep(600)"))
-    with subprocess.Popen([sys.executable, "-c", ACTOR, arguments, str(path)]) as actor:
-        while not path.exists():
-            time.sleep(0.01)
-        actor.kill()
     assert ends(*json.loads(path.read_text()))
 
 
