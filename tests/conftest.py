@@ -56,7 +56,6 @@ LONG = (
     "tests/slurm/",
     "tests/integration/test_documented_commands.py",
     "tests/integration/test_ray.py",
-    "tests/faults/test_kills.py",
     "tests/integration/test_process_life.py",
     "tests/integration/test_live_runs.py",
     "tests/scripts/test_bench.py",

@@ -7,12 +7,26 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from areal_like.launch.forks import Forked
 from areal_like.launch.group import environment
+
+PATIENCE = 240.0
+"""Seconds until an event that is awaited counts as missed; it comes within one or two."""
+
+
+def until(what: str, event: Callable[[], Any]) -> Any:
+    """The first true result of `event`. Raises AssertionError that names `what`."""
+    deadline = time.monotonic() + PATIENCE
+    while not (result := event()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+    return result
 
 
 @contextlib.contextmanager
@@ -38,7 +52,7 @@ class Command:
         self, words: Sequence[str], output: Path, wrapper: Sequence[str] = (), fresh: bool = False, **variables: str
     ):
         self.returncode: int | None = None
-        self._output = output
+        self._output, self._begin = output, output.stat().st_size if output.exists() else 0
         self._process: Forked | subprocess.Popen[bytes]
         with mock.patch.dict(os.environ, variables):
             own = environment(1)
@@ -62,7 +76,11 @@ class Command:
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """Raises subprocess.TimeoutExpired."""
         self.wait(timeout)
-        return self._output.read_text(), None
+        return self.text(), None
+
+    def text(self) -> str:
+        """The output so far."""
+        return self._output.read_bytes()[self._begin :].decode(errors="replace")
 
     def send_signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +17,7 @@ from areal_like.wire.frames import MAX_FRAMES, WireError, encode
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import Chunk, Message, Pushed, Status, Trained, Welcome
 from tests.faults.proxy import Proxy
+from tests.forked import until
 
 SECONDS = 30.0
 """Time for what takes a millisecond."""
@@ -44,8 +45,12 @@ def test_many_more_messages_than_any_high_water_mark_arrive_in_order(router: Rou
     for index in range(5000):
         peer, message = received(router)
         assert message == Trained(index)
-        assert peer.startswith(b"learner:%d:" % os.getpid()) and peer == dealer.socket.getsockopt(zmq.ROUTING_ID)
+    other = Dealer(router.endpoint, "learner", peer="buffer")
+    ids = [each.socket.getsockopt(zmq.ROUTING_ID) for each in (dealer, other)]
+    assert ids[0] == peer and ids[0] != ids[1], "a peer with another's routing id could claim its connection"
+    assert all(re.fullmatch(rb"learner:%d:[0-9a-f]{16}" % os.getpid(), each) for each in ids)
     dealer.close()
+    other.close()
 
 
 def test_answers_go_to_who_asked_with_their_payload_also_to_an_asyncio_socket(router: Router) -> None:
@@ -136,10 +141,7 @@ def test_a_connection_that_leads_nowhere_is_made_anew_and_reported_once(kind: st
         proxy.cut(kind)
         proxy.heal()
         await asyncio.wait_for(dealer.link.until_reconnected(), SECONDS)
-        deadline = time.monotonic() + SECONDS
-        while not blocking.link.reconnected():
-            assert time.monotonic() < deadline, "no reconnect is reported"
-            time.sleep(0.01)
+        until("a report of the reconnect", blocking.link.reconnected)
         assert not blocking.link.reconnected()
         for each in (dealer, blocking):
             each.send(Trained(1))

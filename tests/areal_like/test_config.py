@@ -127,21 +127,16 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("a..b", ["a..b=3"]),
     # types and ranges of knobs and keys
     ("learner.lr", ["learner.lr=fast"]),
-    ("learner.lr", ["learner.lr=inf"]),
     ("learner.lr", ["learner.lr=.nan"]),
     ("learner.betas", ["learner.betas=[0.9]"]),
     ("learner.betas", ["learner.betas=[2,3]"]),
-    ("learner.normalise", ["learner.normalise=-3"]),
     ("learner.lora.rnk", ["learner.lora={rnk: 4}"]),
     ("loss.clip", ["loss=ppo", "loss.clip=2"]),
     ("workflow.environment", [TURNS, "workflow.environment=tols"]),
     ("eval.workflow.max_turn", [TURNS, "eval.workflow.max_turn=3"]),
-    ("eval.workflow.environment.credits", [TURNS, "eval.workflow.environment.credits=exact"]),
     ("advantage.baseline", ["advantage={name: batch, baseline: none}"]),
-    ("task.digits", ["task={name: arithmetic, digits: 10}"]),
     ("actors.count", ["actors.count=0"]),
     ("run.seed", [f"run.seed={1 << 64}"]),
-    ("run.target_reward", ["run.target_reward=.nan"]),
     ("buffer.heartbeat_timeout", ["buffer.heartbeat_timeout=inf"]),
     ("weights.block_bytes", ["weights.block_bytes=5000"]),
     ("actors.min_alive", ["actors.min_alive=3", "actors.count=2"]),
@@ -173,10 +168,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("group_reward.template", [JUDGE, "group_reward.template=Grade"]),
     ("group_reward.base_url", [JUDGE, "group_reward.base_url=nohost"]),
     ("workflow.call_marks", ["workflow={name: agent, agent: [x]}", "workflow.call_marks=[a]"]),
-    (
-        "sampler.hard_to",
-        ["sampler=pass_rate_pools", "task.train_size=9", "sampler.hard_to=0.8", "sampler.easy_from=0.2"],
-    ),
+    ("sampler.hard_to", ["sampler={name: pass_rate_pools, hard_to: 0.8, easy_from: 0.2}", "task.train_size=9"]),
     # names of other systems
     ("learner.lr", ["learner.learning_rate=1"]),
     ("sizing.group_size", ["actor_rollout_ref.rollout.n=1"]),
@@ -278,9 +270,9 @@ def test_loading_a_config_imports_nothing_heavy() -> None:
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("", "", 0)
 
 
-@pytest.mark.parametrize("choice", [[], ["mode=async"]])
-def test_an_injected_age_is_the_bound_where_none_was_set(choice: list[str]) -> None:
-    assert load(["base", *choice, "inject_staleness=4"]).scheduler["max_staleness"] == 4
+def test_an_injected_age_is_the_bound_where_none_was_set() -> None:
+    for choice in ([], ["mode=async"]):
+        assert load(["base", *choice, "inject_staleness=4"]).scheduler["max_staleness"] == 4
 
 
 @pytest.mark.parametrize(
@@ -288,10 +280,7 @@ def test_an_injected_age_is_the_bound_where_none_was_set(choice: list[str]) -> N
     [
         ([], {"max_turns": 3, "environment": {"name": "tools", "max_characters": 5}}),
         (
-            [
-                "eval.workflow={max_turns: 1, environment: {tools: [python]}}",
-                "eval.workflow.environment.max_characters=2",
-            ],
+            ["eval.workflow={max_turns: 1, environment: {tools: [python], max_characters: 2}}"],
             {"max_turns": 1, "environment": {"name": "tools", "max_characters": 2, "tools": ["python"]}},
         ),
         (

@@ -21,7 +21,6 @@ PRETRAINED = "model={name: folder, path: /somewhere}"
         ([PRETRAINED, "learner.lora={rank: 4}"], 1e-4, 10),
         ([PRETRAINED, "learner.lr=3e-6", "learner.warmup_steps=0"], 3e-6, 0),
         ([PRETRAINED, "learner.lr=null"], 1e-5, 10),
-        (["learner.lr=0"], 0, 0),
     ],
 )
 def test_the_learning_rate_follows_the_model_unless_it_is_set(overrides: list[str], lr: float, warmup: int) -> None:
@@ -50,7 +49,6 @@ def test_a_warm_up_leaves_a_short_schedule_room_to_fall() -> None:
         ([PRETRAINED], ["learner.schedule=linear", "run.steps=5"], [1e-5, 5, 5]),
         ([PRETRAINED], ["learner.lora={}"], [1e-4, 10, None]),
         ([PRETRAINED, "learner.lr=3e-6"], ["learner.lora={}"], [3e-6, 10, None]),
-        ([PRETRAINED, "learner.warmup_steps=4"], ["learner.schedule=linear", "run.steps=5"], [1e-5, 4, 5]),
         ([PRETRAINED, "learner.schedule=linear", "run.steps=5"], ["run.steps=50"], [1e-5, 10, None]),
         (["learner.schedule=linear", "learner.schedule_steps=50"], ["learner.schedule=linear"], [2e-3, 0, 50]),
         (["learner=timed"], [PRETRAINED], [1e-5, 10, None]),
@@ -107,9 +105,7 @@ def test_a_small_model_takes_one_thread_per_process_on_any_machine(cores: int) -
         (2, [], [2, "bfloat16", 1, 1]),
         (16, [], [12, "bfloat16", 1, 4]),
         (16, ["actors.count=2"], [12, "bfloat16", 2, 2]),
-        (16, ["actors.min_alive=3"], [13, "bfloat16", 3, 1]),
         (16, ["learner.ranks=4"], [3, "bfloat16", 1, 4]),
-        (2, ["mode=sync"], [2, "bfloat16", 1, 2]),
         (16, ["mode=sync"], [16, "bfloat16", 1, 16]),
         (16, ["launcher=inline"], [16, "bfloat16", 1, 16]),
         (16, ["learner.device=cuda"], [None, "bfloat16", 1, 16]),
@@ -117,7 +113,6 @@ def test_a_small_model_takes_one_thread_per_process_on_any_machine(cores: int) -
         (16, ["launcher=slurm"], [None, "float32", 2, 1]),
         (2, ["learner.threads=1", "actors.threads=2", "learner.compute_dtype=float32"], [1, "float32", 1, 2]),
         (2, ["loss=gspo"], [2, "float32", 1, 1]),  # it clips finely
-        (2, ["loss={name: gspo}", "learner.compute_dtype=bfloat16"], [2, "bfloat16", 1, 1]),
     ],
 )
 def test_a_large_model_takes_the_cores_there_are(
@@ -129,11 +124,9 @@ def test_a_large_model_takes_the_cores_there_are(
 @pytest.mark.parametrize(
     ("cores", "overrides", "slots"),
     [
-        (2, [], 64),
         (16, [], 256),
         (16, ["actors.count=2"], 128),
         (16, ["groups_per_batch=10"], 160),  # all that the bound lets run: 10 groups of 8, of two versions
-        (16, ["mode=sync"], 128),
         (16, ["mode=sync", "groups_per_batch=2"], 64),
         (16, ["engine.slots=5"], 5),
     ],
@@ -150,13 +143,11 @@ GPU, NO_BFLOAT16 = {"gpu": True, "bfloat16": False}, {"bfloat16": False}
     [
         ([], {}, "bfloat16", "bfloat16", 12),
         (["learner.compute_dtype=float32"], {}, "float32", "float32", 12),
-        (["engine.compute_dtype=float32"], {}, "bfloat16", "float32", 12),
         (["engine=timed"], {}, "bfloat16", None, 16),
         ([], NO_BFLOAT16, "float32", "float32", 12),
         (["learner.device=cuda"], NO_BFLOAT16, "bfloat16", "float32", None),
         ([], GPU, "float32", "bfloat16", 16),  # the learner is on the CPU; the actors' cores only feed the GPU
         (["engine.device=cpu"], GPU, "float32", "float32", 12),
-        (["engine.device=cuda:1"], NO_BFLOAT16, "float32", "bfloat16", 16),
         (["engine.device=cuda", "learner.compute_dtype=float32"], NO_BFLOAT16, "float32", "float32", 16),
     ],
 )
@@ -166,11 +157,6 @@ def test_an_engine_rounds_as_its_learner_does_and_on_a_gpu_in_bfloat16(
     made = on(16, large, *overrides, **machine)
     found = made.learner.compute_dtype, made.engine.get("compute_dtype"), made.learner.get("threads")
     assert found == (learner, engine, threads)
-
-
-def test_random_weights_are_trained_in_float32_also_of_a_large_model() -> None:
-    random = ["model.hidden_size=1024", "model.intermediate_size=4096", "model.num_hidden_layers=8"]
-    assert shares(on(2, *random)) == [2, "float32", 1, 1]
 
 
 def test_a_resume_takes_the_numbers_of_the_run_also_on_another_machine(large: str) -> None:

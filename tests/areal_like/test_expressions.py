@@ -18,14 +18,9 @@ def test_values_are_pythons(a, operator, b, c):
     [
         "", "1+", "a", "f(1)", "(1).real", "[1]", "'a'*9", "True+1", "1j", "1 if 1 else 2", "1;2", "__import__('os')",
         "1/0", "10**10**10", "2**99999", "(-8)**0.5", "9" * 300, "(" * 200 + "1" + ")" * 200, "1e308*10**308", "\x00",
-        "1e999", "-1e999", "1/1e999",
+        "1e999", "-1e999", "1/1e999", "*".join(["(9**99)"] * 30),
     ],
 )  # fmt: skip
 def test_everything_else_is_refused_with_a_reason(text):
     with pytest.raises(ValueError, match=r"\w"):
         evaluate(text)
-
-
-def test_numbers_can_not_grow_without_end():
-    with pytest.raises(ValueError, match="too large"):
-        evaluate("*".join(["(9**99)"] * 30))

@@ -15,10 +15,9 @@ import pytest
 from areal_like.launch.forks import Forked
 from areal_like.launch.group import environment
 from areal_like.launch.outcome import RunFailed
-from areal_like.launch.plan import RoleSpec
 from areal_like.places import REPOSITORY
-from tests.areal_like.test_launch import MODULE, alive, launcher, offered, run_folder, until  # noqa: F401 - fixtures
-from tests.forked import Command
+from tests.areal_like.test_launch import MODULE, alive, launcher, offered, run_folder, start  # noqa: F401 - fixtures
+from tests.forked import Command, until
 
 PROBE = """
     import json, os, signal, sys
@@ -54,9 +53,7 @@ def test_a_fork_is_as_a_process_that_was_started(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_killed_ends_the_run(launcher) -> None:  # noqa: F811
-    for name in ("learner", "actor_0"):
-        (launcher.running.run / "parts" / name).write_text("sleep")
-    launcher.start([RoleSpec(name, MODULE, 1, True, True) for name in ("learner", "actor_0")])
+    start(launcher, learner="sleep", actor_0="sleep")
     until("the start", lambda: offered(launcher, "learner", "actor_0"))
     pids = list(launcher.running.pids.values())
     os.kill(parent_of(pids[0]), signal.SIGKILL)

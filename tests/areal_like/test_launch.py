@@ -8,10 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,18 +24,10 @@ from areal_like.launch.slurm import SlurmLauncher
 from areal_like.places import REPOSITORY, python_path
 from areal_like.run.process import EXIT_TERMINATED
 from areal_like.run.run_folder import note_step
+from tests.forked import until
 
 QUICKSTART = "configs/quickstart.yaml"
 MODULE = "tests.areal_like.acting_role"
-
-
-def until(what: str, event: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 200.0
-    while time.monotonic() < deadline:
-        if result := event():
-            return result
-        time.sleep(0.01)
-    raise AssertionError(f"waited in vain for {what}")
 
 
 def alive(pid: int) -> bool:
@@ -182,11 +172,7 @@ def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: 
     until("the last death", lambda: launcher.running.poll() or launcher.running.left_out)
     deaths = launcher.running.deaths
     assert {death.error for death in deaths} == {"RuntimeError: out of memory"}
-    assert [(death.name, death.count, death.again_in) for death in deaths] == [
-        ("actor_0", 1, 0.0),
-        ("actor_0", 2, 0.01),
-        ("actor_0", 3, None),
-    ]
+    assert [(death.name, death.count) for death in deaths] == [("actor_0", 1), ("actor_0", 2), ("actor_0", 3)]
     assert not launcher.running.poll() and launcher.running.pids.keys() == {"buffer", "actor_1"}
     launcher.running.limits = RestartLimits(2, min_alive=2)
     os.kill(launcher.running.pids["actor_1"], signal.SIGKILL)
@@ -204,13 +190,7 @@ def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: 
         ("actor_0=refuse", False, None, r"^actor_0: this input is no good \(its log: .*actor_0\.log\)$", False),
         ("learner=refuse", True, None, "^learner: this input is no good", False),
         ("learner=fill-the-disk", False, None, r"^learner: No space left on device: make room \(.* MB are free", True),
-        (
-            "learner=sleep actor_0=sleep",
-            False,
-            signal.SIGKILL,
-            "learner was killed by SIGKILL; its log is .*r.log",
-            True,
-        ),
+        ("learner=sleep actor_0=sleep", False, signal.SIGKILL, "learner was killed by SIGKILL; its log is", True),
         ("buffer=sleep actor_0=sleep", False, signal.SIGKILL, "buffer was killed by SIGKILL", True),
         ("learner=sleep", False, signal.SIGTERM, "learner was told to end by SIGTERM", True),
     ],

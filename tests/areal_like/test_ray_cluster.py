@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -25,41 +25,31 @@ SILENT += "time.sleep(600)"
 NONE = "import sys\nprint('none was found', file=sys.stderr)\nsys.exit(3)"
 
 
-@pytest.mark.parametrize(
-    ("code", "address", "found"),
-    [("print('something of Ray')\nprint('10.0.0.1:6379')", "auto", "10.0.0.1:6379"), (NONE, "auto", None)],
-)
-def test_the_address_that_a_cluster_tells_is_taken(
-    monkeypatch: pytest.MonkeyPatch, code: str, address: str, found: str | None
-) -> None:
-    monkeypatch.setattr(ray_cluster, "_PROBE", code)
-    assert ray_cluster.answering(address, nothing) == found
+def test_the_address_that_a_cluster_reports_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, found in (("print('something of Ray')\nprint('10.0.0.1:6379')", "10.0.0.1:6379"), (NONE, None)):
+        monkeypatch.setattr(ray_cluster, "_PROBE", code)
+        assert ray_cluster.answering("auto", nothing) == found
 
 
 @pytest.mark.parametrize(
-    ("code", "address", "told"),
+    ("code", "address", "reason"),
     [
-        (NONE, "10.0.0.1:6379", r"launcher.address=10.0.0.1:6379: no Ray cluster answers there \(none was"),
-        (SILENT, "auto", r"machine belongs to: no answer within 1 s; it wants a token.* launcher.address=local"),
+        (NONE, "10.0.0.1:6379", r"launcher.address=10.0.0.1:6379: .*none was"),
+        (SILENT, "auto", r"wants a token.* launcher.address=local"),  # the user may mean a cluster that is down
     ],
 )
 def test_a_cluster_that_was_meant_and_does_not_answer_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, code: str, address: str, told: str
+    monkeypatch: pytest.MonkeyPatch, code: str, address: str, reason: str
 ) -> None:
-    """Also "auto": the user may mean a cluster that is down."""
     monkeypatch.setattr(ray_cluster, "_PROBE", code)
-    with pytest.raises(RunFailed, match=told):
+    with pytest.raises(RunFailed, match=reason):
         ray_cluster.answering(address, nothing, 1.0)
 
 
-def test_a_signal_is_heard_while_a_cluster_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_the_wait_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "_PROBE", SILENT)
-
-    def check() -> None:
-        raise InterruptedError
-
     with pytest.raises(InterruptedError):
-        ray_cluster.answering("auto", check, 600.0)
+        ray_cluster.answering("auto", Mock(side_effect=InterruptedError), 600.0)
 
 
 def test_knobs_of_a_launcher_are_checked_before_anything_is_made(tmp_path: Path) -> None:
@@ -94,24 +84,9 @@ def test_a_host_ends_when_its_starter_does_though_nobody_tells_it(tmp_path: Path
         role.kill()  # this one has not asked to end with its starter
 
 
-class Silent:
-    """A role's process on a node that does not answer."""
-
-    pid = 0
-
-    def poll(self) -> int | None:
-        return None
-
-    def wait(self, timeout: float = 5.0, /) -> None:
-        raise subprocess.TimeoutExpired(["a role's process"], timeout)
-
-    def send_signal(self, number: signal.Signals) -> None: ...
-
-    def end(self, number: signal.Signals) -> None: ...
-
-
-class Ended(Silent):
-    def wait(self, timeout: float = 5.0, /) -> None: ...
+SILENT_ROLE = Mock(pid=0, **{"poll.return_value": None, "wait.side_effect": subprocess.TimeoutExpired("role", 0.1)})
+"""A role's process on a node that does not answer."""
+ENDED_ROLE = Mock(pid=0, **{"poll.return_value": None})
 
 
 def test_a_node_that_does_not_answer_is_named_and_the_rest_is_cleared_up(
@@ -120,7 +95,7 @@ def test_a_node_that_does_not_answer_is_named_and_the_rest_is_cleared_up(
     monkeypatch.setattr(children, "KILL_SECONDS", 0.1)
     launcher = RayLauncher(tmp_path, RestartLimits(1))
     launcher.running = children.Children(
-        tmp_path, RestartLimits(1), lambda role, name: Silent() if name == "learner" else Ended(), on_nodes=True
+        tmp_path, RestartLimits(1), lambda role, name: SILENT_ROLE if name == "learner" else ENDED_ROLE, on_nodes=True
     )
     launcher.running.start([RoleSpec("learner", "", 1, True), RoleSpec("actor-0", "", 1, False)])
     launcher._held = held = socket.create_server(("127.0.0.1", 0))

@@ -39,9 +39,6 @@ def test_values_are_those_of_python(called: list[str], tmp_path: Path) -> None:
         al.train("quickstart", {"run.steps": object()})
     with pytest.raises(ConfigError, match=r"unknown key 'run.stepz'.*\[from the overrides\]"):
         al.train("quickstart", {"run.stepz": 3})
-
-
-def test_a_run_without_a_name_gets_one_and_samples_of_no_kind_are_refused(called: list[str]) -> None:
     made = al.train("quickstart", {"run.name": None})
     assert made.folder.name.startswith("quickstart-2") and list(made.samples("dropped")) == []
     with pytest.raises(ValueError, match="'trained', 'dropped', 'heldout'"):

@@ -16,11 +16,12 @@ import pytest
 from scripts.following.running import Running
 from scripts.ledger import audit
 from tests.chaos import hanging
-from tests.chaos.victim import NO_END, STARTER, Stuck, Victim, children, finish, replay
 from tests.forked import Command
+from tests.integration.living import NO_END, Run, roles
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
+STARTER = "starter"
 TIMES = int(os.environ.get("CHAOS", "1"))
 SMALL = ["eval.prompts=4", "eval.every=0", "groups_per_batch=4", "checkpoint.every=3", "run.trackers=[]"]
 SMALL += ["run.target_reward=null", "resume=auto", "buffer.keep_journal=true", f"run.steps={NO_END}"]
@@ -31,32 +32,35 @@ TIMED = ["engine=timed", "learner=timed", "learner.base=0.02", "engine.median=20
 def wreck(place: Path, plan: list[tuple[str, str]], *overrides: str, seconds: float = 2.0, more: int = 5) -> None:
     """Make the faults (kind, who) of a plan in random order, and check the end of the run."""
     dice = random.Random(1)
-    words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}", "run.name=run", *SMALL, *overrides]
-    victim, plan, done = Victim(words, place / "run"), plan * TIMES, []
+    victim, plan, done = Run(place, *SMALL, *overrides), plan * TIMES, []
     dice.shuffle(plan)
-    victim.start()
     try:
         for what, who in plan:
             done.append((what, who, await_moment(victim, what, who, dice)))
             make(victim, what, who, seconds)
             if victim.ended:
                 victim.start()
-        disturbed = finish(victim, more)
-        findings, undisturbed = audit(victim.folder).findings, replay(victim)
+        disturbed = victim.finish_resumed(more)
     finally:
-        victim.end()
+        victim.close()
         print(*done, sep="\n")
-    assert not any(findings.values()), findings
-    assert disturbed["weights_digest"] == undisturbed["weights_digest"]
+    assert not any((findings := audit(victim.folder).findings).values()), findings
+    again = [*SMALL, *overrides, f"replay={victim.folder}", "resume=null"]
+    assert disturbed["weights_digest"] == Run(place, *again, name="replay").finish()["weights_digest"]
 
 
-def make(victim: Victim, what: str, who: str, seconds: float) -> None:
-    victim.until(f"{who} is there", lambda: who in victim.pids())
-    pid, steps = victim.pids()[who], victim.steps()
+def pids(victim: Run) -> dict[str, int]:
+    """Role → process id of the starter and of the live roles that it has started."""
+    return {STARTER: victim.process.pid} | roles(f"--starter {victim.process.pid}")
+
+
+def make(victim: Run, what: str, who: str, seconds: float) -> None:
+    victim.until(f"{who} is there", lambda: who in pids(victim))
+    pid, steps = pids(victim)[who], victim.steps()
     if what == "kill":
         os.kill(pid, signal.SIGKILL)
         if not who.startswith("actor"):
-            victim.wait()
+            victim.end()
     elif what == "stop":
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
@@ -79,7 +83,7 @@ def make(victim: Victim, what: str, who: str, seconds: float) -> None:
         time.sleep(1.0)
 
 
-def await_moment(victim: Victim, what: str, who: str, dice: random.Random) -> str:
+def await_moment(victim: Run, what: str, who: str, dice: random.Random) -> str:
     begin = victim.steps()
     if what == "kill" and dice.random() < 0.2:
         time.sleep(dice.uniform(0.0, 0.5))
@@ -95,7 +99,7 @@ def await_moment(victim: Victim, what: str, who: str, dice: random.Random) -> st
     return "training"
 
 
-def caught(victim: Victim, folder: str, pattern: str) -> bool:
+def caught(victim: Run, folder: str, pattern: str) -> bool:
     """Wait for a file that exists for milliseconds only."""
     deadline, place = time.monotonic() + 10, victim.folder / folder
     while time.monotonic() < deadline and not victim.ended:
@@ -129,9 +133,7 @@ def test_hangs_and_full_disks_in_one_run(tmp_path: Path) -> None:
 
 def test_actors_that_come_and_go(tmp_path: Path) -> None:
     """1 → 6 → 2 → 1 actors, half of the six killed; groups that are handed back continue elsewhere."""
-    words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=run", *SMALL, *TIMED]
-    victim, dice = Victim([*words, "actors.count=1", "--plain"], tmp_path / "run"), random.Random(0)
-    victim.start()
+    victim, dice = Run(tmp_path, *SMALL, *TIMED, "actors.count=1", "--plain"), random.Random(0)
     victim.until("the buffer is there", (victim.folder / "rendezvous" / "buffer.json").exists)
     running = Running(victim.folder)
     joiner: Command | None = None
@@ -140,44 +142,36 @@ def test_actors_that_come_and_go(tmp_path: Path) -> None:
         """Actors that hold weights."""
         return sum(actor["version"] >= 0 for actor in running.report()["actors"].values())
 
-    def train() -> None:
-        begin = running.report()["steps"]
-        victim.until("train steps", lambda: running.report()["steps"] >= begin + 3)
-
-    def actors(joiner: Command) -> dict[str, int]:
-        found = victim.pids() | children(joiner.pid)
-        return {name: pid for name, pid in found.items() if name.startswith(("actor", "guest"))}
+    def actors() -> dict[str, int]:
+        return {name: pid for name, pid in victim.roles().items() if name.startswith(("actor", "guest"))}
 
     try:
         victim.until("the first actor", lambda: ready() == 1)
         for _ in range(TIMES):
-            joiner = Command(
-                ["scripts.join", str(victim.folder), "--actors", "5", "--max-restarts", "0"], victim.output
-            )
+            joiner = victim.join("--actors", "5", "--max-restarts", "0")
             victim.until("six actors", lambda: ready() >= 6)
-            train()
-            killed = dice.sample(sorted(actors(joiner)), 3)
+            victim.until_steps(3)
+            killed = dice.sample(sorted(actors()), 3)
             for name in killed:
-                os.kill(actors(joiner)[name], signal.SIGKILL)
+                os.kill(actors()[name], signal.SIGKILL)
             gone = set(killed) - {"actor-0"}  # the starter starts it again
             victim.until("their absence", lambda gone=gone: not gone & set(running.report()["actors"]))
-            for name in sorted(name for name in actors(joiner) if name.startswith("guest"))[1:]:
-                os.kill(actors(joiner)[name], signal.SIGTERM)
+            for name in sorted(name for name in actors() if name.startswith("guest"))[1:]:
+                os.kill(actors()[name], signal.SIGTERM)
             victim.until("two actors", lambda: ready() == 2)
-            train()
+            victim.until_steps(3)
             joiner.terminate()
             joiner.wait(60)
             victim.until("one actor", lambda: ready() == 1)
-            train()
+            victim.until_steps(3)
         report = running.report()
         running.client.stop(drain=True)
-        if victim.wait():
-            raise Stuck(victim.last_words())
+        victim.finish()
     finally:
         if joiner:
             joiner.terminate()
         running.close()
-        victim.end()
+        victim.close()
     findings = audit(victim.folder).findings
     assert not any(findings.values()), findings
     assert report["staleness_max"] <= report["staleness_bound"]

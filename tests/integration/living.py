@@ -1,98 +1,132 @@
-"""A live run in its own folder, with all of its processes: to be watched and killed."""
+"""A live run in its own folder, with all of its processes: to be watched, killed and started again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.victim import commands
-from tests.forked import Command
+from tests.forked import PATIENCE, Command, until
+from tests.integration.runs import summary
 
-PATIENCE = 120.0
-"""Seconds until an event that is awaited counts as missed; it comes within one or two."""
+NO_END = 1_000_000_000
 
 
-def processes(place: Path) -> dict[int, str]:
-    """Process id → command line of all live processes that name `place`."""
-    return {pid: line for pid, line in commands() if str(place) in line}
+def processes(text: object) -> dict[int, str]:
+    """Process id → command line of all live processes that name `text`. A zombie has no command line."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found[int(pid)] = f"{line} "
+    return {pid: line for pid, line in found.items() if str(text) in line}
+
+
+def roles(text: str) -> dict[str, int]:
+    """Role → process id of the live roles that name `text`."""
+    split = {pid: line.split() for pid, line in processes(f"{text} ").items()}
+    return {words[words.index("--name") + 1]: pid for pid, words in split.items() if "--name" in words}
 
 
 class Run:
-    """One `scripts.train`, with its run folder and its folder for sockets below `place`."""
+    """One `scripts.train`, again after each `start`. Its run folder and its output are in `place`."""
 
-    def __init__(self, place: Path, *overrides: str, wrapper: tuple[str, ...] = (), fresh: bool = False):
-        self.folder, self.temporary = place / "run", place / "tmp"
-        self.temporary.mkdir(exist_ok=True)
-        words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}", "run.name=run", *overrides]
-        self.output = place / "output"
-        self.process = Command(words, self.output, wrapper, fresh, TMPDIR=str(self.temporary))
+    def __init__(
+        self,
+        place: Path,
+        *overrides: str,
+        name: str = "run",
+        wrapper: tuple[str, ...] = (),
+        fresh: bool = False,
+        **variables: str,
+    ):
+        self.place, self.overrides, self.folder, self.output = place, overrides, place / name, place / f"{name}.out"
+        self.words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}", f"run.name={name}", *overrides]
+        self.how, self.variables = (wrapper, fresh), variables
+        self.start()
+
+    def start(self, *overrides: str) -> None:
+        self.process = Command([*self.words, *overrides], self.output, *self.how, **self.variables)
 
     def text(self) -> str:
-        return self.output.read_text()
+        """The output since the last start."""
+        return self.process.text()
 
     def log(self, name: str) -> str:
         path = self.folder / "logs" / f"{name}.log"
         return path.read_text() if path.exists() else ""
 
+    def steps(self) -> int:
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
     def until(self, what: str, event: Callable[[], Any]) -> Any:
         """The first true result of `event`; fails, naming `what`, if the run ends or time passes without it."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            ended = self.process.poll() is not None
-            if result := event():
-                return result
-            assert not ended, f"the run ended while the test waited for {what}:\n{self.text()}"
-            time.sleep(0.01)
-        raise AssertionError(f"waited in vain for {what}:\n{self.text()}")
+
+        def seen() -> Any:
+            ended, result = self.ended, event()
+            assert result or not ended, f"the run ended while the test waited for {what}:\n{self.text()}"
+            return result
+
+        return until(what, seen)
 
     def until_step(self, step: int) -> None:
-        def reached() -> bool:
-            path = self.folder / "metrics.jsonl"
-            return path.exists() and path.read_bytes().count(b"\n") >= step
+        self.until(f"step {step}", lambda: self.steps() >= step)
 
-        self.until(f"step {step}", reached)
-
-    def until_starting(self) -> None:
-        """Wait until all processes exist; none has come far."""
-        self.until("the last actor's process", lambda: self.pid("actor-1"))
-
-    def until_forking(self) -> None:
-        """Wait until torch is being imported, for roles that don't exist yet."""
-        self.until("the fork server", lambda: any("multiprocessing.forkserver" in text for text in self.children()))
-
-    def children(self) -> list[str]:
-        """The command lines of the starter's own children."""
-        listed = subprocess.run(["ps", "-o", "args=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
-        return listed.stdout.splitlines()
+    def until_steps(self, more: int) -> None:
+        self.until_step(self.steps() + more)
 
     def end(self) -> int:
-        try:
-            return self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            logs = "\n".join(f"{path.name}: {path.read_text()}" for path in self.folder.glob("logs/*.log"))
-            raise AssertionError(f"the run did not end:\n{self.text()}\n{logs}") from None
+        """The exit code; waits while the run makes steps."""
+        while True:
+            steps = self.steps()
+            try:
+                return self.process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                logs = "\n".join(f"{path.name}: {path.read_text()}" for path in self.folder.glob("logs/*.log"))
+                assert self.steps() > steps, f"no end and no step:\n{self.text()}\n{logs}"
 
-    def processes(self) -> dict[int, str]:
-        """All processes of this run, except the one started here."""
-        return {pid: command for pid, command in processes(self.folder.parent).items() if pid != self.process.pid}
+    def finish(self, code: int = 0) -> dict[str, Any]:
+        """The summary at the end."""
+        assert self.end() == code, self.text()
+        return summary(self.folder)
 
-    def pid(self, name: str) -> int | None:
-        return next((pid for pid, command in self.processes().items() if f"--name {name} " in command), None)
+    def finish_resumed(self, more: int) -> dict[str, Any]:
+        """The summary after `more` train steps, and as many after a resume."""
+        self.until_steps(more)
+        self.close()
+        self.start(f"run.steps={self.steps() + more}")
+        return self.finish()
+
+    def roles(self) -> dict[str, int]:
+        """Role → process id, guests included."""
+        return roles(f"--run {self.folder}")
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        pid = self.pid(name)
-        assert pid, f"{name} is not there"
+        pid = self.roles()[name]
         os.kill(pid, number)
         return pid
 
-    def assert_nothing_is_left(self) -> None:
-        """No process, socket or rendezvous is left, and the user saw no traceback."""
-        assert self.processes() == {}
-        assert not (left := list(self.temporary.rglob("*"))), left
-        assert not (self.folder / "rendezvous").exists()
-        assert "Traceback" not in self.text()
+    def join(self, *options: str) -> Command:
+        """A running `scripts.join`."""
+        return Command(["scripts.join", str(self.folder), *options], self.place / "guests.out")
+
+    def close(self) -> None:
+        if not self.ended:
+            self.process.terminate()
+            self.end()
+
+
+def train_in_processes(folder: Path, name: str, *overrides: str) -> Path:
+    """Run `scripts.train` to its end, each role a process; returns the run folder."""
+    run = Run(folder, *overrides, name=name)
+    assert run.end() == 0, run.text()
+    return run.folder

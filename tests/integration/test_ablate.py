@@ -3,15 +3,13 @@
 import csv
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.forked import Command
+from tests.forked import Command, until
 from tests.integration.living import processes
-from tests.integration.runs import unused
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +32,7 @@ def write(folder: Path, **changes) -> Path:
 
 
 def start(folder: Path, *arguments: object, fresh: bool = False, **variables: str) -> Command:
-    return Command(["scripts.ablate", *map(str, arguments)], unused(folder, "ablate"), fresh=fresh, **variables)
+    return Command(["scripts.ablate", *map(str, arguments)], folder / "ablate.out", fresh=fresh, **variables)
 
 
 def ablate(folder: Path, *arguments: object, code: int = 0, **variables: str) -> str:
@@ -48,13 +46,6 @@ def rows(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "results.csv").open()))
 
 
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
-
-
 def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     long = {"slow": {"learner.base": 0.7, "run.steps": 3, "scheduler.max_staleness": 0}}
@@ -62,7 +53,7 @@ def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path
     process = start(tmp_path, study, "--out", out, "--parallel", 2, fresh=True)
     finished = lambda: list(out.glob("runs/*quick*/summary.json"))  # noqa: E731
     going = lambda: [p for p in out.glob("runs/*slow*/metrics.jsonl") if p.stat().st_size]  # noqa: E731
-    wait_for(lambda: finished() and going(), "one run to end and one to be on its way")
+    until("one run's end and the other's steps", lambda: finished() and going())
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 130 and "run the same command to continue" in said
@@ -79,10 +70,10 @@ def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path
 def test_a_killed_ablation_leaves_no_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(tmp_path, write(tmp_path, grid={"learner.base": [2.0]}), "--out", out, fresh=True)
-    wait_for(lambda: len(processes(out / "runs")) >= 3, "a run to start its processes")
+    until("a run's processes", lambda: len(processes(out / "runs")) >= 3)
     process.kill()
     process.communicate(timeout=30)
-    wait_for(lambda: not processes(out), "the run's processes to end")
+    until("their end", lambda: not processes(out))
 
 
 def test_a_run_that_fails_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from buffer.kept_samples import read_untrainable as read
 from scripts.ledger import audit
-from tests.integration.runs import summary, train_in_processes
+from tests.integration.living import train_in_processes
+from tests.integration.runs import summary
 from tests.integration.spoiling import BAD_TOKEN, LIE
 
 CONFIG = [

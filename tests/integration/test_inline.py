@@ -15,7 +15,8 @@ import pytest
 
 from areal_like.launch import inline
 from scripts import train as command
-from tests.integration.runs import REPOSITORY, rows, train, train_in_processes
+from tests.integration.living import train_in_processes
+from tests.integration.runs import REPOSITORY, rows, train
 
 pytestmark = pytest.mark.integration
 

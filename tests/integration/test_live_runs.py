@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,11 +13,10 @@ from areal_like.wire import keys
 from areal_like.wire.client import SupervisorClient
 from areal_like.wire.link import BusError
 from scripts import status, stop
-from scripts.following import running
 from scripts.following.running import Running
 from scripts.ledger import audit
-from tests.forked import Command
-from tests.integration.runs import rows, summary, unused
+from tests.integration.living import Run
+from tests.integration.runs import rows
 
 pytestmark = pytest.mark.integration
 
@@ -27,60 +24,24 @@ TIMED = ["engine=timed", "learner=timed", "learner.base=0.02", "engine.median=8"
 SMALL = [*TIMED, "run.target_reward=null", "eval.prompts=4", "eval.every=0", "run.steps=100000", "run.trackers=[]"]
 
 
-class Live:
-    """A `scripts.train` that runs until it is ended from outside."""
-
-    def __init__(self, place: Path, *overrides: str):
-        self.folder = place / "run"
-        self.command = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}"]
-        self.command += ["run.name=run", *SMALL, "checkpoint.every=100000", "buffer.keep_journal=true", *overrides]
-        self.start()
-
-    def start(self, *overrides: str) -> None:
-        self.process = Command([*self.command, *overrides], unused(self.folder.parent, "run"))
-
-    def steps(self) -> int:
-        path = self.folder / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
-    def until(self, what: str, event: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + 60.0
-        while not (result := event()):
-            assert self.process.poll() is None, f"ended before {what}: {self.process.communicate()[0]}"
-            assert time.monotonic() < deadline, f"waited in vain for {what}"
-            time.sleep(0.02)
-        return result
-
-    def until_steps(self, more: int) -> None:
-        begin = self.steps()
-        self.until("train steps", lambda: self.steps() >= begin + more)
-
-    def end(self) -> tuple[int, str]:
-        said, _ = self.process.communicate(timeout=60)
-        return self.process.returncode, said
-
-
-def joined(run: Path, *options: str) -> Command:
-    """A running `scripts.join`."""
-    return Command(["scripts.join", str(run), *options], unused(run.parent, "guests"))
+KEPT = ["checkpoint.every=100000", "buffer.keep_journal=true"]
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    live = Live(tmp_path)
+def live(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
+    """A run that goes on until it is ended from outside."""
+    live = Run(tmp_path, *SMALL, *KEPT, *getattr(request, "param", ()))
     yield live
-    if live.process.poll() is None:
-        live.process.terminate()
-        live.process.communicate(timeout=60)
+    live.close()
 
 
 def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitted(
-    live: Live, capsys: pytest.CaptureFixture
+    live: Run, capsys: pytest.CaptureFixture
 ) -> None:
     live.until_steps(3)
     assert stop.main([str(live.folder)]) == 0
-    code, said = live.end()
-    assert code == 130 and "stopped at a checkpoint" in said and f"resume={live.folder}" in said
+    assert live.end() == 130
+    assert "stopped at a checkpoint" in live.text() and f"resume={live.folder}" in live.text()
     done = live.steps()
     assert (live.folder / "checkpoints" / f"step-{done:08d}" / "meta.json").exists()
     assert not (live.folder / "summary.json").exists()
@@ -88,9 +49,8 @@ def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitte
     live.start("resume=auto")
     live.until_steps(3)
     assert stop.main([str(live.folder), "--drain"]) == 0
-    code, said = live.end()
-    assert code == 0 and "finished: it was drained" in said
-    found = summary(live.folder)
+    found = live.finish()
+    assert "finished: it was drained" in live.text()
     assert found["ledger"]["dropped"] == {} and found["ledger"]["trained"] == found["ledger"]["admitted"]
     assert found["reward_after"] is not None
     assert [row["step"] for row in rows(live.folder)] == list(range(1, found["steps"] + 1)), "nothing was trained twice"
@@ -109,42 +69,39 @@ def test_a_stopped_run_goes_on_and_a_drained_one_has_trained_all_that_it_admitte
     assert f"ended without a summary after train step {found['steps']}" in capsys.readouterr().err
 
 
-def test_a_run_on_tcp_makes_keys_and_nobody_without_them_gets_in(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    live = Live(tmp_path, "buffer.transport=tcp")
-    try:
-        live.until_steps(3)
-        offered = json.loads((live.folder / "rendezvous" / "buffer.json").read_text())
-        stranger = SupervisorClient(offered["endpoint"])
-        with pytest.raises(BusError, match="asks for keys"):
-            stranger.report(30.0)
-        stranger.close()
-        made = [live.folder / "keys", *(live.folder / "keys").rglob("*")]
-        assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
-        assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
-        actors_only = keys.add_client(live.folder / "keys", "far").rename(tmp_path / "far")
-        guests = joined(live.folder, "--keys", str(actors_only))
-        view = running.Running(live.folder)
-        live.until("the guest", lambda: any(name.startswith("guest") for name in view.report()["actors"]))
-        view.close()
-        assert status.main([str(live.folder), "--json", "-", "--keys", str(actors_only)]) == 0
-        with pytest.raises(SystemExit, match="2"):
-            stop.main([str(live.folder), "--keys", str(actors_only)])
-        assert "a key of role actor may not say 'stop'" in capsys.readouterr().err
-        assert stop.main([str(live.folder)]) == 0 and live.end()[0] == 130
-        assert guests.wait(60) == 0
-    finally:
-        live.process.kill()
-        live.process.communicate(timeout=60)
+@pytest.mark.parametrize("live", [["buffer.transport=tcp"]], indirect=True)
+def test_a_run_on_tcp_makes_keys_and_nobody_without_them_gets_in(
+    live: Run, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    live.until_steps(3)
+    offered = json.loads((live.folder / "rendezvous" / "buffer.json").read_text())
+    stranger = SupervisorClient(offered["endpoint"])
+    with pytest.raises(BusError, match="asks for keys"):
+        stranger.report(30.0)
+    stranger.close()
+    made = [live.folder / "keys", *(live.folder / "keys").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
+    actors_only = keys.add_client(live.folder / "keys", "far").rename(tmp_path / "far")
+    guests = live.join("--keys", str(actors_only))
+    view = Running(live.folder)
+    live.until("the guest", lambda: any(name.startswith("guest") for name in view.report()["actors"]))
+    view.close()
+    assert status.main([str(live.folder), "--json", "-", "--keys", str(actors_only)]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        stop.main([str(live.folder), "--keys", str(actors_only)])
+    assert "a key of role actor may not say 'stop'" in capsys.readouterr().err
+    assert stop.main([str(live.folder)]) == 0 and live.end() == 130
+    assert guests.wait(60) == 0
 
 
-def test_usr1_during_the_start_is_not_lost(live: Live) -> None:
+def test_usr1_during_the_start_is_not_lost(live: Run) -> None:
     live.until("the buffer", (live.folder / "rendezvous" / "buffer.json").exists)
     live.process.send_signal(signal.SIGUSR1)
-    code, said = live.end()
-    assert code == 75 and "paused at a checkpoint" in said
+    assert live.end() == 75 and "paused at a checkpoint" in live.text()
 
 
-def test_status_shows_who_waits_each_actor_and_the_ledger(live: Live, capsys: pytest.CaptureFixture) -> None:
+def test_status_shows_who_waits_each_actor_and_the_ledger(live: Run, capsys: pytest.CaptureFixture) -> None:
     live.until_steps(3)
     assert status.main([str(live.folder), "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -159,9 +116,9 @@ def test_status_shows_who_waits_each_actor_and_the_ledger(live: Live, capsys: py
         assert word in shown
 
 
-def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
+def test_guests_work_leave_gently_and_end_with_the_run(live: Run) -> None:
     live.until_steps(1)
-    first = joined(live.folder, "--actors", "2")
+    first = live.join("--actors", "2")
     seen = Running(live.folder)
     stats = lambda: [actor["stats"] for actor in seen.report()["actors"].values()]  # noqa: E731
     working = lambda count: sum(each.get("sum:rollout/sampled_tokens", 0) > 0 for each in stats()) >= count  # noqa: E731
@@ -172,15 +129,14 @@ def test_guests_work_leave_gently_and_end_with_the_run(live: Live) -> None:
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=60)
     live.until("their absence", lambda: len(seen.report()["actors"]) == 2)
-    log = (live.folder / "logs" / "buffer.log").read_text()
+    log = live.log("buffer")
     assert log.count("leaves;") == 2 and "no sign of life" not in log
     assert "say hello" not in log, "who has left does not come again"
-    second = joined(live.folder, "--actors", "2")
+    second = live.join("--actors", "2")
     live.until("others' work", lambda: working(4))
     seen.client.stop(drain=True)
     seen.close()
-    assert live.end()[0] == 0
+    assert live.finish()["staleness_max"] <= 1
     said, _ = second.communicate(timeout=60)
     assert second.returncode == 0 and "the run has ended" in said
-    assert summary(live.folder)["staleness_max"] <= 1
     assert not any(audit(live.folder).findings.values())

@@ -1,8 +1,6 @@
 """Runs whose learner has two ranks. One rank is killed, the run is resumed, and the result equals the run with one
 rank. Actors, relays and late joiners follow what both publish."""
 
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,9 @@ from transformers import AutoModelForCausalLM
 from areal_like.models.causal_lm import state_of
 from areal_like.run import checkpoints
 from scripts.eval import model_folder
+from tests.integration.living import Run
 from tests.integration.runs import rows, summary, train
-from tests.integration.test_resume import pid_of, start, trained_ids, wait_for_step
+from tests.integration.test_resume import trained_ids
 
 FEW = ["run.target_reward=null", "eval.every=0", "eval.prompts=4"]
 FEW += ["groups_per_batch=5", "sizing.group_size=4", "learner.micro_batch_tokens=128"]
@@ -24,20 +23,16 @@ RUN = [*FEW, "run.steps=14", "learner.publish_dtype=float32", "actors.count=1", 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
 def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_one_rank(tmp_path: Path) -> None:
-    run = tmp_path / "two"
-    process = start(tmp_path, "two", *RUN, "learner.ranks=2")
-    wait_for_step(run, 5, process)
-    os.kill(pid_of(run, "learner-1"), signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1 and "error: learner-1 was killed by SIGKILL" in output, output
+    live = Run(tmp_path, *RUN, "learner.ranks=2", "buffer.keep_journal=true", name="two")
+    run = live.folder
+    live.until_step(5)
+    live.kill("learner-1")
+    assert live.end() == 1 and "error: learner-1 was killed by SIGKILL" in live.text(), live.text()
     checkpoint = checkpoints.latest(run)
-    assert checkpoint and sorted(path.name for path in checkpoint[1].glob("*.pt")) == [
-        "learner-0-of-2.pt",
-        "learner-1-of-2.pt",
-    ]
+    assert checkpoint and {path.name for path in checkpoint[1].glob("*.pt")} == {f"learner-{n}-of-2.pt" for n in (0, 1)}
 
-    output, _ = (resumed := start(tmp_path, "two", *RUN, "learner.ranks=2", "resume=auto")).communicate(timeout=120)
-    assert resumed.returncode == 0, output
+    live.start("resume=auto")
+    live.finish()
     assert [row["step"] for row in rows(run)] == list(range(1, 15))
     trained = [group_id for batch in trained_ids(run)[:14] for group_id in batch]
     assert sorted(trained) == list(range(5 * 14)), "a prompt was skipped, or trained twice"

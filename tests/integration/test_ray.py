@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +18,9 @@ from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
 from areal_like.launch.restarts import RestartLimits
 from scripts.ledger import audit
-from tests.integration.runs import REPOSITORY, summary, train
+from tests.forked import PATIENCE
+from tests.integration.living import Run
+from tests.integration.runs import summary, train
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 pytestmark = pytest.mark.integration
@@ -31,12 +31,9 @@ NODES, CPUS, GPUS = 2, 3, 4
 """Of the cluster, and of each node, independent of the machine. Each node costs seconds of processor time."""
 CORE = [RoleSpec("buffer", "buffer.main", 1, True), RoleSpec("learner", "learners.main", 1, True)]
 
-PATIENCE = 240.0
-"""Seconds for a node to start; Ray's own 30 are too few on a busy machine."""
-
 
 def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
-    """Like `get_node`, but waits for a node that is not there yet."""
+    """Like `get_node`, but waits for a node that is not there yet: Ray's own 30 s are too few on a busy machine."""
 
     def get(*arguments: Any) -> Any:
         deadline = time.monotonic() + PATIENCE
@@ -67,64 +64,37 @@ def cluster() -> Iterator[Any]:
     cluster.shutdown()
 
 
-class Run:
-    """`scripts.train` with `launcher=ray`, in the background."""
+class RayRun(Run):
+    """`scripts.train` with `launcher=ray`."""
 
     def __init__(self, cluster: Any, place: Path, *overrides: str):
-        self.folder = place / "run"
-        command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", "launcher=ray", "--plain"]
-        command += [f"launcher.address={cluster.address}", f"run.dir={place}", "run.name=run", *overrides]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        self.process = subprocess.Popen(command, cwd=REPOSITORY, **pipes)
-
-    def steps(self) -> int:
-        path = self.folder / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
-    def until(self, what: str, event: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + 300.0
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if found := event():
-                return found
-            time.sleep(0.1)
-        self.process.send_signal(signal.SIGINT)
-        raise AssertionError(f"waited in vain for {what}:\n{self.said()}")
-
-    def said(self) -> str:
-        return self.process.communicate(timeout=240)[0]
-
-    def roles(self) -> dict[str, psutil.Process]:
-        """The live roles by process name: the role's own, with `.2` and so on after a restart."""
-        found = {}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                words = " ".join(process.cmdline()).split()
-                if len(words) > 1 and words[1] == "areal_like" and str(self.folder) in words:
-                    found[words[0]] = process
-        return found
+        ours = ["launcher=ray", f"launcher.address={cluster.address}", "--plain"]
+        super().__init__(place, *ours, *overrides, fresh=True)
 
     def gpus(self) -> dict[str, int]:
         """Role → the number of GPUs that it sees."""
-        seen = {name: process.environ().get("CUDA_VISIBLE_DEVICES", "") for name, process in self.roles().items()}
-        return {name: len(set(numbers.split(",")) - {""}) for name, numbers in seen.items()}
+        found = {}
+        for name, pid in self.roles().items():
+            with contextlib.suppress(psutil.Error):
+                seen = psutil.Process(pid).environ().get("CUDA_VISIBLE_DEVICES", "")
+                found[name] = len(set(seen.split(",")) - {""})
+        return found
 
 
 @pytest.fixture
-def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayRun]]:
     """Start runs in one folder, on the whole cluster. A failed test's run must not keep resources of the next."""
-    started: list[Run] = []
+    started: list[RayRun] = []
     for _ in range(NODES - len(cluster.list_all_nodes())):
         cluster.add_node(num_cpus=CPUS, num_gpus=GPUS)
 
-    def begin(*overrides: str) -> Run:
-        started.append(Run(cluster, tmp_path, *overrides))
+    def begin(*overrides: str) -> RayRun:
+        started.append(RayRun(cluster, tmp_path, *overrides))
         return started[-1]
 
     yield begin
     for run in started:
-        if run.process.poll() is None:
-            run.process.send_signal(signal.SIGINT)
-            run.process.wait(60)
+        run.close()
 
 
 def places(strategy: str) -> dict[int, str]:
@@ -134,7 +104,7 @@ def places(strategy: str) -> dict[int, str]:
     return group["bundles_to_node_id"]
 
 
-def test_a_learner_of_two_ranks_trains_over_two_nodes(start: Callable[..., Run]) -> None:
+def test_a_learner_of_two_ranks_trains_over_two_nodes(start: Callable[..., RayRun]) -> None:
     """Four processes do not fit on one node; the buffer and the ranks do. (Ranks on several nodes learn in
     `tests/slurm`.)"""
     small = ["engine=timed", "run.target_reward=null", "eval.prompts=4", "eval.every=0", "groups_per_batch=2"]
@@ -142,9 +112,7 @@ def test_a_learner_of_two_ranks_trains_over_two_nodes(start: Callable[..., Run])
     run.until("its first step", run.steps)
     assert len(set(places("PACK").values())) == 1 and len(places("PACK")) == 3
     assert not set(places("SPREAD").values()) & set(places("PACK").values())
-    said = run.said()
-    assert run.process.returncode == 0, said
-    found = summary(run.folder)
+    found = run.finish()
     assert found["steps"] == 4 and found["staleness_max"] <= found["staleness_bound"] == 1
     assert (run.folder / "keys").is_dir() and not run.roles()
     logs = {path.name.partition(".")[0] for path in (run.folder / "logs").glob("*.*.log")}
@@ -152,7 +120,7 @@ def test_a_learner_of_two_ranks_trains_over_two_nodes(start: Callable[..., Run])
 
 
 def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_resume_has_lost_nothing(
-    cluster: Any, start: Callable[..., Run]
+    cluster: Any, start: Callable[..., RayRun]
 ) -> None:
     """An actor's process is killed, then a node of three, then the learner. Each process has GPUs of its own, as
     many as planned, also after a restart; those declared to Ray. (Resumed by the inline launcher: only the end of such
@@ -162,7 +130,7 @@ def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_re
     run = start(*knobs, "run.steps=100000", "placement={learner: 0, actors: [1-6]}")
     run.until("its first steps", lambda: run.steps() > 5)
     assert run.gpus() == {"buffer": 0, "learner": 1, "actor-0": 2, "actor-1": 2, "actor-2": 2}
-    run.roles()["actor-1"].kill()
+    run.kill("actor-1")
     run.until("its successor", lambda: "actor-1.2" in run.roles())
     core, actors = set(places("PACK").values()), places("SPREAD")
     assert len(set(actors.values())) == 3, "they are not spread"
@@ -174,10 +142,9 @@ def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_re
     run.until("GPUs for all", lambda: sorted(run.gpus().values()) == [0, 1, 2, 2, 2])
     done = run.steps()
     run.until("more steps", lambda: run.steps() > done + 8)
-    run.roles()["learner"].kill()
-    said = run.said()
-    assert "learner was killed by SIGKILL" in said and run.process.returncode == 1 and not run.roles()
-    assert f"resume={run.folder}" in said
+    run.kill("learner")
+    assert run.end() == 1 and not run.roles(), run.text()
+    assert "learner was killed by SIGKILL" in run.text() and f"resume={run.folder}" in run.text()
     assert len([node for node in ray.nodes() if node["Alive"]]) == NODES, "it has taken the cluster along"
     steps = run.steps() + 4
     train(run.folder.parent, "run", *knobs, f"run.steps={steps}", "placement=auto", f"resume={run.folder}")
@@ -186,7 +153,7 @@ def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_re
     assert not any(audit(run.folder).findings.values())
 
 
-def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., RayRun], tmp_path: Path) -> None:
     """Until then it waits for Ray, rather than ask again and again: that took two processors."""
     asked: list[None] = []
     launcher = RayLauncher(tmp_path, RestartLimits(0), learner_place={"GPU": 5}, ready_timeout=2.0)
@@ -199,7 +166,7 @@ def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., R
     assert 0 < len(asked) < 10
 
 
-def test_a_cluster_of_its_own_lets_in_nobody_else_and_ends_with_the_run(start: Callable[..., Run]) -> None:
+def test_a_cluster_of_its_own_lets_in_nobody_else_and_ends_with_the_run(start: Callable[..., RayRun]) -> None:
     """Ray binds to all addresses of a host: any peer that reaches them could have it run anything."""
     run = start(*TIMED, "run.steps=100000", "launcher.address=local")
     run.until("its first step", run.steps)
@@ -207,6 +174,6 @@ def test_a_cluster_of_its_own_lets_in_nobody_else_and_ends_with_the_run(start: C
     (head,) = [each for each in ours if "gcs_server" in each.name()]
     assert head.environ()["RAY_AUTH_MODE"] == "token" and len(head.environ()["RAY_AUTH_TOKEN"]) == 64
     run.process.send_signal(signal.SIGINT)
-    assert "ended by SIGINT" in run.said() and not run.roles()
+    assert run.end() == 130 and not run.roles()
     psutil.wait_procs(ours, timeout=60)
     assert not [each for each in ours if each.is_running()]

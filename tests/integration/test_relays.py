@@ -1,13 +1,7 @@
 """Weights that actors hand on: how few bytes the learner sends, failures of relays, and keys."""
 
 import asyncio
-import os
-import re
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +14,8 @@ from areal_like.weights.state import State, TensorSpec
 from areal_like.wire import keys
 from areal_like.wire.messages import Manifest
 from buffer.peers import RelayTree
-from tests.forked import Command
-from tests.integration.runs import rows, summary
+from tests.integration.living import Run
+from tests.integration.runs import rows
 from tests.integration.test_weights import RecordingEngine, Source, moved
 
 SECONDS = 60.0
@@ -122,33 +116,14 @@ def test_a_relay_is_a_server_with_a_key_of_its_own(tmp_path: Path, monkeypatch) 
     source.publisher.close()
 
 
-def until(event: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (result := event()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
-    return result
-
-
 @pytest.mark.integration
 def test_a_run_with_relays_goes_on_when_one_is_killed(tmp_path: Path) -> None:
     """Four actors in a chain, of which the first is killed; the learner serves one at a time."""
-    run = tmp_path / "run"
-    command = ["scripts.train", "configs/quickstart.yaml", f"run.dir={tmp_path}", "run.name=run"]
-    command += ["weights.fanout=1", "actors.count=4", "groups_per_batch=2", "sizing.group_size=4", "run.steps=40"]
-    command += ["run.target_reward=null", "eval.prompts=8", "eval.every=0"]
-    process = Command(command, tmp_path / "run.said")
-    try:
-        metrics = run / "metrics.jsonl"
-        until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 5, "train steps")
-        joined = re.search(r"actor-0 joined \(pid (\d+)\)", (run / "logs" / "buffer.log").read_text())
-        assert joined
-        os.kill(int(joined[1]), signal.SIGKILL)
-        said, _ = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 0, said
-    last = rows(run)[-1]
+    knobs = ["weights.fanout=1", "actors.count=4", "groups_per_batch=2", "sizing.group_size=4", "run.steps=40"]
+    run = Run(tmp_path, *knobs, "run.target_reward=null", "eval.prompts=8", "eval.every=0")
+    run.until_step(6)
+    run.kill("actor-0")
+    assert run.finish()["ledger"]["trained"] == 80
+    last = rows(run.folder)[-1]
     # Three of four in peace. Who has lost its relay asks the learner for a while, on a busy machine for longer.
-    assert last["rollout/weight_bytes_relayed"] > 0.2 * last["rollout/weight_bytes"] > 0
-    assert last["step"] == 40 and summary(run)["ledger"]["trained"] == 80
+    assert last["rollout/weight_bytes_relayed"] > 0.2 * last["rollout/weight_bytes"] > 0 and last["step"] == 40
