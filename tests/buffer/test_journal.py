@@ -19,7 +19,7 @@ from buffer import segment_file
 from buffer.events import Drop, HandBack, Open, Requeue, Settle
 from buffer.journal import Journal, JournalError, Record, Recorded, check_payloads, reader, scan, segments
 from buffer.replay_server import count_batches
-from buffer.segment_file import MAGIC, Extent, Stored, load, path_of
+from buffer.segment_file import Extent, Stored, load
 from scripts.ledger import Books
 from tests.buffer.paper import LEFT, note
 
@@ -130,12 +130,6 @@ def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> Non
     path = write(tmp_path / "now", [Record(HandBack(0, LEFT), earlier)] * 2)
     os.truncate(path, path.stat().st_size - 100)
     assert len(resume(tmp_path / "now")) == 1
-
-
-def test_a_segment_whose_first_bytes_are_torn_begins_again(tmp_path: Path) -> None:
-    path_of(tmp_path, 1).write_bytes(MAGIC[:3])
-    assert resume(tmp_path) == []
-    assert path_of(tmp_path, 1).read_bytes() == MAGIC
 
 
 def test_damage_before_the_newest_segment_is_an_error(tmp_path: Path) -> None:

@@ -78,23 +78,3 @@ def test_turns_in_which_nothing_happens() -> None:
         return lambda: house.server.step(0)
 
     assert grows_little(made)
-
-
-def test_leases_go_to_the_actors_with_the_fewest_groups_of_all_that_hold_any_version() -> None:
-    house = House(asynchronous(max_staleness=2), actors=6)
-
-    def held() -> list[int]:
-        return [len(house.store.held_by(actor.name)) for actor in house.server.fleet]
-
-    house.start()
-    assert held() == [2] * 6
-    house.publish(1)
-    house.apply(1, "actor-1", "actor-4")
-    assert held() == [2, 3, 2, 2, 3, 2], "newer weights may start more"
-    for group_id in house.leases("actor-3"):
-        house.push("actor-3", group_id, 0)
-    house.server.groups.drop(13, "by the test")
-    house.server.step(0)
-    assert held()[3] == 0, "it holds weights that start no more"
-    house.apply(1, "actor-3")
-    assert held() == [2, 3, 2, 2, 3, 2], "that of group 13 is taken again"

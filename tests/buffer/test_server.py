@@ -9,7 +9,6 @@ from buffer.events import LeaveOut
 from buffer.policies import none, zero_variance
 from buffer.schedulers import AsyncScheduler, SyncScheduler
 from buffer.sizing import Fixed, Sagc
-from buffer.store import Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 
 
@@ -29,24 +28,6 @@ def test_the_first_actor_with_new_weights_leaves_the_others_their_share(schedule
     assert len(house.leases()) == B + B // 2
     house.apply(1, "actor-1")
     assert len(house.leases()) == 2 * B
-
-
-def test_a_lost_actors_leases_go_to_the_others_and_its_late_push_still_counts_once() -> None:
-    house = House(asynchronous(max_staleness=1), timeout=1e9).start()
-    lost = house.leases("actor-1")
-    before = len(house.leases("actor-0"))
-    house.has_been_silent("actor-1")
-    house.say("learner", "heartbeat", SIGN_OF_LIFE)
-    assert sorted(house.leases("actor-0")[before:]) == lost
-    house.push("actor-1", lost[0], 0)
-    assert house.server.store.entries[lost[0]].stage is Stage.RUNNING, "not before hello"
-    assert "say hello" in house.router.sent[-1][2]["reason"]
-    house.hello("actor-1")
-    house.push("actor-1", lost[0], 0)
-    house.push("actor-0", lost[0], 0)
-    assert house.server.groups.duplicates == 1
-    acknowledged = [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"]
-    assert acknowledged == [[lost[0]], [lost[0]]], "a duplicate is acknowledged too, or it would come for ever"
 
 
 @pytest.mark.parametrize("fate", ["failed", "filtered"])

@@ -131,6 +131,8 @@ def test_a_group_is_taken_from_an_actor_that_has_or_had_its_lease_and_from_nobod
         house.push(name, group_id, 0)
     assert [entries[each].pushed_by for each in (first, second)] == ["actor-0", "actor-1"]
     assert house.server.groups.duplicates == 1
+    acknowledged = [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"]
+    assert acknowledged == [[first]] * 3 + [[second]], "a duplicate is acknowledged too, or it would come for ever"
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------
