@@ -2,11 +2,10 @@
 
 A worker is `python -m actors.reward_pool`, started at the first call that needs it. It reads and writes lines of JSON:
 in comes `{verifier, arguments, knobs}`; out comes one line when the verifier is imported and one with its score and the
-seconds that it took. Those count against its limit: this process may have been busy when the answer came. A call that
-overruns its time, or is cancelled, kills the worker and its children (its process group, with SIGKILL); the next call
-starts a new worker. Workers end with the actor, however it ends: at the end of their input, and on Linux by the
-kernel's parent-death signal, which also reaches a worker that hangs in a verifier. What a verifier has started would
-outlive it: a guard (`actors.child`) leads the worker's process group and then kills all of it.
+seconds that it took, which count against its limit: this process may have been busy when the answer came. A call that
+overruns its time, or is cancelled, kills the worker's process group; the next call starts a new worker. Workers end
+with the actor: at the end of their input, by the parent-death signal (Linux), which reaches one that hangs, too, and by
+a guard (`actors.child`), which kills all that a verifier has started.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class RewardTimes:
     def __init__(self, shortest: float, longest: float, slack: float):
         self._shortest, self._longest, self._slack = shortest, longest, slack
         self._anchors: OrderedDict[int, float] = OrderedDict()
-        self._seconds: deque[float] = deque(maxlen=LATEST)
+        self.seconds: deque[float] = deque(maxlen=LATEST)
 
     def limit(self, case: int | None) -> float:
         """Seconds that a call for this case may take."""
@@ -76,17 +75,12 @@ class RewardTimes:
 
     def add(self, case: int | None, score: float, seconds: float) -> None:
         """Record an answered call."""
-        self._seconds.append(seconds)
+        self.seconds.append(seconds)
         if case is not None and score >= 1:
             self._anchors[case] = max(self._anchors.get(case, 0.0), seconds)
             self._anchors.move_to_end(case)
             if len(self._anchors) > CASES:
                 self._anchors.popitem(last=False)
-
-    def quantiles(self) -> dict[str, float]:
-        """A quantile of the latest answered calls, in seconds; 0 without any."""
-        p50, p99 = np.quantile(self._seconds, [0.5, 0.99]) if self._seconds else (0.0, 0.0)
-        return {"seconds_p50": float(p50), "seconds_p99": float(p99)}
 
 
 class RewardPool:
@@ -158,14 +152,14 @@ class RewardPool:
             self._free.put_nowait(worker)
 
     def stats(self) -> dict[str, float]:
-        """As in `actors.measures`: `answered` (by any verifier), `calls` (of the pool), `timeouts` (of single
-        answers), `errors` (all other failures), of these `crashes` (the worker died), and `kills` (workers killed while
-        they were at a call); `waiting` now; quantiles of the latest answered calls. Without calls of the pool only
-        numbers above 0."""
+        """As in `actors.measures`: `timeouts` of single answers, `errors` (all other failures), of these `crashes` (the
+        worker died), `kills` of workers at a call, quantiles of the latest answered calls. Without calls of the pool
+        only numbers above 0."""
         names = ("answered", "calls", "timeouts", "errors", "crashes")
         found = {f"sum:rewards/{name}": float(getattr(self, name)) for name in names}
         found["sum:rewards/kills"] = float(sum(worker.kills for worker in self._workers))
-        found |= {f"max:rewards/{name}": seconds for name, seconds in self.times.quantiles().items()}
+        p50, p99 = np.quantile(self.times.seconds, [0.5, 0.99]) if self.times.seconds else (0.0, 0.0)
+        found |= {"max:rewards/seconds_p50": float(p50), "max:rewards/seconds_p99": float(p99)}
         found["now:rewards/waiting"] = float(self._waiting)
         return found if self.calls else {key: value for key, value in found.items() if value}
 

@@ -162,11 +162,9 @@ class Worker:
         for group in groups:
             assert group.task is not None
             group.task.cancel()
-        encoded = [
-            encode_partial(group.lease.group_id, group.partial_samples(), group.carried.digests | self.digests)
-            for group in groups
-        ]
-        ids = [group.lease.group_id for group in groups]
+        ids, encoded = [group.lease.group_id for group in groups], []
+        for number, group in zip(ids, groups, strict=True):
+            encoded.append(encode_partial(number, group.partial_samples(), group.carried.digests | self.digests))
         self.client.hand_back(ids, [each for each in encoded if each], leaving)
         for errand in self._errands if leaving else ():
             errand.cancel()  # the buffer gets no more of them
@@ -233,12 +231,10 @@ class Worker:
                 samples = await self._compared(prompt, samples, group.recorders.values())
                 self._push(group, samples, time.monotonic() - begin)
                 return
-        except RewardError as error:
-            self._log_failure(f"group {lease.group_id}")
-            reason, detail = "group reward crashed", _told(str(error), DETAIL_CHARACTERS)
         except Exception as error:  # a bad prompt costs its group, not the run; the ledger has the reason
             self._log_failure(f"group {lease.group_id}")
-            reason, detail = "failed", _told(repr(error), DETAIL_CHARACTERS)
+            reason = "group reward crashed" if isinstance(error, RewardError) else "failed"
+            detail = _told(repr(error), DETAIL_CHARACTERS)
         if group.handed_back:  # not a failure of its own: `hand_back` reports it
             await asyncio.Event().wait()
         self.client.failed(lease.group_id, reason, detail)
@@ -384,11 +380,10 @@ class Worker:
         if not good:
             return {}
         samples = await self._compared(prompt, [sample for _, sample in good], recorders)
+        answers = {lease.group_id: sample for (lease, _), sample in zip(good, samples, strict=True)}
         return {
-            lease.group_id: Group(
-                lease.group_id, [sample], {version: self.digests[version] for version, _ in sample.runs}
-            )
-            for (lease, _), sample in zip(good, samples, strict=True)
+            number: Group(number, [sample], {version: self.digests[version] for version, _ in sample.runs})
+            for number, sample in answers.items()
         }
 
     async def _answer(self, prompt: Prompt, lease: Lease, recorder: Recorder) -> Sample | None:
@@ -410,9 +405,7 @@ def _check_rewards(sample: Sample) -> None:
     """Raises RewardError for a reward that the learner cannot compute with."""
     for reward in (sample.reward, *(earned for _, earned in sample.turn_rewards)):
         if not abs(reward) <= LARGEST_REWARD:
-            raise RewardError(
-                f"the workflow gave the reward {reward:g}: it must be a finite number that float32 can hold"
-            )
+            raise RewardError(f"the workflow gave the reward {reward:g}, expected a finite number in float32")
 
 
 def _told(text: str, most: int) -> str:

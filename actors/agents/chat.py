@@ -45,8 +45,7 @@ class RefusedRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Terms of requests: the sample's `temperature` (None: each request has its own); `ignore` sampling fields instead
-    of refusing them; the marks around a tool call."""
+    """The sample's `temperature` (None: each request has its own); `ignore` other sampling fields, or refuse them."""
 
     temperature: float | None
     ignore: bool = False
@@ -169,11 +168,7 @@ def _message(place: str, message: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": ROLES[role], "content": _text(place, message.get("content"))}
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [_call(place, call) for call in (calls if isinstance(calls, list) else [calls])]
-    if message.get("tool_call_id"):
-        plain["tool_call_id"] = str(message["tool_call_id"])
-    if message.get("name"):
-        plain["name"] = str(message["name"])
-    return plain
+    return plain | {name: str(message[name]) for name in ("tool_call_id", "name") if message.get(name)}
 
 
 def _text(place: str, content: Any) -> str:

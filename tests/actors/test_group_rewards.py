@@ -88,5 +88,5 @@ async def test_a_group_waits_for_its_rewards_and_is_dropped_with_the_reason_wher
         result.set_exception(found)
     await settle()
     pushed = [[each.reward for each in group.samples] for group in client.groups]
-    expected = ([found], []) if isinstance(found, list) else ([], [(1, "group reward crashed", str(found))])
+    expected = ([found], []) if isinstance(found, list) else ([], [(1, "group reward crashed", repr(found))])
     assert (pushed, client.failures) == expected
