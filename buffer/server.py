@@ -497,6 +497,7 @@ class Server:
             "evaluations": self.gauges.evaluations,
             "actors": {actor.name: self._actor_status(actor, now) for actor in self.fleet},
             "left_out": self.peers.left_out,
+            "stopping": self.phase.stopping,
             "waits": self.waits(),
         }
 
