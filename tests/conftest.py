@@ -16,48 +16,22 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
-SLOW = {
-    "actors/agents/test_programs.py": "starts programs",
-    "actors/test_openenv.py": "starts servers",
-    "actors/test_batch_invariant.py": "compares many decodes",
-    "actors/test_judge.py": "waits for judges",
-    "actors/test_progress.py": "waits",
-    "actors/test_ragged_attention.py": "compiles",
-    "actors/test_reward_pool.py": "starts processes",
-    "actors/test_tools.py": "starts processes",
-    "areal_like/test_forks.py": "starts processes",
-    "areal_like/test_keys.py": "waits for sockets",
-    "areal_like/test_launch.py": "starts processes",
-    "areal_like/test_ray_cluster.py": "starts processes",
-    "areal_like/weights/test_history.py": "many histories",
-    "areal_like/weights/test_hostile.py": "many changed bytes",
-    "areal_like/weights/test_server.py": "waits",
-    "buffer/test_hostile_peers.py": "many messages",
-    "buffer/test_histories.py": "many histories",
-    "learners/test_distillation.py": "starts servers",
-    "learners/test_learner.py": "trains",
-    "learners/test_learner_losses.py": "trains",
-    "learners/test_loading.py": "starts processes",
-    "learners/test_prefixes.py": "trains",
-    "learners/test_published_parts.py": "starts processes",
-    "learners/test_ranks.py": "starts processes",
-    "learners/test_real_models.py": "trains",
-    "learners/test_sharding.py": "starts processes",
-    "tasks/test_code.py": "starts sandboxes",
-    "tasks/test_generated.py": "many prompts",
-    "tasks/test_length_trace.py": "starts processes",
-    "tasks/test_reasoning_gym.py": "imports the package",
-    "tasks/test_sandbox.py": "starts sandboxes",
-    "tasks/test_verifiers.py": "imports the package",
+SLOW_IN = {
+    "actors/agents": "programs",
+    "actors": "openenv batch_invariant judge progress ragged_attention reward_pool tools",
+    "areal_like": "forks keys launch ray_cluster",
+    "areal_like/weights": "history hostile server",
+    "buffer": "hostile_peers histories",
+    "learners": "distillation learner learner_losses loading prefixes published_parts ranks real_models sharding",
+    "tasks": "code generated length_trace reasoning_gym sandbox verifiers",
 }
-"""Files that take more than three seconds → why. A new one that does belongs here."""
+SLOW = {f"{folder}/test_{name}.py" for folder, names in SLOW_IN.items() for name in names.split()}
+"""Files that take more than three seconds: they train, compile, wait, or start processes. A new one belongs here."""
 
 LONG = (
     "tests/slurm/",
     "tests/integration/test_documented_commands.py",
     "tests/integration/test_ray.py",
-    "tests/integration/test_process_life.py",
-    "tests/integration/test_live_runs.py",
     "tests/scripts/test_bench.py",
     "tests/faults/",
     "tests/buffer/test_histories.py",

@@ -2,11 +2,9 @@
 sums and the size of their terms, so that they hold on every CPU and with every kernel.
 
 Two kinds of claim:
-- *Equal but for rounding*: compute in float64 (`tests.learners.exact`) and compare by `summed`. Nothing but rounding is
-  below 1e-9 there, so a wrong token, mask or weight shows.
+- *Equal but for rounding*: compute in float64 (`tests.learners.exact`) and compare by `summed`.
 - *float32 or bfloat16 lose no more than they must*: compare both ways with the float64 truth by `assert_rounds_alike`.
-  No bound on rounding that holds for certain is of use here: AdamW makes a move of size lr out of any gradient above
-  its `eps` of 1e-8, and so out of what float32 makes of a gradient that is zero.
+  (AdamW makes a move of size lr out of any gradient above its `eps`, and so out of the rounding of a zero.)
 """
 
 from __future__ import annotations
@@ -46,11 +44,8 @@ def assert_rounds_alike(
     is larger by orders. Where the plain way rounds by luck not at all, one unit in the last place of the result is let.
     """
     flat = [_flat(found), _flat(plain), _flat(truth)]
-    off, least, size = (
-        (flat[0] - flat[2]).norm(),
-        (flat[1] - flat[2]).norm(),
-        flat[2].norm() * torch.finfo(torch.float32).eps,
-    )
+    off, least = (flat[0] - flat[2]).norm(), (flat[1] - flat[2]).norm()
+    size = flat[2].norm() * torch.finfo(torch.float32).eps
     assert off <= 3 * least + size, f"off by {off:.3g}, where the plain way is by {least:.3g}"
 
 

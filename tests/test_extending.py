@@ -62,13 +62,8 @@ def test_each_config_of_the_page_loads(mine: Path, capsys: pytest.CaptureFixture
 @pytest.mark.integration
 def test_every_process_of_a_run_finds_the_users_module(mine: Path) -> None:
     """Buffer (scheduler, sizing, filter), actors (task, workflow, engine), learner (loss, advantage)."""
-    options = [
-        "run.name=a",
-        "eval.prompts=4",
-        "actors.count=1",
-        "run.target_reward=null",
-        "model.initializer_range=0.1",
-    ]
+    options = ["run.name=a", "eval.prompts=4", "actors.count=1", "run.target_reward=null"]
+    options += ["model.initializer_range=0.1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
     code = "import sys; from scripts.cli import main; sys.exit(main())"
     command = [sys.executable, "-P", "-c", code, "train", *TRAINS[-1], *options, "--plain"]
