@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .ablation import results, slurm, study
 from .ablation.results import Choice, gather
-from .ablation.runs import Folder, pool_for, run_all, say
+from .ablation.runs import Folder, run_all, say
 from .ablation.study import MAIN, TUNE, Run
 from .console.arguments import EXIT_INTERRUPTED, command, positive
 from .console.process import Interrupted, Signals
@@ -47,14 +47,12 @@ class Ablation:
         self.tuning = self.study.tuning_runs()
 
     def run(self) -> int:
-        """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError, ConfigError where the
-        runs at a time need more devices than there are."""
+        """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError, ConfigError."""
         signals, failed, parallel = Signals(), list[Run](), self.args.parallel or 1
-        pool = pool_for(parallel, [[run.config for run in self.tuning], self.study.main_configs()])
         for stage in (TUNE, MAIN):
             if self.args.only in (None, stage):
                 runs = self.tuning if stage == TUNE else self.main_runs()
-                failed += run_all(runs, self.folder, parallel, pool, signals.check)
+                failed += run_all(runs, self.folder, parallel, signals.check)
         self.report()
         return len(failed)
 

@@ -25,9 +25,8 @@ from .console.output import console, shortened, sparkline, table, visible, write
 
 REWARD, SEED = "reward/mean", "run.seed"
 UNTELLING = ("run.", "buffer.", "checkpoint.", "security.", "launcher.", "replay", "resume")
-"""Prefixes of keys that change how a run is stored or started, not what it does,"""
 TELLING = ("run.steps", "run.target_reward")
-"""except these."""
+"""Prefixes of keys that change how a run is stored or started, not what it does, except the second ones."""
 MEASURES = {
     "held-out reward": "reward_after",
     "train steps": "steps",

@@ -1,12 +1,10 @@
 """Evaluate a model: `areal-like eval MODEL [SET ...] [--against OTHER]`.
 
-MODEL is a run's folder, one of its checkpoints (`RUN/checkpoints/step-N`), or a Hugging Face folder.
-
-A SET is a file of prompts and answers (`test.jsonl`; all its rows, or `--prompts` of them), a task's name (its held-out
-rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`). Without SET: the run's own held-out prompts, in its
-own workflow. With `--samples 8` each prompt is answered eight times, and pass@k is the unbiased estimate (Chen et al.,
-arXiv 2107.03374). Intervals are of 95 %, over prompts. `--against OTHER` asks a second model the same, and tests the
-differences prompt by prompt. Verifiers run in processes of their own, with a time limit.
+MODEL is a run's folder, one of its checkpoints (`RUN/checkpoints/step-N`), or a Hugging Face folder. A SET is a file of
+prompts and answers, a task's name (its held-out rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`);
+without one: the run's own held-out prompts, in its own workflow. pass@k is the unbiased estimate (Chen et al., arXiv
+2107.03374), intervals are of 95 %, over prompts. `--against OTHER` asks a second model the same, and tests the
+differences prompt by prompt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Show the status of a run, from anywhere: `areal-like status RUN`, live; `--once`: once; `--json FILE`: as JSON.
+"""Show the status of a run, from anywhere: `areal-like status RUN`, live; `--json FILE`: once, as JSON.
 
 Shows waiting processes, staleness, the ledger, each actor's version and work, and the metrics of the last train step.
 Any number of these may run at once; nothing in the run waits for them. For a finished run it shows the summary.
@@ -33,7 +33,6 @@ STOPPING = {"": "", "now": ", stopping at the next batch", "drain": ", draining"
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = command("status", "Shows who waits for whom, and the progress of a run.")
     add_arguments(parser)
-    parser.add_argument("--once", action="store_true", help="print the status once, without a live view")
     parser.add_argument("--json", type=json_file, metavar="FILE", help="write the status once (-: standard output)")
     return parser.parse_args(argv)
 
@@ -94,7 +93,7 @@ def follow(running: Running, args: argparse.Namespace) -> None:
     console, steps = output.console(WIDTH), running.config.run.steps
     if args.json:
         output.write_json(args.json, running.look())
-    elif args.once or not console.is_terminal:
+    elif not console.is_terminal:
         console.print(render(running.look(), steps), markup=False)
     else:
         with Live(console=console, auto_refresh=False) as live:

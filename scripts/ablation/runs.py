@@ -5,8 +5,8 @@ The folder of an ablation has a run's config (`configs/NAME.yaml`), its run fold
 (`logs/NAME.log`). A run is finished when its folder has a summary. A killed run resumes from its last checkpoint
 (`resume=auto`); without a checkpoint it starts from scratch. A failed run does not stop the others.
 
-Runs at a time divide the machine's GPUs. A run counts devices from 0 among those that it may see (`config.placement`),
-so it is started with its own in CUDA_VISIBLE_DEVICES. Slurm and Ray choose devices themselves.
+Runs at a time divide the machine's GPUs; one waits until enough are free. A run counts devices from 0 among those that
+it may see (`config.placement`), so it is started with its own in CUDA_VISIBLE_DEVICES. Slurm and Ray choose devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from areal_like.config import run_config as configs
@@ -96,28 +96,6 @@ class Folder:
             yield
 
 
-class DevicePool:
-    """`count` devices of this machine, for runs to take. `inherited`: this process's CUDA_VISIBLE_DEVICES."""
-
-    def __init__(self, count: int, inherited: str | None = None):
-        self._free, self._inherited = list(range(count)), inherited
-
-    def take(self, config: Config) -> Devices | None:
-        """Devices of a run, until `give_back`; () for one that needs none, None where too few are free now."""
-        count = wanted(config)
-        if count > len(self._free):
-            return None
-        taken, self._free = self._free[:count], self._free[count:]
-        return tuple(taken)
-
-    def give_back(self, devices: Devices) -> None:
-        self._free = sorted([*self._free, *devices])
-
-    def environment(self, devices: Devices) -> dict[str, str]:
-        """What a run with these devices has in its environment."""
-        return {VISIBLE: visible(devices, self._inherited)} if devices else {}
-
-
 def wanted(config: Config) -> int:
     """Devices of this machine that a run needs to itself. Raises ConfigError for a placement that can't be."""
     launcher, needs = resolve("launcher", config.launcher["name"]), needs_of(config, has_gpu())
@@ -131,35 +109,18 @@ def wanted(config: Config) -> int:
     return 1 + max((max(each) for each in (*placement.ranks, *placement.actors) if each), default=-1)
 
 
-def pool_for(parallel: int, stages: Iterable[Iterable[Config]]) -> DevicePool | None:
-    """Devices for `parallel` runs of a stage at a time; None where they need none, or one run at a time may see all.
-    Raises ConfigError where those of a stage that need most do not fit side by side."""
-    if parallel == 1:
-        return None
-    most = max((sorted(map(wanted, stage), reverse=True)[:parallel] for stage in stages), key=sum, default=[])
-    if not sum(most):
-        return None
-    count = gpus_here().count
-    if sum(most) > count:
-        fitting = max((n for n in range(1, parallel) if sum(most[:n]) <= count), default=0)
-        hint = f"--parallel {fitting}, or " if fitting else ""
-        raise ConfigError(
-            f"--parallel {parallel}: runs at the same time need {' + '.join(map(str, most))} devices of "
-            f"{count}: {hint}let the processes of a run share devices: {KEY}={{learner: [0], actors: [0], share: true}}"
-        )
-    return DevicePool(count, os.environ.get(VISIBLE))
-
-
 class Going:
-    """A run with a living process, which has these devices of the pool until it ends."""
+    """A run with a living process, which has these devices until it ends."""
 
-    def __init__(self, run: Run, folder: Folder, devices: Devices, pool: DevicePool):
+    def __init__(self, run: Run, folder: Folder, devices: Devices):
         folder.prepare(run)
         self.run, self.devices, self.began, self._step = run, devices, time.monotonic(), 0
         self._rows = MetricsFollower(folder.run(run) / "metrics.jsonl")
         self._log = folder.log(run)
         self._earlier = self._log.stat().st_size if self._log.exists() else 0  # bytes of earlier attempts
-        variables = os.environ | {"PYTHONPATH": python_path()} | pool.environment(devices)
+        variables = os.environ | {"PYTHONPATH": python_path()}
+        if devices:
+            variables[VISIBLE] = visible(devices, os.environ.get(VISIBLE))
         self.process = Forked(f"{COMMANDS}.train", [str(folder.config(run)), "--plain"], variables, self._log)
 
     def progress(self) -> str:
@@ -177,28 +138,37 @@ class Going:
         return f"FAILED: {errors[-1].removeprefix('error: ')} (its log: {self._log})"
 
 
-def run_all(
-    runs: Sequence[Run], folder: Folder, parallel: int, pool: DevicePool | None, check: Callable[[], None]
-) -> list[Run]:
-    """Make all runs that are not finished, `parallel` at a time, which divide the devices of the pool (None: each sees
-    all). Returns those that failed. `check` raises to end everything; then no process is left."""
+def devices_to_share(runs: Sequence[Run]) -> list[int]:
+    """This machine's devices; none if no run needs any. Raises ConfigError if a run needs more than there are."""
+    most = max((wanted(run.config) for run in runs), default=0)
+    count = gpus_here().count if most else 0
+    if most > count:
+        raise ConfigError(f"{KEY}: a run needs {most} devices of {count}: {{learner: [0], actors: [0], share: true}}")
+    return list(range(count))
+
+
+def run_all(runs: Sequence[Run], folder: Folder, parallel: int, check: Callable[[], None]) -> list[Run]:
+    """Make all runs that are not finished, at most `parallel` at a time, each with devices of its own (with one at a
+    time it sees all). Returns those that failed. `check` raises to end everything; then no process is left. Raises
+    ConfigError."""
     waiting = [run for run in runs if not folder.is_finished(run)]
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
     going, failed = list[Going](), list[Run]()
+    free = devices_to_share(waiting) if parallel > 1 else []
     total, done, last_line = len(waiting), 0, time.monotonic()
     try:
         while waiting or going:
             check()
             while waiting and len(going) < parallel:
-                devices = pool.take(waiting[0].config) if pool else ()
-                if devices is None:
+                count = wanted(waiting[0].config) if parallel > 1 else 0
+                if count > len(free):
                     break
-                going.append(Going(waiting.pop(0), folder, devices, pool or DevicePool(0)))
+                devices, free = tuple(free[:count]), free[count:]
+                going.append(Going(waiting.pop(0), folder, devices))
             for one in [one for one in going if one.process.poll() is not None]:
                 going.remove(one)
-                if pool:
-                    pool.give_back(one.devices)
+                free = sorted([*free, *one.devices])
                 done += 1
                 say(f"[{done}/{total}] {one.run.title}: {one.end()}")
                 failed += [one.run] if one.process.poll() else []

@@ -1,7 +1,6 @@
 """A study: the checked yaml file (docs/ablations.md shows one) and its runs. Starts nothing.
 
-A run's name ends in a hash of its whole config. So a changed study keeps the runs that are still in it, and never uses
-the run of another config.
+A run's name ends in a hash of its config: a changed study keeps the runs that are still in it.
 """
 
 from __future__ import annotations
@@ -114,8 +113,7 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
         return runs
 
     def main_runs(self, picked: Mapping[tuple[str, ...], Labels]) -> list[Run]:
-        """The runs of the second stage with what tuning has picked, by `tuned_for`. All points take
-        turns, seed by seed, so other load on the machine affects all of them alike."""
+        """The runs of the second stage with the `picked` values, by `tuned_for`; points take turns, seed by seed."""
         runs: list[Run] = []
         for labels in self.points():
             tuned = picked[self.tuned_for(labels)] if self.tune else {}

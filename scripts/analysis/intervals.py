@@ -1,8 +1,5 @@
-"""Statistics of repeated runs: means with bootstrap intervals, markdown tables.
-
-One number per seed goes in. A missing number (None or NaN: a failed run, a target never reached) is left out and
-counted: an `Estimate` has both counts.
-"""
+"""Statistics of repeated runs: means with bootstrap intervals, markdown tables. A missing number (None or NaN: a failed
+run, a target never reached) is left out and counted."""
 
 from __future__ import annotations
 
@@ -42,10 +39,9 @@ class Estimate(NamedTuple):
 def bootstrap(values: Iterable[float | None]) -> Estimate:
     """The mean of `values` and its percentile-bootstrap interval of 95 %, the same for the same values.
 
-    The plain percentile interval of a few seeds is too narrow. So its quantiles are moved outwards, until it equals
-    Student's interval for normal data (Hesterberg, "What teachers should know about the bootstrap", 2015: expanded
-    percentile interval). Intervals of 95 % then contain the mean of normal data in 92 % of cases with 5 seeds (plain:
-    84 %) and 95 % with 8 (89 %). With 3 seeds they are the range of the values and contain it in 75 %.
+    The plain percentile interval of a few seeds is too narrow: its quantiles are moved outwards until it equals
+    Student's interval for normal data (Hesterberg 2015, expanded percentile interval). It then contains the mean of
+    normal data in 92 % of cases with 5 seeds (plain: 84 %), 95 % with 8; with 3 seeds it is the range (75 %).
     """
     given = np.array([np.nan if value is None else value for value in values], np.float64)
     known = given[~np.isnan(given)]
@@ -74,36 +70,25 @@ def _interval(values: np.ndarray) -> np.ndarray:
     return np.quantile(_drawn(count) @ values / count, [tail, 1 - tail], axis=0)
 
 
-class Band(NamedTuple):
-    """A mean curve: `x`, `mean`, `low`, `high`, each float64 [points]; low and high are NaN for a single curve."""
-
-    x: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
-def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Band:
-    """The mean of curves (x rising, y), one per seed, linearly interpolated at common places, with its interval.
-
-    It covers the x that every curve has. Raises ValueError if there is none, or no curve.
-    """
+def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[np.ndarray, ...]:
+    """The mean of curves (x rising, y), one per seed, interpolated at common places: x, mean, low, high, each float64
+    [points]; low and high are NaN for a single curve. Raises ValueError if the curves have no x in common."""
     first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if first > last:
         raise ValueError(f"the curves have no x in common: one begins at {first:g}, another ends at {last:g}")
     places = np.linspace(first, last, CURVE_POINTS)
     values = np.stack([np.interp(places, x, y) for x, y in curves])
-    return Band(places, values.mean(0), *_interval(values))
+    return places, values.mean(0), *_interval(values)
 
 
 def draw_band(axes: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], label: str) -> None:
     """Draw the mean of curves as a line, each of several curves thin, and the interval of five or more."""
-    mean = band(curves)
-    (line,) = axes.plot(mean.x, mean.mean, label=label)
-    for x, y in curves if len(curves) > 1 else ():
-        axes.plot(x, y, color=line.get_color(), alpha=0.3, linewidth=0.6)
+    x, mean, low, high = band(curves)
+    (line,) = axes.plot(x, mean, label=label)
+    for own, y in curves if len(curves) > 1 else ():
+        axes.plot(own, y, color=line.get_color(), alpha=0.3, linewidth=0.6)
     if len(curves) >= FEWEST_FOR_INTERVALS:
-        axes.fill_between(mean.x, mean.low, mean.high, color=line.get_color(), alpha=0.15, linewidth=0)
+        axes.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 # Tables

@@ -1,7 +1,7 @@
 """A checkpoint of a run on its way (`RUN/checkpoints/step-N`) as a model's folder, `model` in it.
 
-The checkpoint holds the learner's state, of several ranks each its part in a file. So the learner that the run's config
-names is built here, on the CPU, as one rank, takes the weights of all files, and writes them as they were published.
+The checkpoint holds the learner's state, of several ranks each its part. The learner that the run's config names is
+built here, on the CPU, as one rank, takes the weights of all files, and writes them as they were published.
 """
 
 from __future__ import annotations
@@ -24,18 +24,14 @@ _OF_WEIGHTS = ("name", "lora", "publish_dtype")
 def step_model(step: Path) -> Path:
     """The model's folder of a checkpoint, written if it is not there. Raises UserError (ConfigError: no run around it,
     a learner without a model) and OSError."""
-    target = step / "model"
+    target, file = step / "model", step.resolve().parents[1] / CONFIG
     if (target / "config.json").is_file():
         return target
-    file = step.resolve().parents[1] / CONFIG
     if not file.is_file():
-        raise ConfigError(
-            f"{step} holds a learner's state, and its run's {CONFIG} is missing ({file}): leave it in its run's folder"
-        )
-    config = configs.load_resolved(file)
+        raise ConfigError(f"{step} holds a learner's state; {file} is missing: leave it in its run's folder")
     beside = target.with_name(f".model.{os.getpid()}.tmp")
     try:
-        _write(config, step, beside)
+        _write(configs.load_resolved(file), step, beside)
         if not (target / "config.json").is_file():
             beside.rename(target)
     finally:

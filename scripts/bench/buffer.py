@@ -1,11 +1,9 @@
 """The buffer against a raw ZeroMQ proxy, multiprocessing and Ray: `python -m scripts.bench.buffer [--json FILE]`.
 
-Four producer processes, the measured path, one consumer process; every message, put or push carries whole groups of 8
-trajectories of 12 KB (750 prompt tokens, 1,000 sampled ones with logprobs and loss mask). Ours is the real buffer
-process with its ledger, staleness bound and acknowledgements, on TCP without keys (the queues have none); light actors
-encode each group that they push, and a light learner takes batches. A queue of Python objects carries a group as a
-list of dicts of arrays. The contenders take turns, and a ratio is the median over rounds of the ratio within a round,
-since absolute rates depend on the machine's other load. A contender that does not answer is left out.
+Four producer processes, the measured path, one consumer process; each message carries whole groups of 8 trajectories
+of 12 KB. Ours is the real buffer process (ledger, bound, acknowledgements) with light actors, which encode each group,
+and a light learner; a queue of Python objects carries lists of dicts of arrays. Contenders take turns; a ratio is the
+median over rounds of the ratio within a round. One that does not answer is left out.
 
 Metrics: `tcp_over_raw_zmq`, `tcp_over_ray_queue`, `tcp_over_mp_queue`, `same_host_over_tcp`, `memory_over_off`,
 `fsync_over_off`, `ack_p99_ms` (push to acknowledgement under full load), and trajectories per second of each path.

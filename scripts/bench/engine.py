@@ -2,13 +2,9 @@
 
     python -m scripts.bench.engine [--json FILE] [--repeats N]
 
-Both sample at temperature 1 (the engine records logprobs as well), 64 sequences at once, one thread, Qwen2 of hidden
-size 128 and 4 layers. "equal": all responses have the same length. "longtail": log-normal lengths (σ = 1), 256
-requests; `generate` takes them 64 at a time and each batch waits for its longest. The contenders take turns and the
-best of the repeats counts, so other load on the machine affects both. Only requested tokens count.
-
-Metrics: `engine_over_generate`, `engine_over_generate_longtail` (ratios of tokens/s), `*_tokens_per_second`,
-`engine_over_generate_greedy` (equal lengths, both greedy), and `invariant_over_engine` (with `batch_invariant`).
+64 sequences at once, one thread, a small Qwen2, temperature 1. "longtail": 256 requests of log-normal lengths;
+`generate` takes them 64 at a time, and each batch waits for its longest. Metrics: `engine_over_generate`,
+`engine_over_generate_longtail`, `*_tokens_per_second`.
 """
 
 from __future__ import annotations
@@ -30,11 +26,11 @@ if TYPE_CHECKING:
 SLOTS, VOCAB, PROMPT, EQUAL, REQUESTS, MEDIAN, LONGEST = 64, 1000, 32, 128, 256, 48, 512
 
 
-def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool, **mode: Any) -> None:
+def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, **mode: Any) -> None:
     """prompts [n, P]; each batch of SLOTS decodes as many tokens as its longest response. `mode`: of `generate`."""
     import torch
 
-    mode |= {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    mode |= {"do_sample": True, "temperature": 1.0, "top_k": 0}
     for start in range(0, len(prompts), SLOTS):
         ids = torch.from_numpy(prompts[start : start + SLOTS].astype(np.int64)).to(reference.device)
         longest = int(lengths[start : start + SLOTS].max())
@@ -42,9 +38,9 @@ def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greed
         reference.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **count, **mode)
 
 
-def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> None:
+def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray) -> None:
     async def sample_all() -> None:
-        limits = [Limits(int(n), temperature=0.0 if greedy else 1.0, key=i) for i, n in enumerate(lengths)]
+        limits = [Limits(int(n), key=i) for i, n in enumerate(lengths)]
         await asyncio.gather(*map(engine.generate, prompts, limits))
 
     asyncio.get_event_loop().run_until_complete(sample_all())
@@ -55,21 +51,16 @@ def compare(suffix: str, lengths: np.ndarray, repeats: int, rng: np.random.Gener
     from areal_like.models.causal_lm import qwen2
 
     shape: dict[str, Any] = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
-    reference, *own = (qwen2(0, VOCAB, **shape).eval() for _ in range(3))  # an engine takes over its model
-    greedy = suffix == "_greedy"
-    prompts = rng.integers(0, VOCAB, (len(lengths), PROMPT))
-    engine, invariant = (TorchEngine(own[each], slots=SLOTS, batch_invariant=bool(each)) for each in (0, 1))
+    reference, own = (qwen2(0, VOCAB, **shape).eval() for _ in range(2))  # an engine takes over its model
+    prompts, engine = rng.integers(0, VOCAB, (len(lengths), PROMPT)), TorchEngine(own, slots=SLOTS)
     calls: dict[str, Callable[[], Any]] = {
-        "generate": lambda: run_generate(reference, prompts, lengths, greedy),
-        "engine": lambda: run_engine(engine, prompts, lengths, greedy),
-        "invariant": lambda: run_engine(invariant, prompts, lengths, greedy),
+        "generate": lambda: run_generate(reference, prompts, lengths),
+        "engine": lambda: run_engine(engine, prompts, lengths),
     }
     seconds = best_seconds(calls, repeats, perf_counter)
-    for each in (engine, invariant):
-        asyncio.get_event_loop().run_until_complete(each.close())
-    found = {f"engine_over_generate{suffix}": seconds["generate"] / seconds["engine"]}
-    found |= {f"{name}{suffix}_tokens_per_second": float(lengths.sum()) / spent for name, spent in seconds.items()}
-    return found | {f"invariant_over_engine{suffix}": seconds["engine"] / seconds["invariant"]}
+    asyncio.get_event_loop().run_until_complete(engine.close())
+    found = {f"{name}{suffix}_tokens_per_second": float(lengths.sum()) / spent for name, spent in seconds.items()}
+    return found | {f"engine_over_generate{suffix}": seconds["generate"] / seconds["engine"]}
 
 
 def main() -> None:
@@ -85,8 +76,7 @@ def main() -> None:
     equal = np.full(SLOTS, 4 if args.quick else EQUAL)
     tail = np.clip(np.rint(np.exp(rng.normal(np.log(MEDIAN), 1.0, REQUESTS))), 1, LONGEST).astype(int)
     tail = np.minimum(tail[:SLOTS], 8) if args.quick else tail
-    metrics = compare("", equal, args.repeats, rng) | compare("_greedy", equal, args.repeats, rng)
-    tell(metrics | compare("_longtail", tail, max(1, args.repeats // 2), rng), args.json)
+    tell(compare("", equal, args.repeats, rng) | compare("_longtail", tail, max(1, args.repeats // 2), rng), args.json)
 
 
 if __name__ == "__main__":

@@ -2,20 +2,11 @@
 
     python -m scripts.bench.learner [--json FILE] [--repeats N] [--without-trl]
 
-One batch, one model (Qwen2, hidden size 256, 4 layers, float32), one thread, one optimizer step of PPO-clip per batch
-without KL, AdamW, clipped norm. Lengths of sequences (prompt and response) are log-normal with p95/p50 = 4. Each
-contender runs in a process of its own (peak memory), and its fastest step counts.
-
-- "packed": `TorchLearner.train` as it is, advantages and metrics included.
-- "padded": the same, but each micro-batch is a rectangle as long as its longest sequence, under transformers' own
-  attention; as many sequences as fit into the same token budget. The head runs on trained tokens only, as in "packed".
-- "trl": `GRPOTrainer` (`loss_type="dapo"`, `num_iterations=1`) gets the same completions from its `rollout_func`.
-  Only forward, backward, clipping and AdamW count: its padding, decoding, rewards and advantages are left out, in its
-  favour. It has no token budget, so it runs with several `per_device_train_batch_size` and the fastest counts.
-
-Tokens per second are of real input tokens (prompt and response), the same number for all. Metrics:
-`packed_over_padded`, `step_over_trl` (packed over TRL), `*_tokens_per_second`, and
-`*_peak_bytes` (largest resident memory).
+One batch (log-normal lengths, p95/p50 = 4), one float32 model, one thread, one optimizer step of PPO-clip. Each
+contender runs in a process of its own, and its fastest step counts. "padded": rectangles under transformers' own
+attention, in the same token budget. "trl": the same completions from its `rollout_func`; only forward, backward,
+clipping and AdamW count, with the fastest `per_device_train_batch_size`. Metrics: `packed_over_padded`,
+`step_over_trl`, `*_tokens_per_second` (of real input tokens), `*_peak_bytes`.
 """
 
 from __future__ import annotations

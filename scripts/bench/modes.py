@@ -1,17 +1,12 @@
 """Synchronous against asynchronous training, and techniques for rounds: `python -m scripts.bench.modes [--json FILE]`.
 
-Real processes, sockets, buffer and weight updates; the accelerators are simulated (`engine=timed`, `learner=timed`), so
-two cores suffice and a run measures waiting. Trained samples per second, plain sync = 1.0.
+Real processes, sockets, buffer and weight updates; accelerators are simulated (`engine=timed`, `learner=timed`), so two
+cores suffice. Trained samples per second, plain sync = 1.0. Scenarios: `balanced` (equal lengths), `longtail`
+(log-normal lengths, the same mean cost on both sides), `decode` (longtail, with a cost per sequence), `rounds` (p99/p50
+= 9, as RollPacker's, arXiv 2509.21009; tail batching starts a quarter more prompts and responses).
 
-balanced   all answers equally long; generating a batch takes as long as training on it
-longtail   log-normal answer lengths (sigma 1 over prompts, 0.3 within), the same mean cost on both sides
-decode     longtail, and a decode step costs 0.002 of its base more per sequence
-rounds     answers of up to 16 times the median, p99/p50 = 9, as RollPacker's (arXiv 2509.21009) of up to 16k tokens;
-           tail batching starts a quarter more prompts and responses, and a train step takes a fifth of a plain round
-
-"waiting": not interruptible, an update waits for running sequences. Metrics: `MODE_SCENARIO` (samples per second),
-`MODE_over_sync_SCENARIO`, `tail_over_sync` and `all_over_sync` of "rounds"; `sagc_straggler_share` and `sagc_budget` of
-SAGC's controller alone under drifting lengths, as a run of seconds measures no long-run shares.
+Metrics: `MODE_SCENARIO` (samples per second), `MODE_over_sync_SCENARIO`, `tail_over_sync` and `all_over_sync` of
+"rounds"; `sagc_straggler_share` and `sagc_budget` of SAGC's controller alone under drifting lengths.
 """
 
 from __future__ import annotations

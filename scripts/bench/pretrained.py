@@ -2,20 +2,13 @@
 
     python -m scripts.bench.pretrained [--json FILE] [--trl PYTHON] [--without-trl]      (taskset -c 0,1: on two cores)
 
-Same model, prompts (sums of one-digit numbers, as examples/make_sums.py writes them), groups (8 prompts × 8
-samples), temperature, learning rate, clipping, one optimizer step per 64 samples, and cores. The end token is one that
-the model never samples, so each answer has exactly 16 tokens. An answer whose last number is right earns 1.
+Same model, prompts (examples/make_sums.py), groups (8 × 8), temperature, learning rate, clipping and cores; each answer
+has 16 tokens, as the end token is one that is never sampled. "async", "sync": `configs/smollm2/one-digit.yaml`.
+"trl": `loss_type="dapo"`, `beta=0`, micro-batches of 16, with bfloat16 autocast and wholly in bfloat16; the faster
+counts. `--trl` names the interpreter of another environment (`pip install -e '.[bench]' -c constraints.txt`).
 
-- "async", "sync": `configs/smollm2/one-digit.yaml` in that mode; from one batch served to the learner to the next.
-- "trl": `GRPOTrainer` (`loss_type="dapo"`, `beta=0`, `num_iterations=1`), from one optimizer step to the next, in
-  micro-batches of 16 samples: with bfloat16 autocast, and wholly in bfloat16 (weights and AdamW too, which loses small
-  updates); the faster counts. glibc keeps its memory, which halves its time. Its interpreter may be that of another
-  environment (`--trl PYTHON`); `pip install -e '.[bench]' -c constraints.txt` makes one.
-
-The first steps (warm-up, a pipeline that fills) are left out. Metrics: `async_over_trl`, `sync_over_trl` (TRL's seconds
-over ours), `*_seconds`, `*_peak_bytes` (all processes, shared memory counted once), and `computed_over_unique`: tokens
-that all of the learner's forward passes computed for the last batch of "async", over its unique tokens (equal
-tokens in equal contexts count once).
+Metrics: `async_over_trl`, `sync_over_trl` (TRL's seconds over ours), `*_seconds`, `*_peak_bytes` (all processes), and
+`computed_over_unique`: tokens that all of the learner's forward passes computed for a batch, over its unique ones.
 """
 
 from __future__ import annotations
@@ -45,7 +38,7 @@ PRECISIONS = ("bf16", "whole")
 MEMORY_SECONDS = 3.0
 """Seconds between measurements of the memory; each stops the process for a moment."""
 KEPT_BY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
-"""Memory that glibc keeps for the next step, which halves TRL's time. Our processes set this themselves."""
+"""Memory that glibc keeps, which halves TRL's time. Our processes set this themselves."""
 
 
 def prepare(place: Path) -> None:

@@ -1,8 +1,7 @@
 """The display of `train`: live, or plain lines without a terminal; it also feeds the run's trackers.
 
-`Display` reads train steps from the learner's file, and asks the buffer twice a second for waiting roles. It reports
-dead processes to the buffer and to the user. Nothing in the run waits for it, and it waits for nothing. Below it are
-the words for what a run has done: faults, the ledger, the summary.
+`Display` reads train steps from the learner's file, and asks the buffer for waiting roles. It reports dead processes to
+the buffer and to the user. Nothing in the run waits for it. Below it are faults, the ledger and the summary in words.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ STATUS_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = (2.0, 60.0)
-"""Seconds between plain lines, at first and in a long run."""
+"""Between plain lines, at first and in a long run."""
 EXPECTED = ("end of run", "stale")
 """Reasons to drop a group that are not faults."""
 FAULTS = {
@@ -216,8 +215,7 @@ class Display:
             shown["buffer"] = self._buffer(self.status)
         if len(self.rewards) > 1:
             shown["reward"] += f"  {sparkline(self.rewards)}"
-        restarts = sum(death.again_in is not None for death in self.deaths)
-        return Group(progress, facts(shown | {"waits": self._waits(), "restarts": str(restarts or "")}))
+        return Group(progress, facts(shown | {"waits": self._waits()}))
 
     def close(self) -> None:
         if self._client:

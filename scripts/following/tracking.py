@@ -22,10 +22,9 @@ from areal_like.trackers.interface import Shown, Tracked, Tracker
 from ..samples import Texts
 
 END_SECONDS = 30.0
-EXAMPLES = 4
-"""Held-out answers shown per evaluation: those of the first rows, so that changes are visible."""
-TIMES = 100
-"""Times in a run at which trained samples are shown: best and worst of the newest group."""
+EXAMPLES, TIMES = 4, 100
+"""Held-out answers shown per evaluation, of the first rows; times in a run at which the best and the worst trained
+sample of the newest group are shown."""
 
 
 class Tracking:

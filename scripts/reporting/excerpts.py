@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby, zip_longest
+from itertools import accumulate, groupby, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,12 +50,8 @@ def excerpts(run: Path, texts: Texts, most_bytes: int) -> list[dict[str, Any]]:
         for place, record in enumerate(read(run, [fate])):
             if (fate, place) in wanted:
                 made[fate, place] = excerpt(record, texts)
-    found, used = set[tuple[Fate, int]](), 0
-    for key in turns:
-        used += len(json.dumps(made.get(key)))
-        if used > most_bytes and found:
-            break
-        found.add(key)
+    ends = [*accumulate(len(json.dumps(made.get(key))) for key in turns)]
+    found = {key for key, end in zip(turns, ends, strict=True) if end <= most_bytes} or set(turns[:1])
     return [made[key] for key in sorted(found & made.keys())]
 
 

@@ -110,7 +110,7 @@ def test_status_shows_who_waits_each_actor_and_the_ledger(live: Run, capsys: pyt
     assert all(actor["version"] >= report["version"] - 1 for actor in report["actors"].values())
     assert report["ledger"]["admitted"] >= report["ledger"]["trained"] >= 4
     assert found["step"]["step"] >= 3
-    assert status.main([str(live.folder), "--once"]) == 0
+    assert status.main([str(live.folder)]) == 0
     shown = capsys.readouterr().out
     for word in ("waits", "staleness", "bound 1", "admitted", "actor-1"):
         assert word in shown

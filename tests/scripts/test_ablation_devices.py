@@ -1,4 +1,4 @@
-"""`ablate --parallel` on a node with GPUs: runs at a time have devices of their own, or are refused at once."""
+"""`ablate --parallel` on a node with GPUs: runs at a time have devices of their own."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from areal_like.config import run_config as configs
 from areal_like.config.placement import VISIBLE
 from areal_like.config.run_config import Config, ConfigError
 from scripts.ablation import runs
-from scripts.ablation.runs import DevicePool, Folder, pool_for, wanted
+from scripts.ablation.runs import Folder, wanted
 from scripts.ablation.study import MAIN, Run
 from scripts.starting.gpus import Gpus
 
@@ -43,16 +43,13 @@ def test_a_run_needs_the_devices_of_its_placement(overrides: tuple[str, ...], co
     assert wanted(config_of(*overrides)) == count
 
 
-def test_too_many_runs_at_a_time_are_refused_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "gpus_here", lambda: Gpus("stated", 8))
-    large, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
-    assert pool_for(2, [[none], [large, large, one]]) and pool_for(8, [[one] * 9])
-    assert pool_for(1, [[large] * 9]) is None and pool_for(9, [[none] * 9]) is None
-    with pytest.raises(ConfigError, match=r"--parallel 3: .* need 3 \+ 3 \+ 3 devices of 8: --parallel 2"):
-        pool_for(3, [[one, large, large, large], [one] * 9])
+def test_a_run_that_needs_more_devices_than_there_are_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runs, "gpus_here", lambda: Gpus("stated", 1))
-    with pytest.raises(ConfigError, match="--parallel 2: "):
-        pool_for(2, [[large, large]])
+    made = [Run(MAIN, {}, {}, 0, lambda: config_of(*ON_GPUS))]
+    with pytest.raises(ConfigError, match="needs 3 devices of 1"):
+        runs.run_all(made, Folder(tmp_path), 2, lambda: None)
 
 
 LOOK = """
@@ -74,14 +71,17 @@ def test_runs_at_a_time_see_devices_of_their_own(
 ) -> None:
     """The wide one waits until enough are free; later ones get the devices that others have given back."""
     monkeypatch.delenv(VISIBLE, raising=False)
+    if inherited:
+        monkeypatch.setenv(VISIBLE, inherited)
+    monkeypatch.setattr(runs, "gpus_here", lambda: Gpus("stated", 4))
     wide, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
     configs = [one, one, wide, one, none]
     monkeypatch.setattr(runs, "Forked", looks)
     made = [Run(MAIN, {}, {}, seed, partial(configs.__getitem__, seed)) for seed in range(len(configs))]
     folder = Folder(tmp_path)
-    assert runs.run_all(made, folder, 3, DevicePool(4, inherited), lambda: None) == []
+    assert runs.run_all(made, folder, 3, lambda: None) == []
     told = [json.loads(Path(f"{folder.config(run)}.json").read_text()) for run in made]
-    assert told[4][0] is None and os.environ.get(VISIBLE) is None
+    assert told[4][0] == inherited == os.environ.get(VISIBLE)
     seen = [set(each[0].split(",")) for each in told[:4]]
     assert [len(each) for each in seen] == [1, 1, 3, 1]
     assert set.union(*seen) <= set((inherited or "0,1,2,3").split(","))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import subprocess
 import sys
@@ -48,35 +47,18 @@ def test_print_config_is_light_has_every_knob_and_is_a_config(tmp_path: Path) ->
 
 def test_resume_and_replay_are_options_too() -> None:
     assert parse(["quickstart", "--resume", "auto", "run.steps=5"]).overrides == ["run.steps=5", "resume=auto"]
-    assert parse(["quickstart", "--replay=runs/x"]).overrides == ["replay=runs/x"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        ([QUICKSTART, "learner.lrr=1"], "learner.lrr"),
-        (["configs/nowhere.yaml"], "configs/nowhere.yaml"),
-    ],
-)
-def test_a_wrong_config_is_one_line_and_light(argv: list[str], words: str) -> None:
-    done = run_light(*argv)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("error: ") and words in done.stderr
+def test_a_wrong_config_is_one_line_and_light() -> None:
+    done = run_light(QUICKSTART, "learner.lrr=1")
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ") and "learner.lrr" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("argv", "told"),
-    [
-        ([QUICKSTART, "--num-train-epochs=3"], "run.steps"),
-        ([QUICKSTART, "--loss", "dg"], "A setting is key=value, such as run.steps=5."),
-    ],
-)
-def test_a_setting_written_as_an_option_is_answered(argv: list[str], told: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_setting_written_as_an_option_is_answered(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit, match="2"):
-        parse(argv)
-    assert told in capsys.readouterr().err
+        parse([QUICKSTART, "--num-train-epochs=3"])
+    assert "run.steps" in capsys.readouterr().err
 
 
 def test_run_folders_do_not_collide(tmp_path: Path) -> None:
@@ -90,17 +72,10 @@ def test_run_folders_do_not_collide(tmp_path: Path) -> None:
         make_run_folder(config, "quickstart")
 
 
-def test_a_run_dir_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_dir_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"^run.dir=\S+/file: cannot be written"):
         make_run_folder(configs.load([QUICKSTART, f"run.dir={tmp_path / 'file'}"]), "a")
-
-    def full(*args: object, **more: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(OSError, match="No space left"):
-        make_run_folder(configs.load([QUICKSTART, f"run.dir={tmp_path}"]), "a")
 
 
 def test_the_record_is_enough_to_run_again(tmp_path: Path) -> None:
@@ -143,7 +118,6 @@ def test_transport_follows_the_port() -> None:
     ("overrides", "name"),
     [
         ([], "quickstart"),
-        (["mode=sync", "learner.lr=1e-3"], "quickstart-mode=sync-lr=1e-3"),
         (["engine.server.mem-fraction-static=0.4"], "quickstart-mem_fraction_static=0.4"),
         (["task.path=a b/../c.jsonl"], "quickstart-path=a_b_.._c.jsonl"),
         (["loss=dg"] * 30, "quickstart-" + ("loss=dg-" * 30)[:60].rstrip("-")),
