@@ -2,8 +2,6 @@
 
 Checks the study and the config of every possible run, tunes if the study asks for it, makes the runs, and writes
 `results.csv`, `results.md` and `curves.png`. The same command again continues: finished runs stay, killed ones resume.
-The parts are in `scripts.ablation`: `study` (the yaml), `measures`, `runs` (this machine), `slurm` (a cluster),
-`results` (tables, curves).
 """
 
 from __future__ import annotations

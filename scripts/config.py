@@ -1,8 +1,8 @@
 """Every key of a config: `areal-like config [PART ...]`, e.g. `learner`, `loss.dg`, `buffer`, `run.steps`.
 
-Without PART: all parts by name. A part is a section (`run`, `buffer`), a kind of component (`loss`), one component
-(`loss.dg`, `learner.torch`, your own as `loss.mine:Loss`), or one key. Shown are type, default, range and meaning, read
-from the code and from `configs/base.yaml`; nothing is imported. `--markdown FILE` writes all parts (`docs/config.md`).
+A part is a section, a kind of component (`loss`), one component (`loss.dg`, your own as `loss.mine:Loss`), or one key.
+Type, default, range and meaning are read from the code and from `configs/base.yaml`; nothing is imported.
+`--markdown FILE` writes all parts (`docs/config.md`).
 """
 
 from __future__ import annotations

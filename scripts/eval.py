@@ -242,7 +242,6 @@ def figures(answers: Sequence[Answers], args: argparse.Namespace) -> dict[str, A
 
 
 def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, model: Path) -> None:
-    """A row per set and figure."""
     how = "greedy" if args.temperature == 0 else f"temperature {args.temperature:g}"
     title = f"{model}: {args.samples} answer{'s' * (args.samples > 1)} per prompt, {how}"
     made = table(title, "set", "prompts", "figure", "mean", "low", "high", "tokens", "cut")
@@ -305,7 +304,6 @@ def differences(
 
 
 def table_of(title: str, sets: Mapping[str, Mapping[str, Paired]]) -> Table:
-    """A row per set and figure."""
     made = table(title, "set", "figure", "difference", "low", "high", "better", "worse", "p")
     for name, figures in sets.items():
         label = shortened(name, 14)

@@ -1,8 +1,7 @@
 """Make encryption keys for buffer, learner, actors and operators: `areal-like keys FOLDER`. None is overwritten.
 
-With keys every connection is encrypted and authenticated (CURVE), and each key is for one role. A run on
-TCP without named keys makes its own (`keys/` in the run folder). Make a folder for keys that outlive runs, or for
-machines that do not see the run folder. Keep it outside of the run folders. `wire/keys.py` describes its files.
+A run on TCP without named keys makes its own (`keys/` in the run folder). Make a folder for keys that outlive runs, or
+for machines that do not see the run folder; keep it outside of the run folders. `wire/keys.py` describes its files.
 """
 
 from __future__ import annotations
@@ -17,22 +16,11 @@ from .console.arguments import command, refuse
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = command(
-        "keys", __doc__, "examples:  areal-like keys ~/keys   areal-like train quickstart security.key_folder=~/keys"
-    )
+    parser = command("keys", __doc__, "example:  areal-like train quickstart security.key_folder=~/keys")
     parser.add_argument("folder", type=Path, help="folder for the keys; created if missing")
-    parser.add_argument(
-        "--client",
-        metavar="NAME",
-        help="add a client, whose machine needs FOLDER/NAME; to remove it, delete FOLDER/clients/NAME.key",
-    )
-    parser.add_argument(
-        "--role",
-        choices=list(SENDS),
-        default="actor",
-        help="what that client may do: roll out and read the status (actor, the default), read the status and stop "
-        "the run (operator), read the status (observer), or train (learner)",
-    )
+    parser.add_argument("--client", metavar="NAME", help="add a client, whose machine needs FOLDER/NAME")
+    what = "rights of the client: actor (default), operator (status and stop), observer (status), learner"
+    parser.add_argument("--role", choices=list(SENDS), default="actor", help=what)
     args = parser.parse_args(argv)
     try:
         if args.client:

@@ -1,12 +1,8 @@
 """A run as one HTML page: `areal-like report RUN [--out FILE]`.
 
-The page opens from disk, without a network: reward beside what the model wrote, staleness, who waited for whom,
-throughput, the ledger, diagnostics of the loss by staleness, weight updates, samples token by token, and the config.
-It takes at most about 10 MB, however long the run was: curves are drawn from buckets with mean, lowest and highest
-value. Write it again during a run to see what is new. `areal-like compare` compares several runs.
-
-What the model and the user wrote is in the data alone, as JSON in which no HTML can begin or end. The page's policy
-(Content-Security-Policy) lets it load nothing, and run only the scripts that were put in here.
+The page opens from disk, without a network, and takes at most about 10 MB. Write it again during a run to see what is
+new. The texts of the model and of the user are in the data alone, as JSON in which no HTML can begin or end; the page's
+policy (Content-Security-Policy) lets it load nothing, and run only the scripts that were put in here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """What the model wrote: `areal-like samples RUN [--step N] [--best | --worst] [--dropped | --held-out] ...`.
 
-Shows samples of a run, also during the run: prompt and response as text, reward, advantage, age, and fate. Tokens are
-coloured by the age of the weights that made them, in versions (green: 0, yellow, red); tokens that are not trained are
-dim. Without `--dropped` or `--held-out` it shows trained samples, the newest first. `--search` also finds the reason of
-a dropped sample: `--dropped --search stale`.
-
-The samples are in RUN/samples as lines of JSON (`areal_like.run.samples`); `run.samples_bytes` bounds them.
+Shows samples of a run, also during the run, the newest first. Tokens are coloured by the age of the weights that made
+them, in versions (green: 0, yellow, red); tokens that are not trained are dim. `--search` also finds the reason of a
+dropped sample. The samples are in RUN/samples (`areal_like.run.samples`); `run.samples_bytes` bounds them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Simulate a run in virtual time: `areal-like simulate CONFIG [key=value ...] [--costs FILE | --costs-from RUN]`.
 
-The buffer is the production code (admission, scheduler, staleness, evaluation); actors and learner are modelled. Costs
-come from a file, from a fit to a run of 50 train steps or more (`--costs-from`, which prints the error of the fit), or
-from the config where engine and learner are timed. `--against RUN` compares with a real run. `--histories N` simulates
-N runs with other jitter, and prints mean, least and most of each figure.
+The buffer is the production code; actors and learner are modelled. Costs come from a file, from a fit to a run of 50
+train steps or more (`--costs-from`), or from the config where engine and learner are timed.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from statistics import mean
 
 from areal_like.config import run_config as configs
 from areal_like.config.run_config import Config, ConfigError
@@ -19,7 +16,7 @@ from areal_like.errors import UserError
 from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail
 
-from .console.arguments import command, interrupted, json_file, new_file, positive, refuse
+from .console.arguments import command, interrupted, json_file, new_file, refuse
 from .console.output import console, table, write_json
 from .simulation import costs
 from .simulation.calibration import fitted, written
@@ -58,7 +55,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     add_costs(parser)
     parser.add_argument("--against", type=Path, metavar="RUN", help="folder of a real run to compare with")
-    parser.add_argument("--histories", type=positive, default=1, metavar="N", help="random seeds (default: 1)")
     parser.add_argument("--write-costs", type=new_file, metavar="FILE", help="write the costs to this file")
     parser.add_argument("--json", type=json_file, metavar="FILE", help="write the figures here (-: standard output)")
     return parser.parse_intermixed_args(argv)
@@ -68,12 +64,10 @@ def shown(name: str, value: float) -> str:
     return f"{value:.1%}" if name in SHARES else f"{value:.4g}"
 
 
-def show(found: dict[str, float], histories: list[dict[str, float]], measured: dict[str, float]) -> None:
-    columns = ["mean", "least", "most"] if len(histories) > 1 else ["simulated"]
-    rows = table("", "", *columns, *(["measured", "error"] if measured else []))
+def show(found: dict[str, float], measured: dict[str, float]) -> None:
+    rows = table("", "", "simulated", *(["measured", "error"] if measured else []))
     for name, value in found.items():
-        each = [figures[name] for figures in histories]
-        words = [shown(name, cell) for cell in ([value, min(each), max(each)] if len(each) > 1 else [value])]
+        words = [shown(name, value)]
         if measured:
             words += [shown(name, measured[name]), f"{difference(name, value, measured[name]):+.1%}"]
         rows.add_row(name, *words)
@@ -86,18 +80,17 @@ def main(argv: list[str] | None = None) -> int:
         config = configs.load([args.config, *args.overrides])
         cost = costs_of(config, args)
         measured = figures_of(args.against) if args.against else {}
-        histories = [Simulation(config, cost, history).run().figures for history in range(args.histories)]
+        found = Simulation(config, cost).run().figures
     except KeyboardInterrupt:
         return interrupted("nothing is kept")
     except FAILURES as error:
         refuse(error)
-    found = {name: mean(each[name] for each in histories) for name in histories[0]}
     if args.json != Path("-"):
         console().print(f"costs: {cost.source}", soft_wrap=True)
-        show(found, histories, measured)
+        show(found, measured)
     if args.write_costs:
         args.write_costs.write_text(written(cost))
-    write_json(args.json, {"simulated": found, "measured": measured, "histories": histories})
+    write_json(args.json, {"simulated": found, "measured": measured})
     return 0
 
 

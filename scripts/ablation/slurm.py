@@ -2,12 +2,9 @@
 
     tune.sbatch (array) → tune-then.sbatch: picks, and submits → main.sbatch (array) → main-then.sbatch: the results
 
-All files are in `slurm/` of the ablation's folder, which all nodes must see; the study's `slurm` sets `#SBATCH` lines;
-`%A_%a.log` are the jobs' own logs. A run that Slurm ends early (time limit, preemption) is queued again and resumes
-from its last checkpoint. The number of tasks in an array is limited, so a task may make several runs of the list.
-
-Slurm keeps a copy of a script that it is given, but tasks find their runs by line in the list when they start. So each
-list is named by its content, and a later submission leaves it alone.
+All files are in `slurm/` of the ablation's folder, which all nodes must see. A run that Slurm ends early is queued
+again and resumes. A task may make several runs of a list, which is named by its content: tasks find their runs in it
+when they start, so a later submission leaves it alone.
 """
 
 from __future__ import annotations

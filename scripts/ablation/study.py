@@ -121,8 +121,8 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
         return sorted(runs, key=lambda run: self.seeds.index(run.seed))
 
     def main_configs(self) -> list[Config]:
-        """Of every point and seed, with the first candidate of the tuning. Raises ConfigError."""
-        return [self._config(labels, self.candidates()[0]) for labels in self.points()] * len(self.seeds)
+        """Of every point, with the first candidate of the tuning. Raises ConfigError."""
+        return [self._config(labels, self.candidates()[0]) for labels in self.points()]
 
     def check(self) -> None:
         """Make the config of every point and of every tuning run. Raises ConfigError."""

@@ -2,9 +2,8 @@
 
     python -m scripts.bench.engine [--json FILE] [--repeats N]
 
-64 sequences at once, one thread, a small Qwen2, temperature 1. "longtail": 256 requests of log-normal lengths;
-`generate` takes them 64 at a time, and each batch waits for its longest. Metrics: `engine_over_generate`,
-`engine_over_generate_longtail`, `*_tokens_per_second`.
+64 sequences at once, one thread, a small Qwen2, temperature 1, answers of 128 tokens. Metrics: `engine_over_generate`,
+`engine_tokens_per_second`, `generate_tokens_per_second`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .figures import bench_parser, best_seconds, tell
 if TYPE_CHECKING:
     from actors.engines.torch_engine import TorchEngine
 
-SLOTS, VOCAB, PROMPT, EQUAL, REQUESTS, MEDIAN, LONGEST = 64, 1000, 32, 128, 256, 48, 512
+SLOTS, VOCAB, PROMPT = 64, 1000, 32
 
 
 def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, **mode: Any) -> None:
@@ -46,21 +45,22 @@ def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray) ->
     asyncio.get_event_loop().run_until_complete(sample_all())
 
 
-def compare(suffix: str, lengths: np.ndarray, repeats: int, rng: np.random.Generator) -> dict[str, float]:
+def compare(length: int, repeats: int) -> dict[str, float]:
     from actors.engines.torch_engine import TorchEngine
     from areal_like.models.causal_lm import qwen2
 
     shape: dict[str, Any] = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
     reference, own = (qwen2(0, VOCAB, **shape).eval() for _ in range(2))  # an engine takes over its model
-    prompts, engine = rng.integers(0, VOCAB, (len(lengths), PROMPT)), TorchEngine(own, slots=SLOTS)
+    prompts, lengths = np.random.default_rng(0).integers(0, VOCAB, (SLOTS, PROMPT)), np.full(SLOTS, length)
+    engine = TorchEngine(own, slots=SLOTS)
     calls: dict[str, Callable[[], Any]] = {
         "generate": lambda: run_generate(reference, prompts, lengths),
         "engine": lambda: run_engine(engine, prompts, lengths),
     }
     seconds = best_seconds(calls, repeats, perf_counter)
     asyncio.get_event_loop().run_until_complete(engine.close())
-    found = {f"{name}{suffix}_tokens_per_second": float(lengths.sum()) / spent for name, spent in seconds.items()}
-    return found | {f"engine_over_generate{suffix}": seconds["generate"] / seconds["engine"]}
+    rates = {f"{name}_tokens_per_second": float(lengths.sum()) / spent for name, spent in seconds.items()}
+    return rates | {"engine_over_generate": seconds["generate"] / seconds["engine"]}
 
 
 def main() -> None:
@@ -72,11 +72,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     asyncio.set_event_loop(asyncio.new_event_loop())
-    rng = np.random.default_rng(0)
-    equal = np.full(SLOTS, 4 if args.quick else EQUAL)
-    tail = np.clip(np.rint(np.exp(rng.normal(np.log(MEDIAN), 1.0, REQUESTS))), 1, LONGEST).astype(int)
-    tail = np.minimum(tail[:SLOTS], 8) if args.quick else tail
-    tell(compare("", equal, args.repeats, rng) | compare("_longtail", tail, max(1, args.repeats // 2), rng), args.json)
+    tell(compare(4 if args.quick else 128, args.repeats), args.json)
 
 
 if __name__ == "__main__":

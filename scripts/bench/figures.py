@@ -51,15 +51,8 @@ def best_seconds(
 
 def trained(run: Path, words: Sequence[str]) -> list[dict[str, Any]]:
     """Make a run in the folder `run` with these arguments of `train`; its metrics by step. Raises RuntimeError."""
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.train",
-        "--plain",
-        *words,
-        f"run.dir={run.parent}",
-        f"run.name={run.name}",
-    ]
+    command = [sys.executable, "-m", "scripts.train", "--plain", *words]
+    command += [f"run.dir={run.parent}", f"run.name={run.name}"]
     done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}")

@@ -1,11 +1,8 @@
 """The simulator against real runs: `python -m scripts.bench.simulate [--repeats R] [--actors-10000] [--json FILE]`.
 
-Real processes, sockets, buffer and weight updates with timed engine and learner, and the same configs in virtual time.
-Per setting: errors of the simulated means, ± half the range of the real runs. Errors of shares, and of staleness below
-1, are differences; the others are relative. `--actors-10000` simulates 10 train steps of 10,000 actors instead.
-
-samples_error_max, staleness_error_max, idle_error_max    largest errors of all settings
-actors_10000_minutes, actors_10000_gb                     wall-clock and peak memory
+Real processes with timed engine and learner, and the same configs in virtual time. Errors of shares, and of staleness
+below 1, are differences; the others are relative. Metrics: `samples_error_max`, `staleness_error_max`, `idle_error_max`
+(largest of all settings); with `--actors-10000`: `actors_10000_minutes`, `actors_10000_gb`.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@ passes of 3 % of the samples are enough (`dg_kondo`, arXiv 2603.20526).
 
 `python -m scripts.claims.digits [--quick] [--out FOLDER]`
 
-The papers' MNIST bandit on scikit-learn's `load_digits` (8 × 8 pixels, 1,797 images): see one image, name one digit,
-reward 1 if it is right. A perceptron 64-50-50-10 with ReLU, A = reward − Σ_a π(a)² under the learner's policy, 100
-images per batch, Adam, 10,000 steps. The actor's weights are exactly D steps old (the initial ones for the first D).
-
-897 images train, 450 tune, 450 test. Error: share of images whose most likely digit is wrong. `backward_share`: share
-of samples that have a gradient.
+The papers' MNIST bandit on scikit-learn's `load_digits` (897 images train, 450 tune, 450 test): name the digit, reward
+1 if it is right. A perceptron 64-50-50-10, A = reward − Σ_a π(a)², 100 images per batch, Adam, 10,000 steps. The
+actor's weights are exactly D steps old. Error: share of images whose most likely digit is wrong. `backward_share`:
+share of samples that have a gradient.
 """
 
 from __future__ import annotations

@@ -5,12 +5,9 @@ with one reward at the end of a long answer DG fails (arXiv 2604.06159, of TPO's
 
 Token reversal (arXiv 2603.14608): a prompt of H tokens of two kinds, the right answer is its reverse. Each step the
 actor answers 10 prompts 10 times, the learner makes one update by Adam, with A = reward − mean of the prompt's samples.
-Error is measured on the learner's policy, sampled at temperature 1, without frictions. A seed fixes the initial
-weights, prompts, draws and frictions of a run; algorithms with the same seed get the same.
-
-*Frictions* are the faults of the actor; the paper leaves magnitudes open. H = 10; learning rates are tuned on one grid
-twice: without frictions (used for "clean"), and with all four at once (used for every friction).
-`--terminal`: no frictions, reward 1 for an answer without a mistake, else 0, H = 7 to 10, rates tuned at each H.
+Errors are those of the learner's policy at temperature 1. A seed fixes weights, prompts, draws and *frictions*, the
+faults of the actor (magnitudes are not the paper's). H = 10; rates are tuned without frictions (used for "clean"), and
+with all four at once. `--terminal`: no frictions, reward 1 for an answer without a mistake, H = 7 to 10.
 """
 
 from __future__ import annotations

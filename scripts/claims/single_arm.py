@@ -2,12 +2,10 @@
 
 `python -m scripts.claims.single_arm [--quick] [--out FOLDER]`
 
-One state, 10 arms, one of them right (reward 1), softmax logits, baseline ½. No sampling: expectations are exact sums
-over arms. The policy gives the right arm π*; the other arms share the rest by random logits N(0, 1), one draw per seed.
-
-Each arm's gradient is taken through the loss itself. The true direction is ∇π*; the *perpendicular second moment of
-failures* is Σ over wrong arms of π_b(arm) · |gradient across the true direction|². The *cosine* is that of the expected
-gradient with the true one. The actor is the learner, or stale: still uniform.
+10 arms, one of them right (reward 1), softmax logits, baseline ½; expectations are exact sums over arms. The policy
+gives the right arm π*; the others share the rest by random logits, one draw per seed. The *perpendicular second moment
+of failures* is Σ over wrong arms of π_b(arm) · |gradient across ∇π*|²; the *cosine* is that of the expected gradient
+with ∇π*. The actor is the learner, or stale: still uniform.
 """
 
 from __future__ import annotations

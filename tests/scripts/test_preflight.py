@@ -55,11 +55,9 @@ EXITS = f"{{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"
         ("sizing", ["sizing=threading:Event"]),
         ("scheduler", ["scheduler=copy:copy"]),
         ("sizing.candidates", ["sizing=sagc", "groups_per_batch=6"]),
-        ("workflow.agent", [f"workflow={AGENT}"]),
         ("workflow.agent", ["workflow={name: agent, agent: [no-such-program]}"]),
         ("eval.workflow.agent", [f"eval.workflow={AGENT}"]),
         ("workflow.environment.tools", ["workflow={name: multi_turn, environment: {name: tools, tools: ['nomod:f']}}"]),
-        ("workflow.environment", [f"workflow={EXITS}"]),
         ("task.workflows.a.environment", [f"task={{name: mixture, tasks: {{a: copy}}, workflows: {{a: {EXITS}}}}}"]),
         ("sampling.max_new_tokens", ["sampling.max_new_tokens=5000"]),
         ("engine.kv_tokens", ["engine.kv_tokens=4"]),
@@ -138,9 +136,8 @@ LONG = json.dumps({"prompt": "x" * 300, "answer": 1})
         (rows(1), [], "task.path: "),
         ("\n".join(rows(3)).encode() + b'\n{"prompt": "\xe9", "answer": 1}', [], "rows.jsonl:4: "),
         (rows(9), ["task.reward=nomod:f"], "task.reward.name: "),
-        (rows(9), ["task.max_tokens=0"], "task.max_tokens: "),
     ],
-    ids=["long", "one row", "latin-1", "reward", "no tokens"],
+    ids=["long", "one row", "latin-1", "reward"],
 )
 def test_rows_that_can_not_be_used(
     tmp_path: Path, folders: Path, lines: list[str] | bytes, more: list[str], place: str
@@ -221,13 +218,11 @@ SHARDS = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b"
 @pytest.mark.parametrize(
     ("key", "file", "change"),
     [
-        ("model.path", CONFIG, lambda _: b"[]"),
         ("model.path", CONFIG, with_fields(model_type="abacus")),
         ("model.path", CONFIG, with_fields(vocab_size=100)),
         ("max_position_embeddings", CONFIG, with_fields(max_position_embeddings=24)),
         ("model.path", WEIGHTS, None),
         ("model.path", WEIGHTS, lambda content: content[:-7]),
-        ("model.path", WEIGHTS, lambda _: b"version https://git-lfs.github.com/spec/v1"),
         ("model.path", INDEX, lambda _: SHARDS),
     ],
 )

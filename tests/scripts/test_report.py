@@ -129,12 +129,7 @@ def test_a_long_answer_is_shown_without_its_middle() -> None:
 
 @pytest.mark.parametrize(
     ("offered", "state"),
-    [
-        (None, "running"),
-        ({}, "stopped"),
-        ({"host": "elsewhere"}, "running"),
-        ({"held": True}, "running"),
-    ],
+    [(None, "running"), ({}, "stopped"), ({"host": "elsewhere"}, "running"), ({"held": True}, "running")],
     ids=["it starts", "killed", "on another host", "its starter lives"],
 )
 def test_a_run_that_was_killed_has_stopped(tmp_path: Path, offered: dict[str, Any] | None, state: str) -> None:

@@ -47,10 +47,9 @@ def test_a_checkpoint_that_makes_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(configs.ConfigError, match="step-00000007"):
         model_folder(tmp_path / "run")  # its own model is not there yet
     state = (step / "learner.pt").read_bytes()
-    for broken in (b"", state[: len(state) // 2]):
-        (step / "learner.pt").write_bytes(broken)
-        with pytest.raises(UserError, match="step-00000007"):
-            model_folder(step)
+    (step / "learner.pt").write_bytes(state[: len(state) // 2])
+    with pytest.raises(UserError, match="step-00000007"):
+        model_folder(step)
     assert sorted(path.name for path in step.iterdir()) == ["learner.pt", "meta.json"], "nothing half is left"
     (step / "learner.pt").unlink()
     (step / "learner-0-of-2.pt").write_bytes(state)
