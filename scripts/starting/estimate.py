@@ -234,23 +234,27 @@ def describe(config: Config, roles: Sequence[RoleSpec], model: Any, memory: int)
             on.setdefault(str(device), []).append(role)
     small = list[list[RoleSpec]]()
     if on:
-        of = f" of {_gib(memory)}" if memory else " (state their size: --device-memory 80GB)"
+        of = f" of {_size(memory)}" if memory else " (state their size: --device-memory 80GB)"
         lines.append(f"{len(on)} device{'s' * (len(on) > 1)}{of}")
     for device, here in sorted(on.items(), key=lambda item: (item[0].zfill(6), item[0])):
         needed = sum(sum(uses[role.essential].values()) for role in here)
-        left = f"{_gib(memory - needed)} left" if needed <= memory else f"{_gib(needed - memory)} TOO MUCH"
-        lines.append(f"  {device:<10}{', '.join(r.name for r in here):<22}{_gib(needed):>10}  {left if memory else ''}")
+        left = f"{_size(memory - needed)} left" if needed <= memory else f"{_size(needed - memory)} TOO MUCH"
+        names = ", ".join(role.name for role in here)
+        lines.append(f"  {device:<10}{names:<22}{_size(needed):>10}  {left if memory else ''}")
         small += [here] if needed > memory else []
     for learns, use in uses.items():
-        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in use.items() if value)
-        lines.append(f"{'each rank of the learner' if learns else 'each device of an actor'}, in GiB: {parts}")
+        if not on:
+            del use["runtime"]  # of a GPU
+        parts = ", ".join(f"{name} {_size(value)}" for name, value in use.items() if value)
+        whose = "each rank of the learner" if learns else "each device of an actor"
+        lines.append(f"{whose}, {_size(sum(use.values()))}: {parts}")
     if on and memory:
         lines += list(_hints(small, plain["engine"]["name"] == "sglang")) or ["it fits"]
     return "\n".join(lines) + "\n"
 
 
-def _gib(value: float) -> str:
-    return f"{value / GIB:.1f} GiB"
+def _size(value: float) -> str:
+    return f"{value / GIB:.1f} GiB" if value >= 0.1 * GIB else f"{value / (1 << 20):.2f} MiB"
 
 
 def _hints(small: list[list[RoleSpec]], serves: bool) -> Iterator[str]:
