@@ -1,11 +1,11 @@
-"""Bytes and seconds of sparse weight updates against a copy of the weights, in one run.
+"""Bytes and seconds of sparse weight updates against a copy of the weights and other methods, in one run.
 
     python -m scripts.bench.delta [--json FILE] [--millions N] [--repeats N]
 
 1 % and 0.1 % of random bfloat16 weights change, 90 % of those by one step. Processor time of the fastest repeat, one
-thread, over that of a memcpy of the weights. "digest": with the digest kept up to date. Metrics: `ratio_1pct`,
-`ratio_01pct` (full ÷ delta), `encode_over_memcpy` and `apply_over_memcpy` (1 %, with the digest), and
-`gaps_DENSITY_{ratio,encode,apply}`, `gaps_digest_DENSITY_{...}`.
+thread, over that of a memcpy of the weights. "digest": with the digest kept up to date. Peers: torch's nonzero and
+gather; XOR and zstd level 1. Metrics: `ratio_1pct`, `ratio_01pct` (full ÷ delta), `encode_over_memcpy` and
+`apply_over_memcpy` (1 %, with the digest), and for every contender `CONTENDER_DENSITY_{ratio,encode,apply}`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if __name__ == "__main__":  # first: `--help` needs none of the imports below
 
 import numpy as np
 import torch
+import zstandard
 
 from areal_like.weights import codec, plain
 from areal_like.weights.codec import Encoder, Lanes
@@ -87,10 +88,46 @@ def ours(before: State, after: State, digest: bool) -> Contender:
     return encode, apply
 
 
+def torch_gather(before: State, after: State) -> Contender:
+    """Flat int32 indices and new values, by nonzero and gather; the receiver scatters."""
+    old, new = (torch.from_numpy(state.buffer.view(np.int16)) for state in (before, after))
+    target, kept = old.clone(), {}
+
+    def encode() -> int:
+        index = (old != new).nonzero().flatten().to(torch.int32)
+        kept["delta"] = index, new[index]
+        return 6 * index.numel()
+
+    def apply() -> None:
+        index, values = kept["delta"]
+        target[index.long()] = values
+
+    return encode, apply
+
+
+def xor_zstd(before: State, after: State) -> Contender:
+    """XOR of the bits, compressed by zstd level 1."""
+    words, target = np.empty_like(before.words), before.words.copy()
+    kept = {}
+
+    def encode() -> int:
+        np.bitwise_xor(before.words, after.words, out=words)
+        kept["delta"] = zstandard.ZstdCompressor(level=1).compress(words.view(np.uint8).data)
+        return len(kept["delta"])
+
+    def apply() -> None:
+        bits = np.frombuffer(zstandard.ZstdDecompressor().decompress(kept["delta"]), np.uint64)
+        np.bitwise_xor(target, bits, out=target)
+
+    return encode, apply
+
+
 def compare(before: State, after: State, label: str, repeats: int) -> dict[str, float]:
     contenders = {
         "gaps": ours(before, after, False),
         "gaps_digest": ours(before, after, True),
+        "torch_gather": torch_gather(before, after),
+        "xor_zstd": xor_zstd(before, after),
     }
     target = np.zeros_like(before.buffer)
     calls: dict[str, Callable[[], Any]] = {"memcpy": lambda: np.copyto(target, after.buffer)}

@@ -2,8 +2,9 @@
 
     python -m scripts.bench.engine [--json FILE] [--repeats N]
 
-64 sequences at once, one thread, a small Qwen2, temperature 1, answers of 128 tokens. Metrics: `engine_over_generate`,
-`engine_tokens_per_second`, `generate_tokens_per_second`.
+64 sequences at once, one thread, a small Qwen2, temperature 1. "longtail": 256 requests of log-normal lengths;
+`generate` takes them 64 at a time, and each batch waits for its longest. Metrics: `engine_over_generate`, with
+`_greedy` and `_longtail`; `invariant_over_engine` (`batch_invariant`); `*_tokens_per_second`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from .figures import bench_parser, best_seconds, tell
 if TYPE_CHECKING:
     from actors.engines.torch_engine import TorchEngine
 
-SLOTS, VOCAB, PROMPT = 64, 1000, 32
+SLOTS, VOCAB, PROMPT, EQUAL, REQUESTS, MEDIAN, LONGEST = 64, 1000, 32, 128, 256, 48, 512
 
 
-def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, **mode: Any) -> None:
+def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool, **mode: Any) -> None:
     """prompts [n, P]; each batch of SLOTS decodes as many tokens as its longest response. `mode`: of `generate`."""
     import torch
 
-    mode |= {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    mode |= {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
     for start in range(0, len(prompts), SLOTS):
         ids = torch.from_numpy(prompts[start : start + SLOTS].astype(np.int64)).to(reference.device)
         longest = int(lengths[start : start + SLOTS].max())
@@ -37,30 +38,34 @@ def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, **mod
         reference.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **count, **mode)
 
 
-def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray) -> None:
+def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> None:
     async def sample_all() -> None:
-        limits = [Limits(int(n), key=i) for i, n in enumerate(lengths)]
+        limits = [Limits(int(n), temperature=0.0 if greedy else 1.0, key=i) for i, n in enumerate(lengths)]
         await asyncio.gather(*map(engine.generate, prompts, limits))
 
     asyncio.get_event_loop().run_until_complete(sample_all())
 
 
-def compare(length: int, repeats: int) -> dict[str, float]:
+def compare(suffix: str, lengths: np.ndarray, repeats: int, rng: np.random.Generator) -> dict[str, float]:
     from actors.engines.torch_engine import TorchEngine
     from areal_like.models.causal_lm import qwen2
 
     shape: dict[str, Any] = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
-    reference, own = (qwen2(0, VOCAB, **shape).eval() for _ in range(2))  # an engine takes over its model
-    prompts, lengths = np.random.default_rng(0).integers(0, VOCAB, (SLOTS, PROMPT)), np.full(SLOTS, length)
-    engine = TorchEngine(own, slots=SLOTS)
+    reference, *own = (qwen2(0, VOCAB, **shape).eval() for _ in range(3))  # an engine takes over its model
+    greedy = suffix == "_greedy"
+    prompts = rng.integers(0, VOCAB, (len(lengths), PROMPT))
+    engine, invariant = (TorchEngine(own[each], slots=SLOTS, batch_invariant=bool(each)) for each in (0, 1))
     calls: dict[str, Callable[[], Any]] = {
-        "generate": lambda: run_generate(reference, prompts, lengths),
-        "engine": lambda: run_engine(engine, prompts, lengths),
+        "generate": lambda: run_generate(reference, prompts, lengths, greedy),
+        "engine": lambda: run_engine(engine, prompts, lengths, greedy),
+        "invariant": lambda: run_engine(invariant, prompts, lengths, greedy),
     }
     seconds = best_seconds(calls, repeats, perf_counter)
-    asyncio.get_event_loop().run_until_complete(engine.close())
-    rates = {f"{name}_tokens_per_second": float(lengths.sum()) / spent for name, spent in seconds.items()}
-    return rates | {"engine_over_generate": seconds["generate"] / seconds["engine"]}
+    for each in (engine, invariant):
+        asyncio.get_event_loop().run_until_complete(each.close())
+    found = {f"engine_over_generate{suffix}": seconds["generate"] / seconds["engine"]}
+    found |= {f"{name}{suffix}_tokens_per_second": float(lengths.sum()) / spent for name, spent in seconds.items()}
+    return found | {f"invariant_over_engine{suffix}": seconds["engine"] / seconds["invariant"]}
 
 
 def main() -> None:
@@ -72,7 +77,12 @@ def main() -> None:
 
     torch.set_num_threads(1)
     asyncio.set_event_loop(asyncio.new_event_loop())
-    tell(compare(4 if args.quick else 128, args.repeats), args.json)
+    rng = np.random.default_rng(0)
+    equal = np.full(SLOTS, 4 if args.quick else EQUAL)
+    tail = np.clip(np.rint(np.exp(rng.normal(np.log(MEDIAN), 1.0, REQUESTS))), 1, LONGEST).astype(int)
+    tail = np.minimum(tail[:SLOTS], 8) if args.quick else tail
+    metrics = compare("", equal, args.repeats, rng) | compare("_greedy", equal, args.repeats, rng)
+    tell(metrics | compare("_longtail", tail, max(1, args.repeats // 2), rng), args.json)
 
 
 if __name__ == "__main__":

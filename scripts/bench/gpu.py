@@ -226,13 +226,13 @@ def decode(place: Place, size: str) -> Metrics:
     read = sum(p.numel() * p.element_size() for p in model.parameters() if tied or p is not embedding)
     token, rates = bytes_per_token(model.config, engine._cache.dtype), {}
     for count in counts:
-        decoded = partial(run_engine, engine, prompts[:count], np.full(count, response))
+        decoded = partial(run_engine, engine, prompts[:count], np.full(count, response), greedy=False)
         rates[count] = count * response / second(place, decoded)
     bound = count * speed / (read + count * (prefix + response / 2) * token)
     yield {f"engine_tokens_per_second{suffix}": rates[count], f"engine_over_bandwidth{suffix}": rates[count] / bound}
     del engine, model, decoded  # frees their memory
     reference = new_model(place, size).to(torch.bfloat16 if place.gpu else torch.float32)
-    generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response))
+    generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response), greedy=False)
     how = {"cache_implementation": "static", "disable_compile": True}
     rate = counts[0] * response / second(place, partial(generate, **how))
     yield {f"engine_over_generate{suffix}": rates[counts[0]] / rate}
