@@ -127,9 +127,9 @@ class SegmentFile:
             extents.append(Extent(self._number, end + _HEAD_BYTES + len(fields), len(payload), checksum))
             end = extents[-1].offset + len(payload)
         self._write([memoryview(piece).cast("B") for piece in pieces if len(piece)])
-        for (_, payload), extent in zip(items, extents, strict=True):
-            if isinstance(payload, Stored):
-                payload.extent = extent
+        for (_, held), extent in zip(items, extents, strict=True):
+            if isinstance(held, Stored):
+                held.extent = extent
 
     def _write(self, views: Sequence[memoryview]) -> None:
         """Write all views, or nothing and raise OSError."""
