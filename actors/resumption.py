@@ -19,7 +19,7 @@ import numpy as np
 from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.models.experts import joined_experts
 from areal_like.types import Completion, Limits, PartialSample, Prompt, Runs
-from areal_like.wire.partials import digest_of
+from areal_like.wire.groups import digest_of
 
 
 def merged(runs: Runs) -> Runs:

@@ -29,8 +29,7 @@ from areal_like.sampling import stream_key
 from areal_like.types import CarriedSamples, Group, Lease, Limits, PartialSample, Prompt, Sample
 from areal_like.wire import messages
 from areal_like.wire.client import ActorClient
-from areal_like.wire.groups import LARGEST_REWARD
-from areal_like.wire.partials import encode_partial
+from areal_like.wire.groups import LARGEST_REWARD, encode_partial
 
 log = logging.getLogger(__name__)
 _HELDOUT_STREAM = 1
@@ -237,7 +236,7 @@ class Worker:
             detail = _told(repr(error), DETAIL_CHARACTERS)
         if group.handed_back:  # not a failure of its own: `hand_back` reports it
             await asyncio.Event().wait()
-        self.client.failed(lease.group_id, reason, detail)
+        self.client.send(messages.Failed(lease.group_id, reason, detail))
 
     async def _compared(self, prompt: Prompt, samples: list[Sample], recorders: Iterable[Recorder]) -> list[Sample]:
         """Samples with their group's rewards. Meanwhile the lease makes no tokens, but it is at work. Raises
@@ -254,7 +253,8 @@ class Worker:
         known = group.carried.digests | self.digests
         digests = {version: known[version] for version in versions}
         if group.cut or group.redrawn:
-            self.client.left_out(group.lease.group_id, [each.length for each in group.cut], group.redrawn)
+            cut = [each.length for each in group.cut]
+            self.client.send(messages.LeftOut(group.lease.group_id, cut, group.redrawn))
         if counted := getattr(self.engine, "step_costs", None):
             counted.lengths.append([sample.response_length for sample in samples])
         self.client.push(Group(group.lease.group_id, samples, digests, seconds))

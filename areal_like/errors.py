@@ -1,8 +1,5 @@
-"""Errors that a person must fix: a wrong config, bad input, missing keys.
-
-Raised where config or input is read. A process that ends with one is not restarted, and nobody is advised to resume:
-the same would happen again. Any other error of an actor counts as an accident, and the actor is restarted.
-"""
+"""Errors that a person must fix. A process that ends with a UserError is not restarted, and nobody is advised to
+resume: the same would happen again. Any other error of an actor counts as an accident."""
 
 from __future__ import annotations
 

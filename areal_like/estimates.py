@@ -24,11 +24,8 @@ class Estimate(NamedTuple):
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """The unbiased estimate of the chance that one of `k` answers is right, from `right` of `samples` answers.
-
-    1 − C(samples − right, k) / C(samples, k) (Chen et al., arXiv 2107.03374, equation 1). Raises ValueError unless
-    1 ≤ k ≤ samples.
-    """
+    """The unbiased estimate of the chance that one of `k` answers is right, from `right` of `samples` answers: 1 −
+    C(samples − right, k) / C(samples, k) (Chen et al., arXiv 2107.03374). Raises ValueError unless 1 ≤ k ≤ samples."""
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {k} samples, got {samples}")
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
@@ -42,10 +39,9 @@ def powers(samples: int) -> list[int]:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """An interval of 95 % for the mean of independent values, one per prompt.
 
-    For values that are 0 or 1, or all equal within [0, 1]: Wilson's, which stays valid if all are 0 or all 1. For other
-    values: bootstrap over the prompts (percentiles of 2000 resamples, the same every time). For more than 1000 of them:
-    mean ± 1.96 standard errors. For a single value outside of [0, 1] nothing is known.
-    """
+    For values that are 0 or 1, or all equal within [0, 1]: Wilson's, which stays valid if all are 0 or all 1. For
+    others: bootstrap over the prompts (percentiles of 2000 resamples, the same every time); for more than 1000 of them
+    mean ± 1.96 standard errors. For a single value outside of [0, 1] nothing is known."""
     array = np.asarray(values, np.float64)
     count, mean = len(array), float(array.mean())
     if np.isin(array, (0.0, 1.0)).all() or (np.ptp(array) == 0.0 and 0.0 <= mean <= 1.0):
@@ -76,8 +72,8 @@ def resampled_means(values: np.ndarray) -> np.ndarray:
 
 
 def by_prompt(rewards: Sequence[Sequence[float]], ks: Sequence[int], right: float) -> dict[str, list[float]]:
-    """A number per prompt, from the rewards of its answers: their mean, and each pass@k; an answer is right if it earns
-    `right` at least."""
+    """A number per prompt: the mean of its answers' rewards, and each pass@k; an answer is right from the reward
+    `right` on."""
     counts = [sum(reward >= right for reward in each) for each in rewards]
     named = {"reward": [sum(each) / len(each) for each in rewards]}
     for k in ks:

@@ -9,19 +9,18 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from areal_like.types import Batch, Completion, Limits, Outcome, Prompt, Sample
+from areal_like.weights.delta import Update
 from areal_like.weights.state import State
-from areal_like.weights.update import Update
 
 
 class Task(Protocol):
-    """Prompts and their verifier. Built as `Task(seed, *, knobs)` in every process that needs it, from the same config
-    and `run.seed`, so it is deterministic. A mixture also has `members`, its tasks by name, and their `ratios`
-    (`areal_like.tasks.mixture`). A task that supervised losses can train on has `demonstration(split, row)`, which
-    returns a `Demonstration`: the same one every time, in every process."""
+    """Prompts and their verifier. Built as `Task(seed, *, knobs)` in every process that needs it, from `run.seed`, so
+    it is deterministic. A mixture also has `members`, its tasks by name, and their `ratios`. A task that supervised
+    losses can train on has `demonstration(split, row)`, which returns the same `Demonstration` every time."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids that prompts and answers use."""
+        """Number of token ids."""
         ...
 
     @property
@@ -41,8 +40,8 @@ class Task(Protocol):
         ...
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
-        """Score a response (int32 [R], filler excluded). Runs in the actor, which waits meanwhile: a call that overruns
-        `rewards.timeout` earns 0. Use `PooledTask` for slow verifiers."""
+        """Score a response (int32 [R], filler excluded), in the actor: a call that overruns `rewards.timeout` earns 0.
+        Use `PooledTask` for slow verifiers."""
         ...
 
 
@@ -54,8 +53,7 @@ class PooledTask(Task, Protocol):
     """A task whose verifier may be slow, hang or crash: actors run it in a process of its own, under a time limit."""
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[object, ...]] | Verification:
-        """The verifier of a response, a function named "module:name", and its arguments (JSON values), by position and,
-        if there is a third value, by name."""
+        """The verifier of a response, "module:name", and its arguments (JSON values), by position and maybe by name."""
         ...
 
 
@@ -98,13 +96,12 @@ class Environment(Protocol):
     block the whole actor until they return or await.
 
     Built as `Environment(*, knobs)` for each sample, and once before a run, to check the knobs. Its answers must depend
-    only on the prompt and the actions: an interrupted sample is replayed up to where it was. (If they do not, the
-    sample is sampled anew from the first other answer on.)
+    only on the prompt and the actions: an interrupted sample is replayed up to where it was, or sampled anew from the
+    first other answer on.
 
-    Two more are optional. `close()`, maybe async, is called when the episode is over, however it ends. A class
-    attribute `limited = True`: the async methods have time limits of their own, so that waiting for them does not count
-    for `buffer.lease_timeout`. One with tools may count its `tool_calls`, and of these the `tool_errors`, for the
-    metrics."""
+    Optional: `close()`, maybe async, called when the episode is over, however it ends; a class attribute `limited =
+    True`: the async methods have time limits of their own, so that waiting for them does not count for
+    `buffer.lease_timeout`; counts `tool_calls` and `tool_errors`, for the metrics."""
 
     def reset(self, prompt: Prompt) -> str:
         """Start the episode; returns the text shown at the end of the prompt's last message (often nothing).
@@ -120,22 +117,21 @@ class RolloutEngine(Protocol):
     """Turns prompts into completions, for many callers at once, while its weights change.
 
     Built as `Engine(*, knobs)`; with a class attribute `needs_model = True` as `Engine(model, *, knobs)`, where the
-    model is a transformers model rounded to the published bits; with `needs_folder = True`, too, as
-    `Engine(model, folder, *, knobs)`, a folder for files of its own processes. `slots` is how many sequences it takes
-    at once.
+    model is a transformers model rounded to the published bits; with `needs_folder = True`, too, as `Engine(model,
+    folder, *, knobs)`, a folder for files of its own processes. `slots` is how many sequences it takes at once.
 
-    Two methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded,
-    by name; others wait. If a request gets no token for `buffer.lease_timeout`, the buffer gives its lease to another
-    actor. An engine without this method must detect its own hangs. `async
-    logprobs_of(sequences) -> list[Scored]`: the logprobs of token sequences by each of its servers; with it the engine
-    is probed (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices."""
+    Two methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded.
+    If one gets no token for `buffer.lease_timeout`, the buffer gives its lease to another actor; without this method an
+    engine must detect its own hangs. `async logprobs_of(sequences) -> list[Scored]`: the logprobs of token sequences by
+    each of its servers; with it the engine is probed (`actors.probe_check`), and has an attribute `dtype`, in which it
+    multiplies matrices."""
 
     version: int
     digest: str
     slots: int
 
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
-        """Sample one completion. `request` names it for `abort`. Ends early with finish "abort" when aborted."""
+        """Sample one completion. `request` names it for `abort`, which ends it early with finish "abort"."""
         ...
 
     async def load(self, update: Update) -> None:
@@ -147,9 +143,9 @@ class RolloutEngine(Protocol):
         ...
 
     def stats(self) -> dict[str, float]:
-        """Running totals: `tokens`, `busy_seconds`, `updates`, `apply_seconds`, and of the updates that stopped
-        running sequences `pauses`, `pause_seconds`; `running` now. A class attribute `METRICS`, which is optional,
-        makes metrics of others: name → `HOW:METRIC` (`actors.measures`)."""
+        """Running totals: `tokens`, `busy_seconds`, `updates`, `apply_seconds`, and of the updates that stopped running
+        sequences `pauses`, `pause_seconds`; `running` now. An optional class attribute `METRICS` makes metrics of
+        others: name → `HOW:METRIC` (`actors.measures`)."""
         ...
 
     async def close(self) -> None: ...
@@ -164,15 +160,15 @@ Workflow = Callable[..., Awaitable[Sample | None]]
 class Trainer(Protocol):
     """The learner's compute: a batch in, changed weights out.
 
-    Built as `Trainer(*, knobs)`; with a class attribute `needs_model = True` as
-    `Trainer(model, loss, advantage, temperature, seed, *, knobs)`: a transformers model, a loss and an advantage whose
-    knobs are bound (`learners.losses.contract`, `learners.advantages`), `sampling.temperature` and `run.seed`.
+    Built as `Trainer(*, knobs)`; with a class attribute `needs_model = True` as `Trainer(model, loss, advantage,
+    temperature, seed, *, knobs)`: a transformers model, a loss and an advantage whose knobs are bound,
+    `sampling.temperature` and `run.seed`.
 
-    Some attributes are optional. If `vocab_size` is a number, the buffer refuses groups with token ids that are not
-    below it. `numbers(group_id)` returns the last step's numbers per token (`learners.step.Step.numbers`), for
-    people to read. `staleness()` is `Batch.staleness` of all that was trained last, where `train` gets one rank's share
-    of it. `logprobs_of(sequences)` returns logprobs at temperature 1 of each token behind the first, row by row, and
-    the dtype of their precision: with it, engines are probed (`learners.probe`)."""
+    Some attributes are optional. `vocab_size`: the buffer refuses groups with token ids that are not below it.
+    `numbers(group_id)`: the last step's numbers per token (`learners.step.Step.numbers`), for people. `staleness()` is
+    `Batch.staleness` of all that was trained last, where `train` gets one rank's share. `logprobs_of(sequences)`:
+    logprobs at temperature 1 of each token behind the first, row by row, and the dtype of their precision: with it,
+    engines are probed."""
 
     def train(self, batch: Batch) -> Mapping[str, object]:
         """One train step on one batch; returns metrics."""
@@ -180,12 +176,11 @@ class Trainer(Protocol):
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         """The weights to publish, or this rank's part of them: the very bits that the next step differentiates. Written
-        into `into`, a state of the same tensors and part, if there is one; `done` receives the number of bytes of its
-        buffer written so far."""
+        into `into`, if given; `done` receives the number of bytes of its buffer written so far."""
         ...
 
     def save_state(self, folder: Path) -> None:
-        """Write the state that the next train step depends on, except its batch, into a folder (optimizer included)."""
+        """Write the state that the next train step depends on, except its batch (optimizer included)."""
         ...
 
     def load_state(self, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
@@ -16,19 +15,17 @@ def cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> list[int]:
-    """Cores that control groups allow (version 2, then 1), whole ones: of this process's group and those above it."""
+    """Whole cores that control groups (version 2) allow: this process's group and those above it."""
     groups, found = [Path()], []
     for line in _read(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" or "cpu" in controllers.split(","):
+        number, _, path = line.split(":", 2)
+        if number == "0":
             own = Path(path.lstrip("/"))
             groups += [own, *own.parents]
     for group in dict.fromkeys(groups):
-        quota = _read(root / "sys/fs/cgroup" / group / "cpu.max").split()
-        old = root / "sys/fs/cgroup/cpu" / group
-        quota = quota or [_read(old / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-        if all(re.fullmatch("[1-9][0-9]*", each) for each in quota):  # "max", "-1": no limit
-            found.append(int(quota[0]) // int(quota[1]))
+        match _read(root / "sys/fs/cgroup" / group / "cpu.max").split():
+            case [quota, period] if quota != "max":
+                found.append(int(quota) // int(period))
     return found
 
 

@@ -22,12 +22,9 @@ class Prompt:
     """One prompt, made by a task.
 
     `tokens` int32 [P]; `answer` is the input of the task's verifier; `max_tokens` is the longest response that makes
-    sense. `filler` [samples] holds, where the task has a `length_trace`, how many loss-masked tokens each sample
-    decodes after its answer (sample i takes `filler[i % len(filler)]`); empty means none. `codec` turns text into
-    tokens and back (`areal_like.interfaces.Codec`); None where the task has no text. `messages` is the prompt as chat
-    messages `{role, content}`, of which the codec's `opening` makes `tokens`; empty where the task has no text. `task`
-    names the task of a mixture that made it.
-    """
+    sense. `filler`: with a task's `length_trace`, how many loss-masked tokens each sample decodes after its answer
+    (sample i takes `filler[i % len(filler)]`). `codec` (`interfaces.Codec`): None where the task has no text.
+    `messages`: the prompt as chat messages `{role, content}`. `task` names the task of a mixture that made it."""
 
     tokens: np.ndarray
     answer: Any
@@ -93,7 +90,7 @@ class Scored:
 class PartialSample:
     """The record of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of the
     engine's input tokens, `Limits.offset`) to the engine's completion, with finish "abort" if it had not ended.
-    `scores` maps the digest of a response to its reward (see `areal_like.wire.partials`)."""
+    `scores` maps the digest of a response to its reward (see `areal_like.wire.groups`)."""
 
     calls: dict[tuple[int, int], Completion] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
@@ -117,15 +114,13 @@ class CarriedSamples:
 class Sample:
     """One rollout, rewarded.
 
-    `tokens` int32 [T] (prompt, then response); `logprobs` float32 [R] behaviour logprobs; `loss_mask` bool [R],
-    False for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order.
-    `turn_rewards`, where the reward was earned turn by turn, assigns parts of `reward` to places: pairs (place of the
-    turn's last token in the response, its reward), ascending; the rest belongs to the end. `experts`
-    [T - 1, layers, k]: those that the engine's model chose (`models.experts`); None: not known. `forks`, ascending:
-    places in the response at which the model's context began anew, since its chat template rewrites earlier turns. A
-    sample with n forks is n + 1 sequences, one behind the other: each begins with the tokens shown to the model there,
-    which are loss-masked. It stays one sample: one reward, one member of its group.
-    """
+    `tokens` int32 [T] (prompt, then response); `logprobs` float32 [R] behaviour logprobs; `loss_mask` bool [R], False
+    for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order. `turn_rewards`
+    assigns parts of `reward` to places: pairs (place of the turn's last token in the response, its reward), ascending;
+    the rest belongs to the end. `experts` [T - 1, layers, k]: those that the engine's model chose (`models.experts`).
+    `forks`, ascending: places in the response at which the model's context began anew, since its chat template rewrites
+    earlier turns. A sample with n forks is n + 1 sequences, one behind the other: each begins with the tokens shown to
+    the model there, which are loss-masked."""
 
     tokens: np.ndarray
     prompt_length: int
@@ -173,10 +168,8 @@ class Group:
     """All samples of one prompt: the unit that an actor pushes and the buffer keeps, serves and accounts for.
 
     `id` is the prompt's place in the run's prompt order: unique, stable across retries, and part of the sampling key.
-    `digests` maps each version that made a token to the digest of those weights (attestation).
-    `seconds` is the time from lease to push as the actor saw it. `actor` is who pushed it, where the learner gets it
-    from the buffer ("": a run before the resume).
-    """
+    `digests` maps each version that made a token to the digest of those weights. `seconds`: from lease to push.
+    `actor`: who pushed it, where the learner gets it from the buffer ("": a run before the resume)."""
 
     id: int
     samples: list[Sample]
@@ -190,8 +183,8 @@ class Group:
 
 
 class Demonstration(NamedTuple):
-    """A right answer to a prompt, to learn from: `tokens` int32 [R]. Those where `trained` bool [R] is True are
-    learned; others are read, such as a user's next turn."""
+    """A right answer to a prompt: `tokens` int32 [R]. Those where `trained` bool [R] is True are learned; others are
+    read."""
 
     prompt: Prompt
     tokens: np.ndarray
@@ -236,9 +229,6 @@ class Batch:
         return [sample for group in self.groups for sample in group.samples]
 
     def staleness(self) -> list[int]:
-        """Per sample: train version − version of its oldest token, of the tokens that may be trained.
-
-        Samples that have none are left out.
-        """
+        """Per sample with a trainable token: train version − version of its oldest trainable token."""
         made = ([version for version, _ in sample.runs if version >= self.oldest_allowed] for sample in self.samples)
         return [self.version - min(versions) for versions in made if versions]

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from areal_like.models.experts import Routing
 from areal_like.wire import messages
 from areal_like.wire.frames import Frame, Payloads, WireError
-from areal_like.wire.groups import Head, check_payload, unpack_heads
+from areal_like.wire.groups import Head, check_partial, check_payload, unpack_heads, versions_of
 from areal_like.wire.messages import PartialHead
-from areal_like.wire.partials import check_partial, versions_of
 from buffer.peers import Stats
 from buffer.store import Entry
 

@@ -61,7 +61,7 @@ class Requeue(_OfGroup):
 
 
 class HandBack(_OfGroup):
-    """The actor stops working on the group. Its samples (`head`, see `wire.partials`, and the record's payload)
+    """The actor stops working on the group. Its samples (`head`, see `wire.groups`, and the record's payload)
     replace those that the lease carried."""
 
     head: PartialHead

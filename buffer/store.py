@@ -39,9 +39,8 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from areal_like.wire.groups import FINISHES, RUN, Head
+from areal_like.wire.groups import CALL, FINISHES, RUN, Head, samples_of, versions_of
 from areal_like.wire.messages import PartialHead
-from areal_like.wire.partials import CALL, samples_of, versions_of
 from buffer import events
 from buffer.results import Results
 from buffer.segment_file import Extent, Payload, Read, Stored
@@ -74,7 +73,7 @@ UNFINISHED = (*LEASED, Stage.QUEUED)
 
 @dataclass(frozen=True)
 class PartialGroup:
-    """The samples that an actor handed back, undecoded (see `areal_like.wire.partials`), until another lease continues
+    """The samples that an actor handed back, undecoded (see `areal_like.wire.groups`), until another lease continues
     them. A lease may carry a sample only if the bound lets all its tokens be trained in the group's slot."""
 
     head: PartialHead

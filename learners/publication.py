@@ -76,7 +76,6 @@ class Alone:
 class Coding:
     """How weights go out; the keys of the config's `weights` say what each means."""
 
-    coding: str = "delta"
     block_bytes: int = 16 << 20
     snapshot_every: int = 50
     keep: int = 8
@@ -212,17 +211,13 @@ class Publisher:
         counts, message = Counter[str](), None
         if self._history is None:
             lanes = self._begin(state).total()
-        elif self._coding.coding == "delta":
-            lanes, message, counts = self._encoded(version, state)
         else:
-            self._wait_for(state.nbytes)
-            lanes = state.lanes()
+            lanes, message, counts = self._encoded(version, state)
         assert self._history
         self._history.add(version, text_of(lanes, state.words.size), state, message)
         self._newest, self._spare = state, self._newest
         self._versions += 1
-        due = self._coding.coding == "delta" and self._versions % self._coding.sweep_every == 0
-        if due and not np.array_equal(state.lanes(), lanes):
+        if self._versions % self._coding.sweep_every == 0 and not np.array_equal(state.lanes(), lanes):
             raise RuntimeError(f"the digest of version {version} is not that of its bits")
         return PartReport(self.endpoint, lanes.tolist(), self._server.bytes_sent, dict(counts))
 

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 
 from areal_like.config.placement import devices_of
 from areal_like.config.run_config import Config, ConfigError
-from areal_like.launch.children import Children
+from areal_like.launch.children import Children, RestartLimits
 from areal_like.launch.local import spawn_role
 from areal_like.launch.plan import RoleSpec, has_model
-from areal_like.launch.restarts import RestartLimits
 from areal_like.run.run_folder import RENDEZVOUS, SUMMARY
 from areal_like.wire.link import BusError
 

@@ -25,12 +25,12 @@ from typing import Any, TextIO
 
 from areal_like import turns
 from areal_like.config import run_config as configs
-from areal_like.config.defaults import describe_learning, describe_machine
+from areal_like.config.defaults import describe_defaults
 from areal_like.config.placement import needs_of
 from areal_like.config.registry import build, key_hint, resolve
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
-from areal_like.machine import cores, has_gpu
+from areal_like.machine import has_gpu
 from areal_like.places import COMMANDS, INSTALLED, REPOSITORY
 from areal_like.run.process import EXIT_PAUSED
 from areal_like.run.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
@@ -131,12 +131,6 @@ def resolve_folders(config: Config) -> Config:
 
 def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
     return find_run_to_resume(config, Path(args.config).stem) if config.resume else None
-
-
-def settings_of(config: Config) -> list[str]:
-    """Values of defaults that depend on the model and on the machine, in words."""
-    across = resolve("launcher", config.launcher["name"]).ACROSS_HOSTS
-    return [line for line in (describe_learning(config), "" if across else describe_machine(config, cores())) if line]
 
 
 # ---- the run folder -------------------------------------------------------------------------------------------------
@@ -241,7 +235,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
 
 
 def launcher_of(config: Config, folder: Path) -> Any:
-    from areal_like.launch.plan import limits
+    from areal_like.launch.children import limits
 
     return build("launcher", config.launcher, folder, limits(config))
 
@@ -256,7 +250,7 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
     config = fit_to_replay(config) if config.replay else config
     roles = plan(config)
     launcher = launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME"))
-    print(describe(roles), *settings_of(config), sep="\n")
+    print(describe(roles), describe_defaults(config), sep="\n")
     print(launcher.placement(roles), end="")
     model = estimate.model_of(estimate.plain_of(config))
     if model is not None:
@@ -329,7 +323,7 @@ def train(folder: Path, config: Config, held: TextIO, plain: bool, signals: Sign
 
     from .following.display import print_summary
 
-    print(*settings_of(config), sep="\n", flush=True)
+    print(describe_defaults(config), sep="\n", flush=True)
     try:
         if submission := launcher_of(config, folder).submission(plan(config)):
             submit(submission, folder, held)

@@ -11,9 +11,8 @@ from msgspec import inspect
 
 from areal_like.types import Completion, Group, Lease, PartialSample, Sample
 from areal_like.wire import messages
-from areal_like.wire.groups import encode_group, pack_heads
+from areal_like.wire.groups import encode_group, encode_partial, pack_heads
 from areal_like.wire.messages import Batch, HandBack, Message, Push
-from areal_like.wire.partials import encode_partial
 
 
 def value_of(kind: inspect.Type, chance: random.Random) -> Any:

@@ -18,7 +18,8 @@ from areal_like.config import run_config as configs
 from areal_like.config.placement import VISIBLE
 from areal_like.config.registry import build
 from areal_like.config.run_config import Config
-from areal_like.launch.plan import limits, plan
+from areal_like.launch.children import limits
+from areal_like.launch.plan import plan
 
 KNOBS = ["learner.device=cuda", "learner.ranks=2", "engine=sglang", "engine.tp_size=2", "actors.count=2"]
 """Two devices for the learner, two for each actor."""

@@ -35,7 +35,7 @@ from actors.engines.sglang_weights import SharedCopy, stored_names
 from actors.engines.slot_table import check_prompt
 from areal_like.models.causal_lm import routers_of, routing_of, state_of
 from areal_like.types import Completion, Finish, Limits, Scored
-from areal_like.weights.update import Update
+from areal_like.weights.delta import Update
 
 _TRIES = 5
 """Answers in a row without a token, and without an update that interrupted them, before a request is given up."""

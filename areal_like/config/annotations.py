@@ -28,8 +28,7 @@ _ANNOTATED = re.compile(r"Annotated\[(.+?), '(.*?)'\]")
 
 
 def misfit(value: object, annotation: ast.expr | None) -> str:
-    """What is wrong with a value's type or range, such as "expected float, got 'x'" or "must be above 0, got -1"; empty
-    if it fits, and for annotations that are not understood."""
+    """A fault of a value's type or range, such as "expected float, got 'x'"; empty if there is none."""
     problem = _problem(value, annotation)
     return f"{problem}, got {value!r}" if problem else ""
 
@@ -92,8 +91,8 @@ def _shown(annotation: ast.expr) -> str:
 
 
 def outside(value: object, interval: str) -> str:
-    """Why a number is outside an interval, such as "must be at least 0 and below 1"; empty where it is inside, where
-    `value` is no number, and for a text that is no interval."""
+    """Why a number is outside an interval, such as "must be at least 0 and below 1"; empty where it is inside or no
+    number."""
     found = _INTERVAL.fullmatch(interval)
     if not found or not isinstance(value, int | float):
         return ""

@@ -1,7 +1,4 @@
-"""Settings that contradict one another, though each is valid in isolation: refused before any process starts.
-
-The component itself would refuse them, too, but seconds later, when it is built, and in a log.
-"""
+"""Settings that contradict one another, though each is valid in isolation: refused before any process starts."""
 
 from __future__ import annotations
 
@@ -61,7 +58,6 @@ def _of_sections(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem
 
 
 def _of_processes(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    """Transport and launcher."""
     buffer, key = config.buffer, "buffer.transport"
     asked = [f"buffer.port={buffer.port}"] if buffer.port else []
     asked += [] if buffer.host in LOOPBACK else [f"buffer.host={buffer.host}"]
@@ -80,27 +76,18 @@ def _of_processes(config: Config, known: Mapping[str, Knobs]) -> Iterator[Proble
 
 
 def _of_devices(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    """Devices that the processes can't have on any machine."""
-    server = known["engine"].get("server") or {}
-    for spelling in ("base-gpu-id", "base_gpu_id"):
-        if spelling in server:
-            yield f"engine.server.{spelling}", f"{PLACEMENT}.actors says which devices the servers get; leave it out"
     placed = place(config.placement, needs_of(config), None) if config.actors.count else None  # None: not known yet
     if not placed or not placed.shared:
         return
-    if "ACROSS_HOSTS" in marks("launcher", known["launcher"]["name"]):
-        name = known["launcher"]["name"]
+    name = known["launcher"]["name"]
+    if "ACROSS_HOSTS" in marks("launcher", name):
         yield f"{PLACEMENT}.share", f"launcher={name} gives each process devices of its own; launcher=local shares them"
-    if "server" in known["engine"] and not {"mem-fraction-static", "mem_fraction_static"} & server.keys():
-        yield (
-            "engine.server",
-            f"a server would take nearly all memory of a device that it shares ({PLACEMENT}.share, gpu=1x): set its "
-            "part, such as engine.server={mem-fraction-static: 0.4}, or take engine=torch",
-        )
+    if "server" in known["engine"] and "mem-fraction-static" not in (known["engine"]["server"] or {}):
+        hint = "set engine.server={mem-fraction-static: 0.4}, or take engine=torch"
+        yield "engine.server", f"a server would take nearly all memory of a device that it shares: {hint}"
 
 
 def _of_model(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    """Heads share the hidden size and turn pairs of numbers (RoPE); groups of them share keys."""
     model = known["model"]
     hidden, heads, kv_heads = map(model.get, ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if hidden and heads and hidden % (2 * heads):
@@ -110,7 +97,6 @@ def _of_model(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
 
 
 def _of_texts(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    """A judge's texts and numbers, the marks of an agent's calls, and a sampler's bounds."""
     judge, sampler = known["group_reward"], known["sampler"]
     if judge["name"] == "judge":
         scale, address, template = judge["scale"], judge["base_url"], Template(judge["template"] or "")
@@ -128,12 +114,8 @@ def _of_texts(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
 
 
 def _of_learner(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    learner, loss, teacher, key = (
-        known["learner"],
-        config.loss["name"],
-        known["learner"].get("teacher"),
-        "learner.teacher",
-    )
+    learner, loss, key = known["learner"], config.loss["name"], "learner.teacher"
+    teacher = learner.get("teacher")
     distils = "needs_teacher" in marks("advantage", known["advantage"]["name"])
     for part in ("lora", "teacher"):
         if learner.get(part) is not None:
@@ -164,7 +146,6 @@ def _of_advantage(config: Config, known: Mapping[str, Knobs]) -> Iterator[Proble
 
 
 def _of_corrections(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    """Corrections whose knobs contradict one another or the loss."""
     found, own = marks("loss", config.loss["name"]), None
     if "wants_proximal" in found and known["loss"].get("proximal", "recompute") is not None:
         own = "proximal_current"
@@ -236,7 +217,6 @@ def _of_engine(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
 
 
 def _of_supervision(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    """Settings that need rollouts."""
     if not is_supervised(config):
         return
     asked = {

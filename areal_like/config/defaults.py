@@ -1,5 +1,4 @@
-"""Defaults that depend on the model and the machine. They are filled in when a config is loaded, for knobs that are not
-set.
+"""Defaults that depend on the model and the machine, filled in when a config is loaded, for knobs that are not set.
 
     learner.lr             random weights: 2e-3; pretrained: 1e-5; adapters of pretrained (LoRA): 1e-4
     learner.warmup_steps   pretrained: 10 optimizer steps, or half of a shorter schedule's; else 0
@@ -7,24 +6,17 @@ set.
 
     of a large model that is computed on this machine's CPU:
     learner.threads        async: the cores that the actors leave; rounds, in which one side waits for the other: all
-    actors.count, .threads one actor (one batch is decoded faster than two halves) with a quarter of the cores; in
-                           rounds with all of them. Small models, or others' machines: two actors of one thread; on
-                           GPUs as many as `placement` names devices for, or one
+    actors.count, .threads one actor with a quarter of the cores; in rounds with all of them. Small models, or others'
+                           machines: two actors of one thread; on GPUs as many as `placement` names devices for, or one
     engine.slots           64 per thread of an actor, where the bound lets so many sequences run; 64 at least
     compute_dtype          of learner and engine: bfloat16 for a large pretrained model on CUDA, or a CPU that has it;
-                           else float32. On a CPU float32 also for losses whose clip range is finer than bfloat16's
-                           rounding (gspo): learner and engine would disagree by more than it. An engine on CUDA
-                           computes any large model in bfloat16, unless the learner is set to float32
+                           else float32, on a CPU also for losses whose clip range is finer than bfloat16's rounding
+                           (gspo). An engine on CUDA computes any large model in bfloat16, unless the learner is set to
+                           float32
 
-A knob that is set keeps its value. The values are part of the run's config. A resume or a replay has the same ones,
-except for defaults of learning that its own settings change (e.g. the rate of a replay that trains adapters).
-1e-5 is the upper end of usual rates for full training of language models by RL (1e-6 in TRL, 1.7e-5 in AReaL's example
-for 1.5B). LoRA needs ten times the rate of full training, for any model ("LoRA Without Regret", Thinking Machines,
-2025). Adam's first steps move every weight by about lr, however small the gradient: hence the warm-up.
-
-With two cores an actor has one thread beside the learner's two: the actor idles most of the time, and a learner with
-one thread would leave that core idle, too. Imports no torch.
-"""
+A resume or a replay has the same values, except for defaults of learning that its own settings change. 1e-5 is the
+upper end of usual rates for full training of language models by RL; LoRA needs ten times that ("LoRA Without Regret",
+Thinking Machines, 2025). Adam's first steps move every weight by about lr: hence the warm-up. Imports no torch."""
 
 from __future__ import annotations
 
@@ -47,7 +39,7 @@ RUINOUS_LORA_LR = 10 * RUINOUS_LR
 
 
 def is_pretrained(config: Config) -> bool:
-    """Whether the run begins with trained weights, by the mark of its model component."""
+    """Whether the run begins with trained weights."""
     return "pretrained" in marks("model", config.model["name"])
 
 
@@ -89,8 +81,8 @@ def is_large(config: Config) -> bool:
 
 
 def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = False) -> dict[str, object]:
-    """Dotted key → value, for knobs that exist and are not set, on a machine with `cores` cores. `bfloat16`: the cores
-    multiply in it faster than in float32. `gpu`: there is a GPU, on which an engine computes unless told otherwise."""
+    """Dotted key → value, for knobs that exist and are not set, on a machine with `cores` cores. `bfloat16`: they
+    multiply faster in it. `gpu`: there is a GPU, on which an engine computes by default."""
     known: dict[str, Knobs] = {
         kind: with_defaults(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")
     }
@@ -126,13 +118,12 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
 
 
 def _is_unset(key: str, known: Mapping[str, Mapping[str, object]]) -> bool:
-    """Whether the knob exists and has no value."""
     kind, _, knob = key.partition(".")
     return known[kind].get(knob, "") is None
 
 
 def _slots(config: Config, threads: int, actors: int) -> int:
-    """Sequences that an actor decodes at once."""
+    """Per actor."""
     size = int(with_defaults("sizing", config.sizing).get("group_size", 1))
     versions: float = 1 + with_defaults("scheduler", config.scheduler).get("max_staleness", 0)  # may be infinite
     allowed = config.groups_per_batch * size * versions / actors
@@ -147,33 +138,24 @@ def _on_cuda(known: Mapping[str, str]) -> bool:
     return (known.get("device") or "").startswith("cuda")
 
 
-def describe_machine(config: Config, cores: int) -> str:
-    """A line for people: which role gets which share of the machine."""
-    keys = ["learner.threads", "learner.compute_dtype"]
-    keys += [] if is_supervised(config) else ["engine.compute_dtype", "engine.slots", "actors.count", "actors.threads"]
+SHOWN = (
+    *("learner.lr", "learner.schedule", "learner.warmup_steps", "learner.threads", "learner.compute_dtype"),
+    *("engine.compute_dtype", "engine.slots", "actors.count", "actors.threads"),
+)
+"""Keys with such defaults that `describe_defaults` shows."""
+
+
+def describe_defaults(config: Config) -> str:
+    """A line for people: the values of these defaults, as far as the run has a use for them."""
+    keys = [key for key in SHOWN if key.startswith("learner.") or not is_supervised(config)]
     values = [(key, getattr(config, kind).get(knob)) for key in keys for kind, _, knob in [key.partition(".")]]
-    shares = ", ".join(f"{key}={value}" for key, value in values if value is not None)
-    return f"machine: {cores} core{'s' * (cores != 1)}; {shares}"
+    return "defaults: " + ", ".join(f"{key}={value}" for key, value in values if value is not None)
 
 
 def optimizer_steps(known: Mapping[str, int]) -> int:
     """Optimizer steps within a schedule's train steps, from the learner's knobs."""
     per_batch = known.get("num_minibatches", 1) * known.get("num_minibatch_epochs", 1)
     return int(known["schedule_steps"] * per_batch)
-
-
-def describe_learning(config: Config) -> str:
-    """A line for people: the learning rate and its schedule. Empty for learners without a rate."""
-    known = with_defaults("learner", config.learner)
-    if known.get("lr") is None:
-        return ""
-    of = "a pretrained model" if is_pretrained(config) else "random initial weights"
-    adapters = ", adapters (LoRA)" if known.get("lora") is not None else ""
-    falls = "" if known.get("schedule", "constant") == "constant" else f" over {known['schedule_steps']} train steps"
-    parts = [f"learner.lr={known['lr']:g}", f"{known.get('schedule', 'constant')}{falls}"]
-    parts += [f"warm-up {known['warmup_steps']} optimizer steps"] if known.get("warmup_steps") else []
-    parts += [f"{knob}={known[knob]:g}" for knob in ("weight_decay", "clip_grad") if knob in known]
-    return f"learning: {', '.join(parts)} ({of}{adapters})"
 
 
 def ruinous_rate(config: Config) -> str:
@@ -185,15 +167,3 @@ def ruinous_rate(config: Config) -> str:
     if not is_pretrained(config) or (known.get("lr") or 0.0) <= most:
         return ""
     return f"learner.lr={known['lr']:g} is likely to ruin {what}: usual are {usual} (unset: {unset:g} with warm-up)"
-
-
-def spent_schedule(config: Config) -> str:
-    """A warning if the schedule ends before the run, whose later steps then train nothing; otherwise empty."""
-    known, steps = with_defaults("learner", config.learner), config.run.steps
-    end = known.get("schedule_steps")
-    if known.get("schedule", "constant") == "constant" or end is None or end >= steps:
-        return ""
-    return (
-        f"learner.schedule_steps={end}: train steps {end + 1} to run.steps={steps} have a learning rate of 0 "
-        f"(learner.schedule={known['schedule']}) and train nothing; leave it out, or raise it"
-    )

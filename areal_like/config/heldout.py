@@ -28,8 +28,7 @@ def eval_set(
 
 
 def heldout_workflow(config: Config, of_set: object = None) -> Knobs:
-    """The workflow for held-out prompts: the run's workflow, with some knobs replaced by `eval.workflow`, and then by
-    those `of_set`."""
+    """The run's workflow, with some knobs replaced by `eval.workflow`, and then by those `of_set`."""
     usual = _with_knobs(as_spec(config.workflow), as_spec(config.eval.workflow))
     return _with_knobs(usual, dict(of_set)) if isinstance(of_set, Mapping) else usual
 
@@ -43,8 +42,8 @@ def _with_knobs(spec: Knobs, knobs: Knobs) -> Knobs:
 
 
 def task_spec(config: Config, given: str | Mapping[str, object]) -> Knobs:
-    """The spec of a set's task. FILE.jsonl is read as the run's own task reads its file, if that is `jsonl`; else with
-    the tokenizer of the run's task or model."""
+    """The spec of a set's task. FILE.jsonl is read as the run's own task reads its file, or with the run's
+    tokenizer."""
     if not isinstance(given, str) or not given.endswith(".jsonl"):
         return as_spec(given)
     task = as_spec(config.task)
@@ -54,7 +53,7 @@ def task_spec(config: Config, given: str | Mapping[str, object]) -> Knobs:
 
 
 def check_heldout(config: Config) -> None:
-    """Check the section `eval` with its sets, as far as its text allows. Raises ConfigError."""
+    """Raises ConfigError."""
     try:
         check("workflow", heldout_workflow(config))
     except ConfigError as error:

@@ -1,16 +1,13 @@
 """Merges config files and command-line overrides into one tree of plain containers, and records each value's source.
 
-The order, later wins: the files that a file `extends` (in order), the file's choices, its values; then the command
-line's choices, then its values. Choices come before values, so `scheduler.max_staleness=4 mode=async` means the same in
-either order.
+The order, later wins: the files that a file `extends`, the file's choices, its values; then the command line's choices,
+then its values. So `scheduler.max_staleness=4 mode=async` means the same in either order.
 
-- Files are looked up in the folder of the file that names them, then in `configs/`.
-- A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges `mode/sync.yaml`) or that names
-  a component (`engine: timed` is `engine: {name: timed}`). `gpu` and `algorithm` name files that set several
-  components: `algorithm: grpo` sets loss, advantage, normalisation and KL. They are merged before other choices.
-- A component whose `name` changes replaces the inherited one whole, at any depth: knobs of one never reach another.
-- Lists are replaced, never joined; interpolations (`${run.seed}`) stay text until the whole tree is there.
-"""
+Files are looked up in the folder of the file that names them, then in `configs/`. A *choice* is a plain string for
+a key that has a folder of files (`mode: sync` merges `mode/sync.yaml`) or that names a component (`engine: timed` is
+`engine: {name: timed}`). `gpu` and `algorithm` name files that set several components; they are merged first. A
+component whose `name` changes replaces the inherited one whole, at any depth: knobs of one never reach another. Lists
+are replaced, never joined; interpolations (`${run.seed}`) stay text until the whole tree is there."""
 
 from __future__ import annotations
 
@@ -49,8 +46,7 @@ class Layers:
         self._overrides: set[str] = set()
 
     def add_command_line(self, argv: Sequence[str], origins: Mapping[str, str] | None = None) -> None:
-        """Merge `[file, key=value, ...]`. `origins`: where overrides came from, by key; the others from the command
-        line. Raises ConfigError."""
+        """Merge `[file, key=value, ...]`. `origins`: key → where its override came from. Raises ConfigError."""
         if "=" in argv[0]:
             raise ConfigError(f"{argv[0]!r} is an override where the config file should be; give the file first")
         main = find(argv[0], Path.cwd(), COMMAND_LINE)
@@ -71,17 +67,14 @@ class Layers:
         self._open.pop()
 
     def origin(self, key: str) -> str | None:
-        """Where the value at a dotted path, or the nearest one above it, came from."""
         while key and key not in self._origins:
             key = key.rpartition(".")[0]
         return self._origins.get(key)
 
     def is_overridden(self, key: str) -> bool:
-        """Whether an override has set the value at a dotted path."""
         return self.origin(key) in self._overrides
 
     def note(self, keys: Iterable[str], origin: str) -> None:
-        """Record the origin of values that were filled in after the layers."""
         self._origins |= dict.fromkeys(keys, origin)
 
     def _add(self, items: Items, folder: Path) -> None:
@@ -143,7 +136,7 @@ def _nested(key: str, value: Value) -> Tree:
 
 
 def read(path: Path) -> Tree:
-    """The mapping in a yaml file, as plain containers with interpolations left as text. Raises ConfigError."""
+    """The mapping in a yaml file, interpolations left as text. Raises ConfigError."""
     try:
         state = path.stat()
         return copy.deepcopy(_read(path, state.st_ino, state.st_mtime_ns, state.st_size))
@@ -212,5 +205,4 @@ def _names(extends: Value, path: Path) -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """The shortest form of a path from here."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

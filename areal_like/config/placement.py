@@ -3,14 +3,9 @@
     placement: {learner: [0-3], actors: [4-7]}
 
 Devices are counted from 0, among those that the starter sees. A rank of the learner has one, an actor those of all its
-servers (engine.replicas * engine.tp_size; an embedded engine has one), in the order of the lists. Each process is
-started with its own in CUDA_VISIBLE_DEVICES, so it counts them from 0 again. `auto` gives the first devices to the
-learner and the next ones to the actors. Where there is one device only, all share it.
-
-Slurm and Ray choose the devices themselves: they are asked for each process's number of them (`Needs`).
-
-Pure: asks no device. `areal_like.config.conflicts` refuses the impossible, `scripts.train` settles `auto`.
-"""
+servers (engine.replicas * engine.tp_size), in the order of the lists; CUDA_VISIBLE_DEVICES of each process names its
+own. `auto` gives the first devices to the learner and the next ones to the actors; a single device is shared. Slurm and
+Ray choose the devices themselves, by each process's number of them (`Needs`). Pure: asks no device."""
 
 from __future__ import annotations
 
@@ -45,7 +40,6 @@ class Needs:
 
     @property
     def learner(self) -> int:
-        """Devices of the learner, as far as known."""
         return self.ranks if self.on_device else 0
 
     @property
@@ -68,14 +62,13 @@ class Placement:
 
     @property
     def plain(self) -> dict[str, list[int] | bool]:
-        """In the form of the config."""
         lists = [[device for devices in some for device in devices or ()] for some in (self.ranks, self.actors)]
         return {"learner": lists[0], "actors": lists[1], "share": bool(self.shared)}
 
 
 def needs_of(config: Config, gpu: bool = False) -> Needs:
-    """From the knobs `device`, `ranks`, `replicas` and `tp_size` of learner and engine. An engine with
-    `device: auto` computes on a device where there is one (`gpu`), or where the placement names devices for actors."""
+    """From the knobs of learner and engine. An engine with `device: auto` computes on a device where there is one
+    (`gpu`), or where the placement names devices for actors."""
     learner, engine = with_defaults("learner", config.learner), with_defaults("engine", config.engine)
     on_device = learner["device"] == "cuda" if "device" in learner else None
     actors = 0 if config.replay or is_supervised(config) else int(config.actors.count or 1)
@@ -84,8 +77,7 @@ def needs_of(config: Config, gpu: bool = False) -> Needs:
 
 
 def actors_on(spec: object, engine: Mapping[str, object]) -> int:
-    """How many actors suit a placement and an engine's knobs; 0: any number. An actor with servers has as many servers
-    as there is work for."""
+    """How many actors suit a placement and an engine's knobs; 0: any number."""
     named = _named(spec)
     each = _per_actor(engine, bool(named))
     return max(1, len(named) // each) if each and (named or "replicas" in engine) else 0
@@ -101,13 +93,11 @@ def _per_actor(engine: Mapping[str, object], gpu: bool) -> int | None:
 
 
 def _named(spec: object) -> Devices:
-    """The devices that a placement names for actors."""
     return devices_of(spec.get("actors"), f"{KEY}.actors") if isinstance(spec, Mapping) else ()
 
 
 def place(spec: object, needs: Needs, count: int | None) -> Placement | None:
-    """The devices of each process, with `count` devices (None: unknown). None where there is nothing to place: `auto`
-    without devices, or without a process that computes on one. Raises ConfigError."""
+    """The devices of each process, with `count` devices (None: unknown). None: nothing to place. Raises ConfigError."""
     if spec == AUTO:
         return _automatic(needs, count) if count and needs.total else None
     if not isinstance(spec, Mapping) or not spec or spec.keys() - {*_ROLES, "share"}:
@@ -138,16 +128,13 @@ def devices_of(spec: object, key: str, count: int | None = None) -> Devices:
         if not first <= last <= _MOST:
             raise ConfigError(f"{key}: {text!r} is no device: want numbers and ranges from 0, such as [0-3, 6]", key)
         found += range(first, last + 1)
-    missing = sorted({device for device in found if count is not None and device >= count})
-    if missing:
-        there = f"there are {count} (0-{count - 1 if count else 0})" if count else "there is none"
-        raise ConfigError(f"{key}: there is no {_in_words(missing)}: {there}", key)
+    if missing := sorted({device for device in found if count is not None and device >= count}):
+        raise ConfigError(f"{key}: got {_in_words(missing)}, expected numbers below {count}", key)
     return tuple(found)
 
 
 def visible(devices: Devices, inherited: str | None) -> str:
-    """CUDA_VISIBLE_DEVICES of a process. `inherited`: the starter's own, among which the devices are counted. Raises
-    ConfigError."""
+    """CUDA_VISIBLE_DEVICES of a process. `inherited`: the starter's own. Raises ConfigError."""
     if inherited is None:
         return ",".join(map(str, devices))
     known = [name.strip() for name in inherited.split(",") if name.strip()]
@@ -164,29 +151,22 @@ def _automatic(needs: Needs, count: int) -> Placement:
     if count == 1 and learner <= 1 and needs.per_actor in (0, 1, None):
         return Placement(_ranks([0] * learner, needs), _actors([0] * actors, needs))
     why = f"learner.ranks={learner} and actors.count={needs.actors} with {needs.per_actor or 0} each"
-    raise ConfigError(
-        f"{KEY}: {needs.total} devices are needed, and there are {count}: {why}. Ask for fewer, or set which are "
-        f"shared, such as {KEY}={{learner: [0], actors: [0], share: true}}",
-        KEY,
-    )
+    hint = f"ask for fewer, or set which are shared, such as {KEY}={{learner: [0], actors: [0], share: true}}"
+    raise ConfigError(f"{KEY}: got {count} devices, expected {needs.total} for {why}; {hint}", KEY)
 
 
 def _ranks(devices: Sequence[int], needs: Needs) -> tuple[Devices | None, ...]:
-    """Of each rank. Raises ConfigError."""
     key = f"{KEY}.learner"
     if needs.on_device is False and devices:
         raise ConfigError(f"{key}: the learner computes on the CPU: set learner.device=cuda, or leave {key} out", key)
     if not needs.on_device and not devices:
         return (() if needs.on_device is False else None,) * needs.ranks
     if len(devices) != needs.ranks:
-        raise ConfigError(
-            f"{key}: got {len(devices)} devices, expected one for each of learner.ranks={needs.ranks}", key
-        )
+        raise ConfigError(f"{key}: got {len(devices)} devices, expected one for each of {needs.ranks} ranks", key)
     return tuple((device,) for device in devices)
 
 
 def _actors(devices: Sequence[int], needs: Needs) -> tuple[Devices | None, ...]:
-    """Of each actor. Raises ConfigError."""
     key, many, each = f"{KEY}.actors", len(devices), needs.per_actor
     if each == 0 and many:
         raise ConfigError(f"{key}: the engine computes elsewhere: set engine.device=cuda, or leave {key} out", key)

@@ -1,14 +1,11 @@
 """Every component that a config can name, and the knobs that each one takes.
 
 A component is a function or a class; a *spec* such as `{name: ppo, clip: 0.2}` names one and sets its knobs, which are
-its keyword-only parameters. All components are listed in one dict of strings, so nothing is imported until it is used:
-`check` and `knobs` read a component's source (`config.signatures`), so that a config is refused in milliseconds.
-`module:Name` is accepted wherever a name is, so that a user's own component needs no entry here.
+its keyword-only parameters. `check` and `knobs` read a component's source (`config.signatures`): nothing is imported
+until it is used, and a config is refused in milliseconds. `module:Name` is accepted wherever a name is.
 
 To add a component: write it, and add one line to `COMPONENTS`. A yaml in `configs/KIND/` is for a choice that sets more
-than one component's defaults.
-Drivers: `areal_like.config.run_config` calls `check`; the processes call `build`, `bind` and `resolve`.
-"""
+than one component's defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from areal_like.config.annotations import misfit
-from areal_like.config.other_names import OTHER_NAMES
 from areal_like.config.schema import Config, Knobs
 from areal_like.config.signatures import REQUIRED, Knob, Signature, UnreadableError, is_async, signature
 from areal_like.errors import UserError
@@ -51,10 +47,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         **_named("areal_like.tasks.maths", "math_verify exact last_number"),
         "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
     },
-    "group_reward": {
-        "none": "actors.group_rewards:none",
-        "judge": "actors.judge:Judge",
-    },
+    "group_reward": {"none": "actors.group_rewards:none", "judge": "actors.judge:Judge"},
     "model": _named("areal_like.models.causal_lm", "qwen2 folder"),
     "engine": {
         "torch": "actors.engines.torch_engine:TorchEngine",
@@ -65,18 +58,9 @@ COMPONENTS: dict[str, dict[str, str]] = {
         **_named("actors.workflows", "single_turn multi_turn"),
         "agent": "actors.agents.workflow:agent",
     },
-    "environment": {
-        "tools": "actors.tools:Tools",
-        "openenv": "actors.openenv:OpenEnv",
-    },
-    "scheduler": {
-        "async": "buffer.schedulers:AsyncScheduler",
-        "sync": "buffer.schedulers:SyncScheduler",
-    },
-    "sizing": {
-        "fixed": "buffer.sizing:Fixed",
-        "sagc": "buffer.sizing:Sagc",
-    },
+    "environment": {"tools": "actors.tools:Tools", "openenv": "actors.openenv:OpenEnv"},
+    "scheduler": {"async": "buffer.schedulers:AsyncScheduler", "sync": "buffer.schedulers:SyncScheduler"},
+    "sizing": {"fixed": "buffer.sizing:Fixed", "sagc": "buffer.sizing:Sagc"},
     "batch_policy": _named("buffer.policies", "in_order fifo windowed"),
     "sampler": _named("buffer.samplers", "in_order pass_rate_pools"),
     "filter": _named("buffer.policies", "none zero_variance"),
@@ -94,10 +78,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "none ratio exact tis cispo capped icepop kpop seq_tis seq_mis geo_mask sequence_mask mis_po topr",
     ),
     "advantage": _named("learners.advantages", "group rloo maxrl batch reinforce_pp turn distill"),
-    "learner": {
-        "torch": "learners.learner:TorchLearner",
-        "timed": "learners.timed:TimedLearner",
-    },
+    "learner": {"torch": "learners.learner:TorchLearner", "timed": "learners.timed:TimedLearner"},
     "tracker": {
         "tensorboard": "areal_like.trackers.board:Board",
         "wandb": "areal_like.trackers.wandb:WeightsAndBiases",
@@ -113,6 +94,48 @@ COMPONENTS: dict[str, dict[str, str]] = {
 PARTS = {"learner.lora": "learners.adapters:Adapters", "learner.teacher": "learners.distillation:Teacher"}
 """Knobs whose value is itself a set of knobs: dotted path → the class that defines them."""
 
+OTHER_NAMES = {
+    "advantage": "adv_estimator",
+    "advantage.gamma": "gamma",
+    "advantage.std": "norm_adv_by_std_in_grpo scale_rewards",
+    "algorithm": "loss_type",
+    "checkpoint.every": "save_freq",
+    "engine.server": "gpu_memory_utilization",
+    "engine.tp_size": "tensor_model_parallel_size",
+    "eval.every": "eval_steps test_freq",
+    "filter": "filter_groups",
+    "groups_per_batch": "per_device_train_batch_size train_batch_size",
+    "learner.checkpoint_activations": "gradient_checkpointing",
+    "learner.clip_grad": "max_grad_norm",
+    "learner.entropy_bonus": "entropy_coeff",
+    "learner.kl_loss": "beta kl_loss_coef",
+    "learner.kl_reward": "kl_coef",
+    "learner.lora": "lora_rank",
+    "learner.lr": "learning_rate",
+    "learner.micro_batch_tokens": "gradient_accumulation_steps ppo_max_token_len_per_gpu",
+    "learner.normalise": "loss_agg_mode",
+    "learner.num_minibatch_epochs": "num_iterations ppo_epochs",
+    "learner.num_minibatches": "ppo_mini_batch_size steps_per_generation",
+    "learner.overlong_filter": "mask_truncated_completions",
+    "learner.schedule": "lr_scheduler_type",
+    "learner.warmup_steps": "lr_warmup_steps",
+    "loss.clip": "clip_ratio epsilon",
+    "loss.clip_high": "clip_ratio_high epsilon_high",
+    "loss.dual_clip": "clip_ratio_c delta",
+    "model.path": "model_name_or_path",
+    "resume": "resume_from_checkpoint",
+    "run.dir": "output_dir",
+    "run.name": "experiment_name",
+    "run.steps": "max_steps num_train_epochs",
+    "run.trackers": "report_to",
+    "sampling.max_new_tokens": "max_completion_length max_response_length max_tokens",
+    "sampling.temperature": "temperature",
+    "sizing.group_size": "n num_generations",
+    "task.max_prompt_tokens": "max_prompt_length",
+    "task.path": "dataset_name train_files",
+    "task.reward": "reward_funcs",
+}
+"""Key → what TRL and verl call it, the commonest ones; for error messages."""
 
 USUAL_CORRECTIONS = {"decoupled_ppo": "capped", "is_pg": "exact"}
 USUAL_CORRECTIONS |= {name: name for name in ("icepop", "tis", "cispo", "mis_po", "topr")}
@@ -166,8 +189,7 @@ def build(kind: str, spec: Mapping[str, object], *args: object) -> Any:
 
 
 def bind(kind: str, spec: Mapping[str, object]) -> functools.partial[Any]:
-    """The component of `spec` with its knobs bound, for later calls (losses, workflows, policies). A loss comes with
-    its correction, as another callable."""
+    """The component of `spec` with its knobs bound, for later calls. A loss comes with its correction."""
     check(kind, spec)
     plain = _plain(spec)
     correction = correction_of(plain) if kind == "loss" else NO_CORRECTION
@@ -186,7 +208,6 @@ def correction_of(spec: Mapping[str, object]) -> Knobs:
 
 
 def _plain(spec: Mapping[str, object]) -> Knobs:
-    """A spec as plain containers, so that components need no OmegaConf."""
     return cast(Knobs, OmegaConf.to_container(spec)) if isinstance(spec, DictConfig) else dict(spec)
 
 
@@ -194,8 +215,7 @@ def _plain(spec: Mapping[str, object]) -> Knobs:
 
 
 def check(kind: str, spec: Mapping[str, object]) -> None:
-    """Check a spec against its component's keyword-only parameters, without an import. Raises ConfigError for an
-    unknown name or knob, a missing knob, and a value that the knob's annotation rules out (`config.annotations`)."""
+    """Check a spec against its component's keyword-only parameters, without an import. Raises ConfigError."""
     plain = _plain(spec)
     name = plain.pop("name", None)
     if not isinstance(name, str):
@@ -206,7 +226,7 @@ def check(kind: str, spec: Mapping[str, object]) -> None:
 
 
 def check_knobs(target: str, path: str, values: Mapping[str, object]) -> None:
-    """Check the values at a path against the keyword-only parameters of "module:name". Raises ConfigError."""
+    """Raises ConfigError."""
     _validate_knobs(signature(target), path, path.rpartition(".")[2], values)
 
 
@@ -221,8 +241,7 @@ def is_supervised(config: Config) -> bool:
 
 
 def check_function(key: str, path: str) -> bool:
-    """Find the function "module:name" that the knob `key` names, if possible without importing it; returns whether it
-    is async. Raises ConfigError."""
+    """Is the function "module:name" that the knob `key` names async? Raises ConfigError."""
     try:
         return is_async(path)
     except UnreadableError as error:
@@ -276,13 +295,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def key_hint(path: str, known: Iterable[str]) -> str:
-    """What to write for an unknown key: our name for a key of TRL or verl, or else the nearest known one."""
+    """What to write for an unknown key: our name for a key of TRL or verl, or the nearest known one."""
     key = path.rpartition(".")[2]
-    return f" Here that is {OTHER_NAMES[key]}." if key in OTHER_NAMES else nearest(key, known)
+    ours = next((ours for ours, theirs in OTHER_NAMES.items() if key in theirs.split()), "")
+    return f" Here that is {ours}." if ours else nearest(key, known)
 
 
 def component_hint(kind: str, name: str, known: Iterable[str]) -> str:
-    """What to write for an unknown component or choice: the algorithm of this name, or the nearest known name."""
     if kind == "loss" and (CONFIGS / "algorithm" / f"{name}.yaml").is_file():
         return f" Did you mean algorithm={name}?"
     return nearest(name, known)
@@ -299,7 +318,7 @@ def target(kind: str, name: str) -> str:
 
 
 def described(kind: str, name: str) -> Signature:
-    """The knobs of a component with their types, its marks and docstring. Raises ConfigError."""
+    """Raises ConfigError."""
     try:
         found = signature(target(kind, name))
         if kind != "loss":

@@ -2,10 +2,9 @@
 
     load(["configs/quickstart.yaml", "mode=sync", "learner.lr=1e-3"])
 
-Every key is known: `areal_like.config.schema` lists the sections with types; a component's knobs are its keyword-only
-parameters (`config.registry`). `config.layers` merges files and overrides into one tree. `configs/base.yaml`
-has the defaults and explains each key. The result is resolved and read-only; yaml holds all of it. Imports no torch.
-"""
+`config.schema` has the sections with types, `config.registry` the components' knobs, `config.layers` merges files and
+overrides, `configs/base.yaml` has the defaults and explains each key. The result is resolved and read-only. No
+torch."""
 
 from __future__ import annotations
 
@@ -31,11 +30,7 @@ from areal_like.places import CONFIGS
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
 
-_CUT = (
-    "is not supported: rollouts sample from the whole distribution, since a cut one would give behaviour logprobs that "
-    "differ from the learner's. Leave it out; sampling.temperature is there"
-)
-_REFUSED = {"sampling.top_p": _CUT, "sampling.top_k": _CUT}
+_CUT = "rollouts sample from the whole distribution, as the learner computes logprobs of it: leave this out"
 _IN_ONE_PROCESS = {
     "rewards.workers": 0,
     "weights.overlap": False,
@@ -45,9 +40,9 @@ _IN_ONE_PROCESS = {
 
 
 def load(argv: Sequence[str], inherited: Config | None = None, origins: Mapping[str, str] | None = None) -> Config:
-    """The config of `[file, key=value, ...]`, checked and resolved. `inherited`: the config of an earlier run. Its
-    values replace defaults that depend on model and machine, but not defaults of learning. `origins`: key → where its
-    override came from, for errors (default: the command line). Raises ConfigError."""
+    """The config of `[file, key=value, ...]`, checked and resolved. `inherited`: the config of an earlier run, whose
+    values replace defaults that depend on model and machine, but not those of learning. `origins`: key → where its
+    override came from, for errors. Raises ConfigError."""
     if not argv:
         raise ConfigError("no config file given; try configs/quickstart.yaml")
     layers = Layers()
@@ -86,8 +81,8 @@ def from_tree(tree: Tree) -> Config:
 
 
 def save(config: Config, path: str | Path) -> None:
-    """Write the resolved config as yaml to a temporary file, then rename it: a killed process leaves the old file or
-    the new one."""
+    """Write the resolved config as yaml, under a temporary name first: a killed process leaves the old file or the new
+    one."""
     beside = Path(path).with_suffix(".tmp")
     beside.write_text(to_yaml(config), encoding="utf-8")
     beside.replace(path)
@@ -98,8 +93,7 @@ def to_yaml(config: Config) -> str:
 
 
 def with_every_knob(config: Config) -> Config:
-    """The config with every knob of its components, defaults included. For people: a default that is computed appears
-    as its source text."""
+    """The config with every knob of its components; a default that is computed appears as its source text."""
     tree = _plain(config)
     for kind in COMPONENTS.keys() & tree.keys():
         spec: Tree = with_defaults(kind, getattr(config, kind))
@@ -121,7 +115,6 @@ def differences(before: Config, now: Config, keys: Sequence[str]) -> list[str]:
 
 
 def leaves(config: Config) -> dict[str, Value]:
-    """Dotted key → value of the whole config."""
     return _leaves(_plain(config))
 
 
@@ -133,7 +126,6 @@ def _leaves(tree: Tree, prefix: str = "") -> dict[str, Value]:
 
 
 def changed(config: Config) -> list[str]:
-    """The keys whose values are not those of `configs/base.yaml` on this machine."""
     usual, found = leaves(load([str(CONFIGS / "base.yaml")])), leaves(config)
     return [key for key, value in found.items() if value is not None and usual.get(key) != value]
 
@@ -166,7 +158,6 @@ def _consistent(config: Config) -> Config:
 
 
 def _with_defaults(config: Config, inherited: Config | None, layers: Layers) -> Config:
-    """Fill in the defaults that depend on the model and the machine."""
     found = learning_defaults(config) | machine_defaults(config, cores(), has_bfloat16(), has_gpu())
     layers.note(found, "a default")
     if inherited:
@@ -191,7 +182,7 @@ def _filled(config: Config, values: Mapping[str, object]) -> Config:
 
 
 def _settle_mode(layers: Layers) -> None:
-    """`mode` names the scheduler that runs. If only a scheduler was chosen, `mode` follows; the two may not differ."""
+    """`mode` names the scheduler that runs; if only a scheduler was chosen, `mode` follows."""
     mode, name = layers.tree.get("mode"), _chosen(layers.tree, "scheduler")
     if name == mode or not {mode, name} <= {file.stem for file in (CONFIGS / "mode").glob("*.yaml")}:
         return
@@ -211,8 +202,8 @@ def _imply_bound(layers: Layers) -> None:
 
 
 def _imply_one_process(layers: Layers) -> None:
-    """In one process a person may pause the roles for any time, and an error should show at once: so no time-outs and
-    no helper processes. An override of the user's wins."""
+    """In one process a person may pause the roles for any time: no time-outs and no helper processes, unless
+    overridden."""
     name = _chosen(layers.tree, "launcher")
     if name and "ONE_PROCESS" in marks("launcher", name):
         for path, value in _IN_ONE_PROCESS.items():
@@ -223,25 +214,21 @@ def _imply_one_process(layers: Layers) -> None:
 
 
 def _chosen(tree: Tree, kind: str) -> str | None:
-    """The name of the component of a kind, if the tree has one."""
     spec = tree.get(kind)
     name = spec.get("name") if isinstance(spec, dict) else None
     return name if isinstance(name, str) else None
 
 
 def actors_of(config: Config) -> int:
-    """The number of actors, which every resolved config sets."""
     assert config.actors.count is not None
     return config.actors.count
 
 
 def ranks_of(config: Config) -> int:
-    """The number of processes that the learner is spread over."""
     return int(config.learner.get("ranks", 1))
 
 
 def learner_threads(config: Config) -> int:
-    """The number of CPU threads of each rank."""
     return int(config.learner.get("threads") or config.actors.threads or 1)
 
 
@@ -259,8 +246,8 @@ def _refuse_unknown(values: Tree, shape: type, prefix: str, tree: Tree) -> None:
     known = _names(shape)
     for key in values:
         path = f"{prefix}{key}"
-        if path in _REFUSED:
-            raise ConfigError(f"{path} {_REFUSED[path]}", path)
+        if path in ("sampling.top_p", "sampling.top_k"):
+            raise ConfigError(f"{path}: {_CUT}", path)
         if key not in known:
             leaf = next(iter(_leaves({path: values[key]})), path)  # actor_rollout_ref.rollout.n
             hint = _elsewhere(str(key), tree) or key_hint(leaf, ()) or key_hint(str(key), known)
@@ -268,7 +255,6 @@ def _refuse_unknown(values: Tree, shape: type, prefix: str, tree: Tree) -> None:
 
 
 def _elsewhere(key: str, tree: Tree) -> str:
-    """Where else a key stands: in a section, or as a knob of a component that the config names."""
     found = [f"{name}.{key}" for name, section in SECTIONS.items() if key in _names(section)]
     chosen = {kind: _chosen(tree, kind) for kind in COMPONENTS}
     found += [f"{kind}.{key}" for kind, name in chosen.items() if name in COMPONENTS[kind] and key in knobs(kind, name)]
@@ -281,7 +267,6 @@ def _names(shape: type) -> list[str]:
 
 @functools.cache
 def _shape() -> DictConfig:
-    """`Config` and its sections without values."""
     shape = cast(DictConfig, OmegaConf.structured(Config))
     for name, section in SECTIONS.items():
         shape[name] = OmegaConf.structured(section)
@@ -289,7 +274,7 @@ def _shape() -> DictConfig:
 
 
 def _typed(tree: Tree) -> Config:
-    """The tree in the shape of `Config`, interpolations resolved, nothing missing."""
+    """The tree in the shape of `Config`, interpolations resolved."""
     buffer = tree.get("buffer")
     if isinstance(buffer, dict) and buffer.get("journal") is False:
         buffer["journal"] = "off"  # YAML 1.1 reads off as false

@@ -89,7 +89,6 @@ class Buffer:
 
 @dataclass
 class Weights:
-    coding: Literal["delta", "full"]
     block_bytes: Annotated[int, "[4096, inf)"]
     keep: Annotated[int, "[1, inf)"]
     snapshot_every: Annotated[int, "[1, inf)"]

@@ -1,7 +1,7 @@
-"""The parameters of a function or class, read from its source. A module is imported only if its source is not enough.
+"""The parameters of a function or class, read from its source: nothing is imported.
 
 This finds top-level definitions, also within `try` and `if`. It follows imports from other modules, aliases and
-`functools.partial`. A name that the module makes in another way (a call, `import *`) is looked up by importing it.
+`functools.partial`, but no other call, and no `import *`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ def signature(target: str) -> Signature:
     it, or else to its bases, whose knobs are added to its own. Raises UnreadableError.
     """
     definition, home = _definition(target)
-    if definition is None:
-        return _of_object(target)
     if isinstance(definition, ast.Call):
         return _of_partial(home, definition)
     if isinstance(definition, _Function):
@@ -118,26 +116,10 @@ def _default(default: ast.expr | None) -> object:
 
 
 def _of_partial(module: str, call: ast.Call) -> Signature:
-    """The signature of `functools.partial(function, knob=value)`: the function's knobs, some with another default."""
     function = signature(f"{module}:{ast.unparse(call.args[0])}")
     bound = {each.arg: _default(each.value) for each in call.keywords}
     knobs = {name: Knob(bound.get(name, known.default), known.annotation) for name, known in function.knobs.items()}
     return replace(function, knobs=knobs)
-
-
-def _of_object(target: str) -> Signature:
-    """The signature of something that exists only once its module is imported. An annotation that is no text is left
-    unchecked."""
-    found = _imported(target)
-    parameters = inspect.signature(found).parameters.values()
-    knobs = {p.name: Knob(p.default, _parsed(p.annotation)) for p in parameters if p.kind is p.KEYWORD_ONLY}
-    marks = inspect.getmembers(getattr(found, "func", found), lambda value: value is True)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return Signature(knobs, takes_any, frozenset(name for name, _ in marks), inspect.getdoc(found) or "")
-
-
-def _parsed(annotation: object) -> ast.expr | None:
-    return ast.parse(annotation, mode="eval").body if isinstance(annotation, str) else None
 
 
 def _imported(path: str) -> Callable[..., object]:
@@ -152,7 +134,7 @@ def _imported(path: str) -> Callable[..., object]:
 
 
 def is_async(path: str) -> bool:
-    """Is "module:name" an async function? Raises UnreadableError if there is no such name."""
+    """Raises UnreadableError if there is no such name."""
     with contextlib.suppress(UnreadableError):  # "module:Class.method", or not written in Python
         definition, _ = _definition(path)
         if isinstance(definition, _Function) and not definition.decorator_list:
@@ -160,11 +142,10 @@ def is_async(path: str) -> bool:
     return inspect.iscoroutinefunction(_imported(path))
 
 
-def _definition(target: str) -> tuple[_Function | ast.ClassDef | ast.Call | None, str]:
-    """The definition of "module:name" (of calls: only `functools.partial`), and the module that has it; None if only
-    the imported module reveals it. Raises UnreadableError if there is no such name."""
+def _definition(target: str) -> tuple[_Function | ast.ClassDef | ast.Call, str]:
+    """The definition of "module:name" (of calls: only `functools.partial`), and the module that has it. Raises
+    UnreadableError."""
     module, _, attribute = target.partition(":")
-    unclear = False
     for node in _statements(_source(module).body):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -176,20 +157,17 @@ def _definition(target: str) -> tuple[_Function | ast.ClassDef | ast.Call | None
                         parent = _find(module).parent
                         home = importlib.util.resolve_name("." * node.level + (node.module or ""), parent)
                         return _definition(f"{home}:{alias.name}")
-                    unclear |= alias.name == "*"
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == attribute:
                 if isinstance(value, ast.Name) and value.id != attribute:
                     return _definition(f"{module}:{value.id}")
-                unclear |= not isinstance(value, ast.Constant)
                 if isinstance(value, ast.Call) and _is_partial(value):
                     return value, module
-    if unclear:
-        return None, module
-    raise UnreadableError(f"{target}: the module defines no function or class {attribute!r}")
+    what = "function or class (or functools.partial of one)"
+    raise UnreadableError(f"{target}: the module's source defines no {what} {attribute!r}")
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The statements of a module's top level, and within its `try`, `if` and `with`."""
+    """Of a module's top level, and within its `try`, `if` and `with`."""
     for node in body:
         yield node
         if isinstance(node, ast.Try | ast.ExceptHandler | ast.If | ast.With):

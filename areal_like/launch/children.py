@@ -1,19 +1,21 @@
 """Watches the processes of a run, restarts actors, and ends all of them reliably: the same for every launcher.
 
-`poll` is called many times a second and never waits, not even for a restart's delay; `end` waits for a fixed time. It
-raises nothing for a process that does not end, so that the launcher cleans up in any case.
-"""
+`poll` is called many times a second and never waits; `end` waits for a fixed time, and raises nothing."""
 
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from areal_like.config.schema import Config
 from areal_like.launch.outcome import (
     Death,
     LastWords,
@@ -25,7 +27,6 @@ from areal_like.launch.outcome import (
     nothing,
 )
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import RestartLimits, Restarts
 from areal_like.run.process import EXIT_USER_ERROR, TERM_SECONDS
 from areal_like.run.run_folder import has_stepped
 
@@ -35,6 +36,50 @@ GRACE_SECONDS = 10
 """
 KILL_SECONDS = 10.0
 """Seconds that all processes have to end after SIGKILL. One on a node that does not answer never reports its end."""
+
+
+FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
+"""Seconds before the second restart within the window; each further delay is twice as long, up to the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartLimits:
+    """An actor that was restarted `max_restarts` times within `window` seconds and fails again is left out. The run
+    ends when fewer than `min_alive` of its actors are left."""
+
+    max_restarts: int
+    window: float = 3600.0
+    min_alive: int = 1
+
+
+def limits(config: Config) -> RestartLimits:
+    actors = config.actors
+    return RestartLimits(actors.max_restarts, actors.restart_window, actors.min_alive)
+
+
+class Restarts:
+    """Counts deaths. `clock` is in seconds."""
+
+    def __init__(self, limits: RestartLimits, clock: Callable[[], float] = time.monotonic):
+        self.limits, self._clock = limits, clock
+        self._deaths: dict[str, list[float]] = defaultdict(list)
+        self._all, self._errors = 0, dict[str, str]()
+
+    def delay(self, name: str) -> float | None:
+        """Note a death. Returns the seconds until the next start; None: the actor has failed too often."""
+        now, deaths = self._clock(), self._deaths[name]
+        deaths[:] = [*(death for death in deaths if death >= now - self.limits.window), now]
+        if len(deaths) > self.limits.max_restarts:
+            return None
+        return 0.0 if len(deaths) == 1 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(len(deaths) - 2, 30))
+
+    def strikes_all(self, name: str, error: str, actors: Collection[str]) -> bool:
+        """Note the error that ended an actor (empty: an outside cause). Has each of `actors` ended by the same one,
+        numbers in it aside, and have there been two deaths at least?"""
+        self._all += 1
+        self._errors[name] = re.sub(r"0x[0-9a-f]+|\d+", "#", error)
+        found = {self._errors.get(actor, "") for actor in actors}
+        return self._all > 1 and len(found) == 1 and found != {""}
 
 
 class RoleProcess(Protocol):
@@ -51,15 +96,13 @@ class RoleProcess(Protocol):
 
 class Launcher:
     """Decides where and how roles start. `start(roles, check)` calls `check` while it waits; `check` may raise.
-    `stop()` ends all roles, even after `start` raised. The starter watches `running`: a `Children`, or threads
-    (`areal_like.launch.inline`). `ACROSS_HOSTS`: sockets go beyond this host and need keys. `ONE_PROCESS`: all roles
-    are in the starter's process."""
+    `stop()` ends all roles, even after `start` raised. The starter watches `running`. `ACROSS_HOSTS`: sockets go beyond
+    this host and need keys. `ONE_PROCESS`: all roles are in the starter's process."""
 
     ACROSS_HOSTS = False
     ONE_PROCESS = False
 
     def submission(self, roles: list[RoleSpec]) -> object:
-        """What to submit to start the roles elsewhere, if anything."""
         return None
 
     def placement(self, roles: list[RoleSpec]) -> str:
@@ -70,11 +113,9 @@ class Launcher:
 class Children:
     """The roles' processes. `spawn(role, name)` starts one; `limits` bounds how often actors are restarted.
 
-    `on_nodes`: the processes are on other nodes. Their ids then mean nothing here, and a restarted actor gets a new
-    name: the old process may still run on a node that was given up. `end_signal` asks a process to end.
-    `meaning(role, code)` translates an exit code to the role's own; it may raise RunStopped. `guests`: the death of a
-    process does not end the run, and `poll` never raises. `left_out`: actors that failed too often, with their last
-    error."""
+    `on_nodes`: the processes are on other nodes: their ids mean nothing here, and a restarted actor gets a new name, as
+    the old process may still run. `meaning(role, code)` translates an exit code; it may raise RunStopped. `guests`: no
+    death ends the run, and `poll` never raises. `left_out`: actors that failed too often, with their last error."""
 
     def __init__(
         self,
@@ -120,7 +161,6 @@ class Children:
         self._processes[role.name] = (role, self._spawn(role, self._name(role)))
 
     def _name(self, role: RoleSpec) -> str:
-        """The name under which the role's process is known."""
         lives = self._lives[role.name]
         return f"{role.name}.{lives + 1}" if self._on_nodes and lives else role.name
 
@@ -153,7 +193,7 @@ class Children:
         return False
 
     def _actor_died(self, role: RoleSpec, pid: int, code: int) -> None:
-        """Restart an actor, now or later, or leave it out. Raises RunFailed."""
+        """Raises RunFailed."""
         name, (report, error) = self._name(role), self._words.of(role.name, code, self._lives[role.name])
         self._lives[role.name] += 1
         delay = None if code == EXIT_USER_ERROR else self._restarts.delay(role.name)
@@ -178,8 +218,8 @@ class Children:
             raise RunFailed(report + few * (len(self._actors) > 1), may_resume(self.run, code))
 
     def end(self) -> None:
-        """End every process: first `end_signal`; after a moment SIGKILL for those that still run. A warning names
-        processes that may still run."""
+        """End every process: first `end_signal`; after a moment SIGKILL. A warning names processes that may still
+        run."""
         self._end_all(self._end_signal, self._end_seconds)
         left = self._end_all(signal.SIGKILL, KILL_SECONDS)  # also processes that a role left in its group
         if left:
@@ -188,7 +228,7 @@ class Children:
         self._due.clear()
 
     def _end_all(self, number: signal.Signals, seconds: float) -> list[str]:
-        """Send a signal to every process. Returns the names of those that have not ended after `seconds`."""
+        """Returns the names of those that have not ended after `seconds`."""
         for _, process in self._processes.values():
             process.end(number)
         deadline, left = time.monotonic() + seconds, list[str]()

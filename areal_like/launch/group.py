@@ -57,9 +57,8 @@ def blocked(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def environment(threads: int, devices: Devices | None = None) -> dict[str, str]:
-    """The environment of a role's process. It sees `devices` only (None: those of the starter), numbered as nvidia-smi
-    does. Its OpenMP threads sleep while they wait, unless the user's environment sets otherwise: where roles share
-    cores, spinning threads take the processor from the threads that they wait for. Raises ConfigError."""
+    """The environment of a role's process. It sees `devices` only (None: those of the starter). Its OpenMP threads
+    sleep while they wait, unless the user's environment sets otherwise: roles share cores. Raises ConfigError."""
     own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     own["PYTHONPATH"] = python_path()
     usual = {"OMP_WAIT_POLICY": "PASSIVE"}

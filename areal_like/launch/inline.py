@@ -23,10 +23,9 @@ from typing import Annotated
 
 from areal_like import turns
 from areal_like.config.run_config import Config, load_resolved
-from areal_like.launch.children import Launcher
+from areal_like.launch.children import Launcher, RestartLimits
 from areal_like.launch.outcome import Death, RunFailed, has_ended_well, may_resume, nothing
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.sockets import SocketFolder, sweep
 from areal_like.run.process import EXIT_NO_SPACE, EXIT_TERMINATED, Orders, Role, Terminated, explain
 from areal_like.run.run_folder import config_file, room_wanted

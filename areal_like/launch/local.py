@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from areal_like.launch.children import Children, Launcher
+from areal_like.launch.children import Children, Launcher, RestartLimits
 from areal_like.launch.forks import Forked
 from areal_like.launch.group import ProcessGroup, environment, spawn
 from areal_like.launch.outcome import nothing
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.sockets import SocketFolder, sweep
 
 

@@ -29,7 +29,7 @@ def nothing() -> None:
 
 class RunFailed(RuntimeError):
     """The run cannot continue. The text names the process, how it ended, and its last output. `resumable`: could a
-    resume help, or would the same happen again?"""
+    resume help?"""
 
     def __init__(self, text: str, resumable: bool = True):
         super().__init__(text)
@@ -37,8 +37,8 @@ class RunFailed(RuntimeError):
 
 
 class RunStopped(RuntimeError):
-    """The run ended early and can be resumed; the text names the end. `paused`: it resumes without a person (a signal
-    stopped the learner, or its node is gone); otherwise a person stopped it."""
+    """The run ended early and can be resumed. `paused`: without a person, as a signal stopped the learner or its node
+    is gone."""
 
     def __init__(self, text: str, paused: bool):
         super().__init__(text)
@@ -47,8 +47,8 @@ class RunStopped(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """An actor's process that failed: its name, its id (0: unknown here), how it ended, how often this happened, the
-    seconds until its restart (None: it is left out), its last error, if known, and whether it ended `by_itself`."""
+    """An actor's process that failed. `pid`: 0 if unknown here; `count`: how often this happened; `again_in`: seconds
+    until its restart (None: it is left out); `by_itself`: nothing outside killed it."""
 
     name: str
     pid: int
@@ -81,7 +81,6 @@ def may_resume(run: Path, code: int) -> bool:
 
 
 def in_words(code: int) -> str:
-    """An exit code in words."""
     if code == EXIT_TERMINATED:
         return "was told to end by SIGTERM"
     if code == EXIT_NODE_FAILED:
@@ -97,20 +96,18 @@ def _signal_of(code: int) -> int:
 
 
 def is_from_outside(code: int) -> bool:
-    """Did something outside kill the actor?"""
     return code in (EXIT_NODE_FAILED, EXIT_NO_SPACE) or _signal_of(code) in _FROM_OUTSIDE
 
 
 class LastWords:
-    """The last lines of roles' logs. `on_nodes`: a role has a log for each start and node (`NAME.NODE.log`), and the
-    newest counts; otherwise one log for all its starts (`NAME.log`)."""
+    """The last lines of roles' logs: one log for all starts of a role (`NAME.log`), or, `on_nodes`, the newest of one
+    per start and node (`NAME.NODE.log`)."""
 
     def __init__(self, run: Path, on_nodes: bool):
         self._run, self._on_nodes = run, on_nodes
         self._begins: dict[Path, int] = {}  # bytes of a log from before the role's last start
 
     def begin(self, name: str) -> None:
-        """The role begins a new life."""
         log = self._run / "logs" / f"{name}.log"
         self._begins[log] = log.stat().st_size if log.exists() else 0
 
@@ -131,7 +128,6 @@ class LastWords:
         return f"{name} {in_words(code)}{again}; its log is {path}, {last}", error
 
     def _tail(self, name: str) -> tuple[Path, list[str]]:
-        """The log of the role's last life, and its last lines."""
         logs = self._run / "logs"
         found = [*logs.glob(f"{name}.*.log")] if self._on_nodes else []
         path = max(found, key=lambda path: path.stat().st_mtime, default=logs / f"{name}.log")

@@ -9,14 +9,13 @@ from areal_like.config.placement import KEY, Devices, needs_of, place
 from areal_like.config.registry import is_supervised, marks
 from areal_like.config.run_config import Config, actors_of, learner_threads, ranks_of, select
 from areal_like.config.schema import Spec
-from areal_like.launch.restarts import RestartLimits
 
 
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
     """One process, started as `python -m MODULE`. `essential`: the run ends when it ends. `imports_torch`: it has a
-    model on the CPU, so it starts faster as a fork of a process that has imported torch; CUDA forbids forks. `gpus`:
-    how many it computes on. `devices`: those of this machine that it sees; None: as its starter does."""
+    model on the CPU, so it is forked (CUDA forbids forks). `gpus`: how many it computes on. `devices`: those of this
+    machine that it sees; None: as its starter does."""
 
     name: str
     module: str
@@ -31,8 +30,8 @@ class RoleSpec:
 
 
 def plan(config: Config) -> list[RoleSpec]:
-    """The processes of a run, in order of their start. A replay has no actors: all its data is recorded. A supervised
-    loss has no buffer either."""
+    """The processes of a run, in order of their start. A replay has no actors; a supervised loss has no buffer
+    either."""
     alone = is_supervised(config)
     count = 0 if config.replay or alone else actors_of(config)
     engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)
@@ -63,18 +62,11 @@ def plan(config: Config) -> list[RoleSpec]:
 
 
 def has_model(kind: str, spec: Spec) -> bool:
-    """Will the component import torch, without CUDA? Answers without an import of it."""
+    """Will the component import torch, without CUDA?"""
     return "needs_model" in marks(kind, spec.name) and spec.get("device", "cpu") == "cpu"
 
 
-def limits(config: Config) -> RestartLimits:
-    """Restart limits of actors."""
-    actors = config.actors
-    return RestartLimits(actors.max_restarts, actors.restart_window, actors.min_alive)
-
-
 def describe(roles: list[RoleSpec]) -> str:
-    """A table for people."""
     lines = [f"{'role':<12}{'module':<20}{'threads':<9}{'GPUs':<6}when it dies"]
     for role in roles:
         fate = "the run ends" if role.essential else "it is started again, within limits"

@@ -1,10 +1,8 @@
 """Runs placed by Ray: one placement group for the learner and the buffer, one for the actors, one host in each place.
 
-A host is a Ray actor. It starts one role as a separate process, as every launcher does, and reports how it ended. So
-Ray decides where a role runs. When a node fails, Ray restarts the host on another one; the launcher counts the death
-and starts the role there again. No data of the run goes through Ray's object store. A node needs this project at the
-same path with its Python, and the run folder.
-"""
+A host is a Ray actor that starts one role as a separate process. When a node fails, Ray restarts the host on another
+one; the launcher counts the death and starts the role there again. No data of the run goes through Ray's object store.
+A node needs this project at the same path with its Python, and the run folder."""
 
 from __future__ import annotations
 
@@ -22,12 +20,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from areal_like.launch.children import GRACE_SECONDS, Children, Launcher
+from areal_like.launch.children import GRACE_SECONDS, Children, Launcher, RestartLimits
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.ray_cluster import LOCAL, answering
 from areal_like.launch.ray_host import Host
-from areal_like.launch.restarts import RestartLimits
 from areal_like.places import REPOSITORY, python_path
 from areal_like.run.process import EXIT_NODE_FAILED
 from areal_like.wire.bus import own_address
@@ -37,6 +33,21 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
 
+LOCAL = "local"
+"""The address that always means a new cluster for the run."""
+ANSWER_SECONDS = 45.0
+"""Seconds that a cluster has to answer, including the start of Python."""
+POLL_SECONDS = 0.1
+_NONE = 3
+_PROBE = f"""
+import sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+except ConnectionError as error:
+    print(error, file=sys.stderr)
+    sys.exit({_NONE})
+print(ray.get_runtime_context().gcs_address)
+"""
 SECONDS_BETWEEN_ASKING = 1.0
 """Seconds between checks whether a host that Ray moves has arrived."""
 SECONDS_OF_WAITING = 1
@@ -173,7 +184,7 @@ class RayLauncher(Launcher):
 
 
 class RayProcess:
-    """A role's process on a node of the cluster, with the methods that a launcher needs."""
+    """A role's process on a node of the cluster."""
 
     pid = 0
 
@@ -234,6 +245,33 @@ def _handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def answering(address: str, check: Callable[[], None], seconds: float = ANSWER_SECONDS) -> str | None:
+    """The address of the cluster that `address` means; None: "auto" found none. Calls `check` while it waits. Raises
+    RunFailed. Ray itself waits without limit, ignores signals meanwhile, and writes its problems to the terminal: so a
+    separate process asks first."""
+    command = [sys.executable, "-c", _PROBE, address]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    asking = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **pipes)  # type: ignore[call-overload]
+    deadline = time.monotonic() + seconds
+    try:
+        while (code := asking.poll()) is None and time.monotonic() < deadline:
+            check()
+            time.sleep(POLL_SECONDS)
+    finally:
+        asking.kill()
+        out, errors = asking.communicate()
+    if code == 0:
+        return str(out.split()[-1])
+    if code == _NONE and address == "auto":
+        return None
+    which = "the Ray cluster that this machine belongs to" if address == "auto" else f"launcher.address={address}"
+    last = " ".join(errors.strip().rpartition("\n")[2].split()) or "it printed nothing"
+    how = f"no answer within {seconds:.0f} s" if code is None else f"no Ray cluster answers there ({last})"
+    token = "Unauthenticated" in errors or "AuthToken" in errors
+    more = "; it wants a token (RAY_AUTH_MODE, RAY_AUTH_TOKEN): is it another user's?" if token else ""
+    raise RunFailed(f"{which}: {how}{more}; launcher.address={LOCAL} starts one of the run's own")
 
 
 def _sum(places: list[Place]) -> Place:

@@ -1,7 +1,5 @@
-"""The host of one role on a Ray cluster: a Ray actor that starts the role and reports how it ended.
-
-Ray starts a process for each host, which imports this module and nothing else of the project.
-"""
+"""The host of one role on a Ray cluster, in a process of Ray that imports this module and nothing else of the
+project."""
 
 from __future__ import annotations
 
@@ -48,12 +46,10 @@ class Host:
         self._process = spawn(command, threads, Path(f"{log}.{socket.gethostname()}.log"))
 
     def wait(self) -> int:
-        """Wait for the end of the role; returns its exit code."""
         assert self._process
         return self._process.wait()
 
     def signal(self, number: int, whole_group: bool) -> None:
-        """Send a signal to the role, or to its whole group."""
         if self._process:
             send = self._process.end if whole_group else self._process.send_signal
             send(signal.Signals(number))

@@ -1,10 +1,8 @@
 """Runs as Slurm jobs: the job is divided by role, and each process is a separate job step, started with srun.
 
 Outside of an allocation, the launcher submits a batch script (`scripts/slurm/train.sbatch`, or yours) that calls
-`scripts.train`. The plan's options stand on sbatch's command line, where they override the script's `#SBATCH` lines.
-Inside, srun starts each role. A step ends when its srun ends, and a killed srun kills its step. srun passes on the
-process's exit code, and signals to the process. It keeps SIGTERM for itself, so SIGUSR2 asks processes to end.
-"""
+`scripts.train`; the plan's options stand on sbatch's command line. Inside, srun starts each role: it passes on the
+process's exit code, and signals to the process, but keeps SIGTERM for itself, so SIGUSR2 asks processes to end."""
 
 from __future__ import annotations
 
@@ -18,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from areal_like.launch.children import GRACE_SECONDS, Children, Launcher
+from areal_like.launch.children import GRACE_SECONDS, Children, Launcher, RestartLimits
 from areal_like.launch.group import ProcessGroup, spawn
 from areal_like.launch.outcome import RunStopped, nothing
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import RestartLimits
 from areal_like.places import COMMANDS, SBATCH, python_path
 from areal_like.run.process import EXIT_NODE_FAILED
 from areal_like.run.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY, config_file
@@ -36,8 +33,7 @@ one waits."""
 
 
 class JobPart(NamedTuple):
-    """Resources to request for some roles: `tasks` of `cpus` processors each, and more options. A job of one part takes
-    any free processors, also parts of nodes; a heterogeneous job has several parts."""
+    """Resources to request for some roles: `tasks` of `cpus` processors each, and more options."""
 
     tasks: int
     cpus: int
@@ -46,8 +42,6 @@ class JobPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """`command` submits `script`; `environment` names the Python for the script."""
-
     command: list[str]
     environment: dict[str, str]
     script: Path
@@ -97,7 +91,7 @@ class SlurmLauncher(Launcher):
     # ---- outside of the job -----------------------------------------------------------------------------------------
 
     def parts(self, roles: list[RoleSpec]) -> list[JobPart]:
-        """The placement, as data. The learner's part is one task, so that all of it is on one node."""
+        """The learner's part is one task, so that all of it is on one node."""
         alike = self._parts == {True: None, False: None}
         if alike and (WORDS_FOR_GPUS & self.options.keys() or not any(role.gpus for role in roles)):
             return [JobPart(len(roles), max(role.threads for role in roles), {})]
@@ -138,7 +132,6 @@ class SlurmLauncher(Launcher):
         self.running.end()
 
     def _spawn(self, role: RoleSpec, name: str) -> ProcessGroup:
-        """Start a role. Output of srun itself goes to the role's common log."""
         return spawn(self._command(role, name), role.threads, self.run / "logs" / f"{role.name}.log")
 
     def _command(self, role: RoleSpec, name: str) -> list[str]:
@@ -156,14 +149,13 @@ class SlurmLauncher(Launcher):
         return [*step, *command, "--grace", str(GRACE_SECONDS)]
 
     def _gpus_of(self, role: RoleSpec) -> int:
-        """Number of GPUs that a process requests."""
         options = self._parts[role.essential] or {}
         return 0 if role.name == "buffer" else int(options.get(GPUS, role.gpus))
 
     def _meaning(self, role: RoleSpec, code: int) -> int:
-        """The role's own exit code. srun also ends with 0 when the node has failed. Only the learner itself may end
-        with 0, and then it has written a summary (before the first train step, an earlier start may have left one).
-        Raises RunStopped if the run can't go on without the failed node: the job is queued again."""
+        """The role's own exit code. srun also ends with 0 when the node has failed; only the learner itself may end
+        with 0, after it has written a summary. Raises RunStopped if the run can't go on without the node: the job is
+        queued again."""
         done = (self.run / SUMMARY).exists() and not (self.run / NEXT).exists()
         if code != 0 or (role.name == "learner" and done):
             return code

@@ -1,8 +1,5 @@
-"""Folders for local sockets: short enough for Unix. The next start removes folders whose owner was killed.
-
-The owner locks a file in its folder until it ends, however it ends. So the folder of a live process never looks
-abandoned, even if process ids mislead (containers, reused ids).
-"""
+"""Folders for local sockets: short enough for Unix. The next start removes folders whose owner was killed: the owner
+locks a file in its folder until it ends, so process ids, which may mislead, are not needed."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class SocketFolder:
 
 
 def short_folder() -> Path:
-    """A folder in which paths of sockets stay short enough: the temporary folder, or /tmp. Raises UserError."""
+    """The temporary folder, or /tmp: paths of sockets in it stay short enough. Raises UserError."""
     name = len(PREFIX) + 8 + LONGEST_NAME  # mkdtemp adds 8 letters
     wanted = Path(tempfile.gettempdir())
     for place in (wanted, SHORT):

@@ -68,10 +68,9 @@ class Run:
 def train(config: str | Path, overrides: Mapping[str, object] | None = None, *, quiet: bool = False) -> Run:
     """Run a config to its end in processes of its own, as the command does, and print its progress unless `quiet`.
 
-    `config` is a file or the name of a shipped one ("quickstart"); `overrides` maps dotted keys to values. To resume,
-    name the run folder. To step through a run in this process see docs/debugging.md. Raises ConfigError, RunFailed
-    (with the last lines that the command printed) and, after the processes have ended, KeyboardInterrupt.
-    """
+    `config` is a file or the name of a shipped one; `overrides` maps dotted keys to values. To resume, name the run
+    folder. Raises ConfigError, RunFailed (with the last lines printed) and, after the processes have ended,
+    KeyboardInterrupt."""
     name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 1000:03d}"
     wanted = {"run.name": name} | {key: value for key, value in (overrides or {}).items() if (key, value) != NO_NAME}
     resumed = wanted.get("resume")

@@ -1,8 +1,7 @@
 """Checkpoints of the learner on disk: written to a temporary folder, then renamed, so each one is whole or absent.
 
-`RUN/checkpoints/step-N/` holds the learner's own files and `meta.json`, which is written last. N counts train steps: it
-contains batches 0..N−1. The learner writes; the buffer and `scripts.train` look for the newest.
-"""
+`RUN/checkpoints/step-N/` holds the learner's own files and `meta.json`; N counts train steps: it contains batches
+0..N−1."""
 
 from __future__ import annotations
 
@@ -46,11 +45,9 @@ def meta(folder: Path) -> dict[str, Any]:
 
 
 def write(run: Path, step: int, fill: Callable[[Path], None], meta: Mapping[str, object], keep: int) -> Path:
-    """Make a durable checkpoint of what `fill` puts into a folder, then delete all but the newest `keep`. Does
-    nothing if a complete checkpoint of this step exists.
-
-    Raises OSError; the checkpoints that were there are then still there.
-    """
+    """Make a durable checkpoint of the files that `fill` writes into a folder, then delete all but the newest `keep`.
+    Does nothing if a complete checkpoint of this step exists. Raises OSError; earlier checkpoints are then still
+    there."""
     target = folder_of(run, step)
     if (target / META).exists():
         return target

@@ -18,10 +18,8 @@ Row = dict[str, Any]
 
 
 class MetricsLog:
-    """Appends rows; each is in the file when `write` returns. A full disk raises OSError at the row that won't fit.
-
-    `done` is the number of train steps that a resumed run has behind it: rows of later steps will be written again.
-    """
+    """Appends rows; each is in the file when `write` returns. A full disk raises OSError. Rows of steps after `done`
+    are removed first: a resumed run writes them again."""
 
     def __init__(self, path: Path, done: int = 0):
         self.path = path
@@ -47,8 +45,6 @@ class MetricsLog:
 
 
 class MetricsFollower(Follower[Row]):
-    """Reads the rows of a growing file, each once."""
-
     def __init__(self, path: Path):
         super().__init__(path, _row)
 

@@ -1,9 +1,8 @@
 """Start and end of every role process: arguments, log, signals, rendezvous, error reports.
 
 `python -m ROOM.main --run DIR --name NAME --sockets DIR` starts a role. It reads `DIR/config.yaml` and logs to its
-standard error, which the launcher sends to `DIR/logs/NAME.log`. It ends on SIGTERM, and when the process that started
-it ends. Roles find one another through small files in `DIR/rendezvous`, so no ports need to be chosen.
-"""
+standard error (`DIR/logs/NAME.log`). It ends on SIGTERM, and when its starter ends. Roles find one another through
+small files in `DIR/rendezvous`, so no ports need to be chosen."""
 
 from __future__ import annotations
 
@@ -76,23 +75,19 @@ class Orders:
         signal.signal(signal.SIGTERM, terminate)
 
     def on_pause(self, begin: Callable[[], object]) -> None:
-        """Call `begin` on SIGUSR1 (stop at a checkpoint), also for a signal that came earlier. Until a role calls this,
-        the signal stays blocked: Slurm sends it to all processes, also to those without a checkpoint."""
+        """Call `begin` on SIGUSR1 (stop at a checkpoint). Until a role calls this, the signal stays blocked: Slurm
+        sends it to all processes, also to those without a checkpoint."""
         signal.signal(signal.SIGUSR1, lambda signum, frame: begin())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
     def end_within(self, seconds: int) -> None:
-        """End the process if the role still runs after `seconds`."""
         end_within(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Identity of this process (or thread).
-
-    `sockets`: the folder for local sockets (None: tcp only). `grace`: seconds for an orderly end after SIGTERM (0: end
-    at once). `orders`: the requests to end or to pause that it receives.
-    """
+    """Identity of this process (or thread). `sockets`: the folder for local sockets (None: tcp only). `grace`: seconds
+    for an orderly end after SIGTERM (0: end at once)."""
 
     name: str
     run: Path
@@ -107,8 +102,7 @@ class Role:
         return None if self.config.buffer.transport == "inproc" else self.config.security.key_folder
 
     def endpoint(self, service: str) -> str:
-        """Where `service` is bound: a file for ipc, a name for inproc, the configured host and port for tcp.
-        Raises UserError where anybody could talk to it."""
+        """Where `service` is bound. Raises UserError where anybody could talk to it."""
         buffer = self.config.buffer
         if buffer.transport == "tcp":
             if not self.keys:
@@ -118,40 +112,39 @@ class Role:
         return f"{buffer.transport}://{self.sockets}/{service}"
 
     def own_endpoint(self) -> str:
-        """Endpoint at which this role binds a service that only it offers, on the host that this process runs on."""
+        """Endpoint at which this role binds a service that only it offers."""
         if self.config.buffer.transport == "tcp":
             return f"tcp://{'127.0.0.1' if is_loopback(self.config.buffer.host) else own_address()}:0"
         return f"{self.config.buffer.transport}://{self.sockets}/w{os.getpid()}.{next(_services)}"
 
     def offer(self, service: str, endpoint: str) -> None:
-        """Publish where a service is. The file is renamed into place, so nobody reads half of it."""
+        """Publish where a service is."""
         folder = self.run / RENDEZVOUS
         folder.mkdir(exist_ok=True)
         beside = folder / f".{service}.{os.getpid()}"
         beside.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "host": socket.gethostname()}))
         beside.replace(folder / f"{service}.json")
 
-    def is_offered(self, service: str, endpoint: str) -> bool:
-        """Is the service still where it was found?"""
+    def offered(self, service: str) -> str:
+        """Endpoint of a service; empty if it is not there."""
         try:
-            return bool(json.loads((self.run / RENDEZVOUS / f"{service}.json").read_text())["endpoint"] == endpoint)
+            return str(json.loads((self.run / RENDEZVOUS / f"{service}.json").read_text())["endpoint"])
         except FileNotFoundError:
-            return False
+            return ""
 
     def find(self, service: str) -> str:
         """Wait for a service and return its endpoint. Raises BusError after `launcher.ready_timeout` seconds."""
-        path = self.run / RENDEZVOUS / f"{service}.json"
         deadline = time.monotonic() + float(with_defaults("launcher", self.config.launcher).get("ready_timeout", 120.0))
         while time.monotonic() < deadline:
-            with contextlib.suppress(FileNotFoundError):
-                return str(json.loads(path.read_text())["endpoint"])
+            if endpoint := self.offered(service):
+                return endpoint
             turns.sleep(0.02)
         raise BusError(f"{self.name} gave up waiting for the {service} to start: see its log in {self.run}/logs")
 
 
 def end_with_starter(starter: int) -> None:
-    """Ask Linux for SIGTERM when the starter ends. On other systems only the launcher's clean-up ends this process. A
-    forked process is a child of the fork server (`areal_like.launch.forks`), and watches the starter itself."""
+    """Ask Linux for SIGTERM when the starter ends. A forked process is a child of the fork server, and watches the
+    starter itself (`areal_like.launch.forks`)."""
     if sys.platform == "linux" and not multiprocessing.parent_process():
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != starter:  # the starter ended during this start: no signal will come
@@ -159,7 +152,7 @@ def end_with_starter(starter: int) -> None:
 
 
 def _config_of(run: Path, path: Path) -> Config:
-    """The config in `path`, or in its later place: the first train step moves it. Raises ConfigError."""
+    """The config in `path`, or in its later place. Raises ConfigError."""
     try:
         return load_resolved(path)
     except ConfigError:
@@ -170,8 +163,8 @@ def _config_of(run: Path, path: Path) -> Config:
 
 def prepare_process() -> None:
     """Raise the limit of open files, of which each peer takes one, and tune malloc and the garbage collector for
-    batches: megabytes that come and go, and many small objects without cycles. malloc keeps freed memory for the next
-    batch: to get it from the kernel again, page by page, costs more than filling it."""
+    batches: megabytes that come and go (malloc keeps them for the next batch), and many small objects without
+    cycles."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.set_threshold(20_000, 20, 20)
@@ -181,7 +174,6 @@ def prepare_process() -> None:
 
 
 def end_within(seconds: int) -> None:
-    """End the process after `seconds`, by an alarm."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
 
@@ -191,10 +183,7 @@ class Terminated(SystemExit):
 
 
 def _terminate(signum: int, frame: object) -> None:
-    """Unwind the stack, so that sockets are closed and files finished.
-
-    A library's callback may swallow the exception, or the unwinding may hang. Then the alarm ends the process.
-    """
+    """Unwind the stack, so that sockets are closed and files finished. An alarm ends the process if that hangs."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_within(TERM_SECONDS)
     raise Terminated(EXIT_TERMINATED)
@@ -204,15 +193,8 @@ def explain(error: Exception) -> tuple[str, int]:
     """The message for a person about an error that ends a role, and its exit code."""
     if isinstance(error, UserError):
         return str(error), EXIT_USER_ERROR
-    return _words(error), _code(error)
-
-
-def _words(error: Exception) -> str:
-    """Only the message where it explains the error; else the error's type, too."""
-    if type(error).__name__ == "BdbQuit":  # it has no text; bdb is not imported for this
-        return "the debugger has ended (only with launcher=inline does a role have a terminal for one)"
     explained = isinstance(error, BusError | ValueError) or (isinstance(error, OSError) and error.errno)
-    return str(error) if explained and str(error) else f"{type(error).__name__}: {error}"
+    return str(error) if explained and str(error) else f"{type(error).__name__}: {error}", _code(error)
 
 
 def _code(error: BaseException | None) -> int:

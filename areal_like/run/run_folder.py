@@ -1,9 +1,7 @@
 """Changes of a run folder by a start: a finished run stays as it is until its successor has made a step.
 
-A resume writes its config and record to `RUN/next/`, where its processes read them. With the first train step the
-learner puts them in the place of the earlier ones and removes the earlier summary (`note_step`); a start that ends
-before that leaves the folder's record as it was (`discard`).
-"""
+A resume writes its config and record to `RUN/next/`. With the first train step the learner puts them in the place of
+the earlier ones (`note_step`); a start that ends before that leaves the folder's record as it was (`discard`)."""
 
 from __future__ import annotations
 
@@ -28,8 +26,6 @@ RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
 LOCK = "lock"
 """Held by the process that starts the run, until it ends."""
-FEW_FILES = 64
-"""With fewer free files than this a run's disk counts as full, however many bytes are free."""
 STEPPED = "stepped"
 """In the rendezvous: this start has made a train step."""
 
@@ -41,9 +37,8 @@ def config_file(run: Path) -> Path:
 
 
 def note_step(run: Path) -> None:
-    """Record that a train step is made: from now on the folder belongs to this start. Cheap when repeated. The summary
-    goes first: a process killed in between leaves a run that can be resumed. The config goes last: until then `next`
-    counts."""
+    """Record that a train step is made: the folder belongs to this start. Cheap when repeated. The summary goes first,
+    so a process killed in between leaves a run that can be resumed; the config goes last."""
     (run / RENDEZVOUS).mkdir(exist_ok=True)
     (run / RENDEZVOUS / STEPPED).touch()
     if not (run / NEXT).is_dir():
@@ -67,14 +62,13 @@ def summary_of(run: Path) -> Row | None:
 
 
 def progress_of(run: Path, meta: Row, steps: int) -> Row:
-    """Progress of the run at the learner's checkpoint of `steps` (`meta`). If the run ended there, with the rounds
-    of held-out prompts that came behind the last step. Raises ConfigError for a damaged summary."""
+    """Progress at the learner's checkpoint of `steps` (`meta`); where the run ended there, with its last rounds of
+    held-out prompts. Raises ConfigError for a damaged summary."""
     ended = summary_of(run) or {}
     return {**meta, "evaluations": ended["evaluations"]} if ended.get("steps") == steps else meta
 
 
 def has_stepped(run: Path) -> bool:
-    """Has this start made a train step?"""
     return (run / RENDEZVOUS / STEPPED).exists()
 
 
@@ -107,17 +101,14 @@ def _is_held(path: Path) -> bool:
 
 
 def room_wanted(folder: Path) -> str:
-    """Advice for a full disk: that of `folder`, or of the nearest existing folder above it."""
+    """Advice for a full disk."""
     while not folder.is_dir():
         folder = folder.parent
     disk = os.statvfs(folder)
-    free = f"{disk.f_bavail * disk.f_frsize / 1e6:.1f} MB are free"
-    what = f"{disk.f_favail} more files can be made" if disk.f_files and disk.f_favail < FEW_FILES else free
-    return f"make room ({what} on the disk of {folder})"
+    return f"make room ({disk.f_bavail * disk.f_frsize / 1e6:.1f} MB are free on the disk of {folder})"
 
 
 def discard(run: Path) -> None:
-    """Remove a config that has not come into force."""
     shutil.rmtree(run / NEXT, ignore_errors=True)
 
 

@@ -4,10 +4,8 @@
     dropped.jsonl   groups that were not trained, with the reason
     heldout.jsonl   every held-out answer
 
-The learner writes the first file, the buffer the others. `areal-like samples RUN` shows them. The first two
-share `run.samples_bytes`, spread over the run's steps. Losing a line harms nothing: a full disk ends the writing of
-samples, never the run.
-"""
+The learner writes the first file, the buffer the others. The first two share `run.samples_bytes`, spread over the run's
+steps. A full disk ends the writing of samples, never the run."""
 
 from __future__ import annotations
 
@@ -69,15 +67,15 @@ class Kept(msgspec.Struct, omit_defaults=True):
 
     @property
     def turns(self) -> list[tuple[int, int]]:
-        """The model's turns in the response: (first token, one past the last). Text of tools, an environment or a user
-        is between them, and is not trained; nor are tokens that `staleness_policy: mask_tokens` took out."""
+        """The model's turns in the response: (first token, one past the last). Between them is text of others, which is
+        not trained, as are tokens that `staleness_policy: mask_tokens` took out."""
         others, count = set(self.masked), len(self.response)
         edges = [at for at in range(count + 1) if (at in others or at == count) != (at == 0 or at - 1 in others)]
         return list(zip(edges[::2], edges[1::2], strict=False))
 
     @property
     def staleness(self) -> int:
-        """Age of its oldest token, in versions."""
+        """In versions."""
         return self.version - min((version for version, _ in self.runs), default=self.version)
 
 
@@ -93,8 +91,7 @@ def kept(  # noqa: PLR0913 (they are fields)
     of: str = "heldout",
     numbers: Mapping[str, np.ndarray] | None = None,
 ) -> Kept:
-    """The record of a sample: `place` is (group, index), `numbers` name → float [R], those without any number left
-    out."""
+    """The record of a sample. `place`: (group, index); `numbers`: name → float [R]; rows of NaN are left out."""
     rows = {
         name: np.round(row.astype(np.float64), DIGITS)
         for name, row in {"logprob": sample.logprobs, **(numbers or {})}.items()
@@ -120,9 +117,8 @@ def kept(  # noqa: PLR0913 (they are fields)
 
 
 class SampleLog:
-    """Appends records to one of the files, at most `most` bytes in a run of `steps` train steps (None: no limit): after
-    a share of the steps no more than that share of the bytes. Records of steps after `done` are removed first: a
-    resumed run makes them again."""
+    """Appends records to one of the files, at most `most` bytes in a run of `steps` train steps (None: no limit), in
+    proportion to the steps made. Records of steps after `done` are removed first: a resumed run makes them again."""
 
     def __init__(self, run: Path, name: Fate, *, steps: int, most: float | None, done: int = 0):
         self.path = run / FOLDER / f"{name}.jsonl"
@@ -137,7 +133,7 @@ class SampleLog:
             self._give_up(error)
 
     def room(self, step: int) -> float:
-        """Bytes that may be written now, after `step` train steps."""
+        """Bytes that may be written after `step` train steps."""
         return 0.0 if self._broken else self._most * min(1.0, (step + 1) / self._steps) - self._used
 
     def write(self, record: Kept) -> bool:
@@ -164,12 +160,11 @@ class SampleLog:
 
 
 def follower(run: Path, name: Fate) -> Follower[Kept]:
-    """Reads the records of a growing file, each once."""
     return Follower(run / FOLDER / f"{name}.jsonl", decoded)
 
 
 def read(run: Path, names: Sequence[Fate] = (TRAINED, DROPPED, HELDOUT)) -> Iterator[Kept]:
-    """The records of a run, file by file, also during the run. Skips torn and damaged lines."""
+    """The records of a run, file by file, also during the run."""
     for name in names:
         yield from follower(run, name).each_new_row()
 
@@ -178,7 +173,6 @@ _decoder = msgspec.json.Decoder(Kept)
 
 
 def decoded(line: bytes) -> Kept | None:
-    """A record; None of a torn or damaged line."""
     try:
         return _decoder.decode(line)
     except msgspec.MsgspecError:

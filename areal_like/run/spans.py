@@ -1,8 +1,7 @@
 """Working times: every process records the spans of time in which it worked, for `areal-like timeline`.
 
-A file per role, `spans/ROLE.jsonl` in the run's folder, with an object per span: `name`, and `begin` and `end` in
-seconds since 1970. Adjacent spans of a name are joined: long work is written piece by piece, so a killed process loses
-little. A full disk ends the recording, and nothing else."""
+A file per role, `spans/ROLE.jsonl`, has an object per span: `name`, and `begin` and `end` in seconds since 1970. Long
+work is written piece by piece, and adjacent spans of a name are joined. A full disk ends the recording alone."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ class Busy:
 
 
 def read(run: Path) -> dict[str, list[Span]]:
-    """Role → its spans in order of their begin, adjacent ones joined; of a file that is being written, the whole lines.
-    Empty for a run that has written none."""
+    """Role → its spans in order of their begin, adjacent ones joined; also while they are written."""
     return {path.stem: _joined(path) for path in sorted((run / FOLDER).glob("*.jsonl"))}
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 @dataclass(frozen=True)
 class Tracked:
     """A run. `settings`: dotted key → value of its whole config; `changed`: the keys that differ from the defaults.
-    `resumed`: it continues an earlier start, with the same name."""
+    `resumed`: it continues an earlier start."""
 
     folder: Path
     project: str
@@ -44,8 +44,7 @@ class Tracker(Protocol):
     def __init__(self, run: Tracked) -> None: ...
 
     def add(self, row: Mapping[str, object]) -> None:
-        """A row of metrics.jsonl: "step", numbers, histograms as dicts from value (text) to count. A value may be
-        None."""
+        """A row of metrics.jsonl: "step", numbers or None, histograms as dicts from value (text) to count."""
 
     def show(self, step: int, samples: Sequence[Shown]) -> None:
         """Some samples after a train step, all of one source."""

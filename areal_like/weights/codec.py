@@ -1,13 +1,8 @@
 """Weights before and after → coded blocks, and coded blocks → weights after. Keeps the digest's lanes up to date.
 
 Per segment the smallest coding is taken: nothing if nothing has changed; gaps and steps for few changes; a mask and
-steps for more (the two meet near a twelfth, both compressed); the bits themselves where steps are so many and large
-that bits are shorter.
-
-NumPy (`weights.plain`) is the truth; for large states compiled kernels do the same. They choose between gaps, a mask or
-neither from a sample, so a dense update costs little more than a copy; the result is exact for any choice. Drivers: the
-publisher's thread encodes block by block, the actor's replica applies.
-"""
+steps for more (from about a twelfth); the bits themselves where steps are many and large. NumPy (`weights.plain`) is
+the truth; for large states compiled kernels do the same, which choose from a sample: exact for any choice."""
 
 from __future__ import annotations
 
@@ -38,7 +33,7 @@ class Lanes:
             self.sweep(segment, words)
 
     def sweep(self, segment: Segment, words: np.ndarray) -> None:
-        """Compute them again, from the segment's bits in a state's words."""
+        """Compute them again, from a state's words."""
         self.row(segment)[:] = lanes_of(segment.words(words), segment.first_word)
 
     def row(self, segment: Segment) -> NDArray[np.uint64]:
@@ -51,8 +46,7 @@ class Lanes:
 
 
 class Encoder:
-    """Encodes block after block of `layout`, into arrays that the next block overwrites. Not for several threads at
-    once."""
+    """Encodes block after block of `layout`, into arrays that the next block overwrites. For one thread at a time."""
 
     def __init__(self, layout: Layout):
         self._compiled = kernels_for(layout.nbytes)

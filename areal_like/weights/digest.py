@@ -2,25 +2,19 @@
 
 The buffer is a sequence of 64-bit words w_i. Each is mixed with its position, x_i = mix(w_i + i · K) (the finaliser of
 SplitMix64), and two sums mod 2^64 are kept, the *lanes*: Σ x_i and Σ low32(x_i) · high32(x_i). So a changed word costs
-two mixes, the lanes of parts add up to those of the whole (blocks in any order, shards of several ranks), and checking
-an update does not read unchanged words.
+two mixes, and the lanes of parts add up to those of the whole.
 
-Strength: it detects accidents. `mix` is a bijection, so the first lane certainly detects *every* change of a single
-word. Other accidental changes go undetected only if the sums are equal by chance, 2^-128. It is no defence against
-forged weights: sums of a known function can be solved for. Keys decide who may publish weights (`wire.keys`).
-"""
+It detects accidents: `mix` is a bijection, so the first lane detects *every* change of a single word; others go
+undetected with chance 2^-128. It is no defence against forged weights: keys decide who may publish (`wire.keys`)."""
 
 from __future__ import annotations
 
-import functools
 import importlib
-import logging
 from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-log = logging.getLogger(__name__)
 K, A, B = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 COMPILED_FROM = 1 << 20
@@ -75,13 +69,4 @@ def mixed(words: NDArray[np.uint64], positions: NDArray[np.uint64] | int) -> NDA
 
 def kernels_for(nbytes: int) -> ModuleType | None:
     """`areal_like.weights.kernels` if it pays for this number of bytes; None: use NumPy."""
-    return _kernels() if nbytes >= COMPILED_FROM else None
-
-
-@functools.cache
-def _kernels() -> ModuleType | None:
-    try:
-        return importlib.import_module("areal_like.weights.kernels")
-    except ImportError as error:
-        log.warning("weights are compared by NumPy, which is slow for large models: numba can't be used (%s)", error)
-        return None
+    return importlib.import_module("areal_like.weights.kernels") if nbytes >= COMPILED_FROM else None

@@ -1,9 +1,8 @@
 """Messages that a publisher or a relay can serve: the newest weights, the deltas that led there, and a base snapshot.
 
 A subscriber names the version that it holds, and gets the shortest route from there to the newest one: the chain of
-deltas, or a base snapshot (whole weights) and the deltas after it. A base snapshot is a copy of the newest weights,
-made on request when the last one is old. It does not change while it is fetched, and costs nothing where nobody joins
-late. Each part of the weights has its own history. No sockets; safe for several threads."""
+deltas, or a base snapshot (a copy of the whole weights, made on request when the last one is old) and the deltas after
+it. Each part of the weights has its own history. No sockets; safe for several threads."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ HEADS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One message of a route: leads from version `base` to `version`. `base` NOTHING: a base snapshot, whose digest is
-    compared in place of a checksum."""
+    """One message of a route: leads from version `base` to `version`. `base` NOTHING: a base snapshot, without a
+    checksum."""
 
     base: int
     version: int
@@ -38,9 +37,8 @@ class Hop:
 
 
 class History:
-    """History of the weights with this layout. The last `keep` deltas are kept, and those since the base
-    snapshot, as long as they are not more than twice the weights together; a base snapshot serves for at most
-    `snapshot_every` versions."""
+    """The last `keep` deltas are kept, and those since the base snapshot, as long as they are not more than twice the
+    weights together; a base snapshot serves for at most `snapshot_every` versions."""
 
     def __init__(self, layout: Layout, *, keep: int, snapshot_every: int):
         self._layout, self._keep, self._snapshot_every = layout, keep, snapshot_every
@@ -69,7 +67,6 @@ class History:
             self._trim(self._layout.nbytes)
 
     def release(self, state: State) -> None:
-        """Release a state that is going to change."""
         with self._lock:
             self._states = {version: kept for version, kept in self._states.items() if kept is not state}
 
@@ -86,7 +83,6 @@ class History:
             return self._from_base_snapshot(version) or ([] if self._states else None)
 
     def payload(self, base: int, version: int) -> memoryview | None:
-        """The bytes of a hop, or nothing if they are gone."""
         with self._lock:
             if base == NOTHING:
                 kept = self._base_snapshot

@@ -1,13 +1,11 @@
 """Compiled twins of slow NumPy code: compare and code in one pass, apply, sweep for the digest.
 
-Each has a twin in NumPy (`areal_like.weights.plain`, `digest.sweep`) that gives the same numbers and is the reference
-in tests. Compiled for this machine's processor at first use (seconds) and kept by this file or in numba's folder of the
-user. No kernel checks bounds: those that apply are called with arrays that `areal_like.weights.delta` has validated.
+The twins in NumPy (`areal_like.weights.plain`, `digest.sweep`) give the same numbers. Compiled at first use and kept by
+this file or in numba's folder of the user. No kernel checks bounds: `weights.delta` has validated their arrays.
 
-Why it is fast: it compares 64 elements at once (it loads two vectors, and differences become the bits of one word). It
-collects the positions of changes per tile that fits the nearest cache, so the loops over changes have no unpredictable
-branch. It prefetches data, because hardware does not look beyond a page of 4 KB.
-"""
+Why it is fast: it compares 64 elements at once, collects the positions of changes per tile that fits the nearest cache,
+so the loops over changes have no unpredictable branch, and prefetches, as hardware does not look beyond a page of 4
+KB."""
 
 from __future__ import annotations
 

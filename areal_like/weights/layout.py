@@ -1,12 +1,9 @@
 """Cuts a state into blocks and segments: both sides compute this from the tensors and the size of a block.
 
 A *block* is compared, encoded and checked as a whole; a *segment* is a piece of one tensor in it, with one coding.
-Tensors with one dimension or few elements are sent as plain bytes: they change almost everywhere. Blocks tile the
-buffer, padding included, and every segment begins at a word.
-
-Weights that come in parts (`areal_like.weights.state`) have a layout per part. A process with only a part cuts it
-exactly as one with the whole does: segments have their position in the whole, which the digest needs.
-"""
+Tensors with one dimension or few elements are sent as plain bytes. Blocks tile the buffer, padding included, and every
+segment begins at a word. Weights that come in parts (`weights.state`) have a layout per part; segments have their
+position in the whole, which the digest needs."""
 
 from __future__ import annotations
 
@@ -47,15 +44,12 @@ class Segment:
 
     @property
     def mask_words(self) -> int:
-        """Words of a mask with a bit per element."""
         return -(-self.count // 64)
 
     def words(self, words: np.ndarray) -> np.ndarray:
-        """Its part of the buffer's words."""
         return words[self.start // 8 : self.stop // 8]
 
     def bits(self, buffer: np.ndarray) -> np.ndarray:
-        """Its elements' bits in a buffer."""
         return buffer[self.start : self.start + self.nbytes].view(BITS_OF[self.width])
 
 

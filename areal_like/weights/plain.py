@@ -1,14 +1,10 @@
-"""The codings of a segment's changes, in NumPy: the reference. `areal_like.weights.kernels` has compiled twins of the
-last four functions, with the same arguments.
+"""The codings of a segment's changes, in NumPy: the reference of the compiled twins in `areal_like.weights.kernels`.
 
 A change is a position and a step. Positions are coded as *gaps* (unchanged elements since the change before) or as a
-*mask* (a bit per element). A *step* counts the representable numbers from the old value to the new one. Steps: the
-bits of a sign-magnitude number are mapped to a whole number that grows with the value, one to one (-0 to -1, +0 to 0;
-NaN payloads lie beyond the infinities), the difference is taken mod 2^width, so any two patterns have one, and written
-as a *code*: 0 for -1, 1 for +1, 2 for -2, and so on. Most steps of an optimizer are ±1.
-
-A gap takes a byte, a code half of one; those that are too large are escapes, kept in lists of their own.
-"""
+*mask* (a bit per element). A *step* counts the representable numbers from the old value to the new one: the bits of a
+sign-magnitude number are mapped to a whole number that grows with the value, one to one (-0 to -1, +0 to 0; NaN
+payloads lie beyond the infinities), the difference is taken mod 2^width, and written as a *code*: 0 for -1, 1 for +1, 2
+for -2, and so on. A gap takes a byte, a code half of one; larger ones are escapes, in lists of their own."""
 
 from __future__ import annotations
 

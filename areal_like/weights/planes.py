@@ -2,14 +2,11 @@
 
     number of escapes (far, big) | stored size of each plane | coding, changes of each segment | the planes
 
-Planes: gaps (a byte each), far (their escapes, byte by byte: all lowest bytes, all second ones, ...), masks, codes (two
-to a byte), big (as far), body (dense bits), in the order of the segments. All but the body are compressed by zstd where
-that makes them smaller. Similar bytes lie together, so level 1 is enough.
+Planes, in the order of the segments: gaps (a byte each), far (their escapes, all lowest bytes first, and so on), masks,
+codes (two to a byte), big (as far), body (dense bits). All but the body are compressed by zstd where that helps.
 
 `unpack` trusts nothing: the size of every plane follows from the segments and the numbers of changes, a compressed one
-must announce exactly that size before memory is allocated for it, and every position is checked to lie within its
-segment. Its result can be applied without any further check. Raises DeltaError.
-"""
+must announce exactly that size, and every position must lie within its segment. Raises DeltaError."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
     nothing held ──base snapshot──► version a ──delta──► version v ──delta──► ...      anything wrong ──► nothing held
 
-Weights come in parts, one per learner rank. All parts reach a version together, each by its own route. The replica
-reads and checks all messages of an update before it applies the first. It applies a delta only to the bits that the
-delta was made from, compares its part's digest after each, and the digest of the whole at the end. On a mismatch it
-raises `Desync`, and holds nothing until it gets whole weights: it never continues from doubtful bits. No I/O.
-"""
+All parts reach a version together, each by its own route. The replica reads and checks all messages of an update before
+it applies the first. It applies a delta only to the bits that it was made from, and compares the digests of its part
+and of the whole. On a mismatch it raises `Desync`, and holds nothing until it gets whole weights. No I/O."""
 
 from __future__ import annotations
 
@@ -16,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from areal_like.weights.codec import Lanes
-from areal_like.weights.delta import Delta, Message, advance, read
+from areal_like.weights.delta import Changes, Delta, Message, advance, read
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import DeltaError
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.update import Changes
 
 NOTHING = -1
 """The version of a replica that holds no weights."""
@@ -37,8 +34,8 @@ class Desync(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The fetched data that brings one part forward: deltas, after `base_snapshot` if given (the version whose bits are
-    already in the state)."""
+    """The data that brings one part forward: deltas, after `base_snapshot` if given (a version, already in the
+    state)."""
 
     base_snapshot: int | None
     messages: Sequence[Message]
@@ -52,7 +49,7 @@ class _Part:
         self.begin(NOTHING, state)
 
     def begin(self, version: int, state: State) -> None:
-        """Recompute version, lanes and digest after its bits were written."""
+        """Its bits were written."""
         self.version, self.lanes = version, Lanes(self.layout, state.words)
         self.digest = text_of(self.lanes.total(), self.layout.nbytes // 8)
 
@@ -74,7 +71,6 @@ class Replica:
         return versions.pop() if len(versions) == 1 else NOTHING
 
     def held(self, part: int) -> tuple[int, str]:
-        """Version and digest of a part."""
         held = self._parts[part]
         return held.version, "" if held.version == NOTHING else held.digest
 
@@ -93,7 +89,7 @@ class Replica:
         self._changes = Changes(self.digest)
 
     def forget(self, part: int | None = None) -> None:
-        """Forget the weights, or one part of them; the memory may then be overwritten."""
+        """The memory of the weights, or of one part of them, may then be overwritten."""
         for each in self._parts if part is None else [self._parts[part]]:
             each.version = NOTHING
         self.digest, self._changes = "", None

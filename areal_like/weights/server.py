@@ -1,11 +1,9 @@
 """Serves histories of weights in chunks: each learner rank those of its part, a relay those of all parts.
 
-A `sync` names the part and version that a subscriber requests, the version that it holds, and its digest. The answer is
-a plan: the hops (`areal_like.weights.history`) that lead there; empty if there is no route. The subscriber fetches
-them in chunks; `gone` means that a hop is no longer held, and that it must ask for the newest version. A plan may lead
-to the newest version here instead of the requested one: so a relay that lags still brings others forward. If there is
-nothing new yet, the answer is `later` with a count that grows, repeated until a plan can be made.
-"""
+A `Sync` is answered by the hops (`weights.history`) that lead there, none if there is no route; the subscriber fetches
+them in chunks. `Gone`: a hop is no longer held, ask for the newest version. A plan may lead to the newest version here
+instead of the requested one: so a relay that lags still brings others forward. If there is nothing new yet, `Later` is
+repeated until a plan can be made."""
 
 from __future__ import annotations
 
@@ -32,9 +30,8 @@ MOST_WAITING = 10_000
 
 
 class WeightServer:
-    """Serves what `history(part)` returns, if anything yet, on `endpoint`, in a thread of its own. `progress()` is any
-    number that grows while more is on its way. `keys` see `wire.keys`; with `as_client` it shows a client's pair,
-    and not the server's."""
+    """Serves what `history(part)` returns, if anything yet, on `endpoint`, in a thread of its own. `progress()` grows
+    while more is on its way. `keys` see `wire.keys`; with `as_client` it shows a client's pair."""
 
     def __init__(
         self,

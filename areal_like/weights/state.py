@@ -1,13 +1,10 @@
 """A model's weights as one flat byte buffer, and a table of each tensor's position. NumPy only.
 
 bfloat16 and the 8-bit floats have no NumPy type: their bits are held as unsigned integers. Each tensor begins at a
-multiple of `ALIGN` bytes, and bytes between two of them are zero, so the buffer is a sequence of whole words as well.
-Equal bits mean an equal digest (`areal_like.weights.digest`), which is how "the learner and the actor hold the same
-weights" is proven.
+multiple of `ALIGN` bytes, and bytes between two of them are zero. Equal bits mean an equal digest.
 
 A learner of several ranks cuts every tensor by rows (FSDP), and publishes in *parts*: rank r's part has the whole words
-that begin in its shard, so parts tile the weights, and numbers of words (changes, lanes) add up over parts.
-"""
+that begin in its shard, so parts tile the weights, and numbers of words (changes, lanes) add up over parts."""
 
 from __future__ import annotations
 
@@ -51,12 +48,11 @@ class TensorSpec:
 
     @property
     def space(self) -> int:
-        """Its bytes in a state's buffer, with padding."""
+        """Bytes in a state's buffer, with padding."""
         return -(-self.nbytes // ALIGN) * ALIGN
 
     def shards(self, ranks: int) -> list[int]:
-        """The element with which each rank's shard begins, and the end: the first ranks have as many rows as another
-        (torch.chunk), the last ones the rest."""
+        """The element with which each rank's shard begins, and the end, as torch.chunk cuts the rows."""
         rows = self.shape[0] if self.shape else 1
         each, row = -(-rows // ranks), self.count // max(1, rows)
         return [min(rows, rank * each) * row for rank in range(ranks)] + [self.count]
@@ -82,9 +78,7 @@ def spans(specs: Sequence[TensorSpec], part: int, parts: int) -> list[tuple[int,
 
 class State:
     """A model's weights, or one of the `parts` of them, tensor by tensor in `buffer` (uint8 [nbytes]) in the order of
-    `specs`, which is the table of the whole in any case.
-
-    A given `buffer` is used as it is. Raises ValueError if it has another size or is not aligned."""
+    `specs`, the table of the whole. Raises ValueError if a given `buffer` has another size or is not aligned."""
 
     def __init__(self, specs: list[TensorSpec], buffer: np.ndarray | None = None, *, part: int = 0, parts: int = 1):
         self.specs, self.part, self.parts = specs, part, parts
@@ -102,8 +96,7 @@ class State:
         return self.buffer.view(np.uint64)
 
     def tensors(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        """(spec, flat view of the bits of those of its elements that are here); writing to the view writes to the
-        buffer."""
+        """(spec, flat view of the bits of its elements that are here), to read or write."""
         at = 0
         for spec in self.specs:
             first, end = spec.cuts(self.parts)[self.part : self.part + 2]
@@ -112,7 +105,7 @@ class State:
             at += end - first
 
     def lanes(self) -> Lanes:
-        """The lanes of the digest, computed over all bits; those of all parts add up to those of the whole."""
+        """The lanes of the digest, computed over all bits."""
         lanes, at = np.zeros(2, np.uint64), 0
         for start, stop in self._spans:
             length = (stop - start) // ALIGN
@@ -121,5 +114,4 @@ class State:
         return lanes
 
     def digest(self) -> str:
-        """The digest, computed over all bits."""
         return text_of(self.lanes(), self.words.size)

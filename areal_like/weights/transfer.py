@@ -1,7 +1,5 @@
-"""Copies between main memory and a GPU with as little waiting as possible on both sides; on a CPU, plain copies.
-
-A copy to or from pinned memory overlaps with the GPU's computing; from other memory the driver makes it wait.
-"""
+"""Copies between main memory and a GPU, by pinned memory, so that they overlap with computing; on a CPU, plain
+copies."""
 
 from __future__ import annotations
 
@@ -24,9 +22,8 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 class Outbound:
-    """Copies tensors of a device into main memory, piece by piece by way of two pinned buffers, on a stream of its own
-    behind the device's work queued so far. Pieces are in flight until `drain`; their sources must not change
-    before."""
+    """Copies tensors of a device into main memory, piece by piece by two pinned buffers, on a stream of its own behind
+    the work queued so far. Until `drain` their sources must not change."""
 
     def __init__(self, device: torch.device, piece: int = PIECE):
         gpu = device.type == "cuda"
@@ -66,6 +63,5 @@ class Outbound:
         self._flying.append(arrive)
 
     def drain(self) -> None:
-        """Wait until everything has arrived."""
         while self._flying:
             self._flying.pop(0)()

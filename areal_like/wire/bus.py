@@ -1,17 +1,14 @@
 """ZeroMQ sockets for `wire` messages: a `Router` serves many peers, a `Dealer` blocks, an `AsyncDealer` is for asyncio.
 
 All data moves over ROUTER/DEALER, which queue and never drop while a connection lasts. Credits limit the amount in
-flight (an actor's slots, a subscriber's chunks). A broken connection is made again, but messages in flight are
-lost silently: dealers report it (`link`), and their user repeats what matters. With `link_timeout` a silently dead
-connection (a firewall dropped it, a host lost power) counts as broken after that time.
+flight. A broken connection is made again, but messages in flight are lost silently: dealers report it (`link`), and
+their user repeats what matters. With `link_timeout` a silently dead connection counts as broken after that time.
 
 The file system guards local sockets: only the user has access to their folder. On TCP a Router is a CURVE server
-(`wire.keys`). It accepts clients on its allow-list, and from each only the messages that its key's role may send.
-Dealers are CURVE clients. A stranger can make a Router hold one frame per connection, until the handshake fails or
-`HANDSHAKE_MS` have passed. `max_frame` limits the size of a frame (refused before memory is taken), `UNREAD` and
-`unsent` limit the messages that wait in either direction. ZeroMQ does not limit the frames of one message: a holder of
-keys, or on a local socket another process of the user, can fill the memory.
-"""
+(`wire.keys`), which accepts clients on its allow-list, and from each only the messages of its key's role. A stranger
+can make it hold one frame per connection, for `HANDSHAKE_MS`. `max_frame` limits the size of a frame (refused before
+memory is taken), `UNREAD` and `unsent` the messages that wait. ZeroMQ does not limit the frames of one message: a
+holder of keys, or on a local socket another process of the user, can fill the memory."""
 
 from __future__ import annotations
 
@@ -55,8 +52,8 @@ HANDSHAKE_MS = 10_000
 NODE = "node"
 """Stands for the address by which other hosts reach this host."""
 _ANYWHERE = "192.0.2.1"  # reserved for documentation: no host has it
-LOGGED_REFUSALS, REFUSALS_SECONDS = 20, 60.0
-"""Log at most this many refusals in this many seconds."""
+LOGGED_REFUSALS = 20
+"""Refusals that a Router logs one by one; of later ones every thousandth."""
 
 
 def is_loopback(host: str) -> bool:
@@ -89,7 +86,6 @@ def keep(frames: Sequence[zmq.Frame]) -> list[Frame]:
 
 
 def _comes_within(sock: zmq.SyncSocket, seconds: float) -> bool:
-    """Is there a message, before that time is over?"""
     if turns.current() is None:
         return bool(sock.poll(int(seconds * 1000)))
     deadline = time.monotonic() + seconds
@@ -102,8 +98,7 @@ def _comes_within(sock: zmq.SyncSocket, seconds: float) -> bool:
 
 
 def receive_within(sock: zmq.SyncSocket, timeout: float) -> list[zmq.Frame] | None:
-    """The frames of the next message as the socket has them (see `keep`), or None after `timeout` seconds. If a message
-    has too many frames, only the first of them."""
+    """The frames of the next message as the socket has them, or None after `timeout` seconds; of too many the first."""
     try:
         frames = [sock.recv(_NOW, copy=False)]
     except zmq.Again:
@@ -128,14 +123,13 @@ def send_all(sock: zmq.SyncSocket, frames: Payloads, flags: int = 0) -> None:
 class Router:
     """A bound socket that talks to many peers, each known by its routing id (bytes).
 
-    `keys` see `areal_like.wire.keys`; None: any process that can reach the endpoint may talk. `max_frame` bytes is the
-    largest frame; a peer that announces a larger one is disconnected before any of it is taken. `unsent` messages may
-    wait for one peer. `as_client`: use an actor's key pair, because the server's is not here; `key` is the public key.
-    `refused` counts messages that could not be accepted. Raises BusError, KeysError.
+    `keys` see `areal_like.wire.keys`; None: any process that can reach the endpoint may talk. `max_frame`: bytes of the
+    largest frame. `unsent` messages may wait for one peer. `as_client`: use an actor's key pair, because the server's
+    is not here; `key` is the public key. `refused` counts messages that could not be accepted. Raises BusError,
+    KeysError.
 
     Small messages are copied out of the buffer that they were received into: kept in place, as libzmq does by default,
-    they pin that buffer, and each idle peer costs 4 KB more. Large ones are received into memory of their own anyway.
-    """
+    they pin that buffer, and each idle peer costs 4 KB more."""
 
     def __init__(
         self,
@@ -153,7 +147,6 @@ class Router:
         self.socket = self.context.socket(zmq.ROUTER)
         self.refused = self.unsent = 0
         self.key = ""
-        self._told, self._told_since = 0, time.monotonic()
         try:
             limits: Options = {zmq.SNDHWM: unsent, zmq.RCVHWM: UNREAD, zmq.MAXMSGSIZE: max_frame}
             # ROUTER_MANDATORY: a full queue is an error here, and no silent loss
@@ -192,21 +185,15 @@ class Router:
             return peer, error
 
     def refuse(self, peer: bytes, reason: str) -> None:
-        """Notify a peer that its message was refused, and log it, up to a limit."""
         self.refused += 1
         self.send(peer, Refused(reason[:1000]))
-        now = time.monotonic()
-        if now - self._told_since > REFUSALS_SECONDS:
-            self._told, self._told_since = 0, now
-        self._told += 1
-        if self._told <= LOGGED_REFUSALS:
-            last = " (the log skips more of these for a minute)" if self._told == LOGGED_REFUSALS else ""
+        if self.refused <= LOGGED_REFUSALS or self.refused % 1000 == 0:
             shown = b":".join(peer.split(b":")[:2])  # the rest is a secret
-            log.warning("refused a message of %r: %r%s", shown, reason[:1000], last)
+            log.warning("refused a message of %r: %r (%d in all)", shown, reason[:1000], self.refused)
 
     def send(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
-        """Queue a message. A peer that is gone is no error (its silence will show); nor is one that stopped reading
-        long ago (counted in `unsent`)."""
+        """Queue a message. A peer that is gone is no error; one that stopped reading long ago is counted in
+        `unsent`."""
         try:
             send_all(self.socket, [peer, *encode(message, payloads)], _NOW)
         except zmq.ZMQError as error:
@@ -256,12 +243,12 @@ def _dealer(
 
 
 class Dealer:
-    """A connected socket of a blocking process; `peer` names the other side in errors; `keys` see `wire.keys`;
-    `role` names the key pair to use. Raises KeysError.
+    """A connected socket of a blocking process; `peer` names the other side in errors; `keys` see `wire.keys`; `role`
+    names the key pair to use. Raises KeysError.
 
     The thread that made it receives; others may send as well, in one order for all. A lock guards the socket. The
-    receiver waits outside the lock, on the socket's file descriptor, which signals each event once; a thread whose
-    send consumed the signal passes it on with `_wake`."""
+    receiver waits outside the lock, on the socket's file descriptor, which signals each event once; a thread whose send
+    consumed the signal passes it on with `_wake`."""
 
     def __init__(
         self,
@@ -290,8 +277,8 @@ class Dealer:
             os.eventfd_write(self._wake, 1)
 
     def receive(self, timeout: float) -> Received | None:
-        """The next message, or None after `timeout` seconds. Raises WireError; BusError if the other side does not
-        let this one in."""
+        """The next message, or None after `timeout` seconds. Raises WireError; BusError if the other side refuses this
+        one."""
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:

@@ -17,10 +17,9 @@ from areal_like.types import Batch, CarriedSamples, Group
 from areal_like.wire import messages
 from areal_like.wire.bus import AsyncDealer, Dealer
 from areal_like.wire.frames import ONLY_THE_LEARNER, Frame, Payloads, WireError
-from areal_like.wire.groups import Head, decode_group, encode_group, pack_heads, unpack_heads
+from areal_like.wire.groups import Head, decode_group, decode_partial, encode_group, pack_heads, unpack_heads
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import Message, PartialHead
-from areal_like.wire.partials import decode_partial
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
@@ -41,10 +40,9 @@ class Stopped(Exception):
 
 
 class ActorClient:
-    """An actor's side; `slots` is the number of sequences that its engine decodes at once.
-
-    A pushed group is kept, and sent again, until the buffer has acknowledged it. Groups pushed in the same turn of the
-    event loop share a message. `keys` is the folder of keys, for all clients here."""
+    """An actor's side; `slots` is the number of sequences that its engine decodes at once. A pushed group is kept, and
+    sent again, until the buffer has acknowledged it; groups pushed in the same turn of the event loop share a
+    message."""
 
     def __init__(
         self, endpoint: str, name: str, slots: int, *, link_timeout: float | None = None, keys: str | None = None
@@ -56,18 +54,16 @@ class ActorClient:
         self.relay: messages.Relay | None = None
 
     def send(self, message: Message) -> None:
-        """Send a message that needs nothing else. The buffer discards it at the actor's next `Hello`."""
+        """The buffer discards it at the actor's next `Hello`."""
         self.dealer.send(message)
 
     def hello(self) -> None:
-        """Introduce this actor; with `relay` also as a source of weights."""
         self.dealer.send(messages.Hello("actor", self.name, os.getpid(), self.slots))
         if self.relay:
             self.dealer.send(self.relay)
 
     def heartbeat(self, stats: dict[str, float | str], progress: dict[int, int], heldout: dict[int, int]) -> None:
-        """Send a sign of life, and repeat pushes that got no answer. `progress`: group → tokens of its lease, for
-        leases that have moved since the last heartbeat; `heldout`: the same for held-out prompts."""
+        """Send a `Heartbeat`, and repeat pushes that got no answer."""
         self.dealer.send(messages.Heartbeat(stats, progress, heldout))
         now = time.monotonic()
         for group_id, (sent, head, payload) in list(self._unacknowledged.items()):
@@ -94,14 +90,6 @@ class ActorClient:
     def acknowledged(self, ids: Iterable[int]) -> None:
         for group_id in ids:
             self._unacknowledged.pop(group_id, None)
-
-    def left_out(self, group_id: int, cut: list[int], redrawn: list[str]) -> None:
-        """Report the gaps of a group, before its push: the tokens so far of samples that it did not wait for, and the
-        reason for each sample that was drawn again."""
-        self.dealer.send(messages.LeftOut(group_id, cut, redrawn))
-
-    def failed(self, group_id: int, reason: str, detail: str = "") -> None:
-        self.dealer.send(messages.Failed(group_id, reason, detail))
 
     def hand_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, Frame]], leaving: bool) -> None:
         """Return leases unfinished; `partials` hold the tokens sampled for some of them (`encode_partial`)."""
@@ -137,11 +125,9 @@ class ActorClient:
 class LearnerClient:
     """The learner's side: blocking, one batch asked for ahead.
 
-    After a reconnect the learner repeats messages that the buffer may have missed: hello, its newest weights, its
-    trained batches, and its open request. The buffer accepts each of these twice without harm, and the learner takes a
-    batch only once.
-
-    With several ranks each has a client. Rank 0 acts like a single learner; the others only ask for their shares."""
+    After a reconnect the learner repeats messages that the buffer may have missed; the buffer accepts each of these
+    twice without harm, and the learner takes a batch only once. With several ranks each has a client; those other than
+    rank 0 only ask for their shares."""
 
     def __init__(
         self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None
@@ -161,30 +147,25 @@ class LearnerClient:
             self.dealer.send(message)
 
     def hello(self, vocab_size: int | None = None, routing: Routing | None = None) -> None:
-        """Introduce the learner and, if known, its model's vocabulary size and, if it replays experts, its routers'
-        choices: the buffer refuses groups with other tokens or experts."""
+        """`routing`: of the experts that the learner replays; see `Model`."""
         self.send(messages.Hello("learner", self.name, os.getpid(), 0))
         if vocab_size is not None:
             self.send(messages.Model(vocab_size, routing))
 
     def published(self, manifest: messages.Manifest) -> None:
-        """Announce a version."""
         self.send(messages.Published(manifest))
 
     def trained(self, index: int) -> None:
         self.send(messages.Trained(index))
 
     def checkpointed(self, step: int) -> None:
-        """All batches before `step` are in a checkpoint: the buffer need not serve them again."""
         self.dealer.send(messages.Checkpointed(step))
 
     def want(self, index: int, version: int) -> None:
-        """Ask for a batch; it comes when it is complete."""
         self._index = index
         self.send(messages.Want(index, version))
 
     def want_share(self, index: int, rank: int) -> None:
-        """Ask for the share of a rank other than 0; it comes when the learner is served that batch."""
         self._index = index
         self.send(messages.WantShare(index, rank))
 
@@ -259,8 +240,7 @@ class LearnerClient:
 
 
 class SupervisorClient:
-    """The starter's side: reads reports and reports deaths, without waiting. Raises BusError if the buffer does not
-    let it in."""
+    """The starter's side: reads reports and reports deaths, without waiting. Raises BusError if it is not let in."""
 
     def __init__(self, endpoint: str, keys: str | None = None):
         # Several may look in, from several hosts, and process ids are unique on one host only.
@@ -271,7 +251,6 @@ class SupervisorClient:
         self.dealer.send(messages.Status())
 
     def newest_report(self) -> dict[str, Any] | None:
-        """The last answer that has arrived, if any has."""
         report = None
         while True:
             with contextlib.suppress(WireError):
@@ -296,12 +275,10 @@ class SupervisorClient:
         return None
 
     def stop(self, drain: bool) -> None:
-        """End the run at its next batch or, with `drain`, when everything admitted is trained."""
         self.dealer.send(messages.Stop(drain))
 
     def lost(self, name: str, pid: int, how: str, *, for_good: bool = False, by_itself: bool = False) -> None:
-        """Report a dead process, so that the buffer need not wait for its silence. A `pid` of 0 means: any of that
-        name. `for_good`: an actor of the run that will not be restarted. `by_itself`: nothing outside killed it."""
+        """Report a dead process: see `Lost`."""
         self.dealer.send(messages.Lost(name, pid, how[: messages.MAX_TEXT], for_good, by_itself))
 
     def close(self) -> None:

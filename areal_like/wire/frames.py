@@ -1,10 +1,8 @@
 """Format of messages: `[msgpack header][payload]...`, never pickled, checked before it is used.
 
-The header is `[SCHEMA, kind, message]`; `wire.messages` has the kinds, and a message that does not fit is refused
-with a `WireError` that names its field. Two processes whose messages differ have different schemas, automatically. A
-payload is a frame of its own, so the buffer keeps and forwards the frame as it came: it neither decodes nor copies
-payloads. `areal_like.wire.groups` defines the form of groups.
-"""
+The header is `[SCHEMA, kind, message]`; a message that does not fit is refused with a `WireError` that names its field.
+Two processes whose messages differ have different schemas. A payload is a frame of its own, which the buffer keeps and
+forwards as it came (`areal_like.wire.groups`)."""
 
 from __future__ import annotations
 
@@ -72,11 +70,8 @@ def encode(message: Message, payloads: Payloads = ()) -> list[Frame]:
 
 
 def decode(frames: Payloads) -> Received:
-    """Frames → a checked message. Raises WireError.
-
-    Its memory is limited to a few MB and a multiple of the header's length, for any bytes: it checks the
-    length of a list before it makes room for it, and types limit the depth of nesting.
-    """
+    """Frames → a checked message. Raises WireError. Memory is limited to a few MB and a multiple of the header's
+    length, for any bytes: the length of a list is checked first, and types limit the depth of nesting."""
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise WireError(f"a message has 1 to {MAX_FRAMES} frames")
     header, *payloads = frames

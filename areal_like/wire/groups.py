@@ -2,30 +2,37 @@
 
 A push, a batch and a journal record carry the same table (`pack_heads`): `groups` names each group, `rows` has one
 `ROW` per sample, `runs` the (version, n) pairs of all samples, both binary and in the order of the samples; `digests`
-maps each version that made a token to the digest of its weights. Nothing in it is nested by sample, so checking a push
-of many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
+maps each version that made a token to the digest of its weights. Nothing is nested by sample, so checking a push of
+many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
 
 A payload is flat, one column after the other: tokens int32 of prompts and responses | of response tokens logprobs
-float32 and loss masks uint8 | places of turns int32 | rewards of turns float64 | experts (`models.experts`).
-`ColumnSizes` counts the entries of each column, some maybe none; partial groups (`wire.partials`) use the same
-columns. The buffer looks only at the least and the greatest number of each column (`check_payload`).
-"""
+float32 and loss masks uint8 | places of turns int32 | rewards of turns float64 | experts (`models.experts`). The buffer
+looks only at the least and the greatest number of each.
+
+A partial group is the unfinished part of a group that an actor hands back, and that the next lease of it carries. A
+workflow depends only on the answers of the engine and the verifier, so only these are kept (`PartialSample`). The next
+actor starts the workflow again: it answers finished calls from the record, and continues the interrupted one at its
+next token, in the same stream of random numbers. Its columns are tokens, logprobs and maybe experts. In its head,
+`calls` has one `CALL` per call, those of a sample in their order; `runs` those of all calls; `scores` one `SCORE` per
+response that was verified; `digests` those of the versions that made a token; `positions` int32 counts those of each
+call that have experts."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
+import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from areal_like.models.experts import NONE, Routing, Shape, is_shape, shape_of, width
-from areal_like.types import Finish, Group, Runs, Sample
+from areal_like.types import CarriedSamples, Completion, Finish, Group, PartialSample, Runs, Sample
 from areal_like.wire.frames import Frame, WireError
-from areal_like.wire.messages import Table
+from areal_like.wire.messages import PartialHead, Table
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -39,14 +46,6 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 LOGPROB_ROUNDING = 1e-6
 """The largest log probability: an engine that takes the log of a softmax may give a certain token this much above 0."""
 least_of, most_of = np.minimum.reduce, np.maximum.reduce  # an array's own `min` takes twice as long: tables are small
-
-
-class PayloadError(WireError):
-    """A payload that no learner could train on; `column` names the wrong part."""
-
-    def __init__(self, group_id: int, column: str, text: str):
-        super().__init__(f"group {group_id}: {text}")
-        self.column = column
 
 
 class ColumnSizes(NamedTuple):
@@ -98,23 +97,22 @@ def columns(payload: Frame, sizes: ColumnSizes) -> Columns:
 def check_columns(
     group_id: int, found: Columns, vocab_size: int | None, routing: Routing | None = None, shape: Shape = NONE
 ) -> None:
-    """Raises PayloadError unless a learner can train on them: token ids in the vocabulary (None: of unknown size),
-    logprobs finite and at most 0, loss masks 0, 1 or FORK, and experts (of `shape`, if there are any) those of the
-    model's `routing` (None: not known). One pass over each column, or two."""
+    """Raises WireError unless a learner can train on them: token ids in the vocabulary (None: of unknown size),
+    logprobs finite and at most 0, loss masks 0, 1 or FORK, and experts (of `shape`) those of the model's `routing`."""
     tokens, logprobs, masks, *_, experts = found
     if vocab_size is not None and most_of(tokens.view(np.uint32)) >= vocab_size:  # negative ids are large
         least = int(least_of(tokens))
         wrong = least if least < 0 else int(most_of(tokens))
         text = f"token {wrong} is not in the vocabulary of {vocab_size}: does its actor use the same task and model?"
-        raise PayloadError(group_id, "tokens", text)
+        raise WireError(f"group {group_id}: {text}")
     least_logprob, most = float(least_of(logprobs)), float(most_of(logprobs))
     if not (math.isfinite(least_logprob) and most <= LOGPROB_ROUNDING):
         text = f"logprobs from {least_logprob:g} to {most:g}: they must be finite and at most 0"
-        raise PayloadError(group_id, "logprobs", text)
+        raise WireError(f"group {group_id}: {text}")
     if len(masks) and most_of(masks) > FORK:
-        raise PayloadError(group_id, "loss mask", f"its loss mask is not made of 0, 1 and {FORK}")
+        raise WireError(f"group {group_id}: its loss mask is not made of 0, 1 and {FORK}")
     if routing and (problem := routing.problem(shape, experts)):
-        raise PayloadError(group_id, "experts", problem)
+        raise WireError(f"group {group_id}: {problem}")
 
 
 def table(packed: bytes, name: str, kind: np.dtype) -> np.ndarray:
@@ -157,12 +155,9 @@ ROW = np.dtype(
 
 @dataclass(slots=True)
 class Head:
-    """Facts about a group that the buffer uses without looking at its payload.
-
-    `samples` counts them; `seconds` see `Group.seconds`; `rows` and `runs` are its part of a table; `size` is that of
-    the payload in bytes; `oldest` and `newest` are the versions of its oldest and newest token; `tokens` counts those
-    of all responses. `experts`: the shape of those that the payload has.
-    """
+    """Facts about a group that the buffer uses without looking at its payload: see `Group`. `rows` and `runs` are its
+    part of a table; `size`: bytes of the payload; `oldest`, `newest`: versions of its tokens; `tokens`: those of all
+    responses."""
 
     id: int
     samples: int
@@ -192,8 +187,8 @@ class Head:
         return sorted(self.digests)
 
     def oldest_tokens(self, allowed: int = 0) -> dict[int, int]:
-        """Version → number of samples whose oldest token is of that version. Only versions from `allowed` on count;
-        samples without such a token are left out."""
+        """Version → number of samples whose oldest token, among those of versions from `allowed` on, is of that
+        version."""
         if self.oldest == self.newest:
             return {self.oldest: self.samples} if self.oldest >= allowed else {}
         made, starts = np.frombuffer(self.runs, RUN)["version"], starts_of(np.frombuffer(self.rows, ROW)["runs"])
@@ -228,8 +223,8 @@ def make_head(
     turns: Sequence[int] | None = None,
     experts: Shape = NONE,
 ) -> Head:
-    """The head of one group: `rows` are (prompt, response, finish, runs, reward) as in ROW, `runs` those of all
-    samples, `turns` counts the turns' rewards of each (None: there are none). Raises WireError if they don't agree."""
+    """The head of one group: `rows` are (prompt, response, finish, runs, reward), `turns` counts the turns' rewards of
+    each sample (None: there are none). Raises WireError."""
     counts = turns or [0] * len(rows)
     numbers = [(*row[:3], count, *row[3:]) for row, count in zip(rows, counts, strict=True)]
     names = [(group_id, len(rows), seconds)]
@@ -240,7 +235,6 @@ def make_head(
 def unpack_heads(packed: Table) -> list[Head]:
     """The groups of a table, which may come from any sender. Raises WireError if its numbers don't agree."""
     names, digests = packed.groups, packed.digests
-    _check_names(names)
     shapes = packed.experts or [NONE] * len(names)
     if len(shapes) != len(names) or not all(map(is_shape, shapes)):
         raise WireError(f"groups: {len(names)} named, and experts of the shapes {shapes[:4]}")
@@ -278,16 +272,6 @@ def unpack_heads(packed: Table) -> list[Head]:
     return heads
 
 
-def _check_names(groups: Sequence[tuple[int, int, float]]) -> None:
-    if not groups:
-        raise WireError("groups: the table is empty")
-    for group_id, samples, seconds in groups:
-        if group_id < 0 or not 0 < samples < 1 << 31:
-            raise WireError(f"group {group_id}: its id or number of samples is out of range")
-        if not math.isfinite(seconds):
-            raise WireError(f"group {group_id}: its seconds are not a finite number")
-
-
 def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
     quarters = rows.view("<i4").reshape(len(rows), -1)  # a few operations on all columns: tables are small
     prompt, response, finish_and_turns, per_sample, *_ = least_of(quarters).tolist()
@@ -305,23 +289,18 @@ def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
 
 
 def _sizes(head: Head, n_prompts: int, n_turns: int) -> ColumnSizes:
-    """Sizes of the columns of a group's payload; `n_prompts` are the tokens of all prompts."""
     tokens = n_prompts + head.tokens
     return ColumnSizes(tokens, head.tokens, head.tokens, n_turns, tokens - head.samples, head.experts)
 
 
 def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: Routing | None = None) -> None:
-    """Raises PayloadError unless a learner can train on the group: its columns pass `check_columns`, rewards of turns
-    are numbers that float32 can hold, at places in the response."""
+    """Raises WireError unless a learner can train on the group: see `check_columns`; rewards of turns fit float32."""
     rows = np.frombuffer(head.rows, ROW)  # a few numbers: Python adds them up sooner than NumPy
     sizes = _sizes(head, sum(rows["prompt"].tolist()), sum(rows["turns"].tolist()))
     found = columns(payload, sizes)
     check_columns(head.id, found, vocab_size, routing, head.experts)
     if sizes.turns:
-        try:
-            _turn_rewards(rows.tolist(), *found[3:5])
-        except WireError as error:
-            raise PayloadError(head.id, "turn rewards", str(error)) from None
+        _turn_rewards(rows.tolist(), *found[3:5])
 
 
 def encode_group(group: Group) -> tuple[Head, bytearray]:
@@ -369,8 +348,8 @@ def _mark_forks(samples: Sequence[Sample], masks: np.ndarray) -> None:
 
 
 def decode_group(head: Head, payload: Buffer) -> Group:
-    """Inverse of `encode_group`. The arrays are read-only views into `payload`: nothing is copied (but loss masks where
-    contexts fork). Raises WireError where the rewards of turns are no numbers or have no place in the response."""
+    """Inverse of `encode_group`. The arrays are read-only views into `payload` (but loss masks where contexts fork).
+    Raises WireError where the rewards of turns are no numbers or have no place in the response."""
     rows = np.frombuffer(head.rows, ROW).tolist()
     runs = np.frombuffer(head.runs, RUN).tolist()
     sizes = _sizes(head, sum([row[0] for row in rows]), sum([row[3] for row in rows]))
@@ -410,3 +389,117 @@ def _turn_rewards(
     pairs = list(zip(places.tolist(), rewards.tolist(), strict=True))
     ends = np.cumsum(counts).tolist()
     return [pairs[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+# Partial groups
+
+CALL = np.dtype([("given", "<u8"), ("offset", "<i8"), ("sample", "<i4"), ("finish", "<i2"), ("runs", "<i4")])
+"""One call: digest of the tokens given, its offset, index of the sample, index into FINISHES, number of runs."""
+SCORE = np.dtype([("response", "<u8"), ("reward", "<f8"), ("sample", "<i4")])
+"""One score: digest of the response, reward, index of the sample."""
+
+
+def digest_of(tokens: np.ndarray) -> int:
+    """A 64-bit hash of token ids, int [n]."""
+    return xxhash.xxh3_64_intdigest(np.asarray(tokens, np.int32).tobytes())
+
+
+def encode_partial(
+    group_id: int, samples: Mapping[int, PartialSample], digests: Mapping[int, str]
+) -> tuple[PartialHead, bytearray] | None:
+    """A partial group's head and its payload, or None if no token was sampled. `digests` has at least the versions that
+    made the tokens. A call whose tokens, logprobs and runs do not fit together is left out."""
+    calls, scores, kept = [], [], []
+    for index, sample in samples.items():
+        begun = [(key, call) for key, call in sample.calls.items() if _is_whole(call)]
+        calls += [(*key, index, FINISHES.index(call.finish), len(call.runs)) for key, call in begun]
+        kept += [call for _, call in begun]
+        scores += [(digest, score, index) for digest, score in sample.scores.items() if begun]
+    if not kept:
+        return None
+    runs = [run for call in kept for run in call.runs]
+    found = {version: digests[version] for version in sorted({version for version, _ in runs})}
+    tables = np.array(calls, CALL).tobytes(), np.array(runs, RUN).tobytes(), np.array(scores, SCORE).tobytes()
+    shape, positions = shape_of([call.experts for call in kept]), b""
+    if shape != NONE:
+        positions = np.array([len(call.experts) for call in kept if call.experts is not None], np.int32).tobytes()
+    head = PartialHead(group_id, *tables, found, positions, shape)
+    sizes = _partial_sizes(head)
+    payload = bytearray(sizes.bytes)
+    tokens, logprobs, *_, experts = columns(payload, sizes)
+    np.concatenate([np.ravel(call.tokens) for call in kept], out=tokens, casting="unsafe")
+    np.concatenate([np.ravel(call.logprobs) for call in kept], out=logprobs, casting="unsafe")
+    if shape != NONE:
+        np.concatenate([call.experts for call in kept if call.experts is not None], out=experts)
+    return head, payload
+
+
+def _is_whole(call: Completion) -> bool:
+    return 0 < np.size(call.tokens) == np.size(call.logprobs) == sum(n for _, n in call.runs)
+
+
+def _partial_sizes(head: PartialHead) -> ColumnSizes:
+    tokens = int(np.add.reduce(np.frombuffer(head.runs, RUN)["n"], dtype=np.int64))
+    positions = int(np.add.reduce(np.frombuffer(head.positions, np.int32), dtype=np.int64))
+    return ColumnSizes(tokens, tokens, positions=positions, experts=head.experts)
+
+
+def decode_partial(head: PartialHead, payload: Frame, usable: Collection[int]) -> CarriedSamples:
+    """The samples of `usable`. The arrays are views into `payload`."""
+    runs = np.frombuffer(head.runs, RUN).tolist()
+    tokens, logprobs, *_, experts = columns(payload, _partial_sizes(head))
+    places = np.concatenate([[0], np.cumsum(np.frombuffer(head.positions, np.int32))]).tolist()
+    found: dict[int, PartialSample] = {}
+    start = run = 0
+    for number, (given, offset, index, finish, n_runs) in enumerate(np.frombuffer(head.calls, CALL).tolist()):
+        mine = runs[run : run + n_runs]
+        end, run = start + sum(n for _, n in mine), run + n_runs
+        chosen = None if head.experts == NONE else experts[places[number] : places[number + 1]]
+        call = Completion(tokens[start:end], logprobs[start:end], mine, FINISHES[finish], chosen)
+        found.setdefault(index, PartialSample()).calls[given, offset] = call
+        start = end
+    for digest, score, index in np.frombuffer(head.scores, SCORE).tolist():
+        found[index].scores[digest] = score
+    return CarriedSamples({index: sample for index, sample in found.items() if index in usable}, dict(head.digests))
+
+
+def samples_of(head: PartialHead) -> list[int]:
+    """Index of the sample that each run of the head belongs to."""
+    calls = np.frombuffer(head.calls, CALL)
+    return np.repeat(calls["sample"], calls["runs"]).tolist()
+
+
+def versions_of(head: PartialHead) -> dict[int, set[int]]:
+    """Sample → the versions that made its tokens."""
+    found: dict[int, set[int]] = {}
+    for index, version in zip(samples_of(head), np.frombuffer(head.runs, RUN)["version"].tolist(), strict=True):
+        found.setdefault(index, set()).add(version)
+    return found
+
+
+def check_partial(
+    head: PartialHead, payload: Frame, vocab_size: int | None = None, routing: Routing | None = None
+) -> None:
+    """Raises WireError unless the head's numbers agree with one another and with the payload, and its columns
+    pass `check_columns`."""
+    name = f"partial group {head.id}"
+    calls, runs = table(head.calls, f"{name}: calls", CALL), table(head.runs, f"{name}: runs", RUN)
+    scores = table(head.scores, f"{name}: scores", SCORE) if head.scores else np.empty(0, SCORE)
+    if min(calls["sample"].min(), calls["offset"].min(), calls["finish"].min()) < 0 or calls["runs"].min() < 1:
+        raise WireError(f"{name}: a call's sample, offset, finish or number of runs is out of range")
+    if calls["finish"].max() >= len(FINISHES):
+        raise WireError(f"{name}: a call's finish is out of range")
+    covered_by(runs, calls["runs"], name)
+    if not is_shape(head.experts) or (head.experts == NONE) != (not head.positions):
+        raise WireError(f"{name}: experts of the shape {head.experts}")
+    if head.experts != NONE:
+        counts = table(head.positions, f"{name}: positions", np.dtype(np.int32))
+        if len(counts) != len(calls) or counts.min() < 0:
+            raise WireError(f"{name}: its positions are not those of its calls")
+    if (sizes := _partial_sizes(head)).bytes != len(payload):
+        raise WireError(f"{name}: the payload's size is not that of its samples")
+    if len(scores) and (not fits_float32(scores["reward"]) or not np.isin(scores["sample"], calls["sample"]).all()):
+        raise WireError(f"{name}: a score is no float32 number, or of a sample that has not begun")
+    if head.digests.keys() != set(runs["version"].tolist()):
+        raise WireError(f"{name}: needs the digest of each version that made it, and of no other")
+    check_columns(head.id, columns(payload, sizes), vocab_size, routing, head.experts)

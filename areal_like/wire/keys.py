@@ -4,12 +4,9 @@
     FOLDER/ROLE.key_secret                  the key pair of clients in ROLE: learner, actor, operator
     FOLDER/clients/NAME.key                 the allow-list: public keys of permitted clients, each with its role
 
-Files are ZeroMQ certificates (`zmq.auth`). A secret file that others can read is refused, as ssh does.
-`areal_like.wire.messages` lists the messages that a role may send.
-A machine that only connects needs `server.key` and its own `client.key_secret`: `add_client` makes such a folder.
-Remove a file from `clients/` to shut that client out from its next connection on; no restart is needed. Keys never go
-into an environment, an argument or a log.
-"""
+Files are ZeroMQ certificates (`zmq.auth`). A secret file that others can read is refused, as ssh does. A machine that
+only connects needs `server.key` and its own `client.key_secret`. Remove a file from `clients/` to shut that client out
+from its next connection on. Keys never go into an environment, an argument or a log."""
 
 from __future__ import annotations
 
@@ -87,14 +84,13 @@ def add_client(folder: Path, name: str, role: str = "actor") -> Path:
 
 
 def _list(public: Path, listed: Path, role: str) -> None:
-    """Put a public key on the allow-list."""
     public.write_text(public.read_text().replace("metadata\n", f"metadata\n    role = {role}\n"))
     public.rename(listed)
 
 
 @contextlib.contextmanager
 def _private_files() -> Iterator[None]:
-    """Files made within this context can be read by their owner only, from the first moment."""
+    """Files made meanwhile can be read by their owner only, from the first moment."""
     before = os.umask(0o077)
     try:
         yield
@@ -103,7 +99,6 @@ def _private_files() -> Iterator[None]:
 
 
 def server_pair(folder: str | Path) -> tuple[bytes, bytes]:
-    """(public, secret). Raises KeysError."""
     return _secret(Path(folder) / "server.key_secret")
 
 
@@ -144,8 +139,8 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 
 
 class Guard(ThreadAuthenticator):
-    """Lets only clients of the allow-list of `folder`, which is read again for each connection, connect to the CURVE
-    servers of `context`, until `stop()` is called. Messages of an accepted client carry its role as `User-Id`."""
+    """Lets only clients of the allow-list of `folder`, read again for each connection, connect to the CURVE servers of
+    `context`, until `stop()`. Messages of an accepted client carry its role as `User-Id`."""
 
     def __init__(self, context: zmq.SyncContext, folder: str | Path):
         super().__init__(context)
@@ -170,5 +165,4 @@ class Guard(ThreadAuthenticator):
         return key in self._roles
 
     def curve_user_id(self, client_public_key: bytes) -> str:
-        """The role of a client that was just accepted."""
         return self._roles[z85.encode(client_public_key)]

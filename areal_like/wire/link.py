@@ -1,8 +1,5 @@
-"""Watches the connection of a connecting socket: authentication failures and reconnects.
-
-ZeroMQ connects and reconnects silently: a wrong key shows as endless silence, and messages in flight are lost without
-notice when a connection breaks. The socket's monitor reports both.
-"""
+"""Watches the connection of a connecting socket, by its monitor. ZeroMQ connects and reconnects silently: a wrong key
+shows as endless silence, and messages in flight are lost when a connection breaks."""
 
 from __future__ import annotations
 
@@ -32,11 +29,9 @@ class WrongKeysError(BusError, UserError):
 
 
 class Link:
-    """Tracks one socket. Create it before the socket connects. `peer` names the other side in errors; `keys` is this
-    side's folder.
-
-    Either call `check` and `reconnected` regularly, or await `until_reconnected` (asyncio), not both. All raise
-    BusError if the other side refuses this one."""
+    """Tracks one socket, from before it connects. `peer` names the other side in errors; `keys` is this side's folder.
+    Either call `check` and `reconnected` regularly, or await `until_reconnected` (asyncio). All raise BusError if the
+    other side refuses this one."""
 
     def __init__(self, sock: zmq.SyncSocket | zmq.asyncio.Socket, endpoint: str, peer: str, keys: str | None):
         self._watched, self._events = sock, sock.get_monitor_socket(_EVENTS)
@@ -56,7 +51,6 @@ class Link:
         return again
 
     async def until_reconnected(self) -> None:
-        """Wait until the socket has reconnected."""
         assert isinstance(self._events, zmq.asyncio.Socket)
         while not (self._take(await self._events.recv_multipart()) and self.connections > 1):
             pass

@@ -1,9 +1,7 @@
 """The messages that roles send one another: one struct per kind, whose types limit sizes and depth when it is read.
 
-The name of a kind on the wire is its class name in lower case. `SENDS` has the senders. Payloads are separate frames
-after the message (`wire.frames`); the docstrings here name the messages with payloads, and their contents. First come
-the requests of the starter, actors and learner, then the answers of the buffer, then those of sources of weights.
-"""
+A kind's name on the wire is its class name in lower case. Payloads are separate frames after the message. First come
+the requests of the starter, actors and learner, then the answers of the buffer, then those of sources of weights."""
 
 from __future__ import annotations
 
@@ -54,7 +52,9 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     """The numbers of several groups: see `wire.groups`. `groups`: (id, samples, seconds) of each; `experts`: of
     each, too, or empty where no payload has any."""
 
-    groups: Annotated[list[tuple[int, int, float]], Meta(max_length=MOST)]
+    groups: Annotated[
+        list[tuple[Count, Annotated[int, Meta(gt=0, lt=1 << 31)], Finite]], Meta(min_length=1, max_length=MOST)
+    ]
     rows: bytes
     runs: bytes
     digests: Digests
@@ -62,8 +62,8 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Probe(msgspec.Struct, forbid_unknown_fields=True):
-    """A few sequences of token ids, and the learner's own logprob, at temperature 1 and under the manifest's version,
-    of each token after the first. `dtype`: in which the learner multiplies matrices."""
+    """A few sequences of token ids, and the learner's logprob, at temperature 1 and under the manifest's version, of
+    each token after the first. `dtype`: in which it multiplies matrices."""
 
     tokens: Annotated[list[Annotated[list[Count], Meta(min_length=2, max_length=1 << 12)]], Meta(max_length=64)]
     logprobs: Annotated[list[Annotated[list[Finite], Meta(max_length=1 << 12)]], Meta(max_length=64)]
@@ -71,9 +71,9 @@ class Probe(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A version of the weights, and where to fetch it. The buffer reads the first two fields, actors read all. `bytes`:
-    in total. `tensors`: (name, dtype, shape) of each. `parts`: endpoint of each part's publisher. `relays`: (endpoint,
-    public key) of the sources to ask first. `probe`: now and then, logprobs to check engines against."""
+    """A version of the weights, and where to fetch it. `bytes`: in total. `tensors`: (name, dtype, shape) of each.
+    `parts`: endpoint of each part's publisher. `relays`: (endpoint, public key) of the sources to ask first. `probe`:
+    now and then, logprobs to check engines against."""
 
     version: Version
     digest: Text
@@ -86,7 +86,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
-    """The numbers of a partial group: see `areal_like.wire.partials`."""
+    """The numbers of a partial group: see `areal_like.wire.groups`."""
 
     id: Count
     calls: bytes
@@ -111,8 +111,8 @@ class Status(Message):
 
 
 class Lost(Message):
-    """A process of that name has ended: no need to wait for its silence. `pid` 0: any process of that name. `for_good`:
-    it will not be restarted. `by_itself`: nothing outside killed it."""
+    """A process of that name has ended (`pid` 0: any). `for_good`: it will not be restarted. `by_itself`: nothing
+    killed it."""
 
     name: Name
     pid: Count
@@ -122,8 +122,8 @@ class Lost(Message):
 
 
 class Stop(Message):
-    """A user asks the run to end; the buffer then sends it to the learner, in place of a batch. `drain`: end once all
-    admitted groups are trained."""
+    """A user asks the run to end; the buffer then sends it to the learner. `drain`: once all admitted groups are
+    trained."""
 
     drain: bool
 
@@ -144,8 +144,7 @@ class Push(Message):
 
 
 class HandBack(Message):
-    """Leases that end unfinished: the actor leaves, or the buffer recalled them. `partials`, each with its payload:
-    the tokens sampled for some of them."""
+    """Leases that end unfinished. `partials`, each with its payload: the tokens sampled for some of them."""
 
     ids: Ids
     partials: Annotated[list[PartialHead], Meta(max_length=MOST)]
@@ -160,7 +159,7 @@ class Relay(Message):
 
 
 class Credit(Message):
-    """So many leased sequences have ended since hello: as many more may be leased. After a reconnect it counts from
+    """So many leased sequences have ended since hello, and as many more may be leased. After a reconnect it counts from
     minus the sequences that still run."""
 
     ended: Annotated[int, Meta(ge=-MAX_SLOTS, le=1 << 62)]
@@ -184,8 +183,8 @@ class Failed(Message):
 
 
 class Evaluated(Message):
-    """The result of a held-out lease, with the versions of its oldest and newest token. `answer`, with its payload, is
-    the sample (None: there is none, it failed)."""
+    """The result of a held-out lease, with the versions of its oldest and newest token. `answer`: the sample; None: it
+    failed."""
 
     id: Count
     reward: Finite
@@ -203,8 +202,8 @@ class Applied(Message):
 
 
 class Model(Message):
-    """After hello: the vocabulary and the routing of the learner's model. Groups with other tokens are refused,
-    and where it replays the engine's experts (`routing`) those with others."""
+    """After hello: the vocabulary of the learner's model, and its routing where it replays experts; other groups are
+    refused."""
 
     vocab_size: Count
     routing: Routing | None = None
@@ -261,8 +260,8 @@ class Welcome(Message):
 
 
 class Lease(Message):
-    """Prompts to roll out. `partials`, each with its payload: partial groups from earlier leases of some prompts, and
-    the samples that continue."""
+    """Prompts to roll out. `partials`, each with its payload: partial groups of earlier leases, and the samples that
+    continue."""
 
     leases: Annotated[list[OneLease], Meta(max_length=MOST)]
     partials: Annotated[list[tuple[PartialHead, Ids]], Meta(max_length=MOST)]

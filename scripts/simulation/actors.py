@@ -22,9 +22,8 @@ from areal_like.sampling import stream_key, uniform
 from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
 from areal_like.wire import messages
 from areal_like.wire.frames import Payloads
-from areal_like.wire.groups import FINISHES, ROW
+from areal_like.wire.groups import FINISHES, ROW, decode_partial, encode_partial
 from areal_like.wire.messages import Message
-from areal_like.wire.partials import decode_partial, encode_partial
 
 from .costs import Costs
 from .timeline import SimulatedRouter

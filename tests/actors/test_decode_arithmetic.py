@@ -11,7 +11,7 @@ from actors.engines.sampler import sample
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models.causal_lm import publishable, state_of
 from areal_like.types import Limits
-from areal_like.weights.update import Update
+from areal_like.weights.delta import Update
 from tests.actors.tiny_models import logprobs_of, new_model, prompts_of
 
 

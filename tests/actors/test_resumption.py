@@ -14,9 +14,17 @@ from actors.workflows import single_turn
 from areal_like.models.experts import NONE, Routing
 from areal_like.types import CarriedSamples, Completion, Group, Lease, PartialSample, Prompt
 from areal_like.wire.frames import WireError
-from areal_like.wire.groups import RUN, decode_group, encode_group
+from areal_like.wire.groups import (
+    CALL,
+    RUN,
+    SCORE,
+    check_partial,
+    decode_group,
+    decode_partial,
+    encode_group,
+    encode_partial,
+)
 from areal_like.wire.messages import Credit, PartialHead
-from areal_like.wire.partials import CALL, SCORE, check_partial, decode_partial, encode_partial
 from tests.actors.looped import looped
 from tests.actors.tiny_models import new_model, update_of
 

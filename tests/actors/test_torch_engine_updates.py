@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models.causal_lm import state_of, write_state
 from areal_like.types import Limits
-from areal_like.weights.update import Changes, Update
+from areal_like.weights.delta import Changes, Update
 from tests.actors.tiny_models import (
     decode_as_on_a_gpu,
     greedy_of,

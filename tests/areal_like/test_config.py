@@ -16,8 +16,7 @@ from omegaconf.errors import ReadonlyConfigError
 from areal_like.config import layers, registry
 from areal_like.config import run_config as config
 from areal_like.config.heldout import heldout_workflow
-from areal_like.config.other_names import OTHER_NAMES
-from areal_like.config.registry import COMPONENTS, USUAL_CORRECTIONS, knobs
+from areal_like.config.registry import COMPONENTS, OTHER_NAMES, USUAL_CORRECTIONS, knobs
 from areal_like.config.run_config import ConfigError, load
 from areal_like.config.schema import SECTIONS
 
@@ -305,4 +304,4 @@ def test_the_mode_follows_a_scheduler_that_was_chosen_alone(monkeypatch: pytest.
 def test_names_of_other_systems_point_to_keys_that_exist() -> None:
     keys = {f"{section}.{key}" for section, shape in SECTIONS.items() for key in shape.__dataclass_fields__}
     keys |= {f"{kind}.{knob}" for kind, names in COMPONENTS.items() for name in names for knob in knobs(kind, name)}
-    assert set(OTHER_NAMES.values()) - keys <= config.Config.__dataclass_fields__.keys()
+    assert OTHER_NAMES.keys() - keys <= config.Config.__dataclass_fields__.keys()

@@ -17,7 +17,6 @@ from areal_like.wire.groups import (
     ROW,
     RUN,
     Head,
-    PayloadError,
     check_payload,
     decode_group,
     encode_group,
@@ -118,14 +117,14 @@ def test_claimed_sizes_are_exact_beyond_64_bits() -> None:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (table(groups=[]), "empty"),
+        (table(groups=[]), r"table\.groups"),
         (table(groups=[[1, 1]]), r"length 3.*table\.groups"),
-        (table(groups=[[-1, 1, 0.0]]), "out of range"),
+        (table(groups=[[-1, 1, 0.0]]), r"table\.groups"),
         (table(groups=[[True, 1, 0.0]]), r"`int`.*table\.groups"),
         (table(groups=[[1, 2, 0.0]]), "2 samples named, 1 in the table"),
-        (table(groups=[[1, 0, 0.0], [2, 1, 0.0]]), "out of range"),
-        (table(groups=[[1, 2**40, 0.0]]), "out of range"),
-        (table(groups=[[1, 1, float("inf")]]), "seconds"),
+        (table(groups=[[1, 0, 0.0], [2, 1, 0.0]]), r"table\.groups"),
+        (table(groups=[[1, 2**40, 0.0]]), r"table\.groups"),
+        *[(table(groups=[[1, 1, seconds]]), r"table\.groups") for seconds in (float("inf"), float("nan"))],
         (table(experts=[[2, 2, 1], [2, 2, 1]]), "experts of the shapes"),
         (table(experts=[[2, 2, 0]]), "experts of the shapes"),
         (table(experts=[[2, 2, 4]]), r"<= 2.*table\.experts"),
@@ -188,9 +187,8 @@ def test_experts_travel_only_if_all_samples_have_them_and_must_be_the_models() -
     for routing in (None, Routing(2, 2, 20)):
         check_payload(head, payload, None, routing)
     for routing, words in ((Routing(2, 2, 19), "expert 19 where .* has 19"), (Routing(1, 4, 20), r"has \(1, 4, 1\)")):
-        with pytest.raises(PayloadError, match=words) as error:
+        with pytest.raises(WireError, match=words):
             check_payload(head, payload, None, routing)
-        assert error.value.column == "experts"
 
 
 def test_groups_that_disagree_on_a_version_both_keep_their_digest() -> None:

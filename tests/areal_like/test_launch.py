@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from areal_like.config import run_config as configs
-from areal_like.launch import group, restarts
-from areal_like.launch.children import Children
+from areal_like.launch import children, group
+from areal_like.launch.children import Children, RestartLimits, Restarts
 from areal_like.launch.local import LocalLauncher, spawn_role
 from areal_like.launch.outcome import RunFailed, is_from_outside
 from areal_like.launch.plan import RoleSpec, plan
-from areal_like.launch.restarts import RestartLimits, Restarts
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.places import REPOSITORY, python_path
 from areal_like.run.process import EXIT_TERMINATED
@@ -162,7 +161,7 @@ def test_the_run_is_over_when_the_learner_is_done(launcher: Launcher) -> None:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(children, "FIRST_DELAY", 0.01)
 
 
 @pytest.mark.usefixtures("soon")
@@ -223,7 +222,7 @@ def test_an_error_that_may_pass_restarts_the_actor(launcher: Launcher) -> None:
 def test_who_waits_to_be_started_again_keeps_nobody_waiting(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "FIRST_DELAY", 3600.0)
+    monkeypatch.setattr(children, "FIRST_DELAY", 3600.0)
     start(launcher, learner="sleep", actor_0="raise", actor_1="sleep")
     until("the second death", lambda: launcher.running.poll() or len(launcher.running.deaths) == 2)
     assert not launcher.running.poll() and "actor_0" not in launcher.running.pids

@@ -16,7 +16,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-OWN, V2, V1 = "proc/self/cgroup", "sys/fs/cgroup", "sys/fs/cgroup/cpu/a/cpu.cfs_"
+OWN, V2 = "proc/self/cgroup", "sys/fs/cgroup"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,6 @@ OWN, V2, V1 = "proc/self/cgroup", "sys/fs/cgroup", "sys/fs/cgroup/cpu/a/cpu.cfs_
         ({OWN: "0::/\n", f"{V2}/cpu.max": "max 100000\n"}, 8),
         ({OWN: "0::/a/b\n", f"{V2}/a/cpu.max": "200000 100000\n"}, 2),
         ({OWN: "0::/a\n", f"{V2}/a/cpu.max": "50000 100000\n"}, 1),
-        ({OWN: "2:cpu,cpuacct:/a\n", f"{V1}quota_us": "400000\n", f"{V1}period_us": "100000\n"}, 4),
     ],
 )
 def test_cores_are_those_that_may_be_used(tmp_path: Path, monkeypatch, files: dict[str, str], count: int) -> None:

@@ -10,9 +10,9 @@ from areal_like.config import run_config as configs
 from areal_like.config.placement import Devices, Needs, devices_of, place, visible
 from areal_like.config.registry import ConfigError
 from areal_like.launch import group
+from areal_like.launch.children import RestartLimits
 from areal_like.launch.plan import plan
 from areal_like.launch.ray import RayLauncher
-from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
 from scripts.join import guests
 from scripts.starting.gpus import Gpus, memory_in, placed
@@ -56,7 +56,7 @@ def test_auto_gives_the_first_devices_to_the_learner(
 
 @pytest.mark.parametrize(("needs", "count"), [((4, True, 2, 2), 4), ((2, True, 0, 0), 1), ((1, True, 2, 1), 2)])
 def test_too_few_devices_are_refused(needs: tuple[int, bool, int, int], count: int) -> None:
-    with pytest.raises(ConfigError, match=rf"{Needs(*needs).total} devices .* {count}:"):
+    with pytest.raises(ConfigError, match=rf"got {count} devices, expected {Needs(*needs).total} "):
         place("auto", Needs(*needs), count)
 
 
@@ -77,7 +77,6 @@ def test_too_few_devices_are_refused(needs: tuple[int, bool, int, int], count: i
         ("placement.share", [*TWO_EACH, "placement={learner: 0, actors: [1-2], share: 1}"]),
         *[("placement.share", [*SHARED, ROOM, f"launcher={name}"]) for name in ("slurm", "ray")],
         ("engine.server", SHARED),
-        ("engine.server.base-gpu-id", [*SGLANG, "engine.server={base-gpu-id: 4}"]),
         *[("launcher.actor_place", [*TIMED, "launcher=ray", f"launcher.actor_place={{CPU: {n}}}"]) for n in (-1, "x")],
     ],
 )

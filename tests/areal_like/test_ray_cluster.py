@@ -12,11 +12,11 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from areal_like.launch import children, ray_cluster
+from areal_like.launch import children, ray
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
-from areal_like.launch.restarts import RestartLimits
+from areal_like.launch.children import RestartLimits
 from areal_like.places import REPOSITORY
 from scripts import train
 
@@ -27,8 +27,8 @@ NONE = "import sys\nprint('none was found', file=sys.stderr)\nsys.exit(3)"
 
 def test_the_address_that_a_cluster_reports_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for code, found in (("print('something of Ray')\nprint('10.0.0.1:6379')", "10.0.0.1:6379"), (NONE, None)):
-        monkeypatch.setattr(ray_cluster, "_PROBE", code)
-        assert ray_cluster.answering("auto", nothing) == found
+        monkeypatch.setattr(ray, "_PROBE", code)
+        assert ray.answering("auto", nothing) == found
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def test_the_address_that_a_cluster_reports_is_taken(monkeypatch: pytest.MonkeyP
 def test_a_cluster_that_was_meant_and_does_not_answer_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, code: str, address: str, reason: str
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "_PROBE", code)
+    monkeypatch.setattr(ray, "_PROBE", code)
     with pytest.raises(RunFailed, match=reason):
-        ray_cluster.answering(address, nothing, 1.0)
+        ray.answering(address, nothing, 1.0)
 
 
 def test_a_signal_ends_the_wait_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "_PROBE", SILENT)
+    monkeypatch.setattr(ray, "_PROBE", SILENT)
     with pytest.raises(InterruptedError):
-        ray_cluster.answering("auto", Mock(side_effect=InterruptedError), 600.0)
+        ray.answering("auto", Mock(side_effect=InterruptedError), 600.0)
 
 
 def test_knobs_of_a_launcher_are_checked_before_anything_is_made(tmp_path: Path) -> None:

@@ -56,16 +56,12 @@ class Pair:
     async def method(self): ...
 
 def add(a, b=1, *, c=0): return a + b + c
-def decorated(function):
-    def inner(a, *, d: int = 4): return function(a, d)
-    return inner
 def refuse(*_, error): raise error("the component's own words")
 async def fetch(url): ...
 
 more = functools.partial(add, c=5)
 later = functools.partial(Fallback, second=7)
 plus = add
-made = decorated(add)
 """
 ELSEWHERE = "from own_source import Base as Renamed\n\nclass Far(Renamed):\n    pass\n"
 BROKEN = "import own_not_installed\ndef loss(): pass\n"
@@ -94,7 +90,6 @@ OF_BASE = {"digits": 4, "path": REQUIRED, "sizes": [1, 2], "size": "2 * 3"}
         ("own_module:more", {"c": 5}),
         ("own_module:plus", {"c": 0}),
         ("own_module:later", {"second": 7}),
-        ("own_module:made", {"d": 4}),
     ],
 )
 def test_knobs_are_read_from_the_source(name: str, expected: dict[str, object]) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 from areal_like.tasks.heldout import HeldoutSet
 from areal_like.types import Completion, Group, PartialSample, Sample
 from areal_like.wire.frames import SCHEMA, Received, WireError, decode
-from areal_like.wire.groups import Head, encode_group, pack_heads
+from areal_like.wire.groups import Head, encode_group, encode_partial, pack_heads
 from areal_like.wire.messages import Message, PartialHead, Refused
-from areal_like.wire.partials import encode_partial
 from buffer.dispatch import Dispatcher
 from buffer.evaluation import Evaluation
 from buffer.groups import GroupManager

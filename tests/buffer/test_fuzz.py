@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from areal_like.wire import frames as wire
 from areal_like.wire.frames import WireError, decode, encode
-from areal_like.wire.groups import decode_group, unpack_heads
+from areal_like.wire.groups import check_partial, decode_group, decode_partial, unpack_heads, versions_of
 from areal_like.wire.messages import KINDS, Batch, HandBack, Push
-from areal_like.wire.partials import check_partial, decode_partial, versions_of
 from tests.messages import examples
 
 EXAMPLES = [encode(*each) for seed in range(4) for each in examples(random.Random(seed))]

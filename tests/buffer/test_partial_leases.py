@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from areal_like.wire.groups import RUN
+from areal_like.wire.groups import CALL, RUN
 from areal_like.wire.messages import PartialHead
-from areal_like.wire.partials import CALL
 from buffer.groups import GroupManager
 from buffer.policies import fifo
 from buffer.staleness import Bound

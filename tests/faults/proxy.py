@@ -21,11 +21,11 @@ from collections.abc import Callable
 
 import psutil
 
+from areal_like.launch.children import RestartLimits
 from areal_like.launch.forks import Forked
 from areal_like.launch.group import ProcessGroup
 from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import RoleSpec
-from areal_like.launch.restarts import RestartLimits
 from areal_like.run.run_folder import RENDEZVOUS
 
 _PEER = re.compile(rb"(actor-\d+|learner|supervisor):\d+")

@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
+from areal_like.launch.children import RestartLimits
 from areal_like.launch.outcome import RunFailed
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
-from areal_like.launch.restarts import RestartLimits
 from scripts.ledger import audit
 from tests.forked import PATIENCE
 from tests.integration.living import Run

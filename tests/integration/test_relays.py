@@ -59,8 +59,7 @@ def egress(source: Source) -> int:
     return int(source.publisher.metrics["publish/bytes"])
 
 
-@pytest.mark.parametrize("coding", ["delta", "full"])
-def test_sixteen_actors_cost_the_learner_as_much_as_its_fan_out(tmp_path: Path, coding: str) -> None:
+def test_sixteen_actors_cost_the_learner_as_much_as_its_fan_out(tmp_path: Path) -> None:
     """The same versions with and without relays; then one more actor joins, and costs the learner nothing."""
     sent = [weights()]
     for version in range(1, 4):
@@ -69,7 +68,7 @@ def test_sixteen_actors_cost_the_learner_as_much_as_its_fan_out(tmp_path: Path, 
     for fanout in (0, 2):
         folder = tmp_path / str(fanout)
         folder.mkdir()
-        source, tree = Source(folder, coding=coding), RelayTree(fanout)
+        source, tree = Source(folder), RelayTree(fanout)
         actors = [Actor(folder, number, tree) for number in range(16)]
         asyncio.run(follow_all(source, actors, sent))
         bytes_sent[fanout] = egress(source)
@@ -78,7 +77,7 @@ def test_sixteen_actors_cost_the_learner_as_much_as_its_fan_out(tmp_path: Path, 
             asyncio.run(together(actors[-1:], source.manifests[-1]))
             assert egress(source) == bytes_sent[fanout]
             assert actors[-1].subscriber.stats()["weight_bytes_relayed"] >= sent[0].nbytes
-        assert coding == "full" or not any(actor.subscriber.full_syncs for actor in actors)
+        assert not any(actor.subscriber.full_syncs for actor in actors)
         for actor in actors:
             actor.subscriber.close()
         source.publisher.close()

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from actors import sources
 from actors.sources import CHUNK_BYTES
 from actors.subscriber import TRIES, Subscriber
+from areal_like.weights.delta import Update
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.update import Update
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import Chunk, Manifest, Message
 from learners import publication
@@ -85,9 +85,8 @@ async def _apply(subscriber: Subscriber, *manifests: Manifest) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [10, CHUNK_BYTES, 20 * CHUNK_BYTES + 17])
-@pytest.mark.parametrize("coding", ["delta", "full"])
-def test_every_byte_arrives(tmp_path: Path, nbytes: int, coding: str) -> None:
-    source, engine = Source(tmp_path, coding=coding), RecordingEngine()
+def test_every_byte_arrives(tmp_path: Path, nbytes: int) -> None:
+    source, engine = Source(tmp_path), RecordingEngine()
     sent, subscriber = state(1, nbytes), subscriber_of(engine)
     assert source.publish(4, sent).digest == sent.digest()
     asyncio.run(_apply(subscriber, source.manifests[-1]))

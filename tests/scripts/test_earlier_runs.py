@@ -11,8 +11,8 @@ import pytest
 
 from areal_like.config import run_config as configs
 from areal_like.config.run_config import ConfigError
+from areal_like.launch.children import RestartLimits
 from areal_like.launch.plan import plan
-from areal_like.launch.restarts import RestartLimits
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import config_file, discard, note_step

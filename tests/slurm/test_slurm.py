@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from areal_like.config.registry import build
-from areal_like.launch.plan import limits, plan
+from areal_like.launch.children import limits
+from areal_like.launch.plan import plan
 from scripts.ledger import audit
 from tests import placed
 from tests.integration.runs import REPOSITORY, rows, summary, train
