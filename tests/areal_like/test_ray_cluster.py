@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from areal_like.launch import children, ray
+from areal_like.launch.children import RestartLimits
 from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
-from areal_like.launch.children import RestartLimits
 from areal_like.places import REPOSITORY
 from scripts import train
 
