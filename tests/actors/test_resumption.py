@@ -24,7 +24,7 @@ from areal_like.wire.groups import (
     encode_group,
     encode_partial,
 )
-from areal_like.wire.messages import Credit, PartialHead
+from areal_like.wire.messages import Credit, Failed, PartialHead
 from tests.actors.looped import looped
 from tests.actors.tiny_models import new_model, update_of
 
@@ -47,7 +47,6 @@ class Client:
         self.handed_back: list[tuple] = []
         self.failures: list[tuple] = []
         self.ended = 0
-        self.failed = lambda *failure: self.failures.append(failure)
 
     def push(self, group: Group) -> None:
         head, payload = encode_group(group)
@@ -58,8 +57,12 @@ class Client:
             check_partial(*each)
         self.handed_back += partials
 
-    def send(self, message: Credit) -> None:
-        self.ended = message.ended
+    def send(self, message: Credit | Failed) -> None:
+        match message:
+            case Credit(ended):
+                self.ended = ended
+            case Failed(group_id, reason, detail):
+                self.failures.append((group_id, reason, detail))
 
 
 class Actor:

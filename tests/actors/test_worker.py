@@ -11,6 +11,7 @@ from actors.reward_pool import RewardError
 from actors.worker import RESAMPLES, Heldout, Rollout, Worker
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
+from areal_like.wire import messages
 from tests.actors.looped import looped
 
 
@@ -24,11 +25,17 @@ class Client:
         self.evaluations: list[tuple] = []
         self.left: list[tuple] = []
         self.push = self.groups.append
-        self.failed = lambda *failure: self.failures.append(failure)
         self.hello = lambda: self.credits.append("hello")
-        self.send = lambda credit: self.credits.append(credit.ended)
-        self.left_out = lambda *left: self.left.append((*left, len(self.groups)))
         self.hand_back = lambda ids, partials, leaving: self.left.append((ids, leaving))
+
+    def send(self, message: messages.Message) -> None:
+        match message:
+            case messages.Credit(ended):
+                self.credits.append(ended)
+            case messages.Failed(group_id, reason, detail):
+                self.failures.append((group_id, reason, detail))
+            case messages.LeftOut(group_id, cut, redrawn):
+                self.left.append((group_id, cut, redrawn, len(self.groups)))
 
     def evaluated(self, lease: int, version: int, answer: Group | None) -> None:
         sample = answer.samples[0] if answer else None
