@@ -26,7 +26,7 @@ class Gauges:
         self.evaluations: list[RoundResult] = []
         self.trained_seconds: float | None = None
         self.tokens_pushed = 0
-        self.refused: Counter[str] = Counter()  # refused groups, by reason
+        self.refused = 0  # groups
         self._dropped, self._dropped_since = Counter[str](), 0  # finished groups, since that train step
         self.lease_timeouts = 0  # leases revoked because they made no progress
         self.reported = 0  # evaluations that batches carried
@@ -38,8 +38,7 @@ class Gauges:
 
     def levels(self) -> dict[str, object]:
         """Counts and rates, for the metrics of a train step."""
-        refused = {f"refused/{column}": n for column, n in self.refused.items()}
-        return {**self.rates, **refused, "rollout/lease_timeouts": self.lease_timeouts}
+        return {**self.rates, "rollout/refused": self.refused, "rollout/lease_timeouts": self.lease_timeouts}
 
     def note_evaluation(self, result: RoundResult | None, seconds: float) -> None:
         """A round of held-out prompts has ended with `result`, `seconds` after the first lease (None: it has not)."""

@@ -345,7 +345,7 @@ class Server:
             # The same group again is no new evidence against the actor.
             actor.refused += not entry.refused or entry.failed_on != actor.name
             entry.refused, entry.failed_on = entry.refused + 1, actor.name
-            self.gauges.refused[getattr(faults[group_id], "column", "form")] += 1
+            self.gauges.refused += 1
             if entry.refused < MOST_REFUSED:
                 self.groups.requeue(group_id)
             else:

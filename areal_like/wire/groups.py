@@ -300,7 +300,10 @@ def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: 
     found = columns(payload, sizes)
     check_columns(head.id, found, vocab_size, routing, head.experts)
     if sizes.turns:
-        _turn_rewards(rows.tolist(), *found[3:5])
+        try:
+            _turn_rewards(rows.tolist(), *found[3:5])
+        except WireError as error:
+            raise WireError(f"group {head.id}: {error}") from None
 
 
 def encode_group(group: Group) -> tuple[Head, bytearray]:

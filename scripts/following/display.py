@@ -45,6 +45,7 @@ FAULTS = {
     "rewards/timeouts": "verifier time-outs (they earn 0)",
     "rewards/errors": "errors of verifiers",
     "rewards/resamples": "samples drawn again after their reward crashed",
+    "rollout/refused": "groups refused",
 }
 
 
@@ -234,9 +235,7 @@ def faults(row: dict[str, Any]) -> str:
     found = [f"{row[key]:.0f} {text}" for key, text in FAULTS.items() if row.get(key)]
     for key, count in row.items():
         kind, _, reason = key.rpartition("/")
-        if kind == "refused":
-            found.append(f"{count} groups refused ({reason})")
-        elif kind == "ledger/dropped" and reason not in EXPECTED:
+        if kind == "ledger/dropped" and reason not in EXPECTED:
             found.append(f"{count} groups dropped ({reason})")
     return ", ".join(found)
 

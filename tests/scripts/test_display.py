@@ -31,7 +31,7 @@ ROW = {
     "eval/version": 20,
 }
 FACTS = ("30/300", "0.250", "0.750 (v20)", "0.50, max 1 of 1", "3 groups wait, 12 run", "12,346", "actors 12%, ")
-FAULTY = {"train/nonfinite_steps": 2, "rewards/timeouts": 16.0, "rewards/errors": 0.0, "refused/tokens": 3}
+FAULTY = {"train/nonfinite_steps": 2, "rewards/timeouts": 16.0, "rewards/errors": 0.0, "rollout/refused": 3}
 SUMMARY: dict[str, Any] = {
     "reward_before": 0.1,
     "reward_after": 0.9762,

@@ -240,9 +240,3 @@ def test_a_rate_that_would_ruin_a_pretrained_model_is_noted(tmp_path: Path, mode
     lora = ["learner.lora={}"]
     for rate, more, noted in (("2e-3", [], True), ("5e-5", [], False), ("1e-2", lora, True), ("1e-3", lora, False)):
         assert ("learner.lr=" in notes(*pretrained, f"learner.lr={rate}", *more)) is noted
-
-
-def test_steps_behind_the_end_of_a_schedule_are_noted() -> None:
-    for schedule, noted in (("linear", True), ("constant", False)):
-        found = notes("run.steps=70", f"learner.schedule={schedule}", "learner.schedule_steps=50")
-        assert ("learner.schedule_steps=50" in found) is noted

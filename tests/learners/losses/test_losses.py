@@ -75,7 +75,7 @@ def test_on_policy_these_losses_share_the_policy_gradient(name) -> None:
 
 @every_loss
 def test_each_keeps_the_contract_and_a_planned_one_refuses_to_run_without_its_plan(loss) -> None:
-    for name, claim in claims(loss, "it"):
+    for name, claim in claims(loss, "it").items():
         if "better answers" not in name:  # these knobs and corrections hold some back
             claim()
     if marks_of(loss).plan:
