@@ -18,7 +18,6 @@ from areal_like.launch.outcome import RunFailed
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
 from scripts.ledger import audit
-from tests.forked import PATIENCE
 from tests.integration.living import Run
 from tests.integration.runs import summary, train
 
@@ -32,15 +31,25 @@ NODES, CPUS, GPUS = 2, 3, 4
 CORE = [RoleSpec("buffer", "buffer.main", 1, True), RoleSpec("learner", "learners.main", 1, True)]
 
 
+ATTEMPTS = 3
+
+
+def raylets() -> list[psutil.Process]:
+    """This process's raylets, the newest last."""
+    found = [each for each in psutil.Process().children() if each.name() == "raylet"]
+    return sorted(found, key=psutil.Process.create_time)
+
+
 def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
-    """Like `get_node`, but waits for a node that is not there yet: Ray's own 30 s are too few on a busy machine."""
+    """Like `get_node`, but waits as long as the raylet runs: Ray waits 30 s, too few on a busy machine."""
 
     def get(*arguments: Any) -> Any:
-        deadline = time.monotonic() + PATIENCE
+        raylet = raylets()[-1]
         while True:
             with contextlib.suppress(RuntimeError):
                 return get_node(*arguments)
-            assert time.monotonic() < deadline
+            if not raylet.is_running() or raylet.status() == psutil.STATUS_ZOMBIE:
+                raise ChildProcessError("the raylet has ended")
             time.sleep(0.2)
 
     return get
@@ -51,13 +60,26 @@ def cluster() -> Iterator[Any]:
     from ray._private import services
     from ray.cluster_utils import Cluster
 
+    class PatientCluster(Cluster):
+        """A raylet ends by itself if its agent takes more than 15 s to start (a constant of Ray's): start another."""
+
+        def add_node(self, *arguments: Any, **options: Any) -> Any:
+            for _ in range(ATTEMPTS - 1):
+                with contextlib.suppress(ChildProcessError):
+                    return super().add_node(*arguments, **options)
+                if self.head_node is None:
+                    for each in psutil.Process().children():
+                        if each.name() == "gcs_server":
+                            each.kill()
+            return super().add_node(*arguments, **options)
+
     services.get_node = patient(services.get_node)
     # Workers' niceness: Ray's default is 15, and a step took 5 s beside other tests instead of 0.2 s.
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
     os.environ |= quiet
     head = {"num_cpus": CPUS, "num_gpus": GPUS, "include_dashboard": False}
     head |= {"include_log_monitor": False, "no_monitor": True}  # nobody listens
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = PatientCluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     yield cluster
     ray.shutdown()
