@@ -13,8 +13,8 @@ from buffer.sizing import GroupLengths
 from buffer.store import Entry
 
 log = logging.getLogger(__name__)
-MANY_DROPPED = 64
-"""Finished groups that leave untrained between two train steps and are worth a warning."""
+MANY_DROPPED = 8
+"""Finished groups that leave untrained between two train steps and are worth a warning, in batches."""
 
 
 class Gauges:
@@ -47,13 +47,13 @@ class Gauges:
             log.info("held-out reward %.3f at version %d", result["reward"], result["version"])
             self.evaluations.append(result)
 
-    def note_dropped(self, reason: str, step: int) -> None:
-        """Count a finished group that leaves untrained after `step` train steps. Warns when there are many, and
-        whenever their number has doubled."""
+    def note_dropped(self, reason: str, step: int, per_batch: int) -> None:
+        """Count a finished group that leaves untrained after `step` train steps. Warns when there are many (`per_batch`
+        groups are a batch), and whenever their number has doubled."""
         if self._dropped_since != step:
             self._dropped, self._dropped_since = Counter(), step
         self._dropped[reason] += 1
-        many, rest = divmod(self._dropped.total(), MANY_DROPPED)
+        many, rest = divmod(self._dropped.total(), MANY_DROPPED * per_batch)
         if not rest and many.bit_count() == 1:
             log.warning("since step %d no batch was trained, and finished groups were dropped: %s", step, self._dropped)
 

@@ -476,7 +476,8 @@ class Server:
     def _on_drop(self, dropped: Dropped) -> None:
         if dropped.why != "end of run":
             self.samples.dropped(self._now, *dropped)
-            self.gauges.note_dropped(dropped.why.partition(":")[0], self.learner.steps)
+            reason, per_batch = dropped.why.partition(":")[0], self.groups.bound.groups_per_batch
+            self.gauges.note_dropped(reason, self.learner.steps, per_batch)
 
     def status(self) -> dict[str, object]:
         """The status, as plain data."""

@@ -152,7 +152,7 @@ class Threads:
         self._join()
         stuck = [each for each in self._roles if each.thread.is_alive()]
         if busy := [each.name for each in stuck if not each.is_at_prompt()]:
-            print(f"{', '.join(busy)}: no end is known", file=sys.stderr)
+            print(f"{', '.join(busy)}: still running, although asked to end", file=sys.stderr)
         if not stuck:
             self._turns.close()
         self._turns = None
