@@ -141,8 +141,7 @@ async def serve(role: Role) -> None:
     task = build("task", config.task, config.run.seed)
     engine, state = build_engine(config, task.vocab_size, role.run / "servers" / role.name)
     rewards = config.rewards
-    knobs = ("workers", "timeout", "min_timeout", "slack", "memory_limit")
-    pool = RewardPool(**{name: getattr(rewards, name) for name in knobs})
+    pool = RewardPool(workers=rewards.workers, timeout=rewards.timeout, memory_limit=rewards.memory_limit)
     link: dict[str, Any] = {"keys": role.keys, "link_timeout": config.buffer.heartbeat_timeout}
     buffer, spans = role.find("buffer"), Spans(role.run, role.name)
     client = ActorClient(buffer, role.name, engine.slots, **link)

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from pkgutil import resolve_name
 from typing import Any, TextIO
@@ -35,8 +35,6 @@ START_SECONDS = 60.0
 error, not a timeout that would earn the answer 0."""
 _LAST_LOOK_SECONDS = 0.05
 """Seconds to read an answer that may have come while this process was busy."""
-CASES = 65536
-"""Number of cases whose anchor is remembered; the least recently used goes first."""
 LATEST = 1024
 """Number of calls for the quantiles."""
 
@@ -53,54 +51,15 @@ class WorkerDied(RewardError):
     """A verifier crashed its worker."""
 
 
-class RewardTimes:
-    """A call's time limit, from the times of right answers: RollPacker's adaptive timeout (arXiv 2509.21009).
-
-        limit = min(max(T_min, λ · T_anchor), T_max)
-
-    T_anchor is the slowest call for the same case (prompt) whose answer was right, i.e. scored 1 or more; a case
-    without one gets T_max. `shortest` (T_min) and `longest` (T_max) in seconds, `slack` is λ."""
-
-    def __init__(self, shortest: float, longest: float, slack: float):
-        self._shortest, self._longest, self._slack = shortest, longest, slack
-        self._anchors: OrderedDict[int, float] = OrderedDict()
-        self.seconds: deque[float] = deque(maxlen=LATEST)
-
-    def limit(self, case: int | None) -> float:
-        """Seconds that a call for this case may take."""
-        if case is None or case not in self._anchors:
-            return self._longest
-        self._anchors.move_to_end(case)
-        return min(max(self._shortest, self._slack * self._anchors[case]), self._longest)
-
-    def add(self, case: int | None, score: float, seconds: float) -> None:
-        """Record an answered call."""
-        self.seconds.append(seconds)
-        if case is not None and score >= 1:
-            self._anchors[case] = max(self._anchors.get(case, 0.0), seconds)
-            self._anchors.move_to_end(case)
-            if len(self._anchors) > CASES:
-                self._anchors.popitem(last=False)
-
-
 class RewardPool:
     """Scores with up to `workers` verifiers at a time. With 0 workers they run in this process without any limits, so
     that a person can debug a verifier.
 
-    timeout, min_timeout, slack: bounds and factor of a call's time once it has begun (`RewardTimes`); without
-        `min_timeout` every call has `timeout` seconds. memory_limit: bytes of data a worker may have (RLIMIT_DATA).
+    timeout: seconds of a call once it has begun. memory_limit: bytes of data a worker may have (RLIMIT_DATA).
     """
 
-    def __init__(
-        self,
-        *,
-        workers: int = 1,
-        timeout: float = 10.0,
-        min_timeout: float | None = None,
-        slack: float = 1.5,
-        memory_limit: int | None = None,
-    ):
-        self.times = RewardTimes(timeout if min_timeout is None else min_timeout, timeout, slack)
+    def __init__(self, *, workers: int = 1, timeout: float = 10.0, memory_limit: int | None = None):
+        self._timeout, self._seconds = timeout, deque[float](maxlen=LATEST)
         self._workers: list[_Worker | _Here] = [_Worker(memory_limit) for _ in range(workers)] or [_Here()]
         # Last in, first out: a worker that runs is used again before another is started.
         self._free: asyncio.LifoQueue[_Worker | _Here] = asyncio.LifoQueue()
@@ -111,20 +70,16 @@ class RewardPool:
         self.answered = 0  # calls of any verifier that have ended, also of one that runs in this process
         self.calls = self.timeouts = self.errors = self.crashes = 0
 
-    async def score(
-        self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None, case: int | None = None
-    ) -> float:
+    async def score(self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None) -> float:
         """The number that the function `verifier` ("module:name") returns for these arguments and knobs (JSON values).
-        `case` names the prompt: how long its right answers took sets the time of later ones. Raises RewardTimeout,
-        RewardError, and TypeError for an argument that JSON cannot carry."""
-        return await self._called({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}}, case)
+        Raises RewardTimeout, RewardError, and TypeError for an argument that JSON cannot carry."""
+        return await self._called({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}})
 
     async def scores(self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None) -> list[float]:
         """As `score`, of a function that returns several numbers: one per answer of a group."""
-        request = {"verifier": verifier, "arguments": arguments, "knobs": knobs or {}, "several": True}
-        return await self._called(request, None)
+        return await self._called({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}, "several": True})
 
-    async def _called(self, request: dict[str, Any], case: int | None) -> Any:
+    async def _called(self, request: dict[str, Any]) -> Any:
         line = json.dumps(request).encode() + b"\n"
         self._waiting += 1
         try:
@@ -135,8 +90,8 @@ class RewardPool:
         try:
             if self._closed:
                 raise RewardError("the reward pool is closed")
-            score, seconds = await worker.call(line, request["verifier"], self.times.limit(case))
-            self.times.add(case, score, seconds)
+            score, seconds = await worker.call(line, request["verifier"], self._timeout)
+            self._seconds.append(seconds)
             return score
         except RewardTimeout:
             if request.get("several"):  # it earns nobody 0: its group is dropped
@@ -158,7 +113,7 @@ class RewardPool:
         names = ("answered", "calls", "timeouts", "errors", "crashes")
         found = {f"sum:rewards/{name}": float(getattr(self, name)) for name in names}
         found["sum:rewards/kills"] = float(sum(worker.kills for worker in self._workers))
-        p50, p99 = np.quantile(self.times.seconds, [0.5, 0.99]) if self.times.seconds else (0.0, 0.0)
+        p50, p99 = np.quantile(self._seconds, [0.5, 0.99]) if self._seconds else (0.0, 0.0)
         found |= {"max:rewards/seconds_p50": float(p50), "max:rewards/seconds_p99": float(p99)}
         found["now:rewards/waiting"] = float(self._waiting)
         return found if self.calls else {key: value for key, value in found.items() if value}

@@ -10,7 +10,6 @@ import asyncio
 import math
 
 import numpy as np
-import xxhash
 
 from actors.reward_pool import RewardError, RewardPool, RewardTimeout
 from areal_like.interfaces import PooledTask, RewardFunction, Task
@@ -34,9 +33,8 @@ def _of_one(task: Task, pool: RewardPool, timeout: float) -> RewardFunction:
         nonlocal name
         if isinstance(task, PooledTask):
             name, arguments, *knobs = task.verification(prompt, tokens)
-            case = xxhash.xxh3_64_intdigest(prompt.tokens.tobytes())
             try:
-                return await pool.score(name, *arguments, knobs=dict(*knobs), case=case)
+                return await pool.score(name, *arguments, knobs=dict(*knobs))
             except RewardTimeout:
                 return 0.0  # the pool counts it
         limit = asyncio.timeout(timeout if timeout < math.inf else None)

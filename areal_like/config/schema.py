@@ -69,8 +69,6 @@ class Actors:
 class Rewards:
     workers: Annotated[int, "[0, inf)"]
     timeout: Annotated[float, "[0.01, 1e7]"]
-    min_timeout: Annotated[float, "[0.01, 1e7]"]
-    slack: Annotated[float, "[1, inf)"]
     max_timeouts: Annotated[float, "(0, 1]"] | None
     memory_limit: Annotated[int, "[67108864, inf)"] | None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.reward_pool import RewardError, RewardPool, RewardTimeout, RewardTimes
+from actors.reward_pool import RewardError, RewardPool, RewardTimeout
 from actors.rewards import reward_function
 from areal_like.tasks.copying import Copy
 
@@ -111,15 +111,6 @@ def test_an_error_fails_its_call_and_only_a_crash_needs_a_new_worker(call, words
     in_pool(test, memory_limit=1 << 28)
 
 
-def test_a_right_answer_shortens_the_time_of_later_ones_to_the_same_prompt():
-    async def test(pool):
-        assert await pool.score("builtins:float", 1, case=7) == 1.0
-        with pytest.raises(RewardTimeout, match=r"more than 0.2 s"):
-            await pool.score("time:sleep", 3600, case=7)
-
-    in_pool(test, min_timeout=0.2, timeout=600)
-
-
 def test_a_cancelled_call_kills_its_worker_and_frees_its_place():
     async def test(pool):
         worker = int(await pool.score("os:getpid"))
@@ -195,12 +186,3 @@ def test_a_verifier_of_this_process_that_waits_too_long_earns_nothing():
         assert found == [1.0, 0.0] and pool.timeouts == 1
 
     in_pool(test)
-
-
-def test_the_limit_is_the_slowest_right_answer_with_slack_between_both_bounds():
-    times = RewardTimes(2, 30, 1.5)
-    assert times.limit(1) == times.limit(None) == 30, "nothing is known"
-    for score, seconds, limit in [(0.0, 9, 30), (1.0, 1, 2), (1.0, 4, 6), (1.0, 3, 6), (0.5, 15, 6), (1.0, 25, 30)]:
-        times.add(1, score, seconds)
-        assert times.limit(1) == limit
-    assert times.limit(2) == 30, "another prompt"
