@@ -32,10 +32,6 @@ RANDOM_LR = 2e-3
 PRETRAINED_LR = 1e-5
 LORA_LR = 10 * PRETRAINED_LR
 WARMUP_STEPS = 10
-RUINOUS_LR = 1e-4
-"""A rate above which full training of a pretrained model is more likely a mistake than meant."""
-RUINOUS_LORA_LR = 10 * RUINOUS_LR
-"""The same for adapters. Adapters of a model of 135M parameters learned at 4e-4; at 1e-3 they lost it again."""
 
 
 def is_pretrained(config: Config) -> bool:
@@ -156,14 +152,3 @@ def optimizer_steps(known: Mapping[str, int]) -> int:
     """Optimizer steps within a schedule's train steps, from the learner's knobs."""
     per_batch = known.get("num_minibatches", 1) * known.get("num_minibatch_epochs", 1)
     return int(known["schedule_steps"] * per_batch)
-
-
-def ruinous_rate(config: Config) -> str:
-    """A warning if the rate is likely to ruin a pretrained model; otherwise empty."""
-    known = with_defaults("learner", config.learner)
-    what, most, usual, unset = "a pretrained model", RUINOUS_LR, "1e-6 to 5e-5", PRETRAINED_LR
-    if known.get("lora") is not None:
-        what, most, usual, unset = "adapters (LoRA) of a pretrained model", RUINOUS_LORA_LR, "1e-5 to 5e-4", LORA_LR
-    if not is_pretrained(config) or (known.get("lr") or 0.0) <= most:
-        return ""
-    return f"learner.lr={known['lr']:g} is likely to ruin {what}: usual are {usual} (unset: {unset:g} with warm-up)"

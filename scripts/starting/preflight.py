@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.defaults import ruinous_rate
 from areal_like.config.heldout import heldout_workflow
 from areal_like.config.registry import as_spec, build, check, check_function, is_supervised, marks, with_defaults
 from areal_like.config.run_config import Config, ConfigError
@@ -68,7 +67,6 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
 
 def notes(task: Task, config: Config) -> Iterator[str]:
     """Warnings about settings that are allowed but possibly not meant."""
-    yield ruinous_rate(config)
     yield from sharing(config)
     if (rows := task.size("train")) < config.groups_per_batch:
         yield f"groups_per_batch={config.groups_per_batch}: there are {rows} training prompts, so a batch repeats them"

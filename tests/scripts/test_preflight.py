@@ -233,10 +233,3 @@ def test_a_model_that_can_not_be_loaded(
     spoil(model / file, change)
     for more in ([], ["--dry-run"])[: 2 if file == WEIGHTS else 1]:
         assert key in refusal(tmp_path, *overrides, *more)
-
-
-def test_a_rate_that_would_ruin_a_pretrained_model_is_noted(tmp_path: Path, model: Path) -> None:
-    pretrained = [*jsonl(tmp_path, model, rows(9)), "learner=torch", f"model={{name: folder, path: {model}}}"]
-    lora = ["learner.lora={}"]
-    for rate, more, noted in (("2e-3", [], True), ("5e-5", [], False), ("1e-2", lora, True), ("1e-3", lora, False)):
-        assert ("learner.lr=" in notes(*pretrained, f"learner.lr={rate}", *more)) is noted
