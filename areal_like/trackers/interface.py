@@ -10,15 +10,12 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Tracked:
-    """A run. `settings`: dotted key → value of its whole config; `changed`: the keys that differ from the defaults.
-    `resumed`: it continues an earlier start."""
+    """A run. `settings`: dotted key → value of its whole config."""
 
     folder: Path
     project: str
     name: str
     settings: Mapping[str, object]
-    changed: Sequence[str]
-    resumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,25 +53,3 @@ class Tracker(Protocol):
 def numbers(row: Mapping[str, object]) -> dict[str, float]:
     """The row's numbers, without histograms and unknown values."""
     return {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
-
-
-def cells(sample: Shown) -> tuple[str | float, ...]:
-    """A sample as a row below `COLUMNS`."""
-    return sample.prompt, sample.response, sample.wanted, sample.reward, sample.staleness
-
-
-COLUMNS = ("prompt", "response", "wanted", "reward", "staleness")
-
-
-def markdown(samples: Sequence[Shown]) -> str:
-    """A table in which nothing that a model wrote is markup."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
-    lines += [f"| {' | '.join(_escaped(cell) for cell in cells(sample))} |" for sample in samples]
-    return "\n".join(lines)
-
-
-def _escaped(cell: object) -> str:
-    """Escape markdown and HTML characters as numeric entities."""
-    text = f"{cell:g}" if isinstance(cell, float) else str(cell)
-    plain = "".join(each if each.isalnum() or each in " \n" else f"&#{ord(each)};" for each in text)
-    return plain.replace("\n", "<br>")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import wandb
 
-from areal_like.trackers.interface import COLUMNS, Shown, Tracked, cells, numbers
+from areal_like.trackers.interface import Shown, Tracked, numbers
 
 INIT_SECONDS = 60.0
 
@@ -43,7 +43,8 @@ class WeightsAndBiases:
 
     def show(self, step: int, samples: Sequence[Shown]) -> None:
         if samples:
-            table = wandb.Table(columns=list(COLUMNS), data=[list(cells(sample)) for sample in samples])
+            columns = ["prompt", "response", "wanted", "reward", "staleness"]
+            table = wandb.Table(columns, [[getattr(sample, column) for column in columns] for sample in samples])
             self._run.log({f"samples/{samples[0].source}": table, "step": step})
 
     def end(self, summary: Mapping[str, object] | None) -> None:

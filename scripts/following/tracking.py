@@ -15,7 +15,6 @@ from typing import Any
 from areal_like.config import run_config as configs
 from areal_like.config.registry import resolve
 from areal_like.config.run_config import Config
-from areal_like.run.metrics import MetricsFollower
 from areal_like.run.samples import HELDOUT, TRAINED, Kept, follower
 from areal_like.trackers.interface import Shown, Tracked, Tracker
 
@@ -31,9 +30,7 @@ class Tracking:
     """`row` hands over a row of metrics; `notes` returns messages for the user."""
 
     def __init__(self, config: Config, folder: Path):
-        resumed = bool(MetricsFollower(folder / "metrics.jsonl").new_rows())
-        settings, changed = configs.leaves(config), configs.changed(config)
-        self._run = Tracked(folder, config.run.project, folder.name, settings, changed, resumed)
+        self._run = Tracked(folder, config.run.project, folder.name, configs.leaves(config))
         self._names = list(config.run.trackers)
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -7,26 +7,21 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import plugin_data_pb2
 
 from areal_like.trackers.board import Board
 from areal_like.trackers.interface import Shown, Tracked
 
-HOSTILE = "<script>alert(1)</script> | `x` *y*\nnext [z](javascript:0)"
 ROWS: list[dict[str, Any]] = [
     {"step": 1, "reward/mean": 0.5, "loss": None, "staleness/histogram": {"10": 1, "0": 3, "2": 4}},
     {"step": 2, "reward/mean": 0.25, "loss": 1.5, "staleness/histogram": {"0": 7}},
 ]
-SAMPLES = [
-    Shown("held-out", "What is 1 + 2?", "It is 3.", "3", 1.0, 0),
-    Shown("held-out", HOSTILE, HOSTILE, "4", 0.0, 2),
-]
+SAMPLES = [Shown("held-out", "What is 1 + 2?", "It is 3.", "3", 1.0, 0)]
 SUMMARY = {"steps": 2, "reward_after": 0.75}
 
 
 def a_run(folder: Path) -> Tracked:
     settings = {"loss.name": "dg", "learner.lr": 0.002, "learner.compile": True, "run.name": "r", "replay": None}
-    return Tracked(folder, "ours", "dg-lr=0.002", settings, ["loss.name", "learner.lr", "learner.compile"])
+    return Tracked(folder, "ours", "dg-lr=0.002", settings)
 
 
 def fed(tracker: Any, rows: list[dict[str, Any]] = ROWS) -> Any:
@@ -37,12 +32,12 @@ def fed(tracker: Any, rows: list[dict[str, Any]] = ROWS) -> Any:
     return tracker
 
 
-def test_tensorboard_has_scalars_histograms_hparams_and_samples(tmp_path: Path) -> None:
+def test_tensorboard_has_scalars_and_histograms(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     board = Board(a_run(folder))
     assert board.where == f"tensorboard --logdir '{folder}/tb'", "to be pasted into a shell"
     fed(board, [*ROWS, {"step": 3, "staleness/histogram": {}}])
-    events = EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0, "histograms": 0, "tensors": 0})
+    events = EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0, "histograms": 0})
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.5), (2, 0.25)]
     assert set(events.Tags()["scalars"]) == {"step", "reward/mean", "loss"}
@@ -50,13 +45,6 @@ def test_tensorboard_has_scalars_histograms_hparams_and_samples(tmp_path: Path) 
     assert (first.min, first.max, first.num, first.sum, first.sum_squares) == (0, 10, 8, 18, 4 * 4 + 100)
     counts = dict(zip(first.bucket_limit, first.bucket, strict=True))
     assert {limit - 0.5: count for limit, count in counts.items() if count} == {0: 3, 2: 4, 10: 1} and not empty.num
-    started = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    hparams = plugin_data_pb2.HParamsPluginData.FromString(started).session_start_info.hparams
-    assert (hparams["loss.name"].string_value, hparams["learner.lr"].number_value) == ("dg", 0.002)
-    assert hparams["learner.compile"].bool_value is True
-    (text,) = events.Tensors("samples/held-out")
-    shown = text.tensor_proto.string_val[0].decode()
-    assert "1 &#43; 2" in shown and "<script" not in shown and "`" not in shown
 
 
 @pytest.mark.slow
