@@ -1,12 +1,11 @@
 """`inject_mismatch`: weights that differ from the published ones by a set amount, on purpose.
 
     engine.inject_mismatch: int8       quantised and back: fp8 (e4m3) | int8 | int4, one scale for each row
-    engine.inject_mismatch: 0.01       Gaussian noise of 0.01 times each tensor's root mean square
-    engine.mismatch_stays: true        noise is drawn once, not anew for each version
+    engine.inject_mismatch: 0.01       Gaussian noise of 0.01 times each tensor's root mean square, drawn once
 
 So an experiment can vary mismatch and staleness apart. Vectors (norms, biases) stay exact, as quantised servers keep
-them. The result depends on the published weights and, of noise, on a tensor's name and (unless it stays) the version:
-the same in each actor, and again after a resume.
+them. The result depends on the published weights and, of noise, on a tensor's name: the same in each actor, and
+again after a resume.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
 
 
 @torch.no_grad()
-def perturb(parameters: Mapping[str, Tensor], how: str | float, version: int | None) -> None:
-    """Change the matrices among the parameters in place. Without a version noise is the same for all of them."""
+def perturb(parameters: Mapping[str, Tensor], how: str | float) -> None:
+    """Change the matrices among the parameters in place."""
     for name, weights in parameters.items():
         if weights.ndim >= 2:
-            weights.copy_(quantised(weights, how) if isinstance(how, str) else _noisy(weights, how, name, version))
+            weights.copy_(quantised(weights, how) if isinstance(how, str) else _noisy(weights, how, name))
 
 
 def quantised(weights: Tensor, form: str) -> Tensor:
@@ -38,9 +37,8 @@ def quantised(weights: Tensor, form: str) -> Tensor:
     return rounded * scale
 
 
-def _noisy(weights: Tensor, sigma: float, name: str, version: int | None) -> Tensor:
+def _noisy(weights: Tensor, sigma: float, name: str) -> Tensor:
     exact = weights.float()
-    key = name if version is None else f"{name}/{version}"
-    generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     noise = torch.randn(exact.shape, generator=generator).to(exact.device)
     return exact + sigma * exact.square().mean().sqrt() * noise

@@ -77,7 +77,7 @@ class TorchEngine:
     the last bit, and not on what else runs; but for samples that go on after a prefill of their tokens (partial
     rollouts, `kv_tokens`, new weights in their midst). Cost: docs/results.md.
     `inject_mismatch`: sample from other weights than the published ones, for experiments (`inexact`); digests are still
-    of the published ones. `mismatch_stays`: noise is the same for all versions, instead of drawn anew for each.
+    of the published ones.
     Raises ValueError for a device that is not there, or memory that it does not have.
     """
 
@@ -98,13 +98,12 @@ class TorchEngine:
         return_experts: bool = False,
         batch_invariant: bool = False,
         inject_mismatch: Literal["fp8", "int8", "int4"] | Annotated[float, "(0, inf)"] | None = None,
-        mismatch_stays: bool = False,
     ):
         self._device = device_of(device, model.device)
         self.dtype = compute_dtype or ("bfloat16" if self._device.type == "cuda" else "float32")
         if batch_invariant:
             _check_batch_invariant(model, self._device, self.dtype)
-        self._batch_invariant, self._inject, self._stays = batch_invariant, inject_mismatch, mismatch_stays
+        self._batch_invariant, self._inject = batch_invariant, inject_mismatch
         self.slots = SLOTS if slots is None else slots
         self.version, self.digest, self._config = 0, "", model.config
         self._recompute, self._interruptible = kv_policy == "recompute", interruptible
@@ -442,7 +441,7 @@ class TorchEngine:
         sparse = changes is not None and changes.since == self.digest and self._inject is None
         write_state(update.state, self._parameters, changes if sparse else None)
         if self._inject is not None:
-            perturb(self._parameters, self._inject, None if self._stays else update.version)
+            perturb(self._parameters, self._inject)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute

@@ -198,10 +198,8 @@ def _problems_of_bounds(what: str, low: float | None, high: float | None) -> Ite
 
 
 def _of_engine(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    """Router replay needs a model that has experts, and an engine that returns them; only noise can stay."""
+    """Router replay needs a model that has experts, and an engine that returns them."""
     learner, engine, model, key = known["learner"], known["engine"], known["model"], "learner.router_replay"
-    if engine.get("mismatch_stays") and not isinstance(engine["inject_mismatch"], int | float):
-        yield "engine.mismatch_stays", "expected engine.inject_mismatch=NUMBER"
     if config.engine.get("return_experts"):
         yield "engine.return_experts", f"{key} says whether experts come back: leave this out"
     if not learner.get("router_replay"):

@@ -10,9 +10,7 @@ RECORDED = ["actors.count=1", "run.steps=10", "run.target_reward=null", "eval.pr
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    "inexact", [[], ["engine.inject_mismatch=0.3", "engine.mismatch_stays=true"]], ids=["exact", "noise"]
-)
+@pytest.mark.parametrize("inexact", [[], ["engine.inject_mismatch=0.3"]], ids=["exact", "noise"])
 def test_a_replay_repeats_the_learner_bit_for_bit(tmp_path: Path, inexact: list[str]) -> None:
     recorded = train(tmp_path, "recorded", *RECORDED, *inexact, "buffer.keep_journal=true", "checkpoint.every=4")
     again = train(tmp_path, "again", *RECORDED, f"replay={recorded}", "run.steps=99")
