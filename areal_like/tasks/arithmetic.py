@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
-from areal_like.tasks.generated import GeneratedTask, answered, share_in_place
-from areal_like.types import Demonstration, Prompt
+from areal_like.tasks.generated import GeneratedTask, share_in_place
+from areal_like.types import Prompt
 
 PLUS, EQUALS, EOS, PAD = 10, 13, 14, 15
 
@@ -19,28 +18,16 @@ class Arithmetic(GeneratedTask):
     Reward, EOS excluded: the share of right digits, aligned at the least significant one, out of the longer of response
     and answer: a model that starts at random needs the partial credit to get any signal.
 
-    digits: operands are uniform in 0..10^digits − 1. train_size, heldout_size: rows of the splits.
-    length_trace: see `areal_like.tasks.generated.LengthTrace`.
+    digits: operands are uniform in 0..10^digits − 1. Other knobs: see `areal_like.tasks.generated.GeneratedTask`.
     """
 
     vocab_size = 16
     pad_token = PAD
     stop_tokens: tuple[int, ...] = (EOS,)
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        digits: Annotated[int, "[1, 9]"] = 2,
-        train_size: Annotated[int, "[1, inf)"] = 1_000_000,
-        heldout_size: Annotated[int, "[1, inf)"] = 1024,
-        length_trace: Mapping[str, float] | None = None,
-    ):
+    def __init__(self, seed: int, *, digits: Annotated[int, "[1, 9]"] = 2, **rows: Any):
         self._digits = digits
-        super().__init__(seed, train_size, heldout_size, length_trace)
-
-    def demonstration(self, split: str, row: int) -> Demonstration:
-        return answered(self.prompt(split, row), self.stop_tokens)
+        super().__init__(seed, **rows)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         ends = np.flatnonzero(tokens == EOS)

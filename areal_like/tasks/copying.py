@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
-from areal_like.tasks.generated import GeneratedTask, answered, share_in_place
-from areal_like.types import Demonstration, Prompt
+from areal_like.tasks.generated import GeneratedTask, share_in_place
+from areal_like.types import Prompt
 
 DIGITS = 10
 SEP, PAD = 10, 12
@@ -55,29 +55,16 @@ class Copy(GeneratedTask):
     """The answer is the prompt's digits (tokens 0–9). Reward: the share of right positions.
 
     digits: their number. With `digits=1` one of the ten prompts is held out: no training prompt has its digit, so the
-    held-out reward falls to 0.
-    train_size, heldout_size: rows of the splits. length_trace: see `areal_like.tasks.generated.LengthTrace`.
+    held-out reward falls to 0. Other knobs: see `areal_like.tasks.generated.GeneratedTask`.
     """
 
     vocab_size = 13
     pad_token = PAD
-    stop_tokens: tuple[int, ...] = ()
     codec = CharacterCodec("0123456789>")
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        digits: Annotated[int, "[1, inf)"] = 8,
-        train_size: Annotated[int, "[1, inf)"] = 1_000_000,
-        heldout_size: Annotated[int, "[1, inf)"] = 1024,
-        length_trace: Mapping[str, float] | None = None,
-    ):
+    def __init__(self, seed: int, *, digits: Annotated[int, "[1, inf)"] = 8, **rows: Any):
         self._digits = digits
-        super().__init__(seed, train_size, heldout_size, length_trace)
-
-    def demonstration(self, split: str, row: int) -> Demonstration:
-        return answered(self.prompt(split, row), self.stop_tokens)
+        super().__init__(seed, **rows)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         return share_in_place(tokens, prompt.answer)

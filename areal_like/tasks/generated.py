@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import xxhash
@@ -101,16 +101,34 @@ class GeneratedPrompts(ABC):
 
 
 class GeneratedTask(GeneratedPrompts):
-    """The base of those whose tokens are made, not encoded; a subclass draws and scores a prompt."""
+    """The base of those whose tokens are made, not encoded; a subclass draws and scores a prompt.
+
+    train_size, heldout_size: rows of the splits. length_trace: see `LengthTrace`."""
 
     codec: Codec | None = None
     """Where the tokens are text."""
 
-    def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, Any] | None):
+    stop_tokens: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        train_size: Annotated[int, "[1, inf)"] = 1_000_000,
+        heldout_size: Annotated[int, "[1, inf)"] = 1024,
+        length_trace: Mapping[str, float] | None = None,
+    ):
         """A subclass calls this last: it draws a prompt of each split, so that an empty one shows at once."""
-        super().__init__(seed, train_size, heldout_size, trace)
+        super().__init__(seed, train_size, heldout_size, length_trace)
         for split in SPLITS:
             self.prompt(split, 0)
+
+    def demonstration(self, split: str, row: int) -> Demonstration:
+        """A prompt whose answer is the tokens of the right response, and that response, ended with the first stop token
+        if there is one."""
+        prompt = self.prompt(split, row)
+        tokens = np.append(prompt.answer, self.stop_tokens[:1]).astype(np.int32)
+        return Demonstration(prompt, tokens, np.ones(len(tokens), bool))
 
     def _draft(self, rng: np.random.Generator) -> tuple[bytes, Callable[[], Prompt]]:
         tokens, answer = self._draw(rng)
@@ -127,13 +145,6 @@ class GeneratedTask(GeneratedPrompts):
     @abstractmethod
     def _max_tokens(self) -> int:
         """The longest response that makes sense; the same for all rows, so that it gives no answer away."""
-
-
-def answered(prompt: Prompt, stop_tokens: tuple[int, ...]) -> Demonstration:
-    """A prompt whose answer is the tokens of the right response, and that response, ended with the first stop token if
-    there is one."""
-    tokens = np.append(prompt.answer, stop_tokens[:1]).astype(np.int32)
-    return Demonstration(prompt, tokens, np.ones(len(tokens), bool))
 
 
 def share_in_place(given: np.ndarray, wanted: np.ndarray) -> float:

@@ -1,5 +1,6 @@
 """Environments written for the package verifiers (Prime Intellect): their examples are the prompts. The environment
-is the agent (`actors.agents.of_verifiers`): its `rollout` calls the actor's endpoint, and its rubric gives the reward.
+is the agent (`play`): its `rollout` calls the actor's endpoint, and its rubric gives the reward. Its code (tools,
+rewards) runs in the actor's event loop: it must not block.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import json
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Annotated
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -107,6 +108,32 @@ def example(name: str, args: str, split: str, number: int) -> dict[str, object]:
     env = environment(name, args)
     data = env.get_dataset() if split == "train" else env.get_eval_dataset()
     return dict(data[number])
+
+
+async def play(base_url: str, key: str, row: dict[str, Any]) -> float:
+    """One rollout, and its reward. An answer without a word earns what the rubric gives an empty conversation. Raises
+    what went wrong otherwise: the sample is drawn again."""
+    import verifiers
+
+    asked = row["answer"]
+    place = asked["env"], asked["args"]
+    env = environment(*place)
+    client = client_of(base_url).with_options(api_key=key)
+    given = example(*place, *asked["example"]) | {"prompt": row["messages"]}
+    state = await env.rollout(given, client, "policy", {})
+    error = state.get("error")
+    if error is not None and not isinstance(error, verifiers.EmptyModelResponseError):
+        raise error
+    await env.rubric.score_rollout(state)
+    return float(state["reward"])
+
+
+@cache
+def client_of(base_url: str) -> Any:
+    """An actor's one client: its connections serve all samples."""
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url=base_url, api_key="of each sample", max_retries=0, timeout=None)
 
 
 def _problem(env: Environment) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from actors.tools import calculator
 from areal_like.tasks.copying import CharacterCodec
-from areal_like.tasks.expressions import evaluate
 from areal_like.types import Outcome, Prompt
 
 CHARACTERS = "0123456789+-*=|?"
@@ -37,7 +37,7 @@ class Desk:
         earned = self._credit * share_in_place(action, self._question) if self._turns == 1 else 0.0
         if action.endswith("="):
             try:
-                shown = evaluate(action[:-1]).zfill(len(self._result))
+                shown = calculator(action[:-1]).zfill(len(self._result))
             except ValueError:
                 shown = "?"
             return Outcome(f"{shown}|", earned, False)

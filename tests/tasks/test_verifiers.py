@@ -24,7 +24,7 @@ from areal_like.tasks.verifiers import Verifiers, environment
 from areal_like.types import Limits, PartialSample, Sample
 from tests.actors.agents.test_conversation import TEMPLATE, Speaker
 
-PLAY = "actors.agents.of_verifiers:play"
+PLAY = "areal_like.tasks.verifiers:play"
 ENV = "examples.verifiers_digits"
 EOS, SIZES = 256, {"train": 95, "heldout": 5}
 
