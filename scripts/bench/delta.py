@@ -45,7 +45,8 @@ Contender = tuple[Callable[[], int], Callable[[], None]]
 
 def weights(millions: int, rng: np.random.Generator) -> State:
     sizes = [MATRIX] * (millions * 10**6 // MATRIX) + [millions * 10**6 % MATRIX]
-    state = State([TensorSpec(f"w{place}", "bfloat16", (size,)) for place, size in enumerate(sizes)])
+    # As matrices: a tensor of one dimension is sent as plain bytes.
+    state = State([TensorSpec(f"w{place}", "bfloat16", (1, size)) for place, size in enumerate(sizes)])
     pool = torch.from_numpy(0.02 * rng.standard_normal(1 << 22)).to(torch.bfloat16).view(torch.uint16).numpy()
     bits = state.buffer.view(np.uint16)
     bits[:] = np.resize(pool, bits.size)

@@ -29,6 +29,8 @@ BENCHES = {
     "engine --quick --repeats 1": "engine_over_generate engine_over_generate_longtail",
     "modes --scenario rounds --quick": "tail_over_sync all_over_sync sagc_straggler_share sagc_budget",
 }
+LEAST = {"ratio_1pct": 100, "ratio_01pct": 600}
+"""Metrics that do not depend on the machine."""
 GPU = {
     "correct": "gradient_error logprob_error",
     "train_0.5b": "train_tokens_per_second_0.5b",
@@ -50,7 +52,8 @@ def run(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bench_has_its_metrics(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(f"{words} --json {tmp_path}/found", tmp_path, monkeypatch)
     found = json.loads((tmp_path / "found").read_text())
-    assert all(math.isfinite(found[metric]) for metric in BENCHES[words].split())
+    for metric in BENCHES[words].split():
+        assert LEAST.get(metric, -math.inf) < found[metric] < math.inf
 
 
 @pytest.mark.integration
