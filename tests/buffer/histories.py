@@ -85,10 +85,11 @@ class Run:
         *,
         batches: int = 1000,
         slots: int = 1000,
+        checkpoint_every: int = 1,
         **rules: Any,
     ):
         self.dice, self.new_scheduler, self.events = dice, scheduler, events
-        self.batches, self.slots, self.rules = batches, slots, rules
+        self.batches, self.slots, self.rules, self.checkpoint_every = batches, slots, rules, checkpoint_every
         self.interval, self.staleness = rules.get("interval", 1), scheduler().max_staleness
         self.journal, self.now = Paper(), 0.0
         self.checkpoint = self.carried = self.joined = self.timeouts = self.aside = 0
@@ -204,7 +205,7 @@ class Run:
         self.say("learner", "trained", {"index": index})
         if (index + 1) % self.interval == 0:
             self.publish()
-            if self.dice.random() < 0.5:
+            if (index + 1) % self.checkpoint_every == 0 and self.dice.random() < 0.5:
                 self.checkpoint = index + 1
                 self.say("learner", "checkpointed", {"step": index + 1})
                 if self.dice.random() < 0.5:
@@ -224,8 +225,8 @@ class Run:
     # ---- actors -----------------------------------------------------------------------------------------------------
 
     def update(self, name: str) -> None:
-        self.held[name] = self.version
-        self.house.apply(self.version, self.peers[name])
+        self.held[name] = self.server.weights.version
+        self.house.apply(self.held[name], self.peers[name])
         self.listen()
 
     def push(self, name: str, group_id: int, dull: bool = False) -> None:

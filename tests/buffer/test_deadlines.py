@@ -35,12 +35,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def stuck_house(**options) -> House:
-    house = House(asynchronous(max_staleness=0), lease_timeout=TIMEOUT, **options).start()
-    return house
+    return House(asynchronous(max_staleness=0), lease_timeout=TIMEOUT, **options).start()
 
 
 def running(house: House, name: str) -> list[int]:
-    return sorted(house.server.store.held_by(name))
+    return sorted(house.store.held_by(name))
 
 
 def train_batch_0(house: House) -> None:
@@ -132,9 +131,9 @@ def test_a_group_that_hangs_everywhere_is_dropped_and_its_slot_goes_to_another_p
         for name in house.names:
             moved = dict.fromkeys(set(running(house, name)) - {bad}, 1)
             house.say(name, "heartbeat", SIGN_OF_LIFE | {"progress": moved})
-    ledger = house.server.store.ledger()
+    ledger = house.store.ledger()
     assert ledger["dropped"] == {"timed out": 1} and ledger["admitted"] == 5 and ledger["active"] == 4
-    assert house.server.gauges.lease_timeouts == MOST_PER_GROUP and house.server.store.entries[4].slot == bad
+    assert house.server.gauges.lease_timeouts == MOST_PER_GROUP and house.store.entries[4].slot == bad
     assert set(house.leases("actor-0")) & set(house.leases("actor-1")) == {bad}, "both have tried it"
 
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-from buffer.schedulers import SyncScheduler
-from buffer.sizing import Fixed
 from buffer.store import LEASED
 from tests.buffer.house import B, House, asynchronous
 
@@ -61,26 +59,3 @@ def test_the_last_batch_is_made_whole_and_a_failed_group_is_replaced(inflight: i
         train(house, index)
     assert stops(house) == [{"drain": True}]
     assert house.store.ledger()["trained"] == batches * B == len(house.leases()) - 1
-
-
-def test_with_nothing_to_drain_it_ends_at_once() -> None:
-    house = started(asynchronous(max_staleness=0))
-    push_all(house, 0)
-    house.server.phase.stopping = "drain"
-    train(house, 0)
-    assert stops(house) and house.store.ledger()["trained"] == B == len(house.leases())
-
-
-def test_a_queue_of_deferred_groups_is_trained_too() -> None:
-    house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
-    drain(house)
-    for group_id in (5, 4, 3, 2):
-        house.finish(group_id, 0)
-    for group_id in (0, 1):
-        body = {"ids": [group_id], "partials": [], "leaving": False}
-        house.say(house.store.entries[group_id].actor, "hand_back", body)
-    train(house, 0)
-    assert push_all(house, 1) == B
-    train(house, 1)
-    ledger = house.store.ledger()
-    assert stops(house) and ledger["trained"] == ledger["admitted"] == 2 * B

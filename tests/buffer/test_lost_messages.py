@@ -4,10 +4,8 @@ batch for a learner of several ranks."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.schedulers import SyncScheduler
 from buffer.shares import split
-from buffer.sizing import Fixed
-from buffer.store import LEASED, NO_SLOT, Stage
+from buffer.store import Stage
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -27,15 +25,15 @@ def last_refusal(house: House) -> str:
 
 def test_a_batch_that_is_asked_for_again_is_the_same_until_it_is_trained() -> None:
     house = begun()
-    before = house.server.store.ledger()
+    before = house.store.ledger()
     for _ in range(3):
         house.want(0)
         house.hello("learner")
         house.publish(0)
     bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
     assert len(bodies) == 3 and bodies[0] == bodies[1] == bodies[2], "evaluations come again, too"
-    assert len(house.server.store.of(Stage.SERVED)) == B
-    assert house.server.store.ledger() == before and not house.router.refused
+    assert len(house.store.of(Stage.SERVED)) == B
+    assert house.store.ledger() == before and not house.router.refused
     house.say("learner", "trained", {"index": 0})
     house.want(0)
     assert len(house.batches()) == 3 and "trained already" in last_refusal(house)
@@ -52,7 +50,7 @@ def test_trained_counts_once_however_often_it_is_said_and_covers_the_batches_bef
     house.want(1)
     for _ in range(2):  # the message about batch 0 was lost
         house.say("learner", "trained", {"index": 1})
-    assert house.server.store.ledger()["trained"] == 2 * B and house.server.learner.steps == 2
+    assert house.store.ledger()["trained"] == 2 * B and house.server.learner.steps == 2
     house.say("learner", "trained", {"index": 7})
     assert "was not served" in last_refusal(house) and house.server.learner.steps == 2
 
@@ -65,41 +63,6 @@ def test_the_end_counts_the_trained_batches_and_reports_as_often_as_asked() -> N
     reports = [body["report"] for _, kind, body in house.router.sent if kind == "report"]
     assert len(reports) == 2
     assert reports[-1]["ledger"]["trained"] == B and set(reports[-1]["ledger"]["dropped"]) == {"end of run"}
-
-
-def test_an_actor_that_says_hello_again_gives_its_groups_to_others() -> None:
-    house = House(asynchronous()).start()
-    running, held = set(house.leases("actor-0")), len(house.router.sent)
-    house.hello("actor-0")
-    house.apply(0, "actor-0")
-    leased = [row[0] for _, kind, body in house.router.sent[held:] if kind == "lease" for row in body["leases"]]
-    assert running and running == set(leased), "each has a new lease"
-    assert house.server.store.ledger()["active"] == house.server.store.admitted
-
-
-def test_a_late_push_of_a_deferred_group_takes_nothing_from_the_lease_of_now() -> None:
-    """Its first actor was only disconnected and pushes its finished group; then the actor that runs the group now
-    ends."""
-    house = House(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5), actors=3, last_batch=2).start()
-    replay = house.server.groups
-    group_id = min(replay.store.redundant)
-    entry, first = replay.store.entries[group_id], replay.store.entries[group_id].actor
-    house.say("starter", "lost", {"name": first, "pid": 0, "how": "was cut off", "for_good": False})
-    house.want(0)
-    for each in [each for each in replay.store.of(*LEASED) if each.slot != NO_SLOT]:
-        house.push(each.actor, each.id, 0)
-    for each in replay.store.of(*LEASED):
-        house.say(each.actor, "hand_back", {"ids": [each.id], "partials": [], "leaving": False})
-    house.say("learner", "trained", {"index": 0})
-    house.publish(1)
-    house.hello(first)
-    house.apply(1)
-    assert entry.stage is Stage.RUNNING and entry.slot != NO_SLOT, "taken up in the next round"
-    house.push(first, group_id, 0)
-    assert entry.stage is Stage.RUNNING, "tokens of before its new slot"
-    owner = entry.actor
-    house.say("starter", "lost", {"name": owner, "pid": 0, "how": "died", "for_good": False})
-    assert entry.stage is Stage.RUNNING and entry.actor != owner, "another actor has it"
 
 
 # ---- shares ---------------------------------------------------------------------------------------------------------
@@ -129,7 +92,7 @@ def test_a_rank_gets_its_share_once_the_batch_is_served_and_again_until_it_is_tr
     (first, groups, places, told), (other, others, elsewhere, told_too) = sent_by("want", "learner", index=0, version=0)
     assert (first, other, told, told_too) == ("learner", "learner-1", True, False)
     assert sorted(groups + others) == sorted(places + elsewhere) == list(range(B)) and groups and others
-    assert len(house.server.store.of(Stage.SERVED)) == B, "served once"
+    assert len(house.store.of(Stage.SERVED)) == B, "served once"
     assert sent_by("want_share", "learner-1", **ask) == [(other, others, elsewhere, False)]
     house.say("learner", "trained", {"index": 0})
     assert sent_by("want_share", "learner-1", **ask) == [] and "trained already" in last_refusal(house)

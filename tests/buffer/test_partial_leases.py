@@ -38,7 +38,7 @@ def test_an_actor_that_leaves_has_its_groups_gone_on_with_by_the_others() -> Non
     assert carried(house, "actor-0") == {first: [0, 1], second: [0]}
     assert set(lost) <= set(house.leases("actor-0")), "what it did not name goes to others, too"
     house.push("actor-0", first, 0)
-    assert house.server.store.entries[first].partial is None
+    assert house.store.entries[first].partial is None
 
 
 def test_without_resume_a_group_that_is_handed_back_starts_again() -> None:
@@ -64,7 +64,7 @@ def overtaken(house: House) -> int:
     straggler = house.leases("actor-0")[0]
     for batch in range(2):
         for _ in range(B):
-            entry = next(e for e in house.server.store.of(*LEASED) if e.id != straggler)
+            entry = next(e for e in house.store.of(*LEASED) if e.id != straggler)
             house.push(entry.actor, entry.id, batch)
         house.want(batch)
         house.trained(batch)
@@ -75,7 +75,7 @@ def overtaken(house: House) -> int:
 def test_a_straggler_that_got_too_old_is_recalled_and_its_young_samples_are_kept() -> None:
     house = House(asynchronous(max_staleness=1), batch_policy=fifo, staleness_policy="requeue").start()
     straggler = overtaken(house)
-    entry = house.server.store.entries[straggler]
+    entry = house.store.entries[straggler]
     assert ("actor-0", "cancel", {"ids": [straggler], "hand_back": True}) in house.router.sent
     assert entry.stage is Stage.RECALLED, "it runs until its actor answers"
     train_version = house.server.groups.bound.slot_version(entry.slot)
@@ -106,7 +106,7 @@ def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
     hand_back(house, "actor-0", [group_id, 9999], (head, payload))
     again = house.leases("actor-0") + house.leases("actor-1")
     assert again.count(group_id) == 2
-    assert house.server.store.entries[group_id].partial is None and house.server.store.bytes == 0
+    assert house.store.entries[group_id].partial is None and house.store.bytes == 0
 
 
 def test_only_the_owner_hands_a_group_back() -> None:
@@ -114,4 +114,4 @@ def test_only_the_owner_hands_a_group_back() -> None:
     group_id = house.leases("actor-0")[0]
     for name in ("actor-1", "a stranger"):
         hand_back(house, name, [group_id], left_of(group_id, 0))
-    assert house.server.store.entries[group_id].actor == "actor-0" and house.server.store.bytes == 0
+    assert house.store.entries[group_id].actor == "actor-0" and house.store.bytes == 0

@@ -49,19 +49,6 @@ def train(replay: GroupManager, batch: int) -> list[int]:
     return ids
 
 
-def test_a_batch_that_was_trained_before_and_after_a_crash_is_trained_once() -> None:
-    """The checkpoint is durable, the journal's new segment is not: the journal has batch 0 served twice."""
-    journal = Paper()
-    replay = reborn(journal, 0)
-    admit_and_push(replay, 0, 1, 2, 3)
-    assert train(replay, 0) == [3, 2]
-    replay = reborn(journal, 0)
-    assert train(replay, 0) == [3, 2]
-    replay = reborn(journal, 1)
-    assert replay.store.ledger() == {"admitted": 4, "trained": 2, "filtered": {}, "dropped": {}, "active": 2}
-    assert train(replay, 1) == [1, 0]
-
-
 def test_a_resume_with_other_settings_rolls_out_the_groups_of_later_weights_again() -> None:
     """Batch 1 was trained, but the checkpoint of step 2 was never written. Versions from 2 on will be other weights, so
     their groups are rolled out again; all others are trained as planned."""

@@ -100,10 +100,10 @@ def test_a_group_on_which_actors_die_again_and_again_is_dropped(by_itself: bool)
     for deaths in (1, 2, 3):
         how = {"how": "was killed by SIGSEGV", "for_good": False, "by_itself": by_itself}
         house.say("supervisor", "lost", {"name": "actor-0", "pid": 0, **how})
-        entries = house.server.store.entries
+        entries = house.store.entries
         assert all((each in entries) == (deaths < 3 or not by_itself) for each in held[1:])
         house.hello("actor-0")
         house.apply(0)
-    dropped = house.server.store.dropped
+    dropped = house.store.dropped
     assert dropped["actor died"] == (len(held) - 1) * by_itself
-    assert held[0] in house.server.store.entries, "it was pushed before"
+    assert held[0] in house.store.entries, "it was pushed before"

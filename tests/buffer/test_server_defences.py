@@ -58,21 +58,23 @@ def push_bad(house: House, name: str, group_id: int) -> None:
         *((column, lambda group_id, changes=changes: bad_group(group_id, **changes)) for column, changes in BAD),
         ("form", lambda group_id: group(group_id, 0, samples=7)),
         ("form", lambda group_id: group(group_id, 1)),  # version 1 is not published
+        ("size", lambda group_id: (group(group_id, 0)[0], b"short")),
+        ("payloads", lambda group_id: (group(group_id, 0)[0],)),
     ],
 )
 def test_a_group_that_nobody_could_train_on_is_refused_and_rolled_out_by_another(column: str, made: Any) -> None:
     house = started()
     bad = house.leases("actor-0")[0]
-    head, payload = made(bad)
-    house.say("actor-0", "push", table(head), bytes(payload))
+    head, *payloads = made(bad)
+    house.say("actor-0", "push", table(head), *map(bytes, payloads))
     assert ("actor-0", "pushed", {"ids": [bad]}) in house.router.sent, "or it would come again"
     reasons = [body["reason"] for who, kind, body in house.router.sent if who == "actor-0" and kind == "refused"]
-    assert len(reasons) == bool(column) and all(f"group {bad}" in reason for reason in reasons)
+    assert len(reasons) == bool(column) and all("group" in reason for reason in reasons)
     assert house.server.gauges.refused == bool(column)
     assert house.leases("actor-1").count(bad) == 0, "it has its share"
     house.push("actor-1", house.leases("actor-1")[0], 0)
     assert house.leases("actor-1").count(bad) == bool(column) and house.leases("actor-0").count(bad) == 1
-    assert house.server.store.entries[bad].stage is (Stage.RUNNING if column else Stage.WAITING)
+    assert house.store.entries[bad].stage is (Stage.RUNNING if column else Stage.WAITING)
 
 
 def test_an_actor_whose_groups_are_refused_in_a_row_gets_no_more_and_without_any_other_the_run_ends() -> None:
@@ -97,7 +99,7 @@ def test_a_bad_group_takes_nothing_from_those_that_are_pushed_with_it() -> None:
     ids = house.leases()[:4]
     made = [bad_group(each, **(WRONG_TOKEN if each == ids[1] else {})) for each in ids]
     house.say("actor-0", "push", table(*(head for head, _ in made)), *(payload for _, payload in made))
-    entries = house.server.store.entries
+    entries = house.store.entries
     assert [entries[each].stage is Stage.WAITING for each in ids] == [True, False, True, True]
     assert house.server.gauges.refused == 1 and house.router.refused == 1
     acknowledged = [each for _, kind, body in house.router.sent if kind == "pushed" for each in body["ids"]]
@@ -108,22 +110,22 @@ def test_a_group_that_several_actors_fail_at_is_dropped() -> None:
     house = started(actors=3)
     bad = house.leases("actor-0")[0]
     for _ in range(3):
-        push_bad(house, house.server.store.entries[bad].actor, bad)
-    assert house.server.store.ledger()["dropped"] == {"malformed": 1}
+        push_bad(house, house.store.entries[bad].actor, bad)
+    assert house.store.ledger()["dropped"] == {"malformed": 1}
     assert len(set(house.leases())) == B + 1, "its slot goes to the next prompt"
 
 
 def test_a_group_is_taken_from_an_actor_that_has_or_had_its_lease_and_from_nobody_else() -> None:
     house = started(max_staleness=1)
     first, second, *_ = house.leases("actor-0")
-    before, entries = house.server.store.ledger(), house.server.store.entries
+    before, entries = house.store.ledger(), house.store.entries
     house.push("stranger", first, 0)
     assert "say hello" in house.router.sent[-1][2]["reason"]
     house.push("actor-1", first, 0)
     answers = {kind: body for who, kind, body in house.router.sent[-2:] if who == "actor-1"}
     assert f"actor-1 has had no lease of group {first}" in answers["refused"]["reason"]
     assert answers["pushed"] == {"ids": [first]}, "or it would come for ever"
-    assert (entries[first].actor, house.server.store.ledger()) == ("actor-0", before), "its lease goes on"
+    assert (entries[first].actor, house.store.ledger()) == ("actor-0", before), "its lease goes on"
     house.has_been_silent("actor-0")
     house.say("learner", "heartbeat", SIGN_OF_LIFE)  # a turn: the groups of the silent one go to the other
     house.hello("actor-0")
@@ -145,11 +147,11 @@ def test_a_group_is_taken_from_an_actor_that_has_or_had_its_lease_and_from_nobod
 def test_an_actor_says_nothing_about_a_group_that_another_one_rolls_out(kind: str, body: dict) -> None:
     house = started(max_staleness=1)
     group_id, *_ = house.leases("actor-0")
-    before, entry = house.server.store.ledger(), house.server.store.entries[group_id]
+    before, entry = house.store.ledger(), house.store.entries[group_id]
     house.say("actor-1", kind, {"id": group_id} | body)
-    assert (entry.stage, entry.actor, entry.cut, house.server.store.ledger()) == (Stage.RUNNING, "actor-0", (), before)
+    assert (entry.stage, entry.actor, entry.cut, house.store.ledger()) == (Stage.RUNNING, "actor-0", (), before)
     house.say("actor-0", kind, {"id": group_id} | body)
-    assert house.server.store.ledger() != before if kind == "failed" else entry.cut == (3,)
+    assert house.store.ledger() != before if kind == "failed" else entry.cut == (3,)
 
 
 HELLO = {"role": "actor", "name": "actor-0", "pid": 1, "slots": 256}
@@ -165,7 +167,9 @@ HELLO = {"role": "actor", "name": "actor-0", "pid": 1, "slots": 256}
         ("end_run", {"reason": "", "steps": 0}),
         ("checkpointed", {"step": 1}),
         ("applied", {"version": 0, "digest": "other"}),
+        ("applied", {"version": 1000, "digest": "x"}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"wall_seconds": "y"}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"wall_seconds": float("nan")}}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"engine": 1.0}}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"engine_note": "\n"}}),
         ("heartbeat", SIGN_OF_LIFE | {"progress": {"x": 1}}),
@@ -177,14 +181,15 @@ HELLO = {"role": "actor", "name": "actor-0", "pid": 1, "slots": 256}
         ("hello", HELLO | {"name": "another"}),
         ("hello", HELLO | {"role": "god"}),
         ("hello", HELLO | {"name": "a\n"}),
+        ("hello", HELLO | {"slots": 2**63}),
     ],
 )
 def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) -> None:
     house = started()
-    before = house.server.store.ledger(), house.server.weights.version, len(house.leases())
+    before = house.store.ledger(), house.server.weights.version, len(house.leases())
     house.say(next(name for name in house.names if 0 in house.leases(name)), kind, body)
     assert house.router.refused == 1 and house.router.sent[-1][1] == "refused"
-    assert (house.server.store.ledger(), house.server.weights.version, len(house.leases())) == before
+    assert (house.store.ledger(), house.server.weights.version, len(house.leases())) == before
     assert house.server.learner.peer == b"learner" and not house.server.phase.finishing
     house.want(0)
     for name in house.names:
@@ -235,7 +240,7 @@ def test_a_full_buffer_starts_only_groups_of_the_batch_that_the_learner_waits_fo
     house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
     house.say("actor-0", "credit", {"ended": 16})
     assert len(house.leases()) == before + 1, "over the limit, nothing else starts"
-    assert house.server.store.entries[before].slot == 0, "the slot that was left is taken first"
+    assert house.store.entries[before].slot == 0, "the slot that was left is taken first"
     for group_id in (2, 3, before):
         house.finish(group_id, 0)
     assert house.batches() == [[before, 1, 2, 3]]
@@ -250,10 +255,10 @@ def test_running_groups_count_against_the_memory_before_they_come() -> None:
     for group_id in range(20):
         for name in house.names:
             house.say(name, "credit", {"ended": 8 * (group_id + 1)})
-        if group_id in house.server.store.entries:
+        if group_id in house.store.entries:
             house.finish(group_id, 0)
-        assert house.server.store.bytes + size * house.server.store.count(*LEASED) <= 7 * size
-    assert house.server.store.bytes >= 4 * size, "it is used, too"
+        assert house.store.bytes + size * house.store.count(*LEASED) <= 7 * size
+    assert house.store.bytes >= 4 * size, "it is used, too"
 
 
 def test_leases_follow_free_slots_not_whole_groups() -> None:

@@ -70,14 +70,6 @@ def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -
     assert sagc.share_mean == pytest.approx(np.mean(shares[:-1]), abs=1e-9)
 
 
-def test_its_state_survives_a_crash() -> None:
-    sagc = Sagc(group_size=8)
-    sagc.next_size([done(*range(1, 9))] * 3)
-    again = Sagc(group_size=8)
-    again.load_state_dict(sagc.state_dict())
-    assert again.metrics() == sagc.metrics() and again.next_size([]) == sagc.next_size([])
-
-
 def test_a_batch_keeps_its_samples() -> None:
     assert check_sizes(Sagc(group_size=8), 16) == 128 == check_sizes(Fixed(group_size=8), 16)
     with pytest.raises(ValueError, match=r"sizing\.candidates: groups of 32 can't make up a batch of 48"):

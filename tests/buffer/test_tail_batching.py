@@ -22,7 +22,7 @@ def started(scheduler: SyncScheduler, **rules) -> House:
 
 
 def owner(house: House, group_id: int) -> str:
-    return next(name for name in house.names if group_id in house.leases(name))
+    return house.store.entries[group_id].actor
 
 
 def hand_back(house: House, *ids: int) -> None:
@@ -33,31 +33,29 @@ def hand_back(house: House, *ids: int) -> None:
 def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     launched = sorted(house.leases())
-    assert launched == list(range(6)) and len(house.server.store.redundant) == 2
+    assert launched == list(range(6)) and len(house.store.redundant) == 2
     for group_id in (5, 4, 3, 2):
         assert not [body for _, kind, body in house.router.sent if kind == "cancel"]
-        house.push(owner(house, group_id), group_id, 0)
+        house.finish(group_id, 0)
     assert sorted(house.batches()[0]) == [2, 3, 4, 5]
     cancels = [(who, body) for who, kind, body in house.router.sent if kind == "cancel"]
     assert len(cancels) == 2 and all((owner(house, i), {"ids": [i], "hand_back": True}) in cancels for i in (0, 1))
     hand_back(house, 0, 1)
-    assert [entry.id for entry in house.server.store.of(Stage.DEFERRED)] == [0, 1]
+    assert [entry.id for entry in house.store.of(Stage.DEFERRED)] == [0, 1]
     house.push(owner(house, 0), 0, 0)
-    assert house.server.store.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
+    assert house.store.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
 
 
 def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     deferred: list[int] = []
     for batch in range(3):
-        running = sorted(entry.id for entry in house.server.store.of(*LEASED))
+        running = sorted(entry.id for entry in house.store.of(*LEASED))
         if batch == 2:
             assert running == sorted(deferred) and house.server.dispatcher.scheduler.long
         for group_id in running[-B:]:
-            house.push(house.server.store.entries[group_id].actor, group_id, batch)
-        for group_id in running[:-B]:
-            actor = house.server.store.entries[group_id].actor
-            house.say(actor, "hand_back", {"ids": [group_id], "partials": [], "leaving": False})
+            house.finish(group_id, batch)
+        hand_back(house, *running[:-B])
         deferred += running[:-B]
         house.trained(batch)
         house.want(batch + 1)
@@ -74,7 +72,7 @@ def test_only_short_rounds_start_more_responses_than_they_need() -> None:
 def test_a_long_round_waits_for_what_is_still_being_handed_back() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=2.0))
     for group_id in (4, 5, 6, 7):
-        house.push(owner(house, group_id), group_id, 0)
+        house.finish(group_id, 0)
     hand_back(house, 0, 1)
     house.want(1)
     house.trained(0)
@@ -87,7 +85,7 @@ def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
     house = started(SyncScheduler(SIZINGS["restless"](), oversample_prompts=1.5))
     last, size = max(house.leases()), house.server.dispatcher.scheduler.group_size
     for group_id in range(last):
-        if house.server.store.entries[group_id].stage is Stage.RUNNING and not house.batches():
+        if house.store.entries[group_id].stage is Stage.RUNNING and not house.batches():
             head, payload = head_of(group_id, 0, size)
             house.say(owner(house, group_id), "push", table(head), payload)
     house.server.gauges.seen.clear()
@@ -125,7 +123,7 @@ def test_the_last_rounds_have_places_for_all_that_wait_whatever_the_controller_w
     hand_back(house, 0, 1)
     house.publish(1)
     house.apply(1)
-    running = house.server.store.of(*LEASED)
+    running = house.store.of(*LEASED)
     assert [(entry.id, entry.need) for entry in running] == [(0, 16), (1, 16)], "one of 32 would leave a prompt over"
     assert house.server.dispatcher.scheduler.metrics()["sizing/group_size"] == 16
 
@@ -134,10 +132,10 @@ def test_a_group_that_was_recalled_wins_no_place_in_the_next_round() -> None:
     """Two train steps per version: its tokens would be young enough, but groups may have another size now."""
     house = started(SyncScheduler(Growing(then=16), oversample_prompts=1.25), interval=2)
     first_round_done(house)
-    running = house.server.store.of(Stage.RECALLED, Stage.RUNNING)
+    running = house.store.of(Stage.RECALLED, Stage.RUNNING)
     assert [(entry.id, entry.need) for entry in running] == [(0, 8), (5, 16), (6, 16)]
     house.push(owner(house, 0), 0, 0)
-    assert house.server.store.entries[0].stage is Stage.DEFERRED
+    assert house.store.entries[0].stage is Stage.DEFERRED
 
 
 @pytest.mark.parametrize("versions", [(0, 0), (1, 2), (2, 2)])

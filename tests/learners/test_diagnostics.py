@@ -1,8 +1,5 @@
 """What a step reports, by staleness and by sign of the advantage, against NumPy."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -12,42 +9,19 @@ from learners.diagnostics import TokenTally, drift, mismatch
 from tests.seeds import seeded
 
 
-class Two(Ranks):
-    """One of two ranks, each in a thread; they meet at a barrier."""
-
-    def __init__(self, rank, met, said):
-        self.count, self.rank, self._met, self._said = 2, rank, met, said
-
-    def gathered(self, thing):
-        self._said[self.rank] = thing
-        self._met.wait()
-        both = list(self._said)
-        self._met.wait()
-        return both
-
-    def sum_tensor(self, tensor):
-        tensor.copy_(sum(self.gathered(tensor.clone())))
-
-    def max_tensor(self, tensor):
-        tensor.copy_(torch.maximum(*self.gathered(tensor.clone())))
-
-
-def test_a_tally_means_peaks_and_spreads_by_one_copy_on_one_rank_or_two(monkeypatch):
-    rng, met, said = seeded(1), threading.Barrier(2), [None, None]
+def test_a_tally_means_peaks_and_spreads_by_one_copy(monkeypatch):
+    """That ranks make the same together: `test_ranks`."""
+    rng = seeded(1)
     columns = {name: rng.random(40) for name in ("ratio", "gate", "factor")} | {"clip_share": rng.random(40) < 0.3}
     staleness, advantages = rng.integers(0, 9, 40), rng.normal(size=40)
-    alone, tallies, copies, cpu = TokenTally(), (TokenTally(), TokenTally()), [], torch.Tensor.cpu
-    cuts = ((alone, slice(0, 25)), (alone, slice(25, 40)), (tallies[0], slice(0, 13)), (tallies[1], slice(13, 40)))
-    for tally, part in cuts:
+    tally, copies, cpu = TokenTally(), [], torch.Tensor.cpu
+    for part in (slice(0, 25), slice(25, 40)):
         observed = {name: torch.tensor(values[part]) for name, values in columns.items()}
         tally.add(observed, torch.tensor(staleness[part]), torch.tensor(advantages[part]), "loss/")
-    for tally in (alone, tallies[1]):
-        tally.add({"entropy": torch.ones(3)}, torch.zeros(3), torch.zeros(3))
-    with ThreadPoolExecutor(2) as threads:
-        both = list(threads.map(lambda rank: tallies[rank].metrics(Two(rank, met, said)), range(2)))
+    tally.add({"entropy": torch.ones(3)}, torch.zeros(3), torch.zeros(3))
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (copies.append(tensor.shape), cpu(tensor))[1])
-    metrics = alone.metrics(Ranks(1))
-    assert len(copies) == 1 and both[0] == both[1] == pytest.approx(metrics) and both[0].keys() == metrics.keys()
+    metrics = tally.metrics(Ranks(1))
+    assert len(copies) == 1
     ratio, gate, factor, clipped = (columns[name] for name in ("ratio", "gate", "factor", "clip_share"))
     for suffix, here in (("", staleness >= 0), ("/staleness_1", staleness == 1), ("/staleness_4", staleness // 4 == 1)):
         assert metrics[f"loss/ratio/max{suffix}"] == pytest.approx(ratio[here].max())
