@@ -101,29 +101,6 @@ def test_on_policy_groups_of_the_same_weights_are_kept_where_the_way_there_chang
     assert sorted(train(again, 0)) == [1, 2]
 
 
-@pytest.mark.parametrize("lost", [False, True])
-def test_on_policy_groups_of_newer_weights_are_rolled_out_again_where_the_way_there_changes(lost: bool) -> None:
-    """Batches 0 and 1 were trained, and the checkpoint has neither. Batch 0 can't be served as before; fifo would put
-    groups of batch 1 into it."""
-    journal = Paper()
-    replay = reborn(journal, 0, bound=0)
-    for version, ids in enumerate([(0, 1), (2, 3)]):
-        admit_and_push(replay, *ids, version=version, leased=version)
-        assert sorted(train(replay, version)) == list(ids)
-    replay = reborn(journal, 0, bound=0)
-    assert sorted(entry.id for entry in replay.serve(0)) == [0, 1]
-    replay.unserve(0)
-    replay.requeue(0) if lost else [replay.drop(group_id, "untrainable") for group_id in (0, 1)]
-    assert replay.serve(0) == []
-    assert [replay.store.entries[each].stage for each in (2, 3)] == [Stage.QUEUED] * 2
-    while entry := replay.queued_for(0):
-        replay.assign(entry, "actor", 0)
-        push(replay, entry.id)
-    if not lost:
-        admit_and_push(replay, 4, 5)
-    assert sorted(train(replay, 0)) == ([0, 1] if lost else [4, 5])
-
-
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_no_choice_breaks_the_bound(bound: int) -> None:
     """The last check looks at the pushed groups, after any earlier fault. At the bound groups are served; one version

@@ -96,46 +96,28 @@ def test_the_controller_is_told_of_responses_that_had_not_begun() -> None:
 
 
 class Growing(Sizing):
-    """A user's own controller: groups of 8, then of `then`."""
+    """A user's own controller: groups of 8, then of 32."""
 
     sizes = (8, 16, 32)
 
-    def __init__(self, then: int):
+    def __init__(self) -> None:
         super().__init__(group_size=8)
-        self.then = then
 
     def next_size(self, seen: Sequence[GroupLengths]) -> int:
-        self.group_size, now = self.then, self.group_size
+        self.group_size, now = 32, self.group_size
         return now
 
 
-def first_round_done(house: House) -> None:
-    """The first round of 4 groups of 8 is done and trained; the other groups are not back yet."""
-    for group_id in sorted(house.leases())[-B:]:
-        house.push(owner(house, group_id), group_id, 0)
-    house.say("learner", "want", {"index": 1, "version": 1 // house.server.groups.bound.interval})
-    house.say("learner", "trained", {"index": 0})
-
-
 def test_the_last_rounds_have_places_for_all_that_wait_whatever_the_controller_would_like() -> None:
-    house = started(SyncScheduler(Growing(then=32), oversample_prompts=1.5), last_batch=2)
-    first_round_done(house)
+    house = started(SyncScheduler(Growing(), oversample_prompts=1.5), last_batch=2)
+    for group_id in (2, 3, 4, 5):
+        house.finish(group_id, 0)
+    house.want(1)
     hand_back(house, 0, 1)
-    house.publish(1)
-    house.apply(1)
+    house.trained(0)
     running = house.store.of(*LEASED)
     assert [(entry.id, entry.need) for entry in running] == [(0, 16), (1, 16)], "one of 32 would leave a prompt over"
     assert house.server.dispatcher.scheduler.metrics()["sizing/group_size"] == 16
-
-
-def test_a_group_that_was_recalled_wins_no_place_in_the_next_round() -> None:
-    """Two train steps per version: its tokens would be young enough, but groups may have another size now."""
-    house = started(SyncScheduler(Growing(then=16), oversample_prompts=1.25), interval=2)
-    first_round_done(house)
-    running = house.store.of(Stage.RECALLED, Stage.RUNNING)
-    assert [(entry.id, entry.need) for entry in running] == [(0, 8), (5, 16), (6, 16)]
-    house.push(owner(house, 0), 0, 0)
-    assert house.store.entries[0].stage is Stage.DEFERRED
 
 
 @pytest.mark.parametrize("versions", [(0, 0), (1, 2), (2, 2)])
