@@ -47,10 +47,6 @@ class RewardTimeout(RewardError):
     """A verifier did not answer in time."""
 
 
-class WorkerDied(RewardError):
-    """A verifier crashed its worker."""
-
-
 class RewardPool:
     """Scores with up to `workers` verifiers at a time. With 0 workers they run in this process without any limits, so
     that a person can debug a verifier.
@@ -66,9 +62,8 @@ class RewardPool:
         for worker in self._workers:
             self._free.put_nowait(worker)
         self._closed = False
-        self._waiting = 0
         self.answered = 0  # calls of any verifier that have ended, also of one that runs in this process
-        self.calls = self.timeouts = self.errors = self.crashes = 0
+        self.calls = self.timeouts = self.errors = 0
 
     async def score(self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None) -> float:
         """The number that the function `verifier` ("module:name") returns for these arguments and knobs (JSON values).
@@ -81,11 +76,7 @@ class RewardPool:
 
     async def _called(self, request: dict[str, Any]) -> Any:
         line = json.dumps(request).encode() + b"\n"
-        self._waiting += 1
-        try:
-            worker = await self._free.get()
-        finally:
-            self._waiting -= 1
+        worker = await self._free.get()
         self.calls += 1
         try:
             if self._closed:
@@ -99,23 +90,19 @@ class RewardPool:
             else:
                 self.timeouts += 1
             raise
-        except RewardError as error:
+        except RewardError:
             self.errors += 1
-            self.crashes += isinstance(error, WorkerDied)
             raise
         finally:
             self._free.put_nowait(worker)
 
     def stats(self) -> dict[str, float]:
-        """As in `actors.measures`: `timeouts` of single answers, `errors` (all other failures), of these `crashes` (the
-        worker died), `kills` of workers at a call, quantiles of the latest answered calls. Without calls of the pool
-        only numbers above 0."""
-        names = ("answered", "calls", "timeouts", "errors", "crashes")
+        """As in `actors.measures`: `timeouts` of single answers, `errors` (all other failures), quantiles of the latest
+        answered calls. Without calls of the pool only numbers above 0."""
+        names = ("answered", "calls", "timeouts", "errors")
         found = {f"sum:rewards/{name}": float(getattr(self, name)) for name in names}
-        found["sum:rewards/kills"] = float(sum(worker.kills for worker in self._workers))
         p50, p99 = np.quantile(self._seconds, [0.5, 0.99]) if self._seconds else (0.0, 0.0)
         found |= {"max:rewards/seconds_p50": float(p50), "max:rewards/seconds_p99": float(p99)}
-        found["now:rewards/waiting"] = float(self._waiting)
         return found if self.calls else {key: value for key, value in found.items() if value}
 
     async def close(self) -> None:
@@ -132,7 +119,6 @@ class _Worker:
         self._guard: subprocess.Popen[bytes] | None = None
         self._process: Process | None = None
         self._memory_limit = memory_limit
-        self.kills = 0
 
     async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[Any, float]:
         """Returns the score, or the scores, and the seconds that they took."""
@@ -140,8 +126,7 @@ class _Worker:
             reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}", RewardError)
             if "error" not in reply:
                 reply = await self._reply(self._read(), timeout, verifier, RewardTimeout)
-        except BaseException as error:
-            self.kills += not isinstance(error, WorkerDied)
+        except BaseException:
             await self.kill()
             raise
         if "error" in reply:  # the verifier's own failure: its worker is well and stays
@@ -174,7 +159,7 @@ class _Worker:
         finally:
             task.cancel()
         if not line:
-            raise WorkerDied(f"{what}: its worker process died")
+            raise RewardError(f"{what}: its worker process died")
         return json.loads(line)
 
     async def _begin(self, request: bytes) -> bytes:
@@ -201,8 +186,6 @@ class _Worker:
 
 class _Here:
     """In place of a worker: this process."""
-
-    kills = 0
 
     async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[Any, float]:
         begin = time.monotonic()
