@@ -27,8 +27,7 @@ TOOLS = {
     "python": "actors.python_tool:python",
     "python_weak": "actors.python_tool:python_weak",
 }
-
-
+RESULT_MARKS = ("<tool_response>\n", "\n</tool_response>")
 MAX_CHARACTERS = 256
 MAX_BITS = 4096
 """Most bits of any intermediate result: a larger one is refused before it is computed."""
@@ -79,8 +78,8 @@ def _value(node: ast.expr) -> int | float:
 
 
 class Tools:
-    """tools: names of tools, or "module:name" of your own. max_characters: of a result that is shown. call_marks,
-    result_marks: what stands before and behind a call, and a result."""
+    """tools: names of tools, or "module:name" of your own. max_characters: of a result that is shown. call_marks: what
+    stands before and behind a call."""
 
     def __init__(
         self,
@@ -88,15 +87,14 @@ class Tools:
         tools: Sequence[str] = ("calculator",),
         max_characters: Annotated[int, "[1, inf)"] = 2000,
         call_marks: Sequence[str] = ("<tool_call>", "</tool_call>"),
-        result_marks: Sequence[str] = ("<tool_response>\n", "\n</tool_response>"),
     ):
         unknown = [tool for tool in tools if tool not in TOOLS and ":" not in tool]
         if unknown or not tools:
             raise ValueError(f'environment.tools: got {[*tools]}, expected some of {", ".join(TOOLS)} or "module:name"')
-        if len(call_marks) != 2 or len(result_marks) != 2 or not all(call_marks):
-            raise ValueError("environment: call_marks and result_marks are two texts each, those of calls not empty")
+        if len(call_marks) != 2 or not all(call_marks):
+            raise ValueError(f"environment.call_marks: got {[*call_marks]}, expected two texts, neither of them empty")
         self._tools: dict[str, Tool] = {tool.rpartition(":")[2]: resolve_name(TOOLS.get(tool, tool)) for tool in tools}
-        self._max_characters, self._result_marks = max_characters, result_marks
+        self._max_characters = max_characters
         self._opens, self._closes = call_marks
         self.tool_calls = self.tool_errors = 0
 
@@ -108,7 +106,7 @@ class Tools:
         if not calls:
             return Outcome("", None, True)
         shown = [(await self._result(call))[: self._max_characters] for call in calls]
-        return Outcome("\n".join(each.join(self._result_marks) for each in shown), 0.0, False)
+        return Outcome("\n".join(each.join(RESULT_MARKS) for each in shown), 0.0, False)
 
     async def _result(self, call: str) -> str:
         """The text that is shown for a call."""

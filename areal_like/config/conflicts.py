@@ -41,9 +41,6 @@ def refuse_conflicts(config: Config) -> None:
 
 
 def _of_sections(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    count = config.actors.count or max(1, config.actors.min_alive)  # None: as many as suit
-    if config.actors.min_alive > count:
-        yield "actors.min_alive", f"at most actors.count={count}"
     if config.weights.block_bytes % 4096:
         yield "weights.block_bytes", "must be a multiple of 4096"
     age, sizing, scheduler = config.inject_staleness, known["sizing"]["name"], known["scheduler"]

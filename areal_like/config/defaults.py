@@ -94,7 +94,7 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
     shared = learns and acts and not rounds and not one_process
     actors = config.actors
     few = 1 if acts else actors_on(config.placement, known["engine"]) or (1 if large and decodes_on_gpu else 2)
-    count = actors.count or max(few, actors.min_alive)
+    count = actors.count or few
     threads = actors.threads or max(1, (quarter if shared else cores) // count if acts else 1)
     found: dict[str, object] = {"actors.count": count, "actors.threads": threads}
     if learns:

@@ -61,7 +61,6 @@ class Actors:
     count: Annotated[int, "[1, inf)"] | None
     max_restarts: Annotated[int, "[0, inf)"]
     restart_window: Annotated[float, "[0, inf]"]
-    min_alive: Annotated[int, "[1, inf)"]
     threads: Annotated[int, "[1, inf)"] | None
 
 

@@ -45,16 +45,14 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
     """An actor that was restarted `max_restarts` times within `window` seconds and fails again is left out. The run
-    ends when fewer than `min_alive` of its actors are left."""
+    ends when no actor is left."""
 
     max_restarts: int
     window: float = 3600.0
-    min_alive: int = 1
 
 
 def limits(config: Config) -> RestartLimits:
-    actors = config.actors
-    return RestartLimits(actors.max_restarts, actors.restart_window, actors.min_alive)
+    return RestartLimits(config.actors.max_restarts, config.actors.restart_window)
 
 
 class Restarts:
@@ -212,10 +210,9 @@ class Children:
         if self._restarts.strikes_all(role.name, cause, self._actors) and not has_stepped(self.run):
             many = f"all {len(self._actors)} actors fail alike" if len(self._actors) > 1 else "it fails again and again"
             raise RunFailed(f"{report}; {many}, before the first train step", resumable=False)
-        left = len(self._actors) - len(self.left_out)
-        if left < self.limits.min_alive:
-            few = f"; {left} of {len(self._actors)} actors are left (actors.min_alive={self.limits.min_alive})"
-            raise RunFailed(report + few * (len(self._actors) > 1), may_resume(self.run, code))
+        if len(self.left_out) == len(self._actors):
+            none = f"; none of {len(self._actors)} actors is left" * (len(self._actors) > 1)
+            raise RunFailed(report + none, may_resume(self.run, code))
 
     def end(self) -> None:
         """End every process: first `end_signal`; after a moment SIGKILL. A warning names processes that may still

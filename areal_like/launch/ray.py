@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -275,10 +275,9 @@ def answering(address: str, check: Callable[[], None], seconds: float = ANSWER_S
 
 
 def _sum(places: list[Place]) -> Place:
-    total: Place = defaultdict(float)
+    total = Counter[str]()
     for place in places:
-        for name, amount in place.items():
-            total[name] += amount
+        total.update(place)  # type: ignore[arg-type]  # it adds floats as well
     return dict(total)
 
 

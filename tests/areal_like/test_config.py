@@ -138,7 +138,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("run.seed", [f"run.seed={1 << 64}"]),
     ("buffer.heartbeat_timeout", ["buffer.heartbeat_timeout=inf"]),
     ("weights.block_bytes", ["weights.block_bytes=5000"]),
-    ("actors.min_alive", ["actors.min_alive=3", "actors.count=2"]),
     # transport, launcher, mode
     ("buffer.port=7777", ["buffer.transport=ipc", "buffer.port=7777"]),
     ("buffer.host=192.0.2.1", ["buffer.transport=ipc", "buffer.host=192.0.2.1"]),
