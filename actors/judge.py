@@ -1,9 +1,6 @@
-"""A judge: a model behind an OpenAI-compatible endpoint grades the answers of a group (`group_reward=judge`).
-
-Every reply is kept in RUN/judge, by the content of its request. A resume, or a run with the same `cache`, repeats no
-request: it gets the same rewards, also while the judge is off. A request that fails after all retries costs its group
-("group reward crashed"). So does a reply without a grade.
-"""
+"""A judge: a model behind an OpenAI-compatible endpoint grades the answers of a group (`group_reward=judge`). Every
+reply is kept, by the content of its request: a resume repeats no request. One that fails after all retries, or brings
+no grade, costs its group ("group reward crashed")."""
 
 from __future__ import annotations
 

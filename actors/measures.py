@@ -1,9 +1,6 @@
-"""An actor's numbers in its heartbeats: by metric, each with how to combine those of all actors.
-
-A key is `HOW:METRIC`. `sum` adds up the counts of processes since their start, also of ended ones. `part` and `whole`
-are two such sums; the metric is part ÷ whole. `now` adds up over the present actors; `mean` and `max` are over those of
-them that report it. The buffer knows no metric by name.
-"""
+"""An actor's numbers in its heartbeats, as `HOW:METRIC`: `sum` adds up the counts of processes since their start, also
+of ended ones; of `part` and `whole`, two such sums, the metric is part ÷ whole; `now` adds up over the present actors;
+`mean` and `max` are over those of them that report it."""
 
 from __future__ import annotations
 

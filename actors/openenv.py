@@ -1,9 +1,5 @@
 """Environments of OpenEnv, behind their server: `reset` and `step` by its WebSocket protocol, a session per episode.
-
-The package and the environments bring their own requirements, so the server runs in another Python or a container. Code
-that a model writes runs in that server: the server is responsible for the sandbox. Replayable if the environment is:
-`reset` gets the episode's seed.
-"""
+Code that a model writes runs in that server, which is responsible for the sandbox."""
 
 from __future__ import annotations
 

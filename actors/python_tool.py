@@ -1,8 +1,5 @@
-"""Python as a tool: runs a program in the sandbox (`areal_like.tasks.sandbox`) and shows its output.
-
-Each program starts fresh, with the same random numbers. At most `PROCESSES` run at once, waited for by threads of their
-own: weights, which come by the event loop's threads, must not wait for them.
-"""
+"""Python as a tool: runs a program in the sandbox and shows its output. Each starts fresh, with the same random
+numbers; threads of their own wait for them: weights, which come by the event loop's threads, must not wait."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Hands weights on to other actors: it serves what this actor's subscriber holds, as the learner's publisher does.
-
-Deltas are passed on unchanged, once they are verified and applied here. Whole weights are copies of the replica's bits,
-made on request. While the replica changes, the answer is "later".
-"""
+"""Hands weights on to other actors, as the learner's publisher does: deltas unchanged, once they are verified and
+applied here; whole weights from the replica's bits. While the replica changes, the answer is "later"."""
 
 from __future__ import annotations
 

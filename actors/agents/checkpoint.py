@@ -1,9 +1,6 @@
-"""A checkpoint as an OpenAI-compatible chat endpoint, for judges, agents and harnesses.
-
-Each request has its own temperature, and no state is kept. A request whose client disconnects leaves the engine. Keys
-are ignored: the server listens on the loopback only. A `seed` of the request names its stream of random numbers: the
-same request gets the same answer. Without one each request has a stream of its own.
-"""
+"""A checkpoint as an OpenAI-compatible chat endpoint on the loopback, for judges, agents and harnesses. No state is
+kept, and keys are ignored. A `seed` of the request names its stream of random numbers: the same request gets the same
+answer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Continuous batching as arithmetic on time: which sequences an accelerator decodes when. The timed engine drives it in
-real time, the simulator (`scripts.simulation`) in virtual time.
-
-The clock is at the end of the last step. It moves from event to event (a sequence ends, joins or is aborted, an update
-is applied). A step that has begun runs to its end before anything joins or an update is applied.
-"""
+real time, the simulator (`scripts.simulation`) in virtual time. A step that has begun runs to its end before anything
+joins or an update is applied."""
 
 from __future__ import annotations
 

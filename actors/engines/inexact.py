@@ -4,8 +4,7 @@
     engine.inject_mismatch: 0.01       Gaussian noise of 0.01 times each tensor's root mean square, drawn once
 
 So an experiment can vary mismatch and staleness apart. Vectors (norms, biases) stay exact, as quantised servers keep
-them. The result depends on the published weights and, of noise, on a tensor's name: the same in each actor, and
-again after a resume.
+them. Each actor has the same weights, again after a resume.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Compiled attention of one new token per slot, on a CPU: each sequence is read only as far as it goes.
 
 Keys and values are float32, or the bits of bfloat16; sums are float32. Compiled at first use (seconds) for a width of
-heads and a dtype, and kept beside this file or in numba's folder of the user.
-
-Why it is fast: LLVM knows the width of a head, so loops over it are a few vector instructions. Four keys, or eight
-values, share a pass over it. A block of positions stays in the nearest cache for all the query heads that share it. The
-exponential is a polynomial that is computed for several positions at once (the coefficients of Cephes' exp2f).
+heads, which LLVM unrolls, and a dtype, and kept beside this file or in numba's folder of the user. The exponential is a
+polynomial that is computed for several positions at once (the coefficients of Cephes' exp2f).
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 result. Needs torch, NumPy, and only the objects that SGLang passes to it.
 
 `sglang_boxes` finds where each of our elements lies in the parameters, and a patch is scattered there. After every
-patch the digest (`areal_like.weights.digest`) of all parameters is compared. `install`, a plugin of SGLang
-(`sglang.srt.plugins`), wraps SGLang's own method: a failure becomes an answer with `success` false, an applied patch
-one with `APPLIED` and the digest.
+patch the digest of all parameters is compared. `install`, a plugin of SGLang, wraps SGLang's own method (`answered`).
 """
 
 from __future__ import annotations

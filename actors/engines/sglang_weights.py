@@ -3,8 +3,8 @@
     pause → begin → a patch → (it failed: all weights) → end → label → continue
 
 The label, which the server records with every token from then on, is set only after the server has compared the digest
-of its weights. Servers read patches and weights from memory of this process: anonymous (memfd), so it ends with this
-process and is not bounded by /dev/shm. After a failure the server stays paused.
+of its weights. Servers read patches and weights from anonymous memory (memfd) of this process. After a failure the
+server stays paused.
 """
 
 from __future__ import annotations

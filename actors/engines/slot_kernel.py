@@ -1,8 +1,5 @@
-"""Attention of one new token per slot by PyTorch's flash attention, which reads each sequence only as far as it goes.
-
-The kernel needs CUDA and half precision. Everything else goes through `scaled_dot_product_attention` with a mask,
-which reads all slots to the longest bucket. The two are compared once per process, before the first use.
-"""
+"""Attention of one new token per slot by PyTorch's flash attention (CUDA, half precision), which reads each sequence
+only as far as it goes. It is compared with the usual attention once per process, before the first use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The timed engine: takes the time of an accelerator, without a model. For experiments on the system itself.
-
-There is no task and no sleep per step: the decode clock (`actors.engines.decode_clock`) moves from event to event
-whenever the engine is called or its timer fires. A busy event loop delays the answers, never the simulated accelerator.
-"""
+"""The timed engine: takes the time of an accelerator (`actors.engines.decode_clock`), without a model. A busy event
+loop delays the answers, never the simulated accelerator."""
 
 from __future__ import annotations
 

@@ -14,9 +14,8 @@
                            (gspo). An engine on CUDA computes any large model in bfloat16, unless the learner is set to
                            float32
 
-A resume or a replay has the same values, except for defaults of learning that its own settings change. 1e-5 is the
-upper end of usual rates for full training of language models by RL; LoRA needs ten times that ("LoRA Without Regret",
-Thinking Machines, 2025). Adam's first steps move every weight by about lr: hence the warm-up. Imports no torch."""
+A resume or a replay has the same values, except for defaults of learning that its own settings change. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -31,6 +30,7 @@ from areal_like.models.model_folder import weight_bytes
 RANDOM_LR = 2e-3
 PRETRAINED_LR = 1e-5
 LORA_LR = 10 * PRETRAINED_LR
+"""LoRA needs ten times the rate of full training ("LoRA Without Regret", Thinking Machines, 2025)."""
 WARMUP_STEPS = 10
 
 

@@ -1,13 +1,10 @@
 """Merges config files and command-line overrides into one tree of plain containers, and records each value's source.
 
 The order, later wins: the files that a file `extends`, the file's choices, its values; then the command line's choices,
-then its values. So `scheduler.max_staleness=4 mode=async` means the same in either order.
-
-Files are looked up in the folder of the file that names them, then in `configs/`. A *choice* is a plain string for
-a key that has a folder of files (`mode: sync` merges `mode/sync.yaml`) or that names a component (`engine: timed` is
-`engine: {name: timed}`). `gpu` and `algorithm` name files that set several components; they are merged first. A
-component whose `name` changes replaces the inherited one whole, at any depth: knobs of one never reach another. Lists
-are replaced, never joined; interpolations (`${run.seed}`) stay text until the whole tree is there."""
+then its values. A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges
+`mode/sync.yaml`) or that names a component (`engine: timed` is `engine: {name: timed}`). A component whose `name`
+changes replaces the inherited one whole, at any depth: knobs of one never reach another. Lists are replaced, never
+joined; interpolations (`${run.seed}`) stay text until the whole tree is there."""
 
 from __future__ import annotations
 

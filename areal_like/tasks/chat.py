@@ -1,8 +1,5 @@
-"""Text for models with a tokenizer, as it stands or in its chat template (`areal_like.interfaces.Codec`).
-
-The model's own tokens are never encoded again: a reply is only the tokens that come after it, found by rendering a
-conversation with and without the new message.
-"""
+"""Text for models with a tokenizer, as it stands or in its chat template. The model's own tokens are never encoded
+again: a reply is only the tokens behind them, found by rendering a conversation up to the new message."""
 
 from __future__ import annotations
 

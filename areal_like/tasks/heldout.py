@@ -1,8 +1,5 @@
-"""The held-out sets of a run: the prompts of evaluations, how often they are asked, and how they are answered.
-
-`eval.*` describes the run's own set: the first held-out rows of its task, or of each task of a mixture. `eval.sets`
-adds others by name: the same rows answered differently (sampled, for example), another task, or all rows of a file.
-"""
+"""The held-out sets of a run: its own (the first held-out rows of its task, or of each task of a mixture) by `eval.*`,
+and others by name (`eval.sets`): the same rows answered differently, another task, or all rows of a file."""
 
 from __future__ import annotations
 

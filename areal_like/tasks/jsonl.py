@@ -1,8 +1,4 @@
-"""Jsonl: prompts and answers from a file with one JSON object per line, for any local tokenizer.
-
-The file is read when the task is built, the tokenizer on first need (`areal_like.tasks.text`). Scoring goes through
-`verification`, which names the verifier instead of calling it: actors run it in another process, under a time limit.
-"""
+"""Jsonl: prompts and answers from a file with one JSON object per line, for any local tokenizer."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ Tests are JSON (so that a line of a file can carry them), e.g.
     {"function": "add", "cases": [[[1, 2], 3], [[0, 0], 0]], "credit": "all"}
 
 A case is a list of arguments and the value expected. `credit`: "all" gives 1 where every case passes, else 0; "share"
-gives the share of cases that pass. Optional too: `seconds`, `memory`, `output` (`sandbox.SandboxLimits`, for all cases
-together) and `isolation`. A program that is out of time earns 0.
+gives the share of cases that pass. Optional too: `isolation`, and `SandboxLimits` for all cases together. A program
+that is out of time earns 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Interface of trackers."""
+"""Interface of trackers, which show what RUN/metrics.jsonl and RUN/samples contain. `scripts/following/tracking.py`
+feeds them, in a thread: the failure of one is reported once and never stops a run."""
 
 from __future__ import annotations
 
