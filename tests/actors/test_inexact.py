@@ -8,8 +8,6 @@ import torch
 
 from actors.engines.inexact import perturb
 from actors.engines.torch_engine import TorchEngine
-from areal_like.config.registry import ConfigError
-from areal_like.config.run_config import load
 from areal_like.types import Limits
 from tests.actors.tiny_models import logprobs_of, new_model, prompts_of, update_of
 from tests.seeds import seeded
@@ -58,9 +56,3 @@ def test_an_engine_samples_from_other_weights_and_names_the_published_ones(how):
         await engine.close()
 
     asyncio.run(main())
-
-
-def test_a_config_that_makes_no_sense_is_refused():
-    for argv in (["engine.inject_mismatch=int3"], ["engine=timed", "engine.inject_mismatch=int8"]):
-        with pytest.raises(ConfigError, match=r"engine\.inject_mismatch"):
-            load(["quickstart", *argv])

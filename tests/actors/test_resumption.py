@@ -24,8 +24,9 @@ from areal_like.wire.groups import (
     encode_group,
     encode_partial,
 )
-from areal_like.wire.messages import Credit, Failed, PartialHead
+from areal_like.wire.messages import PartialHead
 from tests.actors.looped import looped
+from tests.actors.test_worker import Client as Recording
 from tests.actors.tiny_models import new_model, update_of
 
 LAUNCH, ANSWER = 3, 24
@@ -39,30 +40,16 @@ class Task:
         return Prompt(np.arange(6, dtype=np.int32), None, ANSWER, FILLER)
 
 
-class Client:
-    """Records an actor's messages, decoded from their bytes."""
+class Client(Recording):
+    """Takes groups and partial groups from their bytes."""
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
-        self.handed_back: list[tuple] = []
-        self.failures: list[tuple] = []
-        self.ended = 0
+        super().__init__()
+        self.push, self.hand_back = self.take, lambda ids, partials, leaving: self.left.extend(partials)
 
-    def push(self, group: Group) -> None:
+    def take(self, group: Group) -> None:
         head, payload = encode_group(group)
         self.groups.append(decode_group(head, bytes(payload)))
-
-    def hand_back(self, ids, partials, leaving: bool) -> None:
-        for each in partials:
-            check_partial(*each)
-        self.handed_back += partials
-
-    def send(self, message: Credit | Failed) -> None:
-        match message:
-            case Credit(ended):
-                self.ended = ended
-            case Failed(group_id, reason, detail):
-                self.failures.append((group_id, reason, detail))
 
 
 class Actor:
@@ -88,7 +75,8 @@ class Actor:
             await asyncio.sleep(0)
         await self.worker.hand_back()
         await self.engine.close()
-        ((head, payload),) = self.client.handed_back
+        ((head, payload),) = self.client.left
+        check_partial(head, payload)
         return decode_partial(head, payload, (0, 1, 2))
 
     async def group(self, carried: CarriedSamples | None = None) -> Group:
@@ -121,7 +109,7 @@ async def test_with_equal_weights_the_group_is_that_of_an_undisturbed_actor(afte
     decoded = first.engine.stats()["tokens"] + second.engine.stats()["tokens"]
     assert decoded == sum(lengths), "a token was sampled twice"
     assert len(first.scored) + len(second.scored) == LAUNCH, "a response was scored twice"
-    assert first.client.ended == LAUNCH
+    assert first.client.credits[-1] == LAUNCH
 
 
 @looped
@@ -129,7 +117,7 @@ async def test_tokens_keep_their_version_and_logprobs_when_others_go_on_with_new
     first, spans = Actor(), 0
     group = await Actor(version=1).group(await first.broken_off(12))
     assert group.digests == {0: "d0", 1: "d1"}
-    for index, left in decode_partial(*first.client.handed_back[0], (0, 1, 2)).samples.items():
+    for index, left in decode_partial(*first.client.left[0], (0, 1, 2)).samples.items():
         sample, calls = group.samples[index], [*left.calls.values()]
         old = sum(count for version, count in sample.runs if version == 0)
         assert old > 0 and sample.runs[0] == (0, old)
@@ -170,7 +158,7 @@ def changed(column: str, kind: np.dtype, field: str, value: object) -> Callable[
 def test_a_partial_group_that_does_not_add_up_is_refused(change, words: str) -> None:
     actor = Actor()
     asyncio.run(actor.broken_off(12))
-    ((head, payload),) = actor.client.handed_back
+    ((head, payload),) = actor.client.left
     change(head)
     with pytest.raises(WireError, match=words):
         check_partial(head, payload)

@@ -1,17 +1,13 @@
-"""A batch that the learner can't train is set aside: other groups take its places, and no resume serves it again."""
+"""A batch that the learner can't train is set aside: other groups take its places. (Resumes: `test_histories`.)"""
 
 from pathlib import Path
 
 import pytest
 
-from buffer.events import Drop
-from buffer.groups import GroupManager
 from buffer.kept_samples import read_untrainable as read
 from buffer.policies import fifo, in_order
-from buffer.staleness import Bound
 from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
-from tests.buffer.paper import Paper
 
 
 def batches(house: House) -> list[tuple[int, int, list[int]]]:
@@ -20,10 +16,9 @@ def batches(house: House) -> list[tuple[int, int, list[int]]]:
     return [(body["index"], body["redo"], [row[0] for row in body["table"]["groups"]]) for body in sent]
 
 
-def play(policy, journal: Paper) -> House:
+def play(policy) -> House:
     """Batch 0 is trained; batch 1 and, ahead of it, batch 2 are served, and batch 1 can't be trained."""
     house = House(asynchronous(max_staleness=2), batch_policy=policy)
-    house.server.groups.record = journal.append
     house.start()
     for group_id in range(3 * B):
         house.finish(group_id, 0)
@@ -41,7 +36,7 @@ def set_aside(house: House, index: int = 1, who: str = "learner") -> None:
 
 @pytest.mark.parametrize("policy", [in_order, fifo])
 def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: Path) -> None:
-    house = play(policy, Paper())
+    house = play(policy)
     house.server.samples.folder = tmp_path
     for who, index in (("actor-0", 1), ("learner", 0), ("learner", 2)):  # only the next batch, only by the learner
         set_aside(house, index, who)
@@ -66,32 +61,3 @@ def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: P
     assert redo == 1 and not {4, 5, 6, 7} & {*first, *second}
     if policy is in_order:
         assert sorted(first) == [12, 13, 14, 15] and second == [8, 9, 10, 11]
-
-
-@pytest.mark.parametrize("policy", [in_order, fifo])
-@pytest.mark.parametrize("checkpoint", [0, 1])
-def test_a_resume_does_not_serve_it_again(policy, checkpoint: int) -> None:
-    """The crash comes after any record behind the one that sets the batch aside; batch 0 is served as before where it
-    must be."""
-    journal = Paper()
-    set_aside(play(policy, journal))
-    records = journal.records
-    whole = max(number for number, record in enumerate(records) if isinstance(record.event, Drop)) + 1
-    for cut in range(whole, len(records) + 1):
-        replay = GroupManager(Bound(2, B), policy)
-        journal.records = records[:cut]
-        journal.restore(replay, checkpoint)
-        assert replay.store.ledger()["dropped"] == {"untrainable": 4}
-        assert replay.store.planned == ({} if checkpoint else {0: [0, 1, 2, 3]})
-        waiting = sorted(entry.id for entry in replay.store.of(Stage.WAITING))
-        assert waiting == [*([] if checkpoint else range(4)), 8, 9, 10, 11]
-        if not checkpoint:
-            assert [entry.id for entry in replay.serve(0)] == [0, 1, 2, 3]
-            replay.finish(0)
-        while replay.store.count(Stage.QUEUED) or replay.store.slots.next < 3 * B:
-            if queued := replay.queued_for(1):
-                replay.assign(queued, "actor", 1)
-            else:
-                replay.admit(replay.store.admitted, 0, 8, 8, "actor", 1, 0.0)
-        slots = {entry.slot for entry in replay.store.entries.values()}
-        assert slots >= set(range(B, 3 * B)), "every place can be filled"

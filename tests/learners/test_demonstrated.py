@@ -113,21 +113,6 @@ def test_a_pause_ends_it_before_the_next_batch() -> None:
         made.batch()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("run.target_reward", "0.9"),
-        ("learner.kl_reward", "0.1"),
-        ("group_reward", "tests.actors.test_group_rewards:total_minus"),
-        ("learner", "{name: timed}"),
-    ],
-)
-def test_settings_that_need_rollouts_are_refused(key: str, value: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        config_of(f"{key}={value}")
-    assert refused.value.key == key
-
-
 def test_a_task_that_demonstrates_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from scripts.starting.preflight import check_demonstrations
 

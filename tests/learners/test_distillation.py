@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from areal_like.config.run_config import ConfigError, load
 from areal_like.models.causal_lm import qwen2
 from learners.advantages import Episodes, distill, group
 from learners.learner import TorchLearner
@@ -101,20 +100,6 @@ def test_the_gradient_of_the_kl_over_tokens_is_that_of_a_plain_loop(folder: str,
     for p, q in zip(made.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=2e-5)
     assert metrics["loss"] == pytest.approx(0.5 * total.item() / tokens, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("key", "settings"),
-    [
-        ("learner.teacher.path", ["advantage=distill"]),
-        ("learner.teacher", ["learner.teacher={path: x}"]),
-        ("learner.teacher.path", ["advantage=distill", "learner.teacher={top: 3}"]),
-    ],
-)
-def test_odd_settings_are_refused(key: str, settings: list[str]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load(["quickstart", *settings])
-    assert refused.value.key == key
 
 
 def test_a_teacher_of_fewer_tokens_is_refused(tmp_path) -> None:

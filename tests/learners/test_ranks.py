@@ -38,12 +38,18 @@ def four(tmp_path_factory):
     return train_on(4, tmp_path_factory.mktemp("ranks"), *FOUR)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.exact])
-def test_two_ranks_give_the_losses_and_weights_of_one(two, name):
+EXACT = [name for name, case in CASES.items() if case.exact]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(ranks, name) for ranks in ("two", "four") for name in EXACT if ranks == "two" or name in FOUR]
+)
+def test_ranks_give_the_losses_and_weights_of_one_and_share_its_state(ranks, name, request):
     """Computed in float64; the weights are equal as float32, in which they are published."""
-    one, first = train(CASES[name], 0, 1), two[0][name]
+    found = [rank[name] for rank in request.getfixturevalue(ranks)]
+    one, first = train(CASES[name], 0, 1), found[0]
     for step, (alone, together) in enumerate(zip(one["rows"], first["rows"], strict=True)):
-        assert together == two[1][name]["rows"][step], "ranks report the same"
+        assert all(rank["rows"][step] == together for rank in found), "ranks report the same"
         assert_metrics_close(together, alone, **(STEPPED if step else SUMMED))
         if CASES[name].shared:
             assert together["computed_tokens"] < 0.9 * together["backward_tokens"]
@@ -53,18 +59,8 @@ def test_two_ranks_give_the_losses_and_weights_of_one(two, name):
     assert bool(one["adapters"]) is ("lora" in CASES[name].knobs)
     start = torch.from_numpy(state_of(tiny_model(CASES[name].model), "float32").buffer).view(torch.float32)
     assert name in UNMOVED or (alone - start).abs().max() > 1e-3, "training has moved the weights"
-
-
-@pytest.mark.parametrize("name", [name for name in FOUR if CASES[name].exact])
-def test_four_ranks_do_too(four, name):
-    one = train(CASES[name], 0, 1)
-    for step, (alone, together) in enumerate(zip(one["rows"], four[0][name]["rows"], strict=True)):
-        assert all(rank[name]["rows"][step] == together for rank in four)
-        assert_metrics_close(together, alone, **(STEPPED if step else SUMMED))
-    alone, together = (each["weights"].view(torch.float32) for each in (one, four[0][name]))
-    torch.testing.assert_close(together, alone, rtol=torch.finfo(torch.float32).eps, atol=STEPPED["atol"])
-    held = [rank[name]["held"] for rank in four]
-    assert sum(held) == pytest.approx(one["held"], abs=32) and max(held) < 0.35 * one["held"]
+    held = [rank["held"] for rank in found]
+    assert sum(held) == pytest.approx(one["held"], abs=32) and max(held) < 1.4 * one["held"] / len(held)
 
 
 @pytest.mark.parametrize("ranks", ["two", "four"])
