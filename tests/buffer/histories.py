@@ -393,13 +393,17 @@ class Run:
         ids = [each for batch in self.served for each in batch]
         assert len(ids) == len(set(ids)), "a prompt was trained twice"
 
-    def go_on(self, until: int) -> None:
-        """All actors work, until so many batches are trained."""
+    def is_drained(self) -> bool:
+        stops = ("learner", "stop", {"drain": True}) in self.house.router.sent
+        return stops and len(self.trained) == len(self.served)
+
+    def go_on(self, until: int | Callable[[], bool]) -> None:
+        """All actors work, until so many batches are trained, or until this is true."""
         self.hung.clear()
         for name in self.names if "hang" in self.events else ():
             self.join(name)
         for _ in range(5000):
-            if len(self.trained) >= until:
+            if until() if callable(until) else len(self.trained) >= until:
                 return
             self.step(calm=True)
         pytest.fail(f"the buffer is stuck: {self.store.ledger()}")

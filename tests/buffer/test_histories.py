@@ -48,13 +48,7 @@ def test_a_drained_run_leaves_nothing(sizing: str, staleness: int) -> None:
         for _ in range(dice.randint(0, 120)):
             run.step()
         run.say("someone", "stop", {"drain": True})
-        for _ in range(5000):
-            stopped = any(who == "learner" and kind == "stop" for who, kind, _ in run.house.router.sent)
-            if stopped and len(run.trained) == len(run.served):
-                break
-            run.step(calm=True)
-        else:
-            pytest.fail(f"history {number}: the buffer is stuck")
+        run.go_on(run.is_drained)
         ledger = run.store.ledger()
         assert ledger["active"] == 0 and not set(ledger["dropped"]) - {"rejected"}, (number, ledger)
 

@@ -14,7 +14,6 @@ from buffer.sizing import Fixed
 from buffer.staleness import Bound
 from tests.buffer.histories import ROUNDS, SIZE, Run, head_of
 from tests.buffer.house import B, House, asynchronous
-from tests.buffer.paper import Paper
 
 BATCHES, CHECKPOINT = 18, 4
 
@@ -40,27 +39,6 @@ def test_every_batch_has_its_age_whatever_happens(age: int, interval: int) -> No
         for _ in range(300):
             run.step()
         run.go_on(until=BATCHES)
-
-
-def test_the_buffer_announces_no_version_before_the_slots_of_the_one_before_are_rolled_out() -> None:
-    """Of age 1: batches 0 and 1 need version 0, every later one the version before its own."""
-    house = House(asynchronous(max_staleness=1), age=FixedAge(Bound(1, B)))
-    Paper().restore(house.server.groups, 0)
-    house.start()
-    assert len(house.leases()) == 2 * B
-    house.want(0)
-    for group_id in range(2 * B - 1):
-        house.finish(group_id, 0)
-    assert house.batches() == [[0, 1, 2, 3]]
-    house.say("learner", "trained", {"index": 0})
-    house.publish(1)
-    assert house.server.weights.version == 0 and len(house.leases()) == 2 * B, "group 7 still runs"
-    house.finish(2 * B - 1, 0)
-    assert house.server.weights.version == 1
-    house.apply(1)
-    assert len(house.leases()) == 3 * B
-    house.want(1)
-    assert house.batches() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def rolled_out(age: int, odd: tuple[int, int] = (0, 0)) -> GroupManager:
