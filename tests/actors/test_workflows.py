@@ -1,12 +1,14 @@
-"""single_turn and filler with an engine that plays back completions and records its requests."""
+"""single_turn and filler with an engine that plays back completions and records its requests; experts of contexts."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.transcript import Transcript
 from actors.workflows import single_turn, with_filler
 from areal_like.types import Completion, Limits, Prompt
 
@@ -68,3 +70,19 @@ def test_filler_is_appended_masked_and_its_runs_are_joined(answer_runs, filler_r
 def test_an_aborted_answer_is_rejected_without_scoring_and_an_aborted_filler_too():
     assert turn(Engine(completion([(0, 2)], "abort")), filler=3) == (None, [])
     assert turn(Engine(completion([(0, 2)]), completion([(0, 1)], "abort")), filler=3)[0] is None
+
+
+def test_the_experts_of_contexts_stand_at_their_tokens():
+    def chosen(count: int, first: int) -> np.ndarray:
+        return np.arange(first, first + count, dtype=np.uint8).reshape(count, 1, 1)
+
+    transcript = Transcript(PROMPT.tokens[:2], replace(LIMITS, max_tokens=10))
+    transcript.said(replace(completion([(0, 2)]), experts=chosen(3, 1)))
+    transcript.forked(PROMPT.tokens, replace(LIMITS, max_tokens=10))
+    assert transcript.limits().experts_from == 0 and transcript.room == 9
+    assert transcript.fits(np.zeros(11, np.int32)) and not transcript.fits(np.zeros(12, np.int32))
+    transcript.said(replace(completion([(0, 2)]), experts=chosen(4, 11)))
+    assert transcript.limits().experts_from == 4
+    sample = transcript.sample(1.0, "stop")
+    assert sample.experts is not None and len(sample.experts) == len(sample.tokens) - 1
+    assert sample.experts[:, 0, 0].tolist() == [1, 2, 3, 0, 11, 12, 13, 14]

@@ -123,6 +123,14 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("engine.inject_mismatch", ["engine.inject_mismatch=int3"]),
     ("engine.inject_mismatch", ["engine=timed", "engine.inject_mismatch=int8"]),
     ("engine.mismatch_stays", ["engine.inject_mismatch=int8", "engine.mismatch_stays=true"]),
+    # mixtures
+    ("task.tasks", ["task={name: mixture, tasks: {}}"]),
+    ("task.tasks", ["task={name: mixture, tasks: {mean: copy}}"]),
+    ("task.tasks.a", ["task={name: mixture, tasks: {a: {name: copy, digts: 3}}}"]),
+    ("task.tasks.a", ["task={name: mixture, tasks: {a: {name: mixture, tasks: {b: copy}}}}"]),
+    ("task.ratios", ["task={name: mixture, tasks: {a: copy}, ratios: {b: 1}}"]),
+    ("task.ratios.a", ["task={name: mixture, tasks: {a: copy}, ratios: {a: 0}}"]),
+    ("task.workflows.a", ["task={name: mixture, tasks: {a: copy}, workflows: {a: {name: multi_turns}}}"]),
     # distillation and demonstrations
     ("learner.teacher.path", ["advantage=distill"]),
     ("learner.teacher", ["learner.teacher={path: x}"]),

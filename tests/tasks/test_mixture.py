@@ -10,7 +10,6 @@ from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
 from actors.workflows import for_tasks
 from areal_like.config.registry import ConfigError, build
-from areal_like.config.run_config import load
 from buffer.prompts import PromptCursor, shares_of
 
 TWO = {
@@ -45,23 +44,6 @@ def test_ratios_hold_after_every_block_and_each_task_has_epochs_of_its_own():
         drawn = [place.row for place in places if place.task == task]
         epochs = [drawn[at : at + len(rows)] for at in range(0, len(drawn), len(rows))]
         assert all(sorted(epoch) == list(rows) for epoch in epochs) and epochs[0] != epochs[1]
-
-
-@pytest.mark.parametrize(
-    ("knobs", "key"),
-    [
-        ("tasks: {}", "task.tasks: "),
-        ("tasks: {mean: copy}", "task.tasks: 'mean'"),
-        ("tasks: {a: {name: copy, digts: 3}}", "task.tasks.a: .*digts"),
-        ("tasks: {a: {name: mixture, tasks: {b: copy}}}", "task.tasks.a: "),
-        ("tasks: {a: copy}, ratios: {b: 1}", "task.ratios: "),
-        ("tasks: {a: copy}, ratios: {a: 0}", "task.ratios.a: got 0"),
-        ("tasks: {a: copy}, workflows: {a: {name: multi_turns}}", "task.workflows.a: "),
-    ],
-)
-def test_a_wrong_mixture_is_refused_when_the_config_is_read(knobs: str, key: str):
-    with pytest.raises(ConfigError, match=key):
-        load(["configs/quickstart.yaml", f"task={{name: mixture, {knobs}}}"])
 
 
 def test_tasks_of_other_tokens_cannot_be_mixed():
