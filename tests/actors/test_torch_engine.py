@@ -7,22 +7,25 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, Qwen3MoeConfig
 
 from actors.engines import decoders
+from actors.engines.sampler import sample
 from actors.engines.torch_engine import TorchEngine
-from areal_like.models.causal_lm import state_of, write_state
+from areal_like.models.causal_lm import publishable, state_of, write_state
 from areal_like.sampling import uniforms
 from areal_like.types import Limits
 from areal_like.weights.delta import Changes, Update
 from tests.actors.tiny_models import (
     CONFIGS,
     FUSED,
+    SHAPE,
     VOCAB,
-    decode_as_on_a_gpu,
+    experts_of,
     greedy_of,
     logits_of,
     logprobs_of,
+    made,
     new_model,
     prompts_of,
     sampled,
@@ -30,16 +33,24 @@ from tests.actors.tiny_models import (
     steps,
     update_of,
 )
+from tests.seeds import shifted
 
 
-@pytest.mark.parametrize("step", ["usual", "static"])
+@pytest.fixture(params=["usual", "static"])
+def step(request, monkeypatch):
+    """Static: steps of fixed shapes as on a GPU, without their capture."""
+    if request.param == "static":
+        monkeypatch.setattr("actors.engines.torch_engine.is_static", lambda device: True)
+        monkeypatch.setattr("actors.engines.slot_cache.PooledCache.LEAST", 16)
+        monkeypatch.setattr("actors.engines.static_step.LEAST_TIME", 16)
+    return request.param
+
+
 @pytest.mark.parametrize("own_forward", [False, True])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_greedy_equals_generate_whatever_joins_or_leaves(kind, own_forward, step, monkeypatch):
     if own_forward:
         monkeypatch.setattr(decoders.FusedDecoder, "fits", lambda model: False)
-    if step == "static":
-        decode_as_on_a_gpu(monkeypatch)
     model = new_model(kind)
     assert decoders.FusedDecoder.fits(model) == (kind in FUSED and not own_forward)
     prompts, counts = prompts_of(1, 7, 7, 20, 2, 33, 5), [20, 3, 40, 11, 1, 17, 26]
@@ -52,11 +63,8 @@ def test_greedy_equals_generate_whatever_joins_or_leaves(kind, own_forward, step
         assert (completion.finish, completion.runs) == ("length", [(0, count)])
 
 
-@pytest.mark.parametrize("step", ["usual", "static"])
 @pytest.mark.parametrize("kind", ["qwen2", "granite"])
-def test_sampling_is_the_inverse_cdf_of_keyed_uniforms(kind, step, monkeypatch):
-    if step == "static":
-        decode_as_on_a_gpu(monkeypatch)
+def test_sampling_is_the_inverse_cdf_of_keyed_uniforms(kind, step):
     model = new_model(kind)
     prompts, temperatures = prompts_of(3, 9, 4, 9), [0.7, 1.0, 0.0, 1.5]
     limits = [Limits(25, temperature=t, key=11 + i) for i, t in enumerate(temperatures)]
@@ -129,11 +137,8 @@ def test_the_prompt_of_a_group_is_prefilled_once_whenever_its_samples_come(compu
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4 if compute_dtype == "float32" else 0.4)
 
 
-@pytest.mark.parametrize("step", ["usual", "static"])
 def test_preempted_sequences_go_on_as_if_nothing_had_happened(step, monkeypatch):
     """Memory is too small for all: some sequences are put back, and all get the tokens that a large engine samples."""
-    if step == "static":
-        decode_as_on_a_gpu(monkeypatch)
     prompts, counts, held = prompts_of(3, 9, 4, 4, 20, 6, 11, 2), [40, 12, 60, 30, 25, 50, 8, 33], []
     limits = [Limits(n, key=i) for i, n in enumerate(counts)]
     decode = TorchEngine._decode
@@ -170,12 +175,9 @@ def kept_logprobs(old, new, prompt, response, switch):
     return logits.log_softmax(-1).gather(-1, torch.as_tensor(response).long()[:, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize("step", ["usual", "static"])
 @pytest.mark.parametrize("kind", ["qwen2", "granite"])
 @pytest.mark.parametrize("policy", ["recompute", "keep"])
-def test_update_in_flight(policy, kind, step, monkeypatch):
-    if step == "static":
-        decode_as_on_a_gpu(monkeypatch)
+def test_update_in_flight(policy, kind, step):
     old, new = new_model(kind), new_model(kind, seed=1)
     prompts = prompts_of(4, 11, 1, 11)
     prompts += [prompts[1], prompts[2], prompts[1], prompts[3]]  # groups: their prompt is computed once, also anew
@@ -284,3 +286,82 @@ def test_a_sparse_update_writes_what_has_changed_and_only_onto_what_it_was_made_
     assert (target[7] == 123.0) == held
     assert (target[[3, 5]] != before[[3, 5]]).all() and (target[[2, 4, 6]] == before[[2, 4, 6]]).all()
     assert (engine.version, engine.digest) == (1, state.digest())
+
+
+# ---- draws and dtypes -----------------------------------------------------------------------------------------------
+
+
+def test_a_token_without_weight_is_never_drawn():
+    for vocab in (3, 5000):  # the second is drawn in two steps
+        logits = torch.full((3, vocab), -torch.inf)
+        logits[:, vocab // 2] = 0.0
+        tokens, logprobs = sample(logits, np.ones(3, np.float32), np.array([0.0, 0.5, 1 - 2.0**-53]))
+        assert (tokens == vocab // 2).all() and (logprobs == 0).all()
+
+
+@pytest.mark.parametrize("own_forward", [False, True])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "granite"])
+def test_bfloat16_keeps_the_published_bits_and_close_logprobs(kind, own_forward, monkeypatch):
+    if own_forward:
+        monkeypatch.setattr(decoders.FusedDecoder, "fits", lambda model: False)
+    model, new = new_model(kind), new_model(kind, seed=1)
+    published = publishable(new, "bfloat16")
+    prompts = prompts_of(4, 30, 4)
+
+    async def main():
+        engine = TorchEngine(model, compute_dtype="bfloat16")
+        await engine.load(Update(1, published.digest(), published))
+        done = await asyncio.gather(*(engine.generate(p, Limits(20, key=i)) for i, p in enumerate(prompts)))
+        assert engine._cache.keys.dtype == torch.bfloat16
+        await engine.close()
+        return done
+
+    done = asyncio.run(main())
+    dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
+    assert all(dtypes[name] == torch.bfloat16 for name in dtypes if name.endswith("proj.weight"))
+    assert model.get_output_embeddings().weight.dtype == torch.float32
+    assert state_of(model, "bfloat16").digest() == published.digest()
+    exact = [logprobs_of(new, p, c.tokens) for p, c in zip(prompts, done, strict=True)]
+    off = np.abs(np.concatenate([c.logprobs for c in done]) - np.concatenate(exact))
+    assert 0 < off.mean() < 0.05 and off.max() < 0.4
+
+
+# ---- experts that the routers chose in the passes that made the tokens ----------------------------------------------
+
+CONFIG = Qwen3MoeConfig(
+    **SHAPE, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True
+)
+
+
+@pytest.mark.parametrize("knobs", [{"slots": 3}, {"slots": 3, "kv_tokens": 50}], ids=["whole", "preempted"])
+def test_experts_are_those_of_the_models_own_forward(knobs, step):
+    model, prompts = made(CONFIG, shifted(0)), prompts_of(6, 9, 1, 6)
+    prompts.append(prompts[1])
+    limits = [Limits(16 + i, key=i, experts_from=i if i != 2 else 0) for i in range(4)]
+    limits.append(Limits(4, trained=False))
+    done, stats = sampled(model, prompts, limits, return_experts=True, **knobs)
+    assert (stats["preemptions"] > 0) == ("kv_tokens" in knobs)
+    assert done.pop().experts is None
+    for prompt, each, asked in zip(prompts, done, limits, strict=False):
+        expected = experts_of(model, np.concatenate([prompt, each.tokens]))[asked.experts_from :]
+        assert each.experts.dtype == np.uint8
+        np.testing.assert_array_equal(np.sort(each.experts, -1), expected)
+
+
+def test_after_an_update_earlier_tokens_keep_the_experts_under_which_they_were_sampled(step):
+    old, new, prompts = made(CONFIG, shifted(0)), made(CONFIG, shifted(1)), prompts_of(4, 11, 11)
+    prompts.append(prompts[1])
+    limits, update = [Limits(16, key=i) for i in range(4)], update_of(new, 7)
+    done, _ = sampled(old, prompts, limits, return_experts=True, meanwhile=lambda engine: engine.load(update))
+    for prompt, each in zip(prompts, done, strict=True):
+        (_, before), _ = each.runs
+        tokens, switch = np.concatenate([prompt, each.tokens]), len(prompt) + before - 1
+        found, by_old, by_new = np.sort(each.experts, -1), experts_of(old, tokens), experts_of(new, tokens)
+        np.testing.assert_array_equal(found[:switch], by_old[:switch])
+        np.testing.assert_array_equal(found[switch:], by_new[switch:])
+        assert (by_old[switch:] != by_new[switch:]).any()
+
+
+def test_a_model_without_experts_is_refused():
+    with pytest.raises(ValueError, match="needs a mixture-of-experts model"):
+        TorchEngine(new_model(), return_experts=True)

@@ -85,13 +85,6 @@ def prompts_of(*lengths):
     return [rng.integers(0, VOCAB, length).astype(np.int32) for length in lengths]
 
 
-def decode_as_on_a_gpu(monkeypatch):
-    """By steps of fixed shapes, without their capture."""
-    monkeypatch.setattr("actors.engines.torch_engine.is_static", lambda device: True)
-    monkeypatch.setattr("actors.engines.slot_cache.PooledCache.LEAST", 16)
-    monkeypatch.setattr("actors.engines.static_step.LEAST_TIME", 16)
-
-
 def update_of(model, version):
     state = state_of(model, "float32")
     return Update(version, state.digest(), state)
