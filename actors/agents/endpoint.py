@@ -1,8 +1,8 @@
 """The OpenAI-compatible endpoint: HTTP on this machine's loopback, one per event loop, for all samples of an actor.
 
-A bearer token, the sample's key, identifies its agent. A request without a key gets 401, one with the key of an ended
-sample 410. A client that hangs up ends its request, and its slot in the engine is free at once. The first sample starts
-the server; it ends with its event loop, as a task of it.
+A bearer token, the sample's key, identifies its agent. A request without the key of a running sample gets 401. A client
+that hangs up ends its request, and its slot in the engine is free at once. The first sample starts the server; it ends
+with its event loop, as a task of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
@@ -22,13 +21,11 @@ except ModuleNotFoundError:
 
 from actors.agents import chat as bodies
 from actors.agents.chat import RefusedRequest
-from actors.agents.conversation import ENDED, Conversation
+from actors.agents.conversation import Conversation
 from actors.measures import AGENTS
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
-REMEMBERED = 4096
-"""Number of remembered keys of ended samples, to answer late requests."""
 _SHUTDOWN_SECONDS = 1.0
 RESPONSES = "ask for client.chat.completions.create(...); in the Agents SDK set_default_openai_api('chat_completions')"
 
@@ -39,7 +36,6 @@ class Endpoint:
     def __init__(self) -> None:
         self.base_url = ""
         self._conversations: dict[str, Conversation] = {}
-        self._ended: deque[str] = deque(maxlen=REMEMBERED)
 
     @contextmanager
     def serves(self, conversation: Conversation) -> Iterator[str]:
@@ -50,7 +46,6 @@ class Endpoint:
             yield key
         finally:
             del self._conversations[key]
-            self._ended.append(key)
 
     async def run(self, started: asyncio.Future[None]) -> None:
         """Serve until cancelled; `started` receives the start, or its failure."""
@@ -65,11 +60,10 @@ class Endpoint:
     def _conversation(self, request: web.Request) -> Conversation:
         """Raises RefusedRequest."""
         key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        if key in self._conversations:
-            return self._conversations[key]
-        if key in self._ended:
-            raise RefusedRequest(410, ENDED, code="session_ended")
-        raise RefusedRequest(401, "this endpoint wants the key of a sample, as a bearer token", code="invalid_api_key")
+        if key not in self._conversations:
+            why = "this endpoint takes the key of a sample that has not ended, as a bearer token"
+            raise RefusedRequest(401, why, code="invalid_api_key")
+        return self._conversations[key]
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         conversation = self._conversation(request)

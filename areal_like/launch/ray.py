@@ -277,7 +277,7 @@ def answering(address: str, check: Callable[[], None], seconds: float = ANSWER_S
 def _sum(places: list[Place]) -> Place:
     total = Counter[str]()
     for place in places:
-        total.update(place)  # type: ignore[arg-type]  # it adds floats as well
+        total.update(place)  # it adds floats as well
     return dict(total)
 
 

@@ -11,47 +11,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from itertools import pairwise
-from typing import Annotated
+from typing import Any
 
 import numpy as np
 
-from areal_like.tasks.rows import Row, TaskOfRows, are_messages, checked_prompt, rows_of_files
-from areal_like.tasks.text import TextTask
+from areal_like.tasks.rows import FileTask, Row, are_messages, checked_prompt
 from areal_like.types import Demonstration, Prompt
 
 ASSISTANT = "assistant"
 
 
-class Demonstrations(TaskOfRows, TextTask):
-    """Rows of a file, in an order shuffled by the seed. Knobs of the text: see `areal_like.tasks.text`; `suffix` and
-    `system` change the opening of a conversation, `max_prompt_tokens` bounds it, `max_tokens` the rest.
+class Demonstrations(FileTask):
+    """Conversations to imitate. Knobs of the file: see `areal_like.tasks.rows.FileTask`; openings take the place of
+    prompts: `suffix` and `system` change them, `max_prompt_tokens` bounds them, `max_tokens` the rest.
 
-    path: the file. prompt_key, completion_key: names within a line that has no "messages". An assistant's message with
-        `"weight": 0` is read and not trained.
-    heldout_path: file of the held-out rows; a training row with the opening of one of them is left out (and logged).
-        Without it, `heldout_fraction` of the different openings of `path`, at least one, is held out.
+    prompt_key, completion_key: names within a line that has no "messages". An assistant's message with `"weight": 0` is
+        read and not trained.
 
     As a task of its own (`scripts.eval`) it asks for the last turn; the reward is 1 for the same text, else 0.
-    Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
     """
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        path: str,
-        prompt_key: str = "prompt",
-        completion_key: str = "completion",
-        heldout_path: str | None = None,
-        heldout_fraction: Annotated[float, "(0, 1)"] = 0.05,
-        **text: object,
-    ):
-        super().__init__(**text)  # type: ignore[arg-type]  # its knobs, checked by the registry
-
-        row_of = partial(_row, prompt_key=prompt_key, completion_key=completion_key, chat=self._chat)
-        self._rows = rows_of_files(seed, path, heldout_path, heldout_fraction, row_of)
+    def __init__(self, seed: int, *, prompt_key: str = "prompt", completion_key: str = "completion", **file: Any):
+        self._prompt_key, self._completion_key = prompt_key, completion_key
+        super().__init__(seed, **file)
 
     def prompt(self, split: str, row: int) -> Prompt:
         """The conversation up to its last turn, which is the answer."""
@@ -85,41 +68,38 @@ class Demonstrations(TaskOfRows, TextTask):
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         return float(self._text(tokens).strip() == str(prompt.answer).strip())
 
+    def _row(self, place: str, fields: Mapping[str, object]) -> Row:
+        """The opening of a conversation and, as JSON, the messages from the assistant's first turn on."""
+        opening, rest = self._parted(place, fields)
+        turns = [turn for turn in rest if turn["role"] == ASSISTANT]
+        if all(_is_only_read(turn) for turn in turns):
+            raise ValueError(f"{place}: every message of the assistant has the weight 0")
+        if any(here["role"] == after["role"] == ASSISTANT for here, after in pairwise(rest)):
+            raise ValueError(f"{place}: two messages of the assistant follow one another: join them")
+        return Row(place, opening, json.dumps(rest))
 
-def _row(place: str, fields: Mapping[str, object], prompt_key: str, completion_key: str, chat: bool) -> Row:
-    """The opening of a conversation and, as JSON, the messages from the assistant's first turn on. Raises
-    ValueError."""
-    opening, rest = _parted(place, fields, prompt_key, completion_key, chat)
-    turns = [turn for turn in rest if turn["role"] == ASSISTANT]
-    if all(_is_only_read(turn) for turn in turns):
-        raise ValueError(f"{place}: every message of the assistant has the weight 0")
-    if any(here["role"] == after["role"] == ASSISTANT for here, after in pairwise(rest)):
-        raise ValueError(f"{place}: two messages of the assistant follow one another: join them")
-    return Row(place, opening, json.dumps(rest))
-
-
-def _parted(
-    place: str, fields: Mapping[str, object], prompt_key: str, completion_key: str, chat: bool
-) -> tuple[str | list[dict[str, str]], list[dict[str, str]]]:
-    if "messages" in fields:
-        said = fields["messages"]
-        if not chat or not are_messages(said):
-            raise ValueError(f'{place}: "messages" must be a list of messages, and needs task.chat_template')
-        first = next((at for at, message in enumerate(said) if message["role"] == ASSISTANT), 0)
-        if first == 0 or said[-1]["role"] != ASSISTANT:
-            raise ValueError(f"{place}: the first message must not be the assistant's, and the last one must")
-        return said[:first], said[first:]
-    for key in (prompt_key, completion_key):
-        if key not in fields:
-            raise ValueError(f'{place}: no "messages" and no {key!r}; the keys are {", ".join(fields)}')
-    prompt, completion = checked_prompt(place, prompt_key, fields[prompt_key], chat), fields[completion_key]
-    if isinstance(completion, str):
-        return prompt, [{"role": ASSISTANT, "content": completion}]
-    if not chat or not are_messages(completion):
-        raise ValueError(f"{place}: {completion_key!r} must be a text, or with a chat template a list of messages")
-    if completion[0]["role"] != ASSISTANT or completion[-1]["role"] != ASSISTANT:
-        raise ValueError(f"{place}: {completion_key!r} must begin and end with the assistant's messages")
-    return prompt, completion
+    def _parted(
+        self, place: str, fields: Mapping[str, object]
+    ) -> tuple[str | list[dict[str, str]], list[dict[str, str]]]:
+        if "messages" in fields:
+            said = fields["messages"]
+            if not self._chat or not are_messages(said):
+                raise ValueError(f'{place}: "messages" must be a list of messages, and needs task.chat_template')
+            first = next((at for at, message in enumerate(said) if message["role"] == ASSISTANT), 0)
+            if first == 0 or said[-1]["role"] != ASSISTANT:
+                raise ValueError(f"{place}: the first message must not be the assistant's, and the last one must")
+            return said[:first], said[first:]
+        for key in (self._prompt_key, self._completion_key):
+            if key not in fields:
+                raise ValueError(f'{place}: no "messages" and no {key!r}; the keys are {", ".join(fields)}')
+        prompt = checked_prompt(place, self._prompt_key, fields[self._prompt_key], self._chat)
+        completion = fields[self._completion_key]
+        if isinstance(completion, str):
+            return prompt, [{"role": ASSISTANT, "content": completion}]
+        if self._chat and are_messages(completion) and completion[0]["role"] == completion[-1]["role"] == ASSISTANT:
+            return prompt, completion
+        wanted = "a text, or with a chat template messages that begin and end with the assistant's"
+        raise ValueError(f"{place}: {self._completion_key!r} must be {wanted}")
 
 
 def _is_only_read(turn: Mapping[str, object]) -> bool:

@@ -17,7 +17,6 @@ from reasoning_gym.factory import DATASETS, create_dataset
 
 from areal_like.config.registry import nearest
 
-SYSTEM_PROMPTS: dict[str, str] = utils.SYSTEM_PROMPTS
 SIZE = 1_000_000
 SIZES = {"acre": 1000, "word_ladder": 20_000}
 """Items of data sets that make all of them at once, or refuse more. A config may set another `size`."""

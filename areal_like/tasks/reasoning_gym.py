@@ -15,7 +15,7 @@ import numpy as np
 
 from areal_like.errors import UserError
 from areal_like.tasks.generated import GeneratedPrompts
-from areal_like.tasks.text import TextTask, Turns
+from areal_like.tasks.text import TextTask
 from areal_like.types import Prompt
 
 
@@ -37,7 +37,6 @@ class ReasoningGym(TextTask, GeneratedPrompts):
 
     dataset: its name, e.g. chain_sum; config: its keys, which set its difficulty.
     extract: where the answer is in a response: "tags" (the last `<answer>...</answer>`) or "text" (all of it).
-    system: may also name one of reasoning_gym's own: default, simple, direct, chain_of_draft, DeepSeekZero.
     train_size, heldout_size: rows of the splits, which share no prompt.
     """
 
@@ -77,12 +76,6 @@ class ReasoningGym(TextTask, GeneratedPrompts):
         answer = Item(*self._place, index)
         question = str(item(*answer)["question"])
         return question.encode(), lambda: self._prompt(f"{answer.name}, item {index}", self._messages(question), answer)
-
-    def _messages(self, prompt: str | list[dict[str, str]]) -> Turns:
-        from areal_like.tasks.procedural import SYSTEM_PROMPTS
-
-        self._system = SYSTEM_PROMPTS.get(self._system or "", self._system)  # not before: the package is slow to import
-        return super()._messages(prompt)
 
     @cached_property
     def _items(self) -> int:

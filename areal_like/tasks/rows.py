@@ -5,15 +5,17 @@ from __future__ import annotations
 import codecs
 import json
 import logging
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
+from typing import Annotated, TypeGuard
 
 import numpy as np
 import xxhash
 
 from areal_like.sampling import stream_key
+from areal_like.tasks.text import TextTask
 
 _log = logging.getLogger(__name__)
 
@@ -91,16 +93,35 @@ class TaskOfRows:
         return self._rows.of(split)[row].place
 
 
-def rows_of_files(
-    seed: int, path: str, heldout_path: str | None, fraction: float, row_of: Callable[[str, dict[str, object]], Row]
-) -> Rows:
-    """The rows of `task.path` and `task.heldout_path`; `row_of(place, fields)` makes one. Raises FileNotFoundError,
-    ValueError."""
-    heldout = _read("task.heldout_path", heldout_path, row_of) if heldout_path else None
-    return Rows(seed, _read("task.path", path, row_of), heldout, fraction)
+class FileTask(TaskOfRows, TextTask, ABC):
+    """The base of tasks of a file with one JSON object per line, which `_row` reads by knobs that a subclass sets
+    before it calls this `__init__`. Knobs of the text: see `areal_like.tasks.text`.
+
+    path: the file. heldout_path: file of the held-out rows; a training row whose prompt is among them is left out (and
+        logged). Without it, `heldout_fraction` of the different prompts of `path`, at least one, is held out.
+
+    Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        path: str,
+        heldout_path: str | None = None,
+        heldout_fraction: Annotated[float, "(0, 1)"] = 0.05,
+        **text: object,
+    ):
+        super().__init__(**text)  # type: ignore[arg-type]  # its knobs, checked by the registry
+        heldout = _read("task.heldout_path", heldout_path, self._row) if heldout_path else None
+        self._rows = Rows(seed, _read("task.path", path, self._row), heldout, heldout_fraction)
+
+    @abstractmethod
+    def _row(self, place: str, fields: Mapping[str, object]) -> Row:
+        """The row of a line's object at `place`. Raises ValueError."""
 
 
-def _read(key: str, path: str, row_of: Callable[[str, dict[str, object]], Row]) -> list[Row]:
+def _read(key: str, path: str, row_of: Callable[[str, Mapping[str, object]], Row]) -> list[Row]:
     """The rows of the file that `key` of the config names, without empty lines."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{key}: no file {path!r}")

@@ -56,7 +56,7 @@ async def test_a_key_is_needed_and_ends_with_its_sample():
     ((base_url, key),) = keys
     assert base_url.startswith("http://127.0.0.1:") and engine.stats()["running"] == 0
     status, answer = await post(base_url, key, {"messages": [user("1")]})
-    assert (status, answer["error"]["code"]) == (410, "session_ended")
+    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
 
 
 def test_a_client_that_hangs_up_frees_its_slot_and_may_ask_again():
