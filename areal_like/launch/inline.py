@@ -1,9 +1,7 @@
 """Runs a plan in the starter's own process: each role is a thread, and they take turns (`areal_like.turns`).
 
-For debugging, notebooks and tests. Buffer, learner and actors run the same code and send the same messages as in
-separate processes. One of them runs at a time, in the order of the plan. An error of any role ends the run: RunFailed,
-with that error as its cause.
-"""
+For debugging, notebooks and tests. Roles run the same code and send the same messages as in separate processes. An
+error of any role ends the run: RunFailed, with that error as its cause."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Annotated
 
 from areal_like import turns
-from areal_like.config.run_config import Config, load_resolved
+from areal_like.config.run_config import load_resolved
 from areal_like.launch.children import Launcher, RestartLimits
 from areal_like.launch.outcome import Death, RunFailed, has_ended_well, may_resume, nothing
 from areal_like.launch.plan import RoleSpec
@@ -32,45 +30,30 @@ from areal_like.run.run_folder import config_file, room_wanted
 
 END_SECONDS = 5.0
 """Time for the roles to end; then an exception is raised in those that have not, and they get the same time again."""
+LOG = "inline.log"
 
 
-class InlineOrders(Orders):
-    """Orders as calls of the launcher; a process gets them as signals."""
+class RoleThread(Orders):
+    """A role's thread. Orders reach it as calls of the launcher; a process gets them as signals. After its end, `error`
+    holds its exception (None: no error)."""
 
-    def __init__(self) -> None:
-        self.end: Callable[[], object] | None = None
-        self._pause: Callable[[], object] = nothing
-        self._paused = False
-
-    def on_end(self, begin: Callable[[], object], seconds: int = 0) -> None:
-        self.end = begin
-
-    def on_pause(self, begin: Callable[[], object]) -> None:
-        self._pause = begin
-        if self._paused:
-            begin()
-
-    def end_within(self, seconds: int) -> None:
-        """Does nothing: only the launcher ends this role."""
-
-    def pause(self) -> None:
-        self._paused = True
-        self._pause()
-
-
-class RoleThread:
-    """A role's thread. After its end, `error` holds its exception (None: no error)."""
-
-    def __init__(self, spec: RoleSpec, role: Role, orders: InlineOrders, member: turns.Member):
-        self.name, self.orders, self.member = role.name, orders, member
+    def __init__(self, spec: RoleSpec, member: turns.Member):
+        self.name, self.module, self.member = spec.name, spec.module, member
         self.ended = False
         self.error: BaseException | None = None
-        run = lambda: self._run(spec.module, role)  # noqa: E731
-        self.thread = threading.Thread(target=member.turns.run, args=(member, run), name=role.name, daemon=True)
+        self.pause: Callable[[], object] = nothing
+        self._end: Callable[[], object] | None = None
 
-    def _run(self, module: str, role: Role) -> None:
+    def start(self, role: Role) -> None:
+        run = lambda: self._run(role)  # noqa: E731
+        self.thread = threading.Thread(
+            target=self.member.turns.run, args=(self.member, run), name=self.name, daemon=True
+        )
+        self.thread.start()
+
+    def _run(self, role: Role) -> None:
         try:
-            importlib.import_module(module).main(role)
+            importlib.import_module(self.module).main(role)
         except BaseException as error:
             self.error = error
             if not isinstance(error, SystemExit):
@@ -78,9 +61,18 @@ class RoleThread:
         finally:
             self.ended = True
 
+    def on_end(self, begin: Callable[[], object], seconds: int = 0) -> None:
+        self._end = begin
+
+    def on_pause(self, begin: Callable[[], object]) -> None:
+        self.pause = begin
+
+    def end_within(self, seconds: int) -> None:
+        """Does nothing: only the launcher ends this role."""
+
     def ask_to_end(self) -> None:
-        if self.orders.end:
-            self.orders.end()
+        if self._end:
+            self._end()
         else:
             self.member.error = Terminated(EXIT_TERMINATED)
 
@@ -97,32 +89,65 @@ class RoleThread:
         return any(each.f_globals.get("__name__") == "pdb" for each, _ in above)
 
 
-class Threads:
-    """The roles of the run in the folder `run`. No role is restarted."""
+class InlineLauncher(Launcher):
+    """`ready_timeout`: seconds that roles wait for one another at the start. It is its own `running`: no role is
+    restarted."""
 
-    def __init__(self, run: Path):
-        self.run = run
+    ONE_PROCESS = True
+
+    def __init__(self, run: Path, limits: RestartLimits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 1e7):
+        self.run, self.running = run, self
         self.deaths: list[Death] = []
         self.left_out: dict[str, str] = {}
         self._roles: list[RoleThread] = []
         self._turns: turns.TurnOrder | None = None
+        self._left = contextlib.ExitStack()  # changes to undo at the end
 
-    def start(self, roles: list[RoleSpec], sockets: Path, config: Config) -> None:
+    def placement(self, roles: list[RoleSpec]) -> str:
+        return "all of them are threads of this process, and an error in any of them ends the run\n"
+
+    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
         """Start the roles; they begin to run when this thread first waits."""
+        config = load_resolved(config_file(self.run))
+        self._log()
+        with contextlib.suppress(OSError, ValueError, termios.error):  # a thread may still be at a debugger's prompt
+            terminal = sys.stdin.fileno()
+            self._left.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
+        if torch := sys.modules.get("torch"):  # roles set it for the whole process
+            self._left.callback(torch.set_num_threads, torch.get_num_threads())
+        if config.buffer.transport == "inproc":
+            sockets = Path(f"areal-{secrets.token_hex(8)}")  # a name within this process
+        else:
+            sweep()
+            folder = SocketFolder()
+            self._left.callback(folder.remove)
+            sockets = folder.path
         self._turns = turns.TurnOrder()
         starter = self._turns.join("starter")
         turns.become(starter)
-        for spec in roles:
-            orders = InlineOrders()
-            role = Role(spec.name, self.run, sockets, config, orders=orders)
-            self._roles.append(RoleThread(spec, role, orders, self._turns.join(spec.name, before=starter)))
+        self._roles = [RoleThread(spec, self._turns.join(spec.name, before=starter)) for spec in roles]
         for each in self._roles:
-            each.thread.start()
+            each.start(Role(each.name, self.run, sockets, config, orders=each))
+
+    def _log(self) -> None:
+        """Write one log of all roles; errors also go to standard error."""
+        (self.run / "logs").mkdir(exist_ok=True)
+        terminal, root = logging.StreamHandler(), logging.getLogger()
+        terminal.setLevel(logging.ERROR)
+        terminal.setFormatter(logging.Formatter("%(threadName)s: %(message)s"))
+        file = logging.FileHandler(self.run / "logs" / LOG, errors="backslashreplace")  # as on standard error
+        file.setFormatter(logging.Formatter("%(asctime)s %(threadName)s %(levelname)s %(message)s"))
+        for handler in (terminal, file):
+            self._left.callback(handler.close)
+            self._left.callback(root.removeHandler, handler)
+            root.addHandler(handler)
+        self._left.callback(root.setLevel, root.level)
+        root.setLevel(logging.INFO)
 
     def pause(self) -> None:
         for each in self._roles:
             if each.name == "learner":
-                each.orders.pause()
+                each.pause()
 
     def poll(self) -> bool:
         """Like `Children.poll`. The cause of a RunFailed is the error of the failed role."""
@@ -137,25 +162,25 @@ class Threads:
             raise RunFailed(f"{each.name}: {text}{room}", may_resume(self.run, code)) from error
         return False
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End every thread. A thread in an endless loop outside of Python can't be ended; it is reported."""
-        if self._turns is None:
-            return
-        for each in self._roles:
-            if not each.ended:
-                each.ask_to_end()
-        self._turns.end()
-        turns.become(None)
-        self._join()
-        for each in self._roles:
-            each.interrupt()
-        self._join()
-        stuck = [each for each in self._roles if each.thread.is_alive()]
-        if busy := [each.name for each in stuck if not each.is_at_prompt()]:
-            print(f"{', '.join(busy)}: still running, although asked to end", file=sys.stderr)
-        if not stuck:
-            self._turns.close()
-        self._turns = None
+        if self._turns:
+            for each in self._roles:
+                if not each.ended:
+                    each.ask_to_end()
+            self._turns.end()
+            turns.become(None)
+            self._join()
+            for each in self._roles:
+                each.interrupt()
+            self._join()
+            stuck = [each for each in self._roles if each.thread.is_alive()]
+            if busy := [each.name for each in stuck if not each.is_at_prompt()]:
+                print(f"{', '.join(busy)}: still running, although asked to end", file=sys.stderr)
+            if not stuck:
+                self._turns.close()
+            self._turns = None
+        self._left.close()
 
     def _join(self) -> None:
         deadline = time.monotonic() + END_SECONDS
@@ -164,75 +189,8 @@ class Threads:
                 each.thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class InlineLauncher(Launcher):
-    """`ready_timeout`: seconds that roles wait for one another at the start."""
-
-    ONE_PROCESS = True
-
-    def __init__(self, run: Path, limits: RestartLimits, *, ready_timeout: Annotated[float, "(0, 1e7]"] = 1e7):
-        self.run, self.ready_timeout = run, ready_timeout
-        self.running = Threads(run)
-        self._left = contextlib.ExitStack()  # changes to undo at the end
-
-    def placement(self, roles: list[RoleSpec]) -> str:
-        return "all of them are threads of this process, and an error in any of them ends the run\n"
-
-    def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
-        config = load_resolved(config_file(self.run))
-        self._log([role.name for role in roles])
-        with contextlib.suppress(OSError, ValueError, termios.error):  # a thread may still be at a debugger's prompt
-            terminal = sys.stdin.fileno()
-            self._left.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
-        if torch := sys.modules.get("torch"):  # roles set it for the whole process
-            self._left.callback(torch.set_num_threads, torch.get_num_threads())
-        if config.buffer.transport == "inproc":
-            sockets = Path(f"areal-{secrets.token_hex(8)}")  # a name within this process
-        else:
-            sweep()
-            folder = SocketFolder()
-            self._left.callback(folder.remove)
-            sockets = folder.path
-        self.running.start(roles, sockets, config)
-
-    def _log(self, names: list[str]) -> None:
-        """Write one log per role, as processes do; errors also go to standard error."""
-        folder, root = self.run / "logs", logging.getLogger()
-        folder.mkdir(exist_ok=True)
-        terminal = logging.StreamHandler()
-        terminal.setLevel(logging.ERROR)
-        terminal.setFormatter(logging.Formatter("%(threadName)s: %(message)s"))
-        handlers: list[logging.Handler] = [terminal]
-        for name in names:
-            file = logging.FileHandler(folder / f"{name}.log", errors="backslashreplace")  # as on standard error
-            file.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
-            file.addFilter(_of_role(name, names))
-            handlers.append(file)
-        for handler in handlers:
-            self._left.callback(handler.close)
-            self._left.callback(root.removeHandler, handler)
-            root.addHandler(handler)
-        self._left.callback(root.setLevel, root.level)
-        root.setLevel(logging.INFO)
-
-    def stop(self) -> None:
-        self.running.end()
-        self._left.close()
-
-
 def _code(error: BaseException | None) -> int:
     """The exit code that a process would have."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return int(error is not None)
-
-
-def _of_role(name: str, names: list[str]) -> Callable[[logging.LogRecord], bool]:
-    """Selects log records of one role: from its thread, from that thread's helpers, and, from unknown threads, of its
-    room."""
-
-    def is_of_role(record: logging.LogRecord) -> bool:
-        thread = (record.threadName or "").partition(" ")[0]
-        room = record.name.partition(".")[0].removesuffix("s")
-        return thread == name if thread in names else room == name.partition("-")[0]
-
-    return is_of_role

@@ -50,7 +50,7 @@ def test_an_error_of_a_role_is_the_runs_error_with_its_frames(tmp_path: Path, ca
     with pytest.raises(RuntimeError, match="trained: ZeroDivisionError: this loss is broken") as caught:
         train(tmp_path, "run", *ALONE, f"loss={HERE}:broken")
     assert "in broken" in "".join(traceback.format_exception(caught.value)), "its causes are there, with their frames"
-    assert "in broken" in (tmp_path / "run" / "logs" / "learner.log").read_text()
+    assert "in broken" in (tmp_path / "run" / "logs" / inline.LOG).read_text()
     assert "in broken" in capfd.readouterr().err
     argv = ["configs/quickstart.yaml", "launcher=inline", *ALONE, f"loss={HERE}:broken", f"run.dir={tmp_path}"]
     assert command.main(argv) == 1
@@ -66,7 +66,7 @@ def roles_that_live() -> list[str]:
 def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> int:
     """The exit code of a run that gets Ctrl-C after a while."""
     monkeypatch.setattr(inline, "END_SECONDS", 1.0)
-    log = folder / "run" / "logs" / "buffer.log"
+    log = folder / "run" / "logs" / inline.LOG
 
     def interrupt() -> None:
         while not (log.exists() and "first lease" in log.read_text()):
