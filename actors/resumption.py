@@ -1,10 +1,8 @@
 """Records one sample's calls to the engine and the verifier, so that another actor can continue it.
 
-The worker gives each workflow a `Recorder` in place of the engine. It passes calls on and keeps the answers. If an
-earlier lease has recorded a call, the answer comes from that record. An interrupted call continues at its next token,
-in the same stream of random numbers (`Limits.offset`). It is then one completion made by several versions, as after an
-update in flight. Since tokens are drawn by (seed, prompt, sample, position), the same weights give the same tokens as
-without the interruption, up to the rounding of batched matrix products."""
+The worker gives each workflow a `Recorder` in place of the engine. If an earlier lease has recorded a call, the answer
+comes from that record. An interrupted call continues at its next token, in the same stream of random numbers
+(`Limits.offset`): one completion made by several versions, as after an update in flight."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Sources of an actor's weights: relays, if the buffer names any, and at last the learner's publisher.
 
-Weights come in parts. A relay has all of them; the publisher is one server per part, each on a rank of the learner. The
-actor asks one source at a time, the nearest first. It leaves a relay, and avoids it for some time, if the relay is
-silent, has nothing new, or lacks the wanted version. The publisher is the last source: the actor waits for it, and asks
-again for missing data, since a broken connection loses messages.
+A relay has all parts of the weights; the publisher is one server per part, each on a rank of the learner. The actor
+asks one source at a time, the nearest first. It leaves a relay, and avoids it for some time, if the relay is silent,
+has nothing new, or lacks the wanted version. For the publisher it waits, and asks again for missing data.
 """
 
 from __future__ import annotations

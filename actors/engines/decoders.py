@@ -8,10 +8,9 @@ bfloat16 both hold the layers' matrices in it, once and exactly (these bits are 
 products; embedding, norms, rotary angles, the residual stream and the head stay in float32, as they do for a learner
 under autocast with a float32 head.
 
-- `ModelDecoder` runs the forward of any transformers model with full attention, switched to `slot_attention`.
-- `FusedDecoder` runs the Llama-like ones (Llama, Mistral, Qwen2, Qwen3) with one matrix product for query, key and
-  value, one for gate and up, and fewer small operations. On the CPU, small models spend much of a decode step in those,
-  and larger ones in matrix products, for which it takes oneDNN (`products`). `ModelDecoder` is its reference in tests.
+`FusedDecoder` has one matrix product for query, key and value, one for gate and up, and fewer small operations. On the
+CPU, small models spend much of a decode step in those, and larger ones in matrix products, for which it takes oneDNN
+(`products`). `ModelDecoder` is its reference in tests.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 A server ends with this process, however that ends (`actors.child`). No call is retried here: the caller decides what a
 failure means.
 
-Every call has a time limit, but `/generate`: sequences may take any time. Whether a server works on them shows in its
-tokens: after `PROBE_SECONDS` without any, SGLang's own probe (`/health_generate`) asks for one, which comes after the
-next forward pass, ahead of all waiting requests. So a long prefill or a full server is no failure; only `patience`
-seconds without a token are. That clock stops while a server is paused for new weights.
+Every call has a time limit, but `/generate`: after `PROBE_SECONDS` without any token, SGLang's own probe
+(`/health_generate`) asks for one, ahead of all waiting requests. A long prefill or a full server is no failure; only
+`patience` seconds without a token are. That clock stops while a server is paused for new weights.
 """
 
 from __future__ import annotations

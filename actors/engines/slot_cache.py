@@ -4,9 +4,8 @@ Keys and values are in two tensors `[layer, slot, head, time, dim]`: slot i hold
 model's own forward is switched to `slot_attention` (registered with transformers' attention interface), so each
 architecture that transformers can run with full attention runs here unchanged.
 
-Driven by `torch_engine`: `reserve`, then a `begin_...` sets the slots of the next forward, then that forward (see
-`decoders`) calls `attend` once per layer. Invariants: no value in the tensors is NaN (a masked position has weight 0,
-and 0 · NaN is NaN), hence zeros and not empty memory; everything here runs under inference mode.
+Driven by `torch_engine`: `reserve`, then a `begin_...` sets the slots of the next forward, which calls `attend` once
+per layer. No value in the tensors is NaN (a masked position has weight 0, and 0 · NaN is NaN): zeros, not empty memory.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 next tokens and their logprobs. On a GPU it is captured as a CUDA graph and replayed.
 
 There is one graph per shape (sequences, rounded up to a power of two, and room for the longest one), captured when it
-is first needed. A step costs one copy to the device, a replay, one copy back, and one wait. Graphs hold addresses:
-weights are written in place, and keys and values stay in one pool (`slot_cache.PooledCache`). Rows beyond the running
-sequences compute on free slots.
+is first needed. Graphs hold addresses: weights are written in place, and keys and values stay in one pool
+(`slot_cache.PooledCache`). Rows beyond the running sequences compute on free slots.
 """
 
 from __future__ import annotations

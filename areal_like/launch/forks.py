@@ -1,9 +1,8 @@
 """Processes forked from `multiprocessing`'s fork server, which has imported torch and transformers.
 
-These imports take seconds of processor time; a fork has them at once and shares their memory. The server imports
-libraries only, never code of this repository. A forked process forks its own children from the same server, so all
-runs of an ablation or of a test session share the imports.
-"""
+A fork has these imports at once and shares their memory. The server never imports code of this repository. A forked
+process forks its own children from the same server, so all runs of an ablation or of a test session share the
+imports."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Prompts made from (seed, split, row), for tasks whose prompts are drawn at random instead of read from a file.
 
-A row's prompt depends on nothing else, so every process sees the same prompts without communication. A hash of
-the prompt's *content* chooses the split that it may appear in, and rows are drawn again until theirs allows them: the
-two splits share no prompt, by construction. Within a split a prompt may recur (with few possible prompts it must).
-"""
+A hash of the prompt's *content* chooses the split that it may appear in, and rows are drawn again until theirs allows
+them: the two splits share no prompt, by construction. Within a split a prompt may recur."""
 
 from __future__ import annotations
 

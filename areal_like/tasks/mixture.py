@@ -1,8 +1,7 @@
 """Several tasks in one run, with ratios: `task={name: mixture, tasks: {sums: {name: ...}, copy: {name: ...}}}`.
 
-Each task keeps its prompts, its verifier and its held-out rows; a prompt names its task (`Prompt.task`). The rows of
-a split are those of the first task, then those of the second, and so on. `buffer.prompts` draws from them by ratio.
-"""
+The rows of a split are those of the first task, then those of the second, and so on; a prompt names its task
+(`Prompt.task`). `buffer.prompts` draws from them by ratio."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ isolation="full" the kernel enforces (Linux, user namespaces permitted):
 - no new processes or threads, limits on CPU time, address space and file size; wall time by a kill from here;
 - no environment variables, no inherited descriptors, no capabilities, and where we are root, another user (nobody).
 
-The sandbox shares the kernel, and filters only system calls that make sockets. If the machine forbids user namespaces
-(some containers), `run` raises SandboxError. isolation="weak" works everywhere. It is for faulty programs, not for
-attacks: limits, and an audit hook that refuses files, sockets, processes and ctypes, which a program can bypass.
+The sandbox shares the kernel. If the machine forbids user namespaces (some containers), `run` raises SandboxError.
+isolation="weak" works everywhere. It is for faulty programs, not for attacks: limits, and an audit hook that refuses
+files, sockets, processes and ctypes, which a program can bypass.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ flight. A broken connection is made again, but messages in flight are lost silen
 their user repeats what matters. With `link_timeout` a silently dead connection counts as broken after that time.
 
 The file system guards local sockets: only the user has access to their folder. On TCP a Router is a CURVE server
-(`wire.keys`), which accepts clients on its allow-list, and from each only the messages of its key's role. A stranger
-can make it hold one frame per connection, for `HANDSHAKE_MS`. `max_frame` limits the size of a frame (refused before
-memory is taken), `UNREAD` and `unsent` the messages that wait. ZeroMQ does not limit the frames of one message: a
-holder of keys, or on a local socket another process of the user, can fill the memory."""
+(`wire.keys`), which accepts clients on its allow-list, and from each only the messages of its key's role. `max_frame`
+limits the size of a frame (refused before memory is taken), `UNREAD` and `unsent` the messages that wait. ZeroMQ does
+not limit the frames of one message: a holder of keys can fill the memory."""
 
 from __future__ import annotations
 

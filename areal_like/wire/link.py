@@ -1,5 +1,4 @@
-"""Watches the connection of a connecting socket, by its monitor. ZeroMQ connects and reconnects silently: a wrong key
-shows as endless silence, and messages in flight are lost when a connection breaks."""
+"""Watches the connection of a connecting socket, by its monitor. ZeroMQ itself connects and reconnects silently."""
 
 from __future__ import annotations
 
