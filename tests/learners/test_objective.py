@@ -94,14 +94,8 @@ def test_the_kl_in_the_reward_is_taken_off_token_by_token_or_as_a_sum():
 
 def test_rewards_pay_for_length_and_are_scaled_and_then_cut():
     batch = batches(1)[0]
-    knobs = {
-        "reward_scale": 4.0,
-        "reward_clip": 2.5,
-        "overlong_penalty": 2.0,
-        "overlong_limit": 8,
-        "overlong_buffer": 4,
-    }
-    shaped, learner = seen_by_advantage(batch, **knobs)
+    overlong = {"overlong_penalty": 2.0, "overlong_limit": 8, "overlong_buffer": 4}
+    shaped, learner = seen_by_advantage(batch, reward_scale=4.0, reward_clip=2.5, **overlong)
     taken = [2 * max(0, (s.response_length - 4) / 4) for s in batch.samples]
     expected = [4.0 * (s.reward - less) for s, less in zip(batch.samples, taken, strict=True)]
     np.testing.assert_allclose(shaped, np.clip(expected, -2.5, 2.5))

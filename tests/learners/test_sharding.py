@@ -62,28 +62,17 @@ def test_a_model_that_changes_its_logits_behind_the_head_is_refused():
 
 def test_recomputed_activations_give_the_same_gradient_for_a_second_forward_pass_of_each_layer():
     plain, again = learner_of(), learner_of(checkpoint_activations=True)
-    passes = {}
-    for name, learner in (("plain", plain), ("again", again)):
-        layer = layers_of(learner.model)[0]
-        layer.input_layernorm.register_forward_hook(
-            lambda *_, name=name: passes.update({name: passes.get(name, 0) + 1})
-        )
+    passes: list[TorchLearner] = []
+    for learner in (plain, again):
+        layers_of(learner.model)[0].input_layernorm.register_forward_hook(lambda *_, of=learner: passes.append(of))
     torch.testing.assert_close(gradient_of(again), gradient_of(plain), rtol=0, atol=0)
-    assert passes["again"] == 2 * passes["plain"]
+    assert passes.count(again) == 2 * passes.count(plain)
 
 
 def test_layers_with_weights_in_bfloat16_have_the_same_weights_and_add_gradients_up_in_float32():
-    knobs = {
-        "compute_dtype": "bfloat16",
-        "publish_dtype": "bfloat16",
-        "micro_batch_tokens": 23,
-        "checkpoint_activations": True,
-    }
-    knobs |= {"kl_loss": 0.1, "entropy_bonus": 0.0}
-    plain, half = (
-        learner_of(reinforce, publish_dtype="bfloat16"),
-        learner_of(reinforce, param_dtype="bfloat16", **knobs),
-    )
+    dtypes = dict.fromkeys(("param_dtype", "compute_dtype", "publish_dtype"), "bfloat16")
+    knobs = {"micro_batch_tokens": 23, "checkpoint_activations": True, "kl_loss": 0.1, "entropy_bonus": 0.0}
+    plain, half = learner_of(reinforce, publish_dtype="bfloat16"), learner_of(reinforce, **dtypes, **knobs)
     seen = []
     layers_of(half.model)[1].register_forward_hook(lambda m, args, output: seen.append(output.dtype))
     assert half.snapshot().digest() == plain.snapshot().digest(), "nothing is rounded"
@@ -127,12 +116,9 @@ class Waits(TorchDispatchMode):
 def test_nothing_waits_for_the_device_once_per_micro_batch(loss):
     counts = []
     for micro_batch_tokens in (1000, 1):
-        learner, batch = (
-            learner_of(loss, micro_batch_tokens=micro_batch_tokens, entropy_bonus=0.0),
-            make_batch(seeded(0)),
-        )
+        learner = learner_of(loss, micro_batch_tokens=micro_batch_tokens, entropy_bonus=0.0)
         with Waits() as waits:
-            learner.train(batch)
+            learner.train(make_batch(seeded(0)))
         counts.append(waits.count)
     assert counts[0] == counts[1], "one micro-batch, and one for each sample"
 
