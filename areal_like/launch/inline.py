@@ -39,21 +39,20 @@ class RoleThread(Orders):
 
     def __init__(self, spec: RoleSpec, member: turns.Member):
         self.name, self.module, self.member = spec.name, spec.module, member
-        self.ended = False
+        self.role: Role | None = None
+        self.thread = threading.Thread(target=member.turns.run, args=(member, self._run), name=spec.name, daemon=True)
+        self.ended = self._paused = False
         self.error: BaseException | None = None
-        self.pause: Callable[[], object] = nothing
+        self._pause: Callable[[], object] = nothing
         self._end: Callable[[], object] | None = None
 
     def start(self, role: Role) -> None:
-        run = lambda: self._run(role)  # noqa: E731
-        self.thread = threading.Thread(
-            target=self.member.turns.run, args=(self.member, run), name=self.name, daemon=True
-        )
+        self.role = role
         self.thread.start()
 
-    def _run(self, role: Role) -> None:
+    def _run(self) -> None:
         try:
-            importlib.import_module(self.module).main(role)
+            importlib.import_module(self.module).main(self.role)
         except BaseException as error:
             self.error = error
             if not isinstance(error, SystemExit):
@@ -65,7 +64,13 @@ class RoleThread(Orders):
         self._end = begin
 
     def on_pause(self, begin: Callable[[], object]) -> None:
-        self.pause = begin
+        self._pause = begin
+        if self._paused:
+            begin()
+
+    def pause(self) -> None:
+        self._paused = True
+        self._pause()
 
     def end_within(self, seconds: int) -> None:
         """Does nothing: only the launcher ends this role."""
