@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 import zmq
 import zmq.asyncio
@@ -191,8 +191,7 @@ class Router:
             log.warning("refused a message of %r: %r (%d in all)", shown, reason[:1000], self.refused)
 
     def send(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
-        """Queue a message. A peer that is gone is no error; one that stopped reading long ago is counted in
-        `unsent`."""
+        """Queue a message. A peer that is gone is no error; for one that does not read, `unsent` counts it."""
         try:
             send_all(self.socket, [peer, *encode(message, payloads)], _NOW)
         except zmq.ZMQError as error:
@@ -216,20 +215,22 @@ def deliver(seconds: float) -> None:
     zmq.asyncio.Context.instance().destroy(linger=int(seconds * 1000))
 
 
-def _dealer(
-    context: zmq.Context[Socket],
-    endpoint: str,
-    name: str,
-    peer: str,
-    link_timeout: float | None,
-    keys: str | None,
-    role: str,
-    key: str = "",
-) -> tuple[Socket, Link]:
+class Security(TypedDict, total=False):
+    """Of a dealer: seconds until a silent connection counts as broken, the folder of keys (`wire.keys`), the key pair
+    there to use, and the public key that the other side must show where it is not the server's."""
+
+    link_timeout: float | None
+    keys: str | None
+    role: str
+    key: str
+
+
+def _dealer(context: zmq.Context[Socket], endpoint: str, name: str, peer: str, how: Security) -> tuple[Socket, Link]:
+    link_timeout, keys, key = how.get("link_timeout"), how.get("keys"), how.get("key", "")
     options: Options = {zmq.SNDHWM: 0, zmq.RCVHWM: 0, zmq.MAXMSGSIZE: MAX_FRAME_BYTES}
     options[zmq.ROUTING_ID] = routing_id(name)
     if keys:
-        own, secret, server = keyring.client_pair(keys, role)
+        own, secret, server = keyring.client_pair(keys, how["role"])
         options |= {zmq.CURVE_PUBLICKEY: own, zmq.CURVE_SECRETKEY: secret, zmq.CURVE_SERVERKEY: key.encode() or server}
     if link_timeout:
         ms = max(PINGS_PER_TIMEOUT, int(link_timeout * 1000))
@@ -242,24 +243,14 @@ def _dealer(
 
 
 class Dealer:
-    """A connected socket of a blocking process; `peer` names the other side in errors; `keys` see `wire.keys`; `role`
-    names the key pair to use. Raises KeysError.
+    """A connected socket of a blocking process; `peer` names the other side in errors. Raises KeysError.
 
     The thread that made it receives; others may send as well, in one order for all. A lock guards the socket. The
     receiver waits outside the lock, on the socket's file descriptor, which signals each event once; a thread whose send
     consumed the signal passes it on with `_wake`."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        name: str,
-        peer: str,
-        *,
-        link_timeout: float | None = None,
-        keys: str | None = None,
-        role: str = "operator",
-    ):
-        self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, link_timeout, keys, role)
+    def __init__(self, endpoint: str, name: str, peer: str, **how: Unpack[Security]):
+        self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, {"role": "operator", **how})
         self._lock, self._owner = threading.Lock(), threading.get_ident()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
 
@@ -276,8 +267,7 @@ class Dealer:
             os.eventfd_write(self._wake, 1)
 
     def receive(self, timeout: float) -> Received | None:
-        """The next message, or None after `timeout` seconds. Raises WireError; BusError if the other side refuses this
-        one."""
+        """The next message, or None after `timeout` seconds. Raises WireError; BusError if this side is refused."""
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -300,24 +290,13 @@ class Dealer:
 
 
 class AsyncDealer:
-    """A connected socket of an asyncio process. `peer`, `keys` and `role` as for `Dealer`; `key`: the public key that
-    the other side must show, where it is not the server's. The receiver must poll `link` to detect reconnects."""
+    """A connected socket of an asyncio process, like `Dealer`. The receiver must poll `link` to detect reconnects."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        name: str,
-        peer: str,
-        *,
-        link_timeout: float | None = None,
-        keys: str | None = None,
-        role: str = "actor",
-        key: str = "",
-    ):
+    def __init__(self, endpoint: str, name: str, peer: str, **how: Unpack[Security]):
         context = zmq.asyncio.Context.instance()
         if endpoint.startswith("inproc:"):  # the other side is in the same process, and there in another context
             context = zmq.asyncio.Context(zmq.Context.instance())
-        self.socket, self.link = _dealer(context, endpoint, name, peer, link_timeout, keys, role, key)
+        self.socket, self.link = _dealer(context, endpoint, name, peer, {"role": "actor", **how})
 
     def send(self, message: Message, payloads: Payloads = ()) -> None:
         """Queue a message. Without a high-water mark the send is done when the call returns, so it is not awaited."""
