@@ -73,8 +73,7 @@ class ServedProbe:
         self._totals["probes"] += 1
         who = server or "the engine"
         if mean <= threshold:
-            if self._notes.pop(server, None):
-                log.info("%s: %s serves version %d again (error %.2g)", self._name, who, version, mean)
+            self._notes.pop(server, None)
             return
         self._totals["alarms"] += 1
         found = f"{who} does not serve version {version}: logprobs are off by {mean:.2g} on average"

@@ -31,8 +31,7 @@ class Progress:
         self._marks: dict[Any, tuple[int, int]] = {}
 
     def moved(self, leases: Mapping[Any, Iterable[Named]]) -> dict[Any, int]:
-        """Lease → its tokens from this actor, for leases that have moved; at most `MOST_REPORTED`, longest unreported
-        first."""
+        """Lease → its tokens from this actor, for `MOST_REPORTED` leases that have moved, longest unreported first."""
         so_far: Mapping[str, int] | None = getattr(self._engine, "progress", lambda: None)()
         made = self._engine.stats().get("tokens", 0.0)
         engine_moves, self._made = made != self._made, made

@@ -177,8 +177,7 @@ class Sources:
         return True
 
     async def _within(self, dealer: AsyncDealer, seconds: float) -> Received | None:
-        """The next message, or None after `seconds`. Raises Unreachable if a relay talks rubbish, WireError if
-        the publisher does."""
+        """The next message, or None after `seconds`. Raises Unreachable for a bad one of a relay, else WireError."""
         # One receive per dealer, never cancelled while the dealer is open: cancelling it may lose a message.
         pending = self._pending.get(dealer) or asyncio.ensure_future(dealer.receive())
         self._pending[dealer] = pending

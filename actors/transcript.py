@@ -68,8 +68,7 @@ class Transcript:
         return self.whole.max_tokens - self._used
 
     def limits(self, most: int | None = None) -> Limits:
-        """The limits of the model's next turn: at most `most` tokens, continuing in the sample's stream of random
-        numbers."""
+        """The limits of the model's next turn: at most `most` tokens, further on in the sample's random stream."""
         longest = self.room if most is None else min(most, self.room)
         offset = self.whole.offset + self._used
         return replace(self.whole, max_tokens=longest, offset=offset, experts_from=self._positions)

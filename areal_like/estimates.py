@@ -72,8 +72,7 @@ def resampled_means(values: np.ndarray) -> np.ndarray:
 
 
 def by_prompt(rewards: Sequence[Sequence[float]], ks: Sequence[int], right: float) -> dict[str, list[float]]:
-    """A number per prompt: the mean of its answers' rewards, and each pass@k; an answer is right from the reward
-    `right` on."""
+    """Per prompt: the mean of its answers' rewards, and each pass@k; an answer is right from the reward `right` on."""
     counts = [sum(reward >= right for reward in each) for each in rewards]
     named = {"reward": [sum(each) / len(each) for each in rewards]}
     for k in ks:

@@ -85,9 +85,8 @@ class Codec(Protocol):
         ...
 
     def rewrites(self, said: str, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> bool:
-        """Is a turn with this text of the model written differently when these messages follow? Then `reply` and
-        `continuation` don't fit, and the conversation forks (`Sample.forks`). A codec without this method never
-        does."""
+        """Is a turn with this text of the model written differently when these messages follow? Then `continuation`
+        doesn't fit, and the conversation forks (`Sample.forks`). A codec without this method never does."""
         ...
 
 
@@ -120,11 +119,10 @@ class RolloutEngine(Protocol):
     model is a transformers model rounded to the published bits; with `needs_folder = True`, too, as `Engine(model,
     folder, *, knobs)`, a folder for files of its own processes. `slots` is how many sequences it takes at once.
 
-    Two methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded.
-    If one gets no token for `buffer.lease_timeout`, the buffer gives its lease to another actor; without this method an
-    engine must detect its own hangs. `async logprobs_of(sequences) -> list[Scored]`: the logprobs of token sequences by
-    each of its servers; with it the engine is probed (`actors.probe_check`), and has an attribute `dtype`, in which it
-    multiplies matrices."""
+    Two methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded
+    (`buffer.lease_timeout`); without it an engine must detect its own hangs. `async logprobs_of(sequences) ->
+    list[Scored]`: the logprobs of token sequences by each of its servers; with it the engine is probed
+    (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices."""
 
     version: int
     digest: str
@@ -165,10 +163,9 @@ class Trainer(Protocol):
     `sampling.temperature` and `run.seed`.
 
     Some attributes are optional. `vocab_size`: the buffer refuses groups with token ids that are not below it.
-    `numbers(group_id)`: the last step's numbers per token (`learners.step.Step.numbers`), for people. `staleness()` is
-    `Batch.staleness` of all that was trained last, where `train` gets one rank's share. `logprobs_of(sequences)`:
-    logprobs at temperature 1 of each token behind the first, row by row, and the dtype of their precision: with it,
-    engines are probed."""
+    `numbers(group_id)`: the last step's numbers per token (`learners.step.Step.numbers`). `staleness()` is
+    `Batch.staleness` of all that was trained last, where `train` gets one rank's share. `logprobs_of(sequences)`, for
+    probes: logprobs at temperature 1 of each token behind the first, row by row, and the dtype of their precision."""
 
     def train(self, batch: Batch) -> Mapping[str, object]:
         """One train step on one batch; returns metrics."""

@@ -1,7 +1,7 @@
 """Sampling keyed by (seed, prompt, sample, position): one uniform number per token, in any order of arrival.
 
-A counter-based generator (splitmix64's finaliser over key + position): which sequences share a batch, which actor runs
-them and when cannot change the drawn tokens. Inverse-CDF sampling turns the one number into a token."""
+A counter-based generator (splitmix64's finaliser over key + position), so scheduling cannot change the drawn tokens.
+Inverse-CDF sampling turns the one number into a token."""
 
 from __future__ import annotations
 

@@ -192,8 +192,7 @@ def _call(place: str, call: Any) -> dict[str, Any]:
 
 
 def assistant_message(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str]) -> dict[str, Any]:
-    """The model's answer as a plain message: where there are tools, calls in it become `tool_calls`, unless one of
-    them can't be read."""
+    """The model's answer as a plain message; with tools, calls in it that can all be read become `tool_calls`."""
     before, *rest = text.split(marks[0]) if tools else [text]
     try:
         calls = [json.loads(part.partition(marks[1])[0]) for part in rest]

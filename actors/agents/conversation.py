@@ -112,8 +112,7 @@ class Conversation:
         return transcript
 
     def _go_on(self, before: Turn, chat: Chat) -> Transcript:
-        """Behind a turn, or in a new context if the chat template rewrites that turn. Raises
-        ValueError."""
+        """Behind a turn, or in a new context if the chat template rewrites that turn. Raises ValueError."""
         new, said = chat.messages[len(before.messages) :], before.messages[-1]["content"]
         if rewrites(self._codec, said, new, chat.tools):
             transcript = before.transcript.branch(self._next_stretch())

@@ -1,9 +1,7 @@
 """The OpenAI-compatible endpoint: HTTP on this machine's loopback, one per event loop, for all samples of an actor.
 
-A bearer token, the sample's key, identifies its agent. A request without the key of a running sample gets 401. A client
-that hangs up ends its request, and its slot in the engine is free at once. The first sample starts the server; it ends
-with its event loop, as a task of it.
-"""
+A bearer token, the sample's key, identifies its agent. A client that hangs up ends its request, and its slot in the
+engine is free at once. The first sample starts the server, which is a task of its event loop."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ class AgentError(RuntimeError):
 
 
 async def play(agent: str | Sequence[str], base_url: str, key: str, row: dict[str, Any]) -> Reward:
-    """Run the agent to its end; cancelling ends it at once. Raises AgentError, and ValueError for an agent that cannot
-    run at all."""
+    """Run the agent to its end; cancelling ends it at once. Raises AgentError; ValueError where it can't run at all."""
     if isinstance(agent, str):
         return await _call(agent, base_url, key, row)
     return await _run(list(agent), base_url, key, row)

@@ -84,8 +84,7 @@ async def _earned(conversation: Conversation, agent: str | Sequence[str], prompt
 
 
 async def _until_over(playing: Coroutine[Any, Any, Reward], conversation: Conversation, timeout: float) -> Reward:
-    """What the agent returns; None if its conversation was over before. It has ended when this returns. Raises
-    AgentError."""
+    """What the agent, which then has ended, returns; None if its conversation was over before. Raises AgentError."""
     program = asyncio.ensure_future(playing)
     over = asyncio.ensure_future(conversation.over.wait())
     try:

@@ -18,9 +18,8 @@ def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | N
     """One token per row of logits [n, vocab] → ids int64 [n], logprobs float32 [n] of softmax(logits / temperature).
 
     `temperatures` float32 [n]: 0 takes the likeliest token, with the logprob at temperature 1. `draws` float64 [n] in
-    [0, 1) picks the token by the inverse CDF (summed in float64, so that no token of a large vocabulary is lost);
-    None where no row samples. The logits are overwritten. Raises RuntimeError if a logprob is not a number.
-    """
+    [0, 1) picks the token by the inverse CDF, summed in float64; None where no row samples. The logits are overwritten.
+    Raises RuntimeError if a logprob is not a number."""
     logits, scale = logits.float(), torch.from_numpy(temperatures).to(logits.device)
     greedy = scale == 0 if (temperatures == 0).any() else None
     if not (temperatures == 1).all():

@@ -118,8 +118,7 @@ class Box:
 
 
 def lanes_of(words: Tensor, positions: Tensor) -> Tensor:
-    """`areal_like.weights.digest.lanes_of` of words (int64) at these positions, on their device: int64 [2] (the same
-    bits as uint64)."""
+    """`areal_like.weights.digest.lanes_of` of words (int64) at these positions, on their device: int64 [2]."""
     x = mixed((positions * GOLDEN).add_(words))
     return torch.stack([x.sum(), ((x & 0xFFFFFFFF) * shifted(x, 32)).sum()])
 

@@ -143,11 +143,8 @@ class SglangEngine:
     # ---- generating
 
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
-        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
-
-        Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (the
-        server gives no tokens, closed engine).
-        """
+        """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. Raises ValueError
+        (`check_prompt`) and RuntimeError (the server gives no tokens, closed engine)."""
         if self._closed:
             raise RuntimeError("the engine is closed")
         check_prompt(tokens, limits.max_tokens, self._config)
@@ -285,8 +282,7 @@ class SglangEngine:
             self._totals["apply_seconds"] += monotonic() - begin
 
     async def _give(self, server: SglangServer, patch: bytes, base: str, mode: sglang_weights.PauseMode) -> str:
-        """Give weights to one server; `patch` leads there from those with the digest `base`. A server that refuses
-        them is taken out of service, and restarted; returns the reason."""
+        """Give weights to one server; `patch` leads there from those with the digest `base`. Returns why it refused."""
         begin, running = monotonic(), server.load > 0
         fitting = patch if base and server.digest in ("", base) else None
         try:
@@ -305,8 +301,7 @@ class SglangEngine:
     # ---- servers
 
     async def watch(self) -> None:
-        """Start the servers and keep them running. Raises RuntimeError when that no longer works, UserError where it
-        never can."""
+        """Start the servers and keep them running. Raises RuntimeError when that fails, UserError where it must."""
         keepers = [
             asyncio.ensure_future(server.keep(self._equip, self._start_timeout, self._max_restarts))
             for server in self._servers
@@ -319,8 +314,7 @@ class SglangEngine:
             await asyncio.gather(*keepers, return_exceptions=True)
 
     async def _equip(self, server: SglangServer) -> None:
-        """Give a server that has just been started its weights, all unless it has them; then it may be used. Raises
-        ServerRefused."""
+        """Give a new server its weights, all unless it has them; then it may be used. Raises ServerRefused."""
         async with self._updating:
             if not self._held.digest:
                 self._held.digest = await asyncio.to_thread(self._held.state.digest)

@@ -67,11 +67,7 @@ def commands(
     more: Mapping[str, Any],
 ) -> tuple[list[list[str]], dict[str, str]]:
     """Arguments of each of `replicas` servers for a model, and the environment of all. `slots` are over all servers,
-    `more` are further arguments. Raises ValueError for arguments that are not free.
-
-    A server reads the weights of a local folder itself; of a model that was made here it gets the config, and later
-    all weights.
-    """
+    `more` are further arguments. Raises ValueError for arguments that are not free."""
     own = {str(key).replace("_", "-"): value for key, value in more.items()}
     for reason, names in REFUSED.items():
         if refused := sorted(own.keys() & set(names.split())):

@@ -73,8 +73,7 @@ def generate_request(
     rid: str, tokens: np.ndarray, done: int, limits: Limits, share: str, experts_from: int | None = None
 ) -> dict[str, Any]:
     """The body of a request: `done` tokens at the end of `tokens` are the completion's own. `share`: only requests with
-    the same share what is kept of prompts. `experts_from`: the position from which on experts are wanted;
-    None: they are not."""
+    the same share what is kept of prompts. `experts_from`: the first position whose experts are wanted, if any."""
     sampling = {
         **NEUTRAL,
         "max_new_tokens": limits.max_tokens - done,

@@ -85,9 +85,8 @@ class SlotCache:
 
     def begin_prefill(self, slots: np.ndarray, rows: np.ndarray) -> None:
         """The next forward is over right-padded prompts [b, t]; `slots[i]` gets the keys and values of `rows[i]`, int64
-        [slots], which count up from 0, with repeats where several slots share a row. Padding needs no mask: causal
-        attention hides it from the tokens before, and what it leaves in the cache is masked until it is overwritten.
-        """
+        [slots], which count up from 0, with repeats where several slots share a row. Padding needs no mask:
+        attention is causal, and what it leaves in the cache is masked until it is overwritten."""
         shared, device = int(rows[-1]) + 1 < len(rows), self.keys.device
         self._behind = None
         self._prefill = (torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device) if shared else None)

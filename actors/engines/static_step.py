@@ -49,10 +49,8 @@ class StaticStep:
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
 
     def __call__(self, table: SlotTable) -> tuple[np.ndarray, np.ndarray]:
-        """Sample the next token of each running sequence → ids int64 [n], logprobs float32 [n].
-
-        Raises RuntimeError if a logprob is not a number.
-        """
+        """Sample the next token of each running sequence → ids int64 [n], logprobs float32 [n]. Raises RuntimeError if
+        one is not a number."""
         n = len(table)
         self._fill(table, n)
         with torch.inference_mode():
@@ -116,8 +114,7 @@ class StaticStep:
             self.step(*shape[:2])
 
     def _captured(self, shape: Shape) -> torch.cuda.CUDAGraph:
-        """Run the step twice, for libraries that set themselves up, then capture it. The same input gives the same keys
-        and values: nothing changes by running it again."""
+        """Run the step twice, for libraries that set themselves up, then capture it."""
         device = self._input.device
         beside = torch.cuda.Stream(device)
         beside.wait_stream(torch.cuda.current_stream(device))

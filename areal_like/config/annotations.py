@@ -91,8 +91,7 @@ def _shown(annotation: ast.expr) -> str:
 
 
 def outside(value: object, interval: str) -> str:
-    """Why a number is outside an interval, such as "must be at least 0 and below 1"; empty where it is inside or no
-    number."""
+    """Why a number is outside an interval, such as "must be at least 0 and below 1"; empty where it is not."""
     found = _INTERVAL.fullmatch(interval)
     if not found or not isinstance(value, int | float):
         return ""

@@ -42,8 +42,7 @@ def _with_knobs(spec: Knobs, knobs: Knobs) -> Knobs:
 
 
 def task_spec(config: Config, given: str | Mapping[str, object]) -> Knobs:
-    """The spec of a set's task. FILE.jsonl is read as the run's own task reads its file, or with the run's
-    tokenizer."""
+    """The spec of a set's task. FILE.jsonl is read like the run's own file, or with the run's tokenizer."""
     if not isinstance(given, str) or not given.endswith(".jsonl"):
         return as_spec(given)
     task = as_spec(config.task)

@@ -3,9 +3,8 @@
     placement: {learner: [0-3], actors: [4-7]}
 
 Devices are counted from 0, among those that the starter sees. A rank of the learner has one, an actor those of all its
-servers (engine.replicas * engine.tp_size), in the order of the lists; CUDA_VISIBLE_DEVICES of each process names its
-own. `auto` gives the first devices to the learner and the next ones to the actors; a single device is shared. Slurm and
-Ray choose the devices themselves, by each process's number of them (`Needs`). Pure: asks no device."""
+servers (engine.replicas * engine.tp_size), in the order of the lists. `auto` gives the first devices to the learner and
+the next ones to the actors; a single device is shared. Slurm and Ray choose devices by their number (`Needs`)."""
 
 from __future__ import annotations
 

@@ -81,8 +81,7 @@ def from_tree(tree: Tree) -> Config:
 
 
 def save(config: Config, path: str | Path) -> None:
-    """Write the resolved config as yaml, under a temporary name first: a killed process leaves the old file or the new
-    one."""
+    """Write the resolved config as yaml, under a temporary name first: a file is the old one or the new one."""
     beside = Path(path).with_suffix(".tmp")
     beside.write_text(to_yaml(config), encoding="utf-8")
     beside.replace(path)
@@ -202,8 +201,7 @@ def _imply_bound(layers: Layers) -> None:
 
 
 def _imply_one_process(layers: Layers) -> None:
-    """In one process a person may pause the roles for any time: no time-outs and no helper processes, unless
-    overridden."""
+    """In one process a person may pause the roles for any time: no time-outs, no helpers, unless overridden."""
     name = _chosen(layers.tree, "launcher")
     if name and "ONE_PROCESS" in marks("launcher", name):
         for path, value in _IN_ONE_PROCESS.items():

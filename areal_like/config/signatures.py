@@ -140,8 +140,7 @@ def is_async(path: str) -> bool:
 
 
 def _definition(target: str) -> tuple[_Function | ast.ClassDef | ast.Call, str]:
-    """The definition of "module:name" (of calls: only `functools.partial`), and the module that has it. Raises
-    UnreadableError."""
+    """The definition (or `functools.partial`) of "module:name", and the module that has it. Raises UnreadableError."""
     module, _, attribute = target.partition(":")
     for node in _statements(_source(module).body):
         match node:

@@ -215,8 +215,7 @@ class Children:
             raise RunFailed(report + none, may_resume(self.run, code))
 
     def end(self) -> None:
-        """End every process: first `end_signal`; after a moment SIGKILL. A warning names processes that may still
-        run."""
+        """End every process: `end_signal`, then SIGKILL. A warning names processes that may still run."""
         self._end_all(self._end_signal, self._end_seconds)
         left = self._end_all(signal.SIGKILL, KILL_SECONDS)  # also processes that a role left in its group
         if left:

@@ -1,7 +1,4 @@
-"""Starts a role as a process of this machine that leads a process group.
-
-Ray imports this for each role (`areal_like.launch.ray_host`), so it imports little itself.
-"""
+"""Starts a role as a process of this machine that leads a process group. Imports little, as Ray's hosts import it."""
 
 from __future__ import annotations
 

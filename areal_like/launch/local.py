@@ -28,7 +28,6 @@ class LocalLauncher(Launcher):
         self._check = nothing
 
     def start(self, roles: list[RoleSpec], check: Callable[[], None] = nothing) -> None:
-        # Paths of Unix sockets are limited to about 100 characters, so they can't be in the run folder.
         sweep()
         self.sockets = SocketFolder()
         self._check = check

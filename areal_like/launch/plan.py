@@ -30,8 +30,7 @@ class RoleSpec:
 
 
 def plan(config: Config) -> list[RoleSpec]:
-    """The processes of a run, in order of their start. A replay has no actors; a supervised loss has no buffer
-    either."""
+    """The processes of a run, in order of their start. A replay has no actors; a supervised loss no buffer either."""
     alone = is_supervised(config)
     count = 0 if config.replay or alone else actors_of(config)
     engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)

@@ -154,8 +154,7 @@ class SlurmLauncher(Launcher):
 
     def _meaning(self, role: RoleSpec, code: int) -> int:
         """The role's own exit code. srun also ends with 0 when the node has failed; only the learner itself may end
-        with 0, after it has written a summary. Raises RunStopped if the run can't go on without the node: the job is
-        queued again."""
+        with 0, after it has written a summary. Raises RunStopped if the run can't go on without the node."""
         done = (self.run / SUMMARY).exists() and not (self.run / NEXT).exists()
         if code != 0 or (role.name == "learner" and done):
             return code

@@ -79,8 +79,7 @@ def pretrained(model: Callable[..., PreTrainedModel]) -> Callable[..., PreTraine
 
 @pretrained
 def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
-    """A causal language model from a local Hugging Face folder. Raises FileNotFoundError, ValueError (vocabulary,
-    damaged weights)."""
+    """A causal language model from a local folder. Raises FileNotFoundError, ValueError (vocabulary, weights)."""
     if not (Path(path) / "config.json").is_file():
         raise FileNotFoundError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
     try:
@@ -100,8 +99,7 @@ _DEFERRED: contextvars.ContextVar[bool] = contextvars.ContextVar("deferred", def
 @contextlib.contextmanager
 def deferred_weights() -> Iterator[None]:
     """Models made in this context may come without memory for their weights, on the device `meta`: `weight_files` then
-    names the files of their weights. A model that no file has in this form (random weights, files with other names)
-    comes whole."""
+    names the files of their weights. Others (random weights, files with other names) come whole."""
     token = _DEFERRED.set(True)
     try:
         yield
@@ -178,8 +176,7 @@ def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable
 
 @torch.no_grad()
 def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes | None = None) -> None:
-    """Copy published bits into tensors of the same names and shapes; the values are exact in float32. With `changes`
-    only what those name."""
+    """Copy published bits, or those that `changes` name, into tensors of the same names and shapes."""
     for index, (spec, bits) in enumerate(state.tensors()):
         source, target = _as_torch(spec, bits), tensors[spec.name]
         if changes is None:
@@ -220,8 +217,7 @@ def publishable(model: PreTrainedModel, dtype: str = "bfloat16") -> State:
 
 def routers_of(model: PreTrainedModel) -> list[tuple[int, nn.Module, nn.Module]]:
     """(number of the decoder layer, layer, its router) of each layer that has experts, in order. A router maps hidden
-    states [N, H] to (logits [N, experts], weights [N, k], experts [N, k]). Raises ValueError for a model without, or of
-    another family."""
+    states [N, H] to (logits [N, experts], weights [N, k], experts [N, k]). Raises ValueError for a model without."""
     kind = model.config.model_type
     layers = list(model.get_decoder().layers) if kind in ROUTED else []
     found = [(i, layer, layer.mlp.gate) for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")]

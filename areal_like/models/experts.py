@@ -1,10 +1,8 @@
 """The experts that the routers of a mixture-of-experts model chose, as they travel with the tokens from engine to
 learner (rollout routing replay, R3, arXiv 2510.11370).
 
-An engine notes which experts each router chose at each input position: uint8 or uint16 [N, layers, k], k experts per
-token in each of the layers that have experts. A token is predicted at the position before it, so T tokens have T − 1
-such positions. On the wire they are the last column of a payload (`areal_like.wire.groups`).
-"""
+uint8 or uint16 [N, layers, k]: k experts per input position in each of the layers that have experts. A token is
+predicted at the position before it, so T tokens have T − 1 such positions."""
 
 from __future__ import annotations
 

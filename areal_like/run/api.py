@@ -23,8 +23,6 @@ from areal_like.run.run_folder import CONFIG, summary_of
 
 LAST_LINES = 12
 END_SECONDS = 60.0
-NO_NAME = ("run.name", None)
-"""The default: the run gets a name."""
 
 
 class Run:
@@ -72,7 +70,8 @@ def train(config: str | Path, overrides: Mapping[str, object] | None = None, *, 
     folder. Raises ConfigError, RunFailed (with the last lines printed) and, after the processes have ended,
     KeyboardInterrupt."""
     name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 1000:03d}"
-    wanted = {"run.name": name} | {key: value for key, value in (overrides or {}).items() if (key, value) != NO_NAME}
+    wanted = {"run.name": None, **(overrides or {})}
+    wanted["run.name"] = wanted["run.name"] or name
     resumed = wanted.get("resume")
     if resumed == "auto":
         raise configs.ConfigError("resume=auto: name the run folder to resume", "resume")

@@ -46,8 +46,7 @@ def meta(folder: Path) -> dict[str, Any]:
 
 def write(run: Path, step: int, fill: Callable[[Path], None], meta: Mapping[str, object], keep: int) -> Path:
     """Make a durable checkpoint of the files that `fill` writes into a folder, then delete all but the newest `keep`.
-    Does nothing if a complete checkpoint of this step exists. Raises OSError; earlier checkpoints are then still
-    there."""
+    Does nothing if a complete checkpoint of this step exists. Raises OSError, before it deletes."""
     target = folder_of(run, step)
     if (target / META).exists():
         return target

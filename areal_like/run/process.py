@@ -163,8 +163,7 @@ def _config_of(run: Path, path: Path) -> Config:
 
 def prepare_process() -> None:
     """Raise the limit of open files, of which each peer takes one, and tune malloc and the garbage collector for
-    batches: megabytes that come and go (malloc keeps them for the next batch), and many small objects without
-    cycles."""
+    batches: megabytes that come and go, and many small objects without cycles."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.set_threshold(20_000, 20, 20)

@@ -1,7 +1,7 @@
 """Working times: every process records the spans of time in which it worked, for `areal-like timeline`.
 
-A file per role, `spans/ROLE.jsonl`, has an object per span: `name`, and `begin` and `end` in seconds since 1970. Long
-work is written piece by piece, and adjacent spans of a name are joined. A full disk ends the recording alone."""
+A file per role, `spans/ROLE.jsonl`, has an object per span: `name`, and `begin` and `end` in seconds since 1970;
+adjacent spans of a name are joined. A full disk ends the recording alone."""
 
 from __future__ import annotations
 

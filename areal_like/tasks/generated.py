@@ -122,8 +122,7 @@ class GeneratedTask(GeneratedPrompts):
             self.prompt(split, 0)
 
     def demonstration(self, split: str, row: int) -> Demonstration:
-        """A prompt whose answer is the tokens of the right response, and that response, ended with the first stop token
-        if there is one."""
+        """For a prompt whose answer is tokens: these, ended with the first stop token if there is one."""
         prompt = self.prompt(split, row)
         tokens = np.append(prompt.answer, self.stop_tokens[:1]).astype(np.int32)
         return Demonstration(prompt, tokens, np.ones(len(tokens), bool))

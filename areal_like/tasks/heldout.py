@@ -39,8 +39,7 @@ class HeldoutSet:
 
 
 def sets_of(config: Config, task: Task) -> list[HeldoutSet]:
-    """The sets of a run, its own first; none if `eval.prompts` is 0 and there are no others. Raises ConfigError,
-    ValueError, OSError."""
+    """The sets of a run, its own first. Raises ConfigError, ValueError, OSError."""
     found = [_made(config, name, task, rows, {}, own=True) for name, rows in own_rows(config, task).items() if rows]
     for name, spec in configs.select(config, "eval.sets").items():
         asked, rows = _rows_of(config, task, name, spec)
@@ -49,8 +48,7 @@ def sets_of(config: Config, task: Task) -> list[HeldoutSet]:
 
 
 def own_rows(config: Config, task: Task, prompts: int | None = None) -> dict[str, list[tuple[str, int]]]:
-    """Name → rows of the run's own sets: the first of the task, or of each task of a mixture; `prompts` of each, or the
-    config's number."""
+    """Name → rows of the run's own sets, of the task or each of a mixture: `prompts`, or the config's number."""
     most = config.eval.prompts if prompts is None else prompts
     rows, first = {}, 0
     for name, member in getattr(task, "members", {OWN: task}).items():

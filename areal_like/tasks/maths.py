@@ -36,11 +36,8 @@ def exact(answer: str, response: str) -> float:
 
 
 def last_number(answer: str, response: str) -> float:
-    """1.0 where the last number of `response` equals the answer, else 0.0. Digits only: "fifteen" is no number.
-
-    A minus sign counts only in front of a number that no other stands before: "9-3" ends with 3. Raises ValueError
-    where the answer has no number.
-    """
+    """1.0 where the last number of `response`, in digits, equals the answer, else 0.0; "9-3" ends with 3. Raises
+    ValueError where the answer has no number."""
     wanted = _last(answer)
     if wanted is None:
         raise ValueError(f"there is no number in the answer {answer!r}")

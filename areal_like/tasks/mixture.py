@@ -154,8 +154,7 @@ def smallest_ratios(ratios: Mapping[str, object]) -> dict[str, int]:
 
 
 def refuse_other_tokens(one: Task, other: Task, where: str) -> None:
-    """Raises ConfigError unless both tasks write the same tokens: one model, and one list of stop tokens, serves
-    both."""
+    """Raises ConfigError unless both tasks write the same tokens, and end with the same ones."""
     for what in ("vocab_size", "pad_token", "stop_tokens"):
         ours, theirs = getattr(one, what), getattr(other, what)
         if ours != theirs:

@@ -26,8 +26,7 @@ UNSTEADY = {"isomorphic_strings", "polynomial_multiplication", "ransom_note"}
 
 @lru_cache(maxsize=64)
 def dataset(name: str, config: str) -> ProceduralDataset:
-    """`config` is JSON text. Raises ValueError for an unknown data set or config key, and for values that the data set
-    refuses."""
+    """`config` is JSON text. Raises ValueError for an unknown data set or key, and for values that it refuses."""
     if name not in DATASETS:
         raise ValueError(f"reasoning_gym has no data set {name!r}.{nearest(name, DATASETS)}")
     if name in UNSTEADY:

@@ -51,11 +51,8 @@ def run(
     bounds: SandboxLimits = SandboxLimits(),
     isolation: Literal["full", "weak"] = "full",
 ) -> list[list[object] | None]:
-    """What `function`, as `code` defines it, returns for each list of arguments (JSON values).
-
-    One item per call: `[value]`, or None where it raised, returned nothing that JSON has, or the program had ended.
-    Raises OutOfTime and SandboxError.
-    """
+    """What `function`, as `code` defines it, returns for each list of arguments (JSON values): `[value]`, or None
+    where it raised, returned nothing that JSON has, or the program had ended. Raises OutOfTime and SandboxError."""
     request = {"code": code, "function": function, "calls": calls, "isolation": isolation, **asdict(bounds)}
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-") as folder,

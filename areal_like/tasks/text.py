@@ -54,8 +54,7 @@ class TextTask:
     chat_template: wrap the prompt in the tokenizer's template; otherwise it is encoded as it is. system: the
         system message of every prompt that brings none of its own; it needs chat_template. suffix: text after each
         prompt, e.g. how to write the answer down.
-    max_prompt_tokens: a longer prompt raises ValueError (row, length and knob named) when it is asked for.
-    max_tokens: longest response.
+    max_prompt_tokens: a longer prompt raises ValueError when it is asked for. max_tokens: longest response.
 
     Raises FileNotFoundError where the folder has no tokenizer, and ValueError.
     """

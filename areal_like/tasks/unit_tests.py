@@ -23,10 +23,8 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 def unit_tests(tests: str, response: str) -> float:
-    """The reward of a response. Its program is the last fenced block, or the whole text if there is none.
-
-    Raises ValueError for tests that can't be read, and SandboxError.
-    """
+    """The reward of a response, whose program is the last fenced block, or all of it. Raises ValueError for tests that
+    can't be read, and SandboxError."""
     found = _checked(tests)
     blocks = _FENCED.findall(response)
     bounds = SandboxLimits(**{each.name: found[each.name] for each in fields(SandboxLimits) if each.name in found})

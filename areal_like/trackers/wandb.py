@@ -48,8 +48,7 @@ class WeightsAndBiases:
             self._run.log({f"samples/{samples[0].source}": table, "step": step})
 
     def end(self, summary: Mapping[str, object] | None) -> None:
-        for key, value in (summary or {}).items():
-            self._run.summary[key] = value
+        self._run.summary.update(dict(summary or {}))
         code = 1 if summary is None else 0
         self._run.finish(exit_code=code)
         wandb.teardown(code)  # `finish` returns before the file of an offline run is whole

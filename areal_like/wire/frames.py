@@ -20,8 +20,7 @@ MEANING = 1
 
 
 def schema_of(kinds: Iterable[type[Message]]) -> int:
-    """Another number for any other kind, field, type, limit or default. (The highest of 32 bits is always set: it takes
-    4 bytes on the wire.)"""
+    """Another number of 4 bytes (the highest bit is set) for any other kind, field, type, limit or default."""
     types = repr((MEANING, msgspec.inspect.multi_type_info([*kinds])))
     return 1 << 31 | xxh3_64_intdigest(types.encode()) & (1 << 31) - 1
 

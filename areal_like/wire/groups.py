@@ -187,8 +187,7 @@ class Head:
         return sorted(self.digests)
 
     def oldest_tokens(self, allowed: int = 0) -> dict[int, int]:
-        """Version → number of samples whose oldest token, among those of versions from `allowed` on, is of that
-        version."""
+        """Version → samples whose oldest token, among those of versions from `allowed` on, is of that version."""
         if self.oldest == self.newest:
             return {self.oldest: self.samples} if self.oldest >= allowed else {}
         made, starts = np.frombuffer(self.runs, RUN)["version"], starts_of(np.frombuffer(self.rows, ROW)["runs"])
@@ -483,8 +482,7 @@ def versions_of(head: PartialHead) -> dict[int, set[int]]:
 def check_partial(
     head: PartialHead, payload: Frame, vocab_size: int | None = None, routing: Routing | None = None
 ) -> None:
-    """Raises WireError unless the head's numbers agree with one another and with the payload, and its columns
-    pass `check_columns`."""
+    """Raises WireError unless the head's numbers agree, also with the payload, which passes `check_columns`."""
     name = f"partial group {head.id}"
     calls, runs = table(head.calls, f"{name}: calls", CALL), table(head.runs, f"{name}: runs", RUN)
     scores = table(head.scores, f"{name}: scores", SCORE) if head.scores else np.empty(0, SCORE)
