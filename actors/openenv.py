@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from weakref import WeakKeyDictionary
 
 from areal_like.errors import EpisodeError, UserError
+from areal_like.interfaces import Outcome
 from areal_like.tasks.episodes import seed_of
-from areal_like.types import Outcome, Prompt
+from areal_like.types import Prompt
 
 if TYPE_CHECKING:
     import aiohttp

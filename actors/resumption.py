@@ -16,7 +16,8 @@ import numpy as np
 
 from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.models.experts import joined_experts
-from areal_like.types import Completion, Limits, PartialSample, Prompt, Runs
+from areal_like.partial import PartialSample
+from areal_like.types import Completion, Limits, Prompt, Runs
 from areal_like.wire.groups import digest_of
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from actors.resumption import limited
 from areal_like.config.registry import build
 from areal_like.errors import EpisodeError
-from areal_like.interfaces import RolloutEngine
-from areal_like.types import Outcome, Prompt
+from areal_like.interfaces import Outcome, RolloutEngine
+from areal_like.types import Prompt
 
 _TOLD_CHARACTERS = 300
 MOST_CHARACTERS = 1 << 20

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pkgutil import resolve_name
 from typing import Annotated
 
-from areal_like.types import Outcome, Prompt
+from areal_like.interfaces import Outcome
+from areal_like.types import Prompt
 
 Tool = Callable[..., str | Awaitable[str]]
 """A function of keyword arguments, all of them text, numbers, or what else JSON has; its result is shown to the model.

@@ -24,9 +24,10 @@ from actors.reward_pool import RewardError
 from actors.workflows import with_filler
 from areal_like.errors import EpisodeError
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
+from areal_like.partial import CarriedSamples, PartialSample
 from areal_like.run.spans import Busy, Spans
 from areal_like.sampling import stream_key
-from areal_like.types import CarriedSamples, Group, Lease, Limits, PartialSample, Prompt, Sample
+from areal_like.types import Group, Lease, Limits, Prompt, Sample
 from areal_like.wire import messages
 from areal_like.wire.client import ActorClient
 from areal_like.wire.groups import LARGEST_REWARD, encode_partial

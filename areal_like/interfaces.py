@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from areal_like.types import Batch, Completion, Limits, Outcome, Prompt, Sample
-from areal_like.weights.delta import Update
+from areal_like.types import Batch, Completion, Limits, Prompt, Sample
 from areal_like.weights.state import State
+from areal_like.weights.update import Update
+
+
+class Outcome(NamedTuple):
+    """An environment's answer to an action: the text shown, the turn's reward (None: ask the task's verifier about
+    the action), and whether the episode has ended."""
+
+    observation: str
+    reward: float | None
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A server's scores ("": the embedded engine's) of some sequences: per sequence the logprobs, float32 [n - 1], at
+    temperature 1, of each token behind the first (NaN: not known); under the weights of `version`."""
+
+    server: str
+    version: int
+    logprobs: list[np.ndarray]
+
+
+class Demonstration(NamedTuple):
+    """A right answer to a prompt: `tokens` int32 [R]. Those where `trained` bool [R] is True are learned; others are
+    read."""
+
+    prompt: Prompt
+    tokens: np.ndarray
+    trained: np.ndarray
 
 
 class Task(Protocol):

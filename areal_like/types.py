@@ -35,15 +35,6 @@ class Prompt:
     task: str = ""
 
 
-class Outcome(NamedTuple):
-    """An environment's answer to an action: the text shown, the turn's reward (None: ask the task's verifier about
-    the action), and whether the episode has ended."""
-
-    observation: str
-    reward: float | None
-    done: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How to sample one completion.
@@ -74,40 +65,6 @@ class Completion:
     runs: Runs
     finish: Finish
     experts: np.ndarray | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A server's scores ("": the embedded engine's) of some sequences: per sequence the logprobs, float32 [n - 1], at
-    temperature 1, of each token behind the first (NaN: not known); under the weights of `version`."""
-
-    server: str
-    version: int
-    logprobs: list[np.ndarray]
-
-
-@dataclass(slots=True)
-class PartialSample:
-    """The record of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of the
-    engine's input tokens, `Limits.offset`) to the engine's completion, with finish "abort" if it had not ended.
-    `scores` maps the digest of a response to its reward (see `areal_like.wire.groups`)."""
-
-    calls: dict[tuple[int, int], Completion] = field(default_factory=dict)
-    scores: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def length(self) -> int:
-        """Tokens that were sampled."""
-        return sum(len(call.tokens) for call in self.calls.values())
-
-
-@dataclass(slots=True)
-class CarriedSamples:
-    """What a lease carries of a group that an earlier lease left unfinished: samples by index, and the digests of the
-    versions that made their tokens."""
-
-    samples: dict[int, PartialSample] = field(default_factory=dict)
-    digests: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -180,15 +137,6 @@ class Group:
     @property
     def oldest_version(self) -> int:
         return min(sample.oldest_version for sample in self.samples)
-
-
-class Demonstration(NamedTuple):
-    """A right answer to a prompt: `tokens` int32 [R]. Those where `trained` bool [R] is True are learned; others are
-    read."""
-
-    prompt: Prompt
-    tokens: np.ndarray
-    trained: np.ndarray
 
 
 class Lease(NamedTuple):

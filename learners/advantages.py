@@ -18,6 +18,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+Advantage = Callable[..., np.ndarray]
+"""An advantage function whose knobs are bound, in one of the two forms."""
+
 
 def _mark(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def mark(advantage: Callable[..., Any]) -> Callable[..., Any]:

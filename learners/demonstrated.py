@@ -16,9 +16,9 @@ import numpy as np
 from areal_like import turns
 from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, ranks_of
-from areal_like.interfaces import Task
+from areal_like.interfaces import Demonstration, Task
 from areal_like.run.process import Role
-from areal_like.types import Batch, Demonstration, Group, Sample
+from areal_like.types import Batch, Group, Sample
 from areal_like.wire.client import LearnerClient, Stopped
 
 Score = Callable[[list[list[int]]], tuple[list[list[float]], str]]

@@ -22,27 +22,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.models.causal_lm import specs_of
-from areal_like.types import Batch, Group, Sample
+from areal_like.types import Batch
 from learners.adapters import Adapters
-from learners.advantages import Episodes, marked, needs_current, turns_of
+from learners.advantages import Advantage, needs_current
 from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics, of_demonstrations
 from learners.collectives import Ranks
 from learners.distillation import Teacher
 from learners.logprobs import forward_candidates
-from learners.losses.contract import LossFunction, marks_of, merged, planned_for
+from learners.losses.contract import LossFunction, marks_of, merged
 from learners.objective import Objective, frozen, without_cut_answers
-from learners.optim import MasterAdamW, Schedule
-from learners.packing import Columns, MicroBatch, cut_groups
+from learners.optim import MasterAdamW
+from learners.packing import MicroBatch, cut_groups
 from learners.passes import Passes
+from learners.planning import Planner
 from learners.router_replay import RouterReplay
 from learners.saving import Saving
+from learners.schedules import Schedule
 from learners.sharding import Computing, hold_in, prepare, reshard
 from learners.step import Step
 from learners.untrainable import Untrainable, is_of_the_data, unknown_tokens
-
-Advantage = Callable[..., np.ndarray]
-"""An advantage function whose knobs are bound; `learners.advantages` has the two forms."""
 
 
 class TorchLearner:
@@ -51,9 +50,9 @@ class TorchLearner:
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the actors' sampling temperature. A batch
     is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
     and gone through `num_minibatch_epochs` times. `micro_batch_tokens` bounds the input tokens of a micro-batch. `lr`,
-    `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps): see `learners.optim`; configs fill
-    in None by the kind of model (`config.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype of the published
-    weights; gradients are taken at these values, held in float32.
+    `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps): see `learners.schedules`; configs
+    fill in None by the kind of model (`config.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype of the
+    published weights; gradients are taken at these values, held in float32.
 
     `lora` {rank, alpha, targets} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher` {path,
     top, kl} is the model to distil from (`learners.distillation`). `ranks` processes share the work, each with its part
@@ -153,15 +152,14 @@ class TorchLearner:
         self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`
         self._loss, self._marks, self._advantage, self._seed = loss, marks_of(loss), advantage, seed
         self._starts_known = needs_current(advantage)  # proximal logprobs come before advantages
+        planning = self._passes, self.ranks, self.objective, self._starts_known
+        self._planner = Planner(loss, *planning) if self._marks.plan else None
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on a batch, or this rank's share of it. Returns the whole batch's metrics: those of
-        `batch_metrics`, the loss's own observations under `loss/`, and those of `learners.diagnostics`. Losses that
-        need neither proximal logprobs nor a plan estimate `kl/`, `ess` and `ratio/` from the first minibatch.
-        `backward_tokens` input tokens, a share of `backward_share`, took part in a backward pass; for them the model
-        computed `computed_tokens`, since sequences share common prefixes. `skipped_steps` counts, over the learner's
-        life, optimizer steps skipped because of a non-finite gradient. Raises Untrainable for a fault of the batch's
-        data, on all ranks alike."""
+        `batch_metrics` and `Step.metrics`, and `skipped_steps`, which counts, over the learner's life, optimizer steps
+        skipped because of a non-finite gradient. Raises Untrainable for a fault of the batch's data, on all ranks
+        alike."""
         before = self.optimizer.steps
         try:
             fault = unknown_tokens(batch, self.vocab_size) or (self.distrust(batch) if self.distrust else "")
@@ -189,13 +187,9 @@ class TorchLearner:
         """Logprobs, at temperature 1, of all tokens after the first of some sequences. Also the dtype to whose
         precision they match the published weights (adapters are published merged and rounded). All ranks must call
         this, with the same sequences."""
-        columns = Columns(Batch(0, 0, [Group(i, [_whole(tokens)]) for i, tokens in enumerate(sequences)]))
-        found = np.zeros(len(columns.sample), np.float32)
-        for part, logprobs in self._passes.logprobs(columns, [np.arange(len(sequences))], temperature=1.0):
-            found[part.trained.cpu().numpy()] = logprobs.float().cpu().numpy()
+        rows = self._passes.logprobs_of(sequences)
         reshard(self.model)  # the next thing is a snapshot of this rank's part
-        ends = np.cumsum([len(tokens) - 1 for tokens in sequences])[:-1]
-        return [row.tolist() for row in np.split(found, ends)], "bfloat16" if self._rounds else "float32"
+        return rows, "bfloat16" if self._rounds else "float32"
 
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
         """What the last step computed per token of one of its groups (`Step.numbers`)."""
@@ -239,58 +233,16 @@ class TorchLearner:
             self._teacher.score(step, self._passes)
         if self._marks.wants_uniform:
             step.draw(self._seed)
-        self._advantages(step)
-        return step
-
-    def _advantages(self, step: Step) -> None:
-        penalties = self.objective.token_penalties(step.behaviour, step.reference)
-        columns, less = step.columns, self.objective.length_penalties(step.batch)
-        turns = turns_of(self.objective.turn_rewards(step.batch), columns.sample, columns.place)
-        step.note_penalties(less, penalties)
-        teacher = student = None
-        if step.teacher is not None:
-            if self._starts_known:
-                step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
-            student = (step.proximal if self._starts_known else step.behaviour).double().cpu().numpy()
-            teacher = step.teacher.double().cpu().numpy()
-        rewards = self.objective.rewards(step.batch, less)
-        episodes = Episodes(rewards, step.groups, columns.sample, penalties, turns, teacher, student)
-        if marked(self._advantage, "per_token"):
-            advantages = self._advantage(episodes)
-        else:
-            advantages = self._advantage(episodes.per_sample(), step.groups)[columns.sample]
-        step.advantages = step.on_device(advantages).to(step.behaviour.dtype)
-
-    def _planned(self, step: Step, samples: np.ndarray, at_start: bool) -> Columns:
-        """Let the loss weigh all tokens of a minibatch; returns the columns that need a gradient."""
-        assert self._marks.plan
-        current = torch.full_like(step.behaviour, torch.nan)
-        places = step.on_device(step.columns.tokens_of(samples))
-        if self._marks.plan.needs_current:
-            if at_start and self._starts_known:
-                current.copy_(step.proximal)
-            else:
-                for part, logprobs in self._passes.logprobs(step.columns, [samples]):
-                    current[part.trained] = logprobs
-            current = self.ranks.sum_disjoint(current, step.own)
-            if at_start:
-                step.proximal[places] = current[places]
-        around = self._marks.wants_proximal
-        if around:
+        if self._starts_known and step.teacher is not None:
             step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
-        minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=around)
-        minibatch, observed = planned_for(self._loss, minibatch)
-        step.plan(places, minibatch.weights, minibatch.factors, observed)
-        if self._marks.drops:
-            step.leave_out(self.objective.shares)
-        columns = step.columns.only(step.has_weight()) if self._marks.plan.skips else step.counted
-        skipped = places[step.own[places] & ~torch.isin(places, step.on_device(columns.tokens_of(samples)))]
-        step.observe(step.foreseen(skipped), skipped, "loss/")  # of the others when the loss is known
-        return columns
+        student = step.proximal if self._starts_known else step.behaviour
+        advantages = self.objective.advantages(step, self._advantage, student)
+        step.advantages = step.on_device(advantages).to(step.behaviour.dtype)
+        return step
 
     def _accumulate(self, step: Step, samples: np.ndarray, *, at_start: bool) -> float:
         """Put the gradient of one minibatch into the optimizer's buffer; returns its loss."""
-        columns = self._planned(step, samples, at_start) if self._marks.plan else step.columns
+        columns = self._planner.plan(step, samples, at_start) if self._planner else step.columns
         denominator = self.objective.denominator(step.counted, samples) or 1.0  # 0: a correction has left nothing
         self.optimizer.zero_grad()
         step.input_tokens += int(step.columns.lengths[samples].sum())
@@ -324,9 +276,3 @@ class TorchLearner:
         if self._teacher:
             loss = loss + self._teacher.loss(step, part, current, candidates, denominator)
         return loss
-
-
-def _whole(tokens: list[int]) -> Sample:
-    """A sample in which all tokens but the first are trained."""
-    n = len(tokens) - 1
-    return Sample(np.array(tokens, np.int32), 1, np.zeros(n, np.float32), np.ones(n, bool), [(0, n)], 0.0, "length")

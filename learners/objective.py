@@ -16,8 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.types import Batch, Sample
+from learners.advantages import Advantage, Episodes, marked, turns_of
 from learners.losses.contract import IMPOSSIBLE, LOG_RATIO_LIMIT
 from learners.packing import Columns
+from learners.step import Step
 
 
 class Objective:
@@ -104,6 +106,20 @@ class Objective:
             return np.zeros(len(behaviour))
         kl = kl_estimate(behaviour.double(), reference.double(), self.kl_reward_estimator)
         return self.kl_reward * kl.cpu().numpy()
+
+    def advantages(self, step: Step, advantage: Advantage, student: Tensor) -> np.ndarray:
+        """Each trained token's advantage [N]. `student` [N]: the logprobs to compare with a teacher's."""
+        columns, less = step.columns, self.length_penalties(step.batch)
+        penalties = self.token_penalties(step.behaviour, step.reference)
+        step.note_penalties(less, penalties)
+        compared = [] if step.teacher is None else [step.teacher, student]
+        known = (each.double().cpu().numpy() for each in compared)
+        rewards = self.rewards(step.batch, less)
+        turns = turns_of(self.turn_rewards(step.batch), columns.sample, columns.place)
+        episodes = Episodes(rewards, step.groups, columns.sample, penalties, turns, *known)
+        if marked(advantage, "per_token"):
+            return advantage(episodes)
+        return advantage(episodes.per_sample(), step.groups)[columns.sample]
 
     def with_terms(
         self, loss: Tensor, logprobs: Tensor, entropy: Tensor, reference: Tensor | None, share: Tensor | None, by: float

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from areal_like.config.defaults import RANDOM_LR
 from learners.collectives import Ranks
-from learners.sharding import own_part
+from learners.schedules import Schedule
+from learners.sharding import joined, own_part
 
 ROUNDED = {"cpu": 1 << 20, "cuda": 1 << 27}
 """Weights that are rounded at once: on a CPU as many as stay in its cache."""
@@ -141,17 +141,9 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load_master(self, parts: Sequence[Tensor]) -> None:
-        """Load the masters of a learner of any number of ranks, without moments, into one with one rank. Each rank's
-        [n] has its rows of every parameter, one parameter after another, as FSDP cuts them (torch.chunk). Raises
+        """Load the masters of a learner of any number of ranks, without moments, into one with one rank. Raises
         ValueError for other sizes."""
-        at, rows = [0] * len(parts), list[Tensor]()
-        for parameter in self._parameters:
-            for rank, own in enumerate(parameter.chunk(len(parts))):
-                rows.append(parts[rank][at[rank] : at[rank] + own.numel()])
-                at[rank] += own.numel()
-        if at != (sizes := [len(part) for part in parts]):
-            raise ValueError(f"the parts have {sizes} weights, and those of this model {at}")
-        torch.cat(rows, out=self._master)
+        self._master.copy_(joined(parts, self._parameters))
         self._round()
 
 
@@ -161,26 +153,3 @@ def _added_to(gradient: Tensor, parameter: Tensor) -> None:
     assert parameter.grad is not None
     gradient.add_(parameter.grad)
     parameter.grad = None
-
-
-class Schedule:
-    """A learning rate schedule, as a function of the optimizer step alone: lr · (step + 1) / `warmup_steps` at first,
-    then `lr` (`constant`), or falling to 0 after `total_steps` steps (`linear`, `cosine`; arXiv 1608.03983). `lr` None:
-    as for random weights; `warmup_steps` None: 0. As transformers' schedules, without their first step, whose rate is
-    0."""
-
-    def __init__(
-        self, lr: float | None = None, name: str = "constant", warmup_steps: int | None = None, total_steps: int = 0
-    ):
-        self.lr, self._name = RANDOM_LR if lr is None else lr, name
-        self._warmup, self._total = max(1, warmup_steps or 0), total_steps
-
-    def rate(self, step: int) -> float:
-        """The learning rate of optimizer step `step`, counted from 0."""
-        number, end = step + 1, self._total + 1
-        if number < self._warmup:
-            return self.lr * number / self._warmup
-        if self._name == "constant":
-            return self.lr
-        left = max(0.0, (end - number) / max(1, end - self._warmup))
-        return self.lr * (left if self._name == "linear" else 0.5 * (1.0 - math.cos(math.pi * left)))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from areal_like.types import Batch, Group, Sample
 from learners.collectives import Ranks
 from learners.logprobs import forward_logprobs
 from learners.packing import Columns, MicroBatch, empty_microbatch
@@ -68,3 +69,18 @@ class Passes:
                 asked = part if model is None else replace(part, experts=None)
                 with self.precision():
                     yield part, forward_logprobs(model or self._model, asked, temperature or self.temperature)[0]
+
+    def logprobs_of(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Logprobs, at temperature 1, of all tokens after the first of each sequence."""
+        columns = Columns(Batch(0, 0, [Group(i, [_whole(tokens)]) for i, tokens in enumerate(sequences)]))
+        found = np.zeros(len(columns.sample), np.float32)
+        for part, logprobs in self.logprobs(columns, [np.arange(len(sequences))], temperature=1.0):
+            found[part.trained.cpu().numpy()] = logprobs.float().cpu().numpy()
+        ends = np.cumsum([len(tokens) - 1 for tokens in sequences])[:-1]
+        return [row.tolist() for row in np.split(found, ends)]
+
+
+def _whole(tokens: list[int]) -> Sample:
+    """A sample in which all tokens but the first are trained."""
+    n = len(tokens) - 1
+    return Sample(np.array(tokens, np.int32), 1, np.zeros(n, np.float32), np.ones(n, bool), [(0, n)], 0.0, "length")

@@ -16,35 +16,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.delta import DeltaHead, write
-from areal_like.weights.digest import kernels_for, text_of
+from areal_like.weights.digest import text_of
 from areal_like.weights.history import History
-from areal_like.weights.layout import Block, Layout
-from areal_like.weights.planes import Coded, pack
+from areal_like.weights.layout import Layout
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import ALIGN, State
 from areal_like.wire.messages import Manifest
+from learners.encoding import BROKEN_OFF, STALL_SECONDS, CastProgress, PartEncoder, metrics_of
 
 BESIDE_FROM = 1 << 18
 """Above this many bytes of weights a thread pays off."""
-ENCODERS = 2
-"""Threads that encode blocks side by side."""
-STALL_SECONDS = 600.0
-"""Seconds after which the learner gives up on a publication."""
-BROKEN_OFF = -1
-"""Sent in place of a count of cast bytes: the learner failed, no more will come."""
-
-Encoded = tuple[Coded, bytes, float]
-"""A block, its bytes, and the seconds that they took."""
 Announce = Callable[[Manifest], None]
 TakeSnapshot = Callable[..., State]
 """`Trainer.snapshot`."""
@@ -107,13 +95,8 @@ class Publisher:
         self._history: History | None = None
         self._newest: State | None = None
         self._spare: State | None = None
-        self._layout: Layout | None = None
-        self._encoders = SimpleQueue[Encoder]()
-        self._pool: ThreadPoolExecutor | None = None
-        self._lanes: Lanes | None = None
+        self._encoder: PartEncoder | None = None
         self._part = self._versions = 0
-        self._progress = threading.Condition()
-        self._cast = 0
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._manifest: Manifest | None = None
@@ -126,24 +109,22 @@ class Publisher:
         begin = time.monotonic()
         self._join()
         self._others.begin(version)
-        state: State | None = None
-        if self._newest and self._history:
-            state = self._spare or State(self._newest.specs, part=self._newest.part, parts=self._newest.parts)
-            self._history.release(state)
+        state, cast = self._free_state(), CastProgress()
         if state and self._coding.overlap and state.nbytes >= BESIDE_FROM:
-            self._cast = 0
-            self._thread = threading.Thread(target=self._run, args=(version, state), name="publication", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(version, state, cast), name="publication", daemon=True
+            )
             self._thread.start()
             try:
-                snapshot(into=state, done=self._is_cast)
+                snapshot(into=state, done=cast.reach)
             except BaseException:
-                self._is_cast(BROKEN_OFF)
+                cast.reach(BROKEN_OFF)
                 raise
-            self._is_cast(state.nbytes)
+            cast.reach(state.nbytes)
         else:
             state = snapshot(into=state)
-            self._cast = state.nbytes
-            self._make_known(version, state)
+            cast.reach(state.nbytes)
+            self._make_known(version, state, cast)
         return time.monotonic() - begin
 
     def wait(self) -> Manifest:
@@ -169,22 +150,25 @@ class Publisher:
         if self._error:
             raise self._error
 
-    def _is_cast(self, nbytes: int) -> None:
-        with self._progress:
-            self._cast = nbytes
-            self._progress.notify_all()
+    def _free_state(self) -> State | None:
+        """Memory for the next version; None for the first one."""
+        if not self._newest or not self._history:
+            return None
+        state = self._spare or State(self._newest.specs, part=self._newest.part, parts=self._newest.parts)
+        self._history.release(state)
+        return state
 
     # ---- in the thread, if there is one ----------------------------------------------------------------------------
 
-    def _run(self, version: int, state: State) -> None:
+    def _run(self, version: int, state: State, cast: CastProgress) -> None:
         try:
-            self._make_known(version, state)
+            self._make_known(version, state, cast)
         except BaseException as error:
             self._error = error
 
-    def _make_known(self, version: int, state: State) -> None:
+    def _make_known(self, version: int, state: State, cast: CastProgress) -> None:
         try:
-            report = self._added(version, state)
+            report = self._added(version, state, cast)
         except Exception as error:
             self._others.gathered(PartReport(error=f"{type(error).__name__}: {error}"))  # they wait for this part
             raise
@@ -194,7 +178,7 @@ class Publisher:
                 raise RuntimeError(f"part {part} of version {version} was not published: {each.error}")
         nbytes = sum(spec.space for spec in state.specs)
         lanes = np.array([each.lanes for each in reports], np.uint64).sum(axis=0, dtype=np.uint64)
-        self._metrics = _metrics(sum((Counter(each.counts) for each in reports), Counter()), nbytes)
+        self._metrics = metrics_of(sum((Counter(each.counts) for each in reports), Counter()), nbytes)
         self._sent_by_others = sum(each.sent for each in reports) - report.sent
         self._manifest = Manifest(
             version,
@@ -206,75 +190,25 @@ class Publisher:
         )
         self._announce(self._manifest)
 
-    def _added(self, version: int, state: State) -> PartReport:
+    def _added(self, version: int, state: State, cast: CastProgress) -> PartReport:
         """Encode this part and make it available."""
         counts, message = Counter[str](), None
-        if self._history is None:
-            lanes = self._begin(state).total()
+        if self._encoder is None or self._history is None or self._newest is None:  # the first version
+            layout = Layout(state.specs, self._coding.block_bytes, state.part, state.parts, apart=True)
+            self._part, self._encoder = state.part, PartEncoder(layout, state, self._coding.overlap)
+            self._history = History(layout, keep=self._coding.keep, snapshot_every=self._coding.snapshot_every)
+            lanes = self._encoder.lanes.total()
+            digest = text_of(lanes, state.words.size)
         else:
-            lanes, message, counts = self._encoded(version, state)
-        assert self._history
-        self._history.add(version, text_of(lanes, state.words.size), state, message)
+            blocks, counts = self._encoder.encode(self._newest, state, cast)
+            lanes = self._encoder.lanes.total()
+            digest = text_of(lanes, state.words.size)
+            head = DeltaHead(self._history.version, version, self._history.digest, digest)
+            message = write(head, self._encoder.layout, blocks)
+            counts["delta_bytes"] = len(message)
+        self._history.add(version, digest, state, message)
         self._newest, self._spare = state, self._newest
         self._versions += 1
         if self._versions % self._coding.sweep_every == 0 and not np.array_equal(state.lanes(), lanes):
             raise RuntimeError(f"the digest of version {version} is not that of its bits")
         return PartReport(self.endpoint, lanes.tolist(), self._server.bytes_sent, dict(counts))
-
-    def _begin(self, state: State) -> Lanes:
-        """Set up for the first version."""
-        layout = Layout(state.specs, self._coding.block_bytes, state.part, state.parts, apart=True)
-        several = self._coding.overlap and kernels_for(layout.nbytes) is not None
-        self._pool = ThreadPoolExecutor(ENCODERS, "encoding") if several else None
-        for _ in range(ENCODERS if several else 1):
-            self._encoders.put(Encoder(layout))
-        self._layout, self._lanes, self._part = layout, Lanes(layout, state.words), state.part
-        self._history = History(layout, keep=self._coding.keep, snapshot_every=self._coding.snapshot_every)
-        return self._lanes
-
-    def _wait_for(self, nbytes: int) -> None:
-        """Wait until the learner has cast that many bytes."""
-        with self._progress:
-            while 0 <= self._cast < nbytes:
-                if not self._progress.wait(STALL_SECONDS):
-                    raise TimeoutError("the learner has not cast its weights")
-            if self._cast == BROKEN_OFF:
-                raise RuntimeError("the learner could not cast its weights")
-
-    def _encoded(self, version: int, state: State) -> tuple[np.ndarray, bytes, Counter[str]]:
-        """Lanes, message and counts of the step from the newest version to `state`."""
-        assert self._layout and self._newest and self._lanes and self._history
-        layout, base, lanes = self._layout, self._newest.buffer, self._lanes
-        blocks, counts = [], Counter[str]()
-
-        def encode(block: Block) -> Encoded:
-            self._wait_for(block.end)
-            encoder, begin = self._encoders.get(), time.monotonic()
-            coded = encoder.encode(block, base, state.buffer, lanes)
-            packed = pack(coded)  # before the encoder's memory is used again
-            self._encoders.put(encoder)
-            return coded, packed, time.monotonic() - begin
-
-        run = self._pool.map if self._pool else map  # large weights use several threads: kernels need no interpreter
-        for block, (coded, packed, taken) in zip(layout.blocks, run(encode, layout.blocks), strict=True):
-            blocks.append(packed)
-            counts["elements"] += sum(segment.count for segment in block.segments if not segment.plain)
-            counts["changes"] += int(coded.changes.sum(dtype="int64"))
-            counts["nanoseconds"] += int(1e9 * taken)
-        total = lanes.total()
-        head = DeltaHead(self._history.version, version, self._history.digest, text_of(total, state.words.size))
-        message = write(head, layout, blocks)
-        counts["delta_bytes"] = len(message)
-        return total, message, counts
-
-
-def _metrics(counts: Counter[str], nbytes: int) -> dict[str, float]:
-    """Metrics of a version that was sent as deltas of `nbytes` bytes in all; empty for other versions."""
-    if not counts["delta_bytes"]:
-        return {}
-    return {
-        "publish/delta_bytes": counts["delta_bytes"],
-        "publish/ratio": nbytes / counts["delta_bytes"],
-        "publish/density": counts["changes"] / max(1, counts["elements"]),
-        "publish/encode_seconds": counts["nanoseconds"] / 1e9,
-    }

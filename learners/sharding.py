@@ -114,6 +114,19 @@ def own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def joined(parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """The flat weights of all ranks, one parameter after another, from each rank's [n]: its rows of every parameter, as
+    FSDP cuts them (torch.chunk). Raises ValueError for other sizes."""
+    at, rows = [0] * len(parts), list[Tensor]()
+    for parameter in parameters:
+        for rank, own in enumerate(parameter.chunk(len(parts))):
+            rows.append(parts[rank][at[rank] : at[rank] + own.numel()])
+            at[rank] += own.numel()
+    if at != (sizes := [len(part) for part in parts]):
+        raise ValueError(f"the parts have {sizes} weights, and those of this model {at}")
+    return torch.cat(rows)
+
+
 class OwnPart(UserDict[str, Tensor]):
     """The elements of each weight that this rank publishes, by name and flat: the words that begin in its shard
     (`areal_like.weights.state`). With one rank, the weights as they are. A shard may end within a word: the ranks that

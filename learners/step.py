@@ -162,7 +162,10 @@ class Step:
         return [dict(zip(known, rows, strict=True)) for rows in np.split(table, ends[:-1], axis=1)]
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Collect the observations of all ranks."""
+        """Of all ranks: the loss's own observations under `loss/`, and those of `learners.diagnostics`. Losses that
+        need neither proximal logprobs nor a plan estimate `kl/`, `ess` and `ratio/` from the first minibatch.
+        `backward_tokens` input tokens, a share of `backward_share`, took part in a backward pass; for them the model
+        computed `computed_tokens`, since sequences share common prefixes."""
         self.backward_tokens = sum(ranks.gathered(self.backward_tokens))
         self.computed_tokens = sum(ranks.gathered(self.computed_tokens))
         known = ~self.proximal.isnan()

@@ -6,7 +6,14 @@ The loop in `learners.main` has the buffer set the batch aside (`buffer.set_asid
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+from typing import Any
+
+from areal_like.config.registry import is_supervised
 from areal_like.types import Batch
+
+log = logging.getLogger(__name__)
 
 DATA_FAULTS = (ArithmeticError, LookupError, RuntimeError, ValueError)
 """Errors that a batch's data may cause in a train step; files, memory and programs cause others."""
@@ -33,3 +40,26 @@ def unknown_tokens(batch: Batch, vocab_size: int) -> str:
                 if not 0 <= token < vocab_size:
                     return f"group {group.id}: got the token {token}, expected 0 to {vocab_size - 1}"
     return ""
+
+
+class SettingAside:
+    """Has the buffer replace untrainable batches, but not `run.max_untrainable` in a row. `folder` is the run's."""
+
+    def __init__(self, client: Any, config: Any, folder: Path):
+        # Demonstrations, a replay, or a fixed age allow no other batch.
+        self._possible = not (is_supervised(config) or config.replay or config.inject_staleness is not None)
+        self._client, self._most, self._kept = client, config.run.max_untrainable, folder / "untrainable"
+        self.in_a_row = 0
+
+    def replace(self, index: int, fault: Untrainable) -> None:
+        """Raises RuntimeError if batch `index` cannot be replaced, or too many failed in a row."""
+        if not self._possible:
+            raise fault
+        log.warning("step %d: %s", index + 1, fault, exc_info=fault.__cause__)
+        self._client.set_aside(index, str(fault))
+        self.in_a_row += 1
+        if fault.moved:
+            raise RuntimeError(f"{fault}. It failed after one of its optimizer steps: training cannot continue")
+        if self.in_a_row >= self._most:
+            text = f"{self._most} batches in a row (run.max_untrainable) were set aside, see {self._kept}: {fault}"
+            raise RuntimeError(text)

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from msgspec import inspect
 
-from areal_like.types import Completion, Group, Lease, PartialSample, Sample
+from areal_like.partial import PartialSample
+from areal_like.types import Completion, Group, Lease, Sample
 from areal_like.wire import messages
 from areal_like.wire.groups import encode_group, encode_partial, pack_heads
 from areal_like.wire.messages import Batch, HandBack, Message, Push

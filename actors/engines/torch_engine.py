@@ -41,9 +41,10 @@ from actors.engines.slot_table import SlotRequest, SlotTable, check_prompt, whol
 from actors.engines.static_step import StaticStep
 from actors.engines.step_costs import StepCosts
 from areal_like.config.defaults import SLOTS
+from areal_like.interfaces import Scored
 from areal_like.models.causal_lm import write_state
-from areal_like.types import Completion, Finish, Limits, Scored
-from areal_like.weights.delta import Update
+from areal_like.types import Completion, Finish, Limits
+from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
 PREFILL_TOKENS = 8192

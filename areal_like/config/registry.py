@@ -65,7 +65,8 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "sampler": _named("buffer.samplers", "in_order pass_rate_pools"),
     "filter": _named("buffer.policies", "none zero_variance"),
     "loss": {
-        **_named("learners.losses.clipped", "ppo decoupled_ppo gspo sapo"),
+        **_named("learners.losses.clipped", "ppo decoupled_ppo"),
+        **_named("learners.losses.sequence_and_soft", "gspo sapo"),
         "icepop": "learners.losses.clipped:decoupled_ppo",
         **dict.fromkeys(("reinforce", "is_pg", "tis", "cispo", "topr", "mis_po"), "learners.losses.weighted:reinforce"),
         **_named("learners.losses.weighted", "vespo vtrace sft"),

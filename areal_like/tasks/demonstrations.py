@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from areal_like.interfaces import Demonstration
 from areal_like.tasks.rows import FileTask, Row, are_messages, checked_prompt
-from areal_like.types import Demonstration, Prompt
+from areal_like.types import Prompt
 
 ASSISTANT = "assistant"
 

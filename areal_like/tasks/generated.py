@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import numpy as np
 import xxhash
 
-from areal_like.interfaces import Codec
+from areal_like.interfaces import Codec, Demonstration
 from areal_like.sampling import stream_key
-from areal_like.types import Demonstration, Prompt
+from areal_like.types import Prompt
 
 SPLITS = ("train", "heldout")
 _HELDOUT_ONE_IN = 10

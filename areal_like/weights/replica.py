@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from areal_like.weights.codec import Lanes
-from areal_like.weights.delta import Changes, Delta, Message, advance, read
+from areal_like.weights.delta import Delta, Message, advance, read
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import DeltaError
 from areal_like.weights.state import State, TensorSpec
+from areal_like.weights.update import Changes
 
 NOTHING = -1
 """The version of a replica that holds no weights."""

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from areal_like.models.experts import Routing
-from areal_like.types import Batch, CarriedSamples, Group
+from areal_like.partial import CarriedSamples
+from areal_like.types import Batch, Group
 from areal_like.wire import messages
 from areal_like.wire.bus import AsyncDealer, Dealer
 from areal_like.wire.frames import ONLY_THE_LEARNER, Frame, Payloads, WireError

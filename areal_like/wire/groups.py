@@ -30,7 +30,8 @@ import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from areal_like.models.experts import NONE, Routing, Shape, is_shape, shape_of, width
-from areal_like.types import CarriedSamples, Completion, Finish, Group, PartialSample, Runs, Sample
+from areal_like.partial import CarriedSamples, PartialSample
+from areal_like.types import Completion, Finish, Group, Runs, Sample
 from areal_like.wire.frames import Frame, WireError
 from areal_like.wire.messages import PartialHead, Table
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from actors.engines.decode_clock import DecodeClock, Load, TimedRequest
+from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key, uniform
-from areal_like.types import Completion, Finish, Lease, PartialSample, Runs
+from areal_like.types import Completion, Finish, Lease, Runs
 from areal_like.wire import messages
 from areal_like.wire.frames import Payloads
 from areal_like.wire.groups import FINISHES, ROW, decode_partial, encode_partial

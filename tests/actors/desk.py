@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 from actors.tools import calculator
-from areal_like.tasks.copying import CharacterCodec
-from areal_like.types import Outcome, Prompt
+from areal_like.interfaces import Outcome
+from areal_like.tasks.characters import CharacterCodec
+from areal_like.types import Prompt
 
 CHARACTERS = "0123456789+-*=|?"
 CALL_ENDS, EOS = CHARACTERS.index("="), CHARACTERS.index("|")

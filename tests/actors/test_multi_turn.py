@@ -10,9 +10,10 @@ import pytest
 from actors import measures
 from actors.workflows import _opening, multi_turn
 from areal_like.errors import EpisodeError
+from areal_like.interfaces import Outcome
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.text import byte_tokenizer
-from areal_like.types import Completion, Limits, Outcome, Prompt
+from areal_like.types import Completion, Limits, Prompt
 from tests.actors.desk import CHARACTERS, EOS, STOP, Characters, share_in_place
 
 DESK = {"name": "tests.actors.desk:Desk"}

@@ -14,7 +14,8 @@ import pytest
 from actors.child import Child, free_port
 from actors.openenv import UNCLEAR, OpenEnv
 from areal_like.errors import EpisodeError, UserError
-from areal_like.types import Outcome, Prompt
+from areal_like.interfaces import Outcome
+from areal_like.types import Prompt
 
 pytest.importorskip("openenv", reason="openenv-core is not installed (the extra dev-more)")
 START_SECONDS = 200.0

@@ -9,8 +9,8 @@ import torch
 
 from actors.engines.torch_engine import TorchEngine
 from actors.probe_check import ServedProbe
+from areal_like.interfaces import Scored
 from areal_like.models.causal_lm import publishable
-from areal_like.types import Scored
 from areal_like.wire.messages import Manifest, Probe
 from tests.learners.batches import tiny_model
 

@@ -12,7 +12,8 @@ from actors.engines.torch_engine import TorchEngine
 from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
 from areal_like.models.experts import NONE, Routing
-from areal_like.types import CarriedSamples, Completion, Group, Lease, PartialSample, Prompt
+from areal_like.partial import CarriedSamples, PartialSample
+from areal_like.types import Completion, Group, Lease, Prompt
 from areal_like.wire.frames import WireError
 from areal_like.wire.groups import (
     CALL,

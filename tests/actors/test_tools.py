@@ -8,8 +8,8 @@ import pytest
 
 from actors import python_tool
 from actors.tools import Tools
+from areal_like.interfaces import Outcome
 from areal_like.tasks.sandbox import SandboxError, SandboxLimits
-from areal_like.types import Outcome
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -6,8 +6,9 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from areal_like.partial import PartialSample
 from areal_like.tasks.heldout import HeldoutSet
-from areal_like.types import Completion, Group, PartialSample, Sample
+from areal_like.types import Completion, Group, Sample
 from areal_like.wire.frames import SCHEMA, Received, WireError, decode
 from areal_like.wire.groups import Head, encode_group, encode_partial, pack_heads
 from areal_like.wire.messages import Message, PartialHead, Refused

@@ -8,7 +8,7 @@ from areal_like.config import run_config as configs
 from areal_like.config.registry import ConfigError, build
 from areal_like.tasks.heldout import sets_of
 from buffer.evaluation import AnswerResult, Evaluation
-from learners.main import heldout_metrics
+from learners.progress import heldout_metrics
 from tests.buffer.house import heldout_set
 
 OWN = heldout_set("heldout", 3, every=2)

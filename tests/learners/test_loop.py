@@ -13,8 +13,9 @@ from areal_like.run.process import Role
 from areal_like.types import Batch
 from areal_like.wire.messages import Manifest
 from learners.attestation import Attestation, AttestationError
-from learners.main import NotFinite, TrainLoop
+from learners.main import TrainLoop
 from learners.probe import Reference
+from learners.progress import NotFinite
 from learners.untrainable import Untrainable
 from tests.learners.batches import make_batch
 from tests.seeds import seeded

@@ -10,7 +10,7 @@ import torch
 import areal_like as al
 from actors.tools import Tools
 from areal_like.config.registry import COMPONENTS, ConfigError
-from areal_like.types import Outcome
+from areal_like.interfaces import Outcome
 from learners.losses.contract import LossBatch, ratio, total
 from scripts import check
 

@@ -19,9 +19,10 @@ if not find_spec("verifiers"):  # its import takes seconds, in each process that
 from actors.agents.programs import AgentError
 from actors.agents.workflow import agent as workflow
 from actors.resumption import Recorder
+from areal_like.partial import PartialSample
 from areal_like.tasks import verifiers as adaptor
 from areal_like.tasks.verifiers import Verifiers, environment
-from areal_like.types import Limits, PartialSample, Sample
+from areal_like.types import Limits, Sample
 from tests.actors.agents.test_conversation import TEMPLATE, Speaker
 
 PLAY = "areal_like.tasks.verifiers:play"

@@ -8,8 +8,9 @@ from typing import Any
 from actors import measures
 from actors.resumption import Recorder
 from actors.workflows import multi_turn
+from areal_like.partial import PartialSample
 from areal_like.tasks.chat import TokenizerCodec
-from areal_like.types import PartialSample, Prompt
+from areal_like.types import Prompt
 from tests.actors.agents.scene import limits_of, play, said, user, verifier
 from tests.actors.agents.test_conversation import Speaker, chat_prompt, codec_of
 from tests.tasks.templates import QWEN3
