@@ -31,7 +31,6 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--costs", type=Path, metavar="FILE", help="costs in YAML (default: those of timed parts)")
     source.add_argument("--costs-from", type=Path, metavar="RUN", help="fit the costs to this run's folder")
-    parser.add_argument("--hardware", choices=costs.GPUS, help="engine and learner by a roofline of this GPU")
 
 
 def costs_of(config: Config, args: argparse.Namespace) -> Costs:
@@ -40,12 +39,8 @@ def costs_of(config: Config, args: argparse.Namespace) -> Costs:
         found = fitted(args.costs_from)
     elif args.costs:
         found = costs.read(args.costs)
-    elif args.hardware:
-        found = Costs()
     else:
         return costs.of_timed(config)
-    if args.hardware:
-        found = costs.on(args.hardware, config, found)
     return costs.as_configured(config, found)
 
 

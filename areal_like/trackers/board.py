@@ -6,13 +6,13 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from areal_like.trackers.interface import Shown, Tracked, numbers
+from areal_like.trackers.interface import Tracked, numbers
 
 
 class Board:
@@ -37,9 +37,6 @@ class Board:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
         values += [Summary.Value(tag=tag, histo=_histogram(n)) for tag, n in row.items() if isinstance(n, dict)]
         self._write(Event(wall_time=time.time(), step=int(known["step"]), summary=Summary(value=values)))
-
-    def show(self, step: int, samples: Sequence[Shown]) -> None:
-        """Nothing: RUN/samples and the report have them."""
 
     def end(self, summary: Mapping[str, object] | None) -> None:
         self._file.close()

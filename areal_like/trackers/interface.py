@@ -1,9 +1,9 @@
-"""Interface of trackers, which show what RUN/metrics.jsonl and RUN/samples contain. `scripts/following/tracking.py`
+"""Interface of trackers, which show the rows of RUN/metrics.jsonl. `scripts/following/tracking.py`
 feeds them, in a thread: the failure of one is reported once and never stops a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,18 +19,6 @@ class Tracked:
     settings: Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A sample as text. `source`: its origin, e.g. "held-out"."""
-
-    source: str
-    prompt: str
-    response: str
-    wanted: str
-    reward: float
-    staleness: int
-
-
 class Tracker(Protocol):
     """Built with a `Tracked`. May raise any error: the run goes on without it.
 
@@ -43,9 +31,6 @@ class Tracker(Protocol):
 
     def add(self, row: Mapping[str, object]) -> None:
         """A row of metrics.jsonl: "step", numbers or None, histograms as dicts from value (text) to count."""
-
-    def show(self, step: int, samples: Sequence[Shown]) -> None:
-        """Some samples after a train step, all of one source."""
 
     def end(self, summary: Mapping[str, object] | None) -> None:
         """The run has ended, or (None) was interrupted. All that was sent must be safe when this returns."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import wandb
 
-from areal_like.trackers.interface import Shown, Tracked, numbers
+from areal_like.trackers.interface import Tracked, numbers
 
 INIT_SECONDS = 60.0
 
@@ -40,12 +40,6 @@ class WeightsAndBiases:
     def add(self, row: Mapping[str, object]) -> None:
         histograms = {key: _histogram(value) for key, value in row.items() if isinstance(value, dict) and value}
         self._run.log(numbers(row) | histograms)
-
-    def show(self, step: int, samples: Sequence[Shown]) -> None:
-        if samples:
-            columns = ["prompt", "response", "wanted", "reward", "staleness"]
-            table = wandb.Table(columns, [[getattr(sample, column) for column in columns] for sample in samples])
-            self._run.log({f"samples/{samples[0].source}": table, "step": step})
 
     def end(self, summary: Mapping[str, object] | None) -> None:
         self._run.summary.update(dict(summary or {}))

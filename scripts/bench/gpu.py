@@ -69,7 +69,6 @@ from learners.losses.clipped import ppo
 from learners.publication import Coding, Publisher
 
 from ..console.output import write_json
-from ..simulation.costs import GPUS
 from ..starting.estimate import Sizes
 from .engine import run_engine, run_generate
 from .figures import random_batch, tell, trained
@@ -81,6 +80,8 @@ PROMPT, MEDIAN, SIGMA = 64, 512, float(np.log(4) / 1.645)
 """Tokens of a prompt; log-normal lengths of the answers (p95/p50 = 4)."""
 RESPONSE, PREFIX = 256, 128
 """Tokens per sequence in `decode`, and of its prompt."""
+PEAKS = {"A100": 312e12, "H20": 148e12, "H100": 989e12, "H800": 989e12, "H200": 989e12, "B200": 2250e12}
+"""FLOP/s in dense bfloat16, from NVIDIA's data sheets (SXM modules)."""
 CLOSE = 1e-3
 """Most relative error of float32."""
 COMMON = {"vocab_size": 151_936, "num_key_value_heads": 2, "max_position_embeddings": 32_768}
@@ -183,7 +184,7 @@ def train(place: Place, size: str) -> Metrics:
     batch = made_batch(model.config.vocab_size, *((2, 64) if place.tiny else (8, 4096)))
     work, tokens = flops(model, batch), sum(len(sample.tokens) for sample in batch.samples)
     name = torch.cuda.get_device_name() if place.gpu else "cpu"
-    peak = next((GPUS[known][0] for known in GPUS if known in name), None)
+    peak = next((peak for known, peak in PEAKS.items() if known in name), None)
     learner = new_learner(place, model, micro_batch_tokens=8192)
     seconds = [place.seconds(lambda: learner.train(batch)) for _ in range(2 if place.tiny else 6)]
     took = median(seconds[1:])

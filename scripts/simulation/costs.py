@@ -1,6 +1,6 @@
 """Costs of a simulated run, in seconds: of engines, the learner, weights, verifiers and the wire.
 
-They come from the config's timed parts (`of_timed`), from a file (`read`), or from public figures of a GPU (`on`)."""
+They come from the config's timed parts (`of_timed`) or from a file (`read`)."""
 
 from __future__ import annotations
 
@@ -177,36 +177,3 @@ def as_configured(config: Config, costs: Costs) -> Costs:
         named["recompute"] = knobs["kv_policy"] == "recompute"
     engine = msgspec.structs.replace(costs.engine, **named)
     return scaled(msgspec.structs.replace(costs, engine=engine), ranks_of(config))
-
-
-GPUS = {  # FLOP/s in dense bfloat16, bytes per second of the memory; NVIDIA's data sheets, SXM modules
-    "A100": (312e12, 2.04e12),
-    "H20": (148e12, 4.0e12),
-    "H100": (989e12, 3.35e12),
-    "H800": (989e12, 3.35e12),
-    "H200": (989e12, 4.8e12),
-    "B200": (2250e12, 8e12),
-}
-NETWORK = 25e9
-"""Assumed bytes per second that a source of weights sends."""
-
-
-def on(gpu: str, config: Config, costs: Costs) -> Costs:
-    """Costs of the config's model by a roofline, engine and learner on one GPU each; the others are those of `costs`. A
-    decode step reads weights and cache, 2 FLOPs per parameter and sequence; a train step takes 8 per token and moves 32
-    bytes per parameter. Assumed: 60 % of the bandwidth, 40 % of the FLOP/s in decoding, 35 % in training. Raises
-    ConfigError."""
-    from ..starting.estimate import Sizes, model_of, plain_of
-
-    if (model := model_of(plain_of(config))) is None:
-        raise ConfigError("--hardware: got a config without a model, expected engine or learner to compute one")
-    sizes, (flops, bandwidth) = Sizes(model), GPUS[gpu]
-    weights, read = 2.0 * sizes.count, 0.6 * bandwidth
-    token, base = weights / (0.4 * flops), 0.002 + weights / read  # 2 ms of the engine's own work
-    return msgspec.structs.replace(
-        costs,
-        engine=Engine(base, token, sizes.kv(2) / read, prefill=token, apply=2 * weights / read),
-        learner=LearnerCost(base=32.0 * sizes.count / read, per_token=8.0 * sizes.count / (0.35 * flops)),
-        weights=WeightsCost(encode=weights / NETWORK, size=costs.weights.size or weights, link=NETWORK),
-        source=f"the public figures of {gpu}, not measured; the rest: {costs.source or 'defaults'}",
-    )

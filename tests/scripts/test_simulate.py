@@ -109,14 +109,6 @@ def test_runs_without_rollouts_are_refused(words):
         Simulation(config, EXACT)
 
 
-def test_a_roofline_is_the_models_bytes_and_flops_over_the_peaks():
-    config = configs.load(["quickstart"])
-    slow, fast = (costs.on(gpu, config, costs.Costs()) for gpu in ("H100", "B200"))
-    assert fast.engine.per_sequence == pytest.approx(slow.engine.per_sequence * 989 / 2250)
-    assert slow.engine.base > fast.engine.base > 0.002 and slow.weights.size > 0
-    assert costs.scaled(slow, 2).learner.per_token == pytest.approx(slow.learner.per_token / 1.9)
-
-
 # ---- costs of a run -------------------------------------------------------------------------------------------------
 
 
