@@ -19,11 +19,11 @@ from collections import Counter
 
 from areal_like.wire import messages
 from buffer.checks import FailedGroups
+from buffer.entry import Entry
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
 from buffer.peers import Actor, Peers
-from buffer.store import Entry
 
 log = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
@@ -48,7 +48,7 @@ class Deadlines:
             return
         self._next_check = now + min(1.0, self.timeout / CHECKS)
         for actor in list(self.peers.fleet):
-            held = self.groups.store.held_by(actor.name).values()
+            held = self.groups.store.entries.held_by(actor.name).values()
             late = [entry for entry in held if now - entry.moved_at > self.timeout]
             if late:
                 self._revoke(actor, sorted(late, key=lambda entry: entry.id), now)
@@ -79,7 +79,7 @@ class Deadlines:
         if actor.benched_until == math.inf:
             return  # the actor already got `Quit`
         actor.benched_until, actor.benched_at = now + self.timeout, actor.version
-        held = self.groups.store.held_by(actor.name).values()
+        held = self.groups.store.entries.held_by(actor.name).values()
         something_moves = any(now - entry.moved_at < self.timeout / 2 for entry in held)
         if actor.timed_out >= MOST_IN_A_ROW and not something_moves:
             self._send_quit(actor, f"{actor.timed_out} leases in a row made no progress in time")
@@ -93,7 +93,7 @@ class Deadlines:
         """Make a benched actor quit if it takes no new weights: without them it gets no lease to time out on."""
         is_behind = actor.timed_out > 0 and actor.version == actor.benched_at < self.peers.weights.version
         actor.behind_since = min(actor.behind_since, now) if is_behind else math.inf
-        is_back, is_idle = actor.benched_until <= now, not self.groups.store.held_by(actor.name)
+        is_back, is_idle = actor.benched_until <= now, not self.groups.store.entries.held_by(actor.name)
         if is_back and is_idle and now - actor.behind_since > self.timeout:
             self._send_quit(actor, f"it has taken no new weights since {actor.timed_out} of its leases hung")
 

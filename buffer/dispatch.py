@@ -12,6 +12,7 @@ from areal_like.types import Lease
 from areal_like.wire import messages
 from areal_like.wire.frames import Frame
 from areal_like.wire.groups import pack_heads
+from buffer.entry import LEASED, UNFINISHED, Entry, PartialGroup, Stage
 from buffer.evaluation import Evaluation
 from buffer.events import Forget, Open, Readmit
 from buffer.gauges import Gauges
@@ -23,7 +24,6 @@ from buffer.schedulers import GroupPlan, Round, Scheduler, View
 from buffer.segment_file import JournalError, load
 from buffer.shares import Shares
 from buffer.sizing import check_sizes
-from buffer.store import LEASED, UNFINISHED, Entry, PartialGroup, Stage
 
 log = logging.getLogger(__name__)
 Granted = tuple[Lease, PartialGroup | None, list[int]]
@@ -57,7 +57,8 @@ class Dispatcher:
         """Announce the newest weights to all actors, unless they must keep the present weights (`injection`)."""
         weights = self.peers.weights
         new = weights.published if weights.published is not weights.manifest else None
-        if new and (self.peers.phase.finishing or self.groups.may_announce(new.version)):
+        age = None if self.peers.phase.finishing else self.groups.age
+        if new and (age is None or age.may_announce(new.version, self.groups.store)):
             self.peers.announce()
 
     def evaluate(self, now: float) -> None:
@@ -82,12 +83,11 @@ class Dispatcher:
     # ---- training leases --------------------------------------------------------------------------------------------
 
     def admit(self, now: float) -> None:
-        """Hand out leases, one at a time, always to the actor with the fewest groups; among equals, to the one that
-        joined first."""
+        """Hand out leases, each to the actor with the fewest groups; among equals, to the one that joined first."""
         if self.peers.phase.started_at is None or self.peers.phase.finishing or self.outbox.blocked:
             return
         store = self.groups.store
-        running, queued = store.count(*LEASED), store.count(Stage.QUEUED)
+        running, queued = store.entries.count(*LEASED), store.entries.count(Stage.QUEUED)
         view = self._view(self.peers.weights.version, running)
         to_start = view.room + queued + self.scheduler.wants_redundant(view)
         if not to_start:
@@ -95,7 +95,7 @@ class Dispatcher:
         at_work = self.peers.fleet.at_work(now)
         # With more than its share the first actor with new weights would take a whole round, and the others would idle.
         share = (to_start + running) / max(1, len(at_work))
-        held = {actor.name: len(store.held_by(actor.name)) for actor in at_work}
+        held = {actor.name: len(store.entries.held_by(actor.name)) for actor in at_work}
         able = [actor for actor in at_work if actor.version >= 0]
         granted_to: dict[str, list[Granted]] = defaultdict(list)
         while able:
@@ -120,8 +120,7 @@ class Dispatcher:
             self._send_leases(self.peers.fleet.by_name[name], all_granted)
 
     def _next_queued(self, actor: Actor, at_work: list[Actor]) -> Entry | None:
-        """The queued group for this actor. A group that failed on it goes to another actor with weights as new, if
-        any."""
+        """The queued group for this actor. One that failed on it goes to another actor with weights as new, if any."""
         entry = self.groups.queued_for(actor.version)
         if entry is None or entry.failed_on != actor.name:
             return entry
@@ -143,7 +142,7 @@ class Dispatcher:
         return lease, entry.partial, sorted(carried)
 
     def _next_plan(self, actor: Actor, running: int) -> GroupPlan | None:
-        """What to start on an actor that has room. Only the actor's version matters."""
+        """What to start on an actor that has room."""
         store, wanted = self.groups.store, self.peers.learner.wanted
         if self.peers.phase.stopping and not self._completes_a_batch():
             return None
@@ -162,7 +161,7 @@ class Dispatcher:
         need = self.samples_per_batch // batches.size(batches.of(self.groups.store.slots.next))
         if need != plan.need and not plan.redundant:
             plan = plan._replace(launch=math.ceil(need * plan.launch / plan.need), need=need)
-        entry = self.groups.store.first_deferred if plan.deferred else None
+        entry = self.groups.store.entries.first_deferred if plan.deferred else None
         if entry is not None:
             self.groups.commit(Readmit(entry.id, plan.launch, plan.need))
             return entry, self.groups.assign(entry, actor.name, actor.version)
@@ -180,9 +179,10 @@ class Dispatcher:
                 groups.commit(Open(batches.opened, batches.usual, None))
                 continue
             seen, self.gauges.seen = self.gauges.seen, []
-            size = scheduler.open_batch(self.samples_per_batch, groups.deferred, seen, self._least_groups(batch))
+            queue = groups.store.entries.in_queue
+            size = scheduler.open_batch(self.samples_per_batch, queue, seen, self._least_groups(batch))
             groups.commit(Open(batch, size, scheduler.state_dict()))
-            explained = scheduler.metrics() | {"rounds/deferred": groups.deferred}
+            explained = scheduler.metrics() | {"rounds/deferred": queue}
             self.gauges.decisions[batch] |= explained | (groups.store.results.metrics() if groups.store.results else {})
 
     def _least_groups(self, batch: int) -> int:
@@ -190,7 +190,7 @@ class Dispatcher:
         ends."""
         if self.last_batch is None or self.last_batch <= batch:
             return 0
-        waiting = self.groups.store.count(Stage.DEFERRED) + len(self.groups.store.redundant)
+        waiting = self.groups.store.entries.count(Stage.DEFERRED) + len(self.groups.store.entries.redundant)
         return math.ceil(waiting / (self.last_batch - batch))
 
     def _view(self, version: int, running: int) -> View:
@@ -200,8 +200,8 @@ class Dispatcher:
         if room > 0 and store.slots.next >= self.groups.bound.batches.end:
             self._open_batch()
             room = self.groups.room(version)
-        in_flight = running + store.count(Stage.QUEUED)  # started, and the next to get a lease
-        return View(room, in_flight, store.count(Stage.DEFERRED), partial(self._round, version))
+        in_flight = running + store.entries.count(Stage.QUEUED)  # started, and the next to get a lease
+        return View(room, in_flight, store.entries.count(Stage.DEFERRED), partial(self._round, version))
 
     def _round(self, version: int) -> Round:
         store, batches, steps = self.groups.store, self.groups.bound.batches, self.peers.learner.steps
@@ -211,8 +211,8 @@ class Dispatcher:
             to_come = (min(lasts) - steps) * batches.size(steps) - len(store.entries)
         return Round(
             left=batches.first(steps + 1) - store.slots.used,
-            unfinished=store.count(*UNFINISHED) - len(store.redundant),
-            redundant=len(store.redundant),
+            unfinished=store.entries.count(*UNFINISHED) - len(store.entries.redundant),
+            redundant=len(store.entries.redundant),
             fresh=to_come,
             current=version >= self.groups.bound.batch_version(steps),
         )
@@ -268,20 +268,22 @@ class Dispatcher:
         if stopping == "now" and index % self.groups.bound.interval == 0:
             self._stop_learner(learner.peer)
             return
-        entries = self.groups.serve(index) if self.groups.may_train(index) else []
+        age = self.groups.age
+        entries = self.groups.serve(index) if age is None or age.may_train(index, self.groups.store) else []
         self.revoke()
         frames = self._frames(entries, index)
         if not frames:
             last = self._drains_to()  # a batch beyond it does not come, nor any if no group is in progress
-            under_way = self.groups.store.count(*UNFINISHED) > 0 or self._completes_a_batch()
+            under_way = self.groups.store.entries.count(*UNFINISHED) > 0 or self._completes_a_batch()
             if last is not None and (index >= last or not under_way):
                 self._stop_learner(learner.peer)
             return
         learner.wanted = None
         self.peers.phase.progress_at = now
         self.gauges.measure_rates(now)
-        allowed = self.groups.oldest_allowed(index)
-        info = self.levels(now) | self.gauges.batch_info(entries, version, allowed, now)
+        allowed = self.groups.ages.oldest_allowed(index)
+        info = self.gauges.levels(self.peers, self.groups.store, now)
+        info |= self.gauges.batch_info(entries, version, allowed, now) | {"buffer/max_bytes": self.max_bytes}
         info |= self.gauges.decisions.pop(index, {})
         heads, actors = [entry.head for entry in entries if entry.head], [entry.pushed_by for entry in entries]
         batch = messages.Batch(index, version, allowed, actors, pack_heads(heads), info, learner.redo)
@@ -307,12 +309,3 @@ class Dispatcher:
     def _stop_learner(self, peer: bytes) -> None:
         self.peers.learner.wanted = None  # if this message is lost, the learner asks again
         self.peers.router.send(peer, messages.Stop(drain=self.peers.phase.stopping == "drain"))
-
-    def levels(self, now: float) -> dict[str, object]:
-        """The present gauges, for the metrics of a train step."""
-        found = self.groups.store.levels() | self.gauges.levels()
-        found |= {"buffer/max_bytes": self.max_bytes, "seconds": self.peers.age(now)}
-        if math.isfinite(self.groups.bound.max_staleness):
-            found["staleness/bound"] = int(self.groups.bound.max_staleness)
-        found["rollout/actors"] = len(self.peers.fleet)
-        return self.peers.fleet.metrics() | found  # metrics of actors can't replace the buffer's own

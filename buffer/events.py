@@ -143,7 +143,7 @@ class Serve(_OfBatch):
 
 
 class Unserve(_OfBatch):
-    """The learner can't train `batch`. Its groups wait again, and so do the groups of later batches."""
+    """The learner can't train `batch`. Its groups and those of later batches wait again."""
 
 
 class Finish(_OfBatch):
@@ -183,7 +183,7 @@ results that are not visible yet (group, task, row, rate, samples)."""
 
 
 class Held(msgspec.Struct, array_like=True):
-    """One group of a snapshot: fields of `buffer.store.Entry`, and the places of its payloads in the journal."""
+    """One group of a snapshot: fields of `buffer.entry.Entry`, and the places of its payloads in the journal."""
 
     id: int
     row: int
@@ -206,14 +206,10 @@ class Held(msgspec.Struct, array_like=True):
 
 
 class Snapshot(_Record):
-    """The whole state after all earlier events. A reader of the journal starts at the newest snapshot. `tasks`: for
-    each task of a mixture, how many groups were admitted, trained, "filtered: REASON" and "dropped: REASON". `results`:
-    the results that a sampler uses (None: the order of prompts needs none)."""
+    """The whole state after all earlier events. A reader of the journal starts at the newest snapshot. `fates`: see
+    `buffer.ledger.Counts`. `results`: those that a sampler uses (None: the order of prompts needs none)."""
 
-    admitted: int
-    trained: int
-    filtered: dict[str, int]
-    dropped: dict[str, int]
+    fates: dict[str, dict[str, int]]
     pushes: int
     staleness_max: int
     slots: tuple[int, list[int]]
@@ -222,7 +218,6 @@ class Snapshot(_Record):
     decided: dict[int, object]
     planned: dict[int, list[int]]
     groups: list[Held]
-    tasks: dict[str, dict[str, int]] = {}
     results: ResultsState | None = None
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, defaultdict
 
 import numpy as np
 
 from areal_like.wire.groups import ROW, Head
+from buffer.entry import Entry
 from buffer.evaluation import RoundResult
+from buffer.peers import Peers
 from buffer.sizing import GroupLengths
-from buffer.store import Entry
+from buffer.store import Store
 
 log = logging.getLogger(__name__)
 MANY_DROPPED = 8
@@ -36,9 +39,14 @@ class Gauges:
         self.seen: list[GroupLengths] = []  # groups that ended or were broken off since the last batch was opened
         self.decisions: defaultdict[int, dict[str, float]] = defaultdict(dict)  # batch → metrics that explain it
 
-    def levels(self) -> dict[str, object]:
-        """Counts and rates, for the metrics of a train step."""
-        return {**self.rates, "rollout/refused": self.refused, "rollout/lease_timeouts": self.lease_timeouts}
+    def levels(self, peers: Peers, store: Store, now: float) -> dict[str, object]:
+        """The present counts and rates, for the metrics of a train step."""
+        fleet, bound = peers.fleet, store.bound.max_staleness
+        found: dict[str, object] = {**fleet.totals.metrics(actor.stats for actor in fleet)}
+        found |= store.entries.levels() | store.counts.metrics(len(store.entries)) | self.rates
+        found |= {"rollout/refused": self.refused, "rollout/lease_timeouts": self.lease_timeouts}
+        found |= {"rollout/actors": len(fleet), "seconds": peers.age(now), "buffer/bytes": store.bytes}
+        return found | ({"staleness/bound": int(bound)} if math.isfinite(bound) else {})
 
     def note_evaluation(self, result: RoundResult | None, seconds: float) -> None:
         """A round of held-out prompts has ended with `result`, `seconds` after the first lease (None: it has not)."""

@@ -7,19 +7,19 @@ crash.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from areal_like.wire.groups import Head
 from buffer import events, policies
+from buffer.batching import Ages, BatchPolicy, Chooser
+from buffer.entry import LEASED, NO_SLOT, UNFINISHED, Entry, PartialGroup, Stage
 from buffer.injection import FixedAge
-from buffer.policies import WAIT_FOR_GAPS, Waiting
 from buffer.results import Results
 from buffer.segment_file import Payload
-from buffer.staleness import Bound, Holder, place, rescue
-from buffer.store import LEASED, NO_SLOT, UNFINISHED, Entry, PartialGroup, Stage, Store
+from buffer.staleness import Bound
+from buffer.store import Store
 
-BatchPolicy = Callable[..., Sequence[int]]
 Filter = Callable[..., str]
 Recorder = Callable[[events.Event, Payload], Payload]
 """Records an event before it is applied. Returns the payload in the form to keep: see `Journal.append`."""
@@ -31,7 +31,7 @@ def record_nothing(event: events.Event, payload: Payload) -> Payload:
 
 
 class Dropped(NamedTuple):
-    """A finished group that will not be trained: its head and payload, the reason, and the actor that rolled it out."""
+    """A finished group that will not be trained, the reason, and the actor that rolled it out."""
 
     head: Head
     payload: Payload
@@ -40,7 +40,7 @@ class Dropped(NamedTuple):
 
 
 class GroupManager:
-    """Decides what happens to each group, and picks the groups of batches.
+    """Decides what happens to each group.
 
     `batch_policy`, `group_filter`: see `buffer.policies`. `staleness_policy`: what happens to a group that would break
     the bound, see `serve`. `resume`: continue from the tokens that actors hand back; otherwise such groups start again.
@@ -57,15 +57,15 @@ class GroupManager:
         results: Results | None = None,
         age: FixedAge | None = None,
     ):
-        self.bound, self.batch_policy, self.staleness_policy = bound, batch_policy, staleness_policy
+        self.bound, self.staleness_policy = bound, staleness_policy
         self.resume, self.group_filter, self.age = resume, group_filter, age
         self.record: Recorder = record_nothing
         self.on_drop: Callable[[Dropped], None] = lambda dropped: None
         self.store = Store(bound, results)
+        self.ages = Ages(self.store, masks=staleness_policy == "mask_tokens")
+        self.chooser = Chooser(self.store, self.ages, batch_policy, waits=staleness_policy == "wait")
         self.duplicates = 0
         self._filters = getattr(group_filter, "func", group_filter) is not policies.none
-        self._waits_for_gaps = getattr(batch_policy, "func", batch_policy) in WAIT_FOR_GAPS
-        self._oldest_limit = -math.inf  # `_limiting_version` of every group is at least this: see `_expire`
         self._replans = 0  # `Store.replans` at the last look
         self._cancels: list[tuple[str, int, bool]] = []
 
@@ -100,15 +100,15 @@ class GroupManager:
         """A new group, RUNNING on an actor that holds `version`, in the next slot or, `redundant`, in none."""
         self.commit(events.Admit(group_id, row, launch, need, actor, version, redundant, task), now=now)
         entry = self.store.entries[group_id]
-        self._note_age(entry)
+        self.ages.note(entry)
         return entry
 
     def queued_for(self, version: int, not_on: str = "") -> Entry | None:
         """The QUEUED group with the lowest slot, if weights of `version` may still fill that slot. Skips groups that
         failed on the actor `not_on`."""
-        entry = self.store.first_queued
+        entry = self.store.entries.first_queued
         if entry and not_on and entry.failed_on == not_on:
-            found = [each for each in self.store.of(Stage.QUEUED) if each.failed_on != not_on]
+            found = [each for each in self.store.entries.of(Stage.QUEUED) if each.failed_on != not_on]
             entry = min(found, key=lambda entry: entry.slot, default=None)
         return entry if entry and self.bound.admits(entry.slot, version) else None
 
@@ -117,7 +117,7 @@ class GroupManager:
         carries (see `usable`). A partial group without such a sample is discarded."""
         carried = self.usable(entry)
         self.commit(events.Lease(entry.id, actor, min([version, *carried.values()]), bool(carried)))
-        self._note_age(entry)
+        self.ages.note(entry)
         return carried
 
     def usable(self, entry: Entry) -> dict[int, int]:
@@ -163,8 +163,8 @@ class GroupManager:
 
     def push(self, head: Head, payload: Payload, version: int, now: float, actor: str = "") -> bool:
         """A group that needs or has a lease → WAITING, or gone if the filter rejects it. `version`: the newest
-        published one. Returns False if the group is not expected: a duplicate, dropped before, or deferred meanwhile.
-        The first push wins, from any actor."""
+        published one. Returns False if the group is not expected: a duplicate, dropped or deferred. The first push
+        wins."""
         entry = self.store.entries.get(head.id)
         if entry is None or not self._expected(entry, head):
             self.duplicates += 1
@@ -178,7 +178,7 @@ class GroupManager:
             self.commit(events.Defer(entry.id))
             return False
         self.commit(events.Push(head, version, actor), payload, now)
-        self._note_age(entry)
+        self.ages.note(entry)
         return True
 
     def _expected(self, entry: Entry, head: Head) -> bool:
@@ -198,33 +198,15 @@ class GroupManager:
         self.commit(events.Place(entry.id, lowest[1]))
         return True
 
-    # ---- redundant groups, and the queue ----------------------------------------------------------------------------
-
-    @property
-    def deferred(self) -> int:
-        """Groups in the queue, and recalled groups, which join it when their actors hand them back."""
-        recalled = sum(entry.stage is Stage.RECALLED for entry in self.store.redundant.values())
-        return self.store.count(Stage.DEFERRED) + recalled
+    # ---- redundant groups -------------------------------------------------------------------------------------------
 
     def recall_losers(self) -> None:
         """Recall redundant groups if no open slot may hold their tokens."""
-        if not self.store.redundant:
-            return
-        racing = [entry for entry in self.store.redundant.values() if entry.stage is not Stage.RECALLED]
+        racing = [entry for entry in self.store.entries.redundant.values() if entry.stage is not Stage.RECALLED]
         lowest = self.store.lowest_open if racing else None
         for entry in racing:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
                 self.recall(entry.id)
-
-    # ---- injected staleness -----------------------------------------------------------------------------------------
-
-    def may_announce(self, version: int) -> bool:
-        """May the actors get this version? If so, slots that need it are open from now on."""
-        return self.age is None or self.age.may_announce(version, self.store)
-
-    def may_train(self, batch: int) -> bool:
-        """May this batch be trained, as far as the ages of later batches are concerned?"""
-        return self.age is None or self.age.may_train(batch, self.store)
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 
@@ -243,172 +225,65 @@ class GroupManager:
             self._expire(self.bound.batch_version(batch))
             if self._replans != self.store.replans:
                 self._requeue_what_is_too_new(self.bound.batch_version(batch))
-            ids = self._choose(batch)
-            if ids and not self._within_bound(batch, ids):
+            ids = self.chooser.choose(batch)
+            if ids and not self.ages.fit(batch, ids):
                 raise RuntimeError(f"batch {batch} would break the staleness bound of {self.bound.max_staleness}")
         if not ids:
             return []
-        self._check_on_policy(batch, ids)
-        self._settle(batch, ids)
+        self.ages.check_on_policy(batch, ids)
+        if settle := self.chooser.settle(batch, ids):
+            self.commit(settle)
         served = [self.store.entries[group_id] for group_id in ids]
         if self.age:
             for entry in served:
                 self.age.check(entry)
-        self.commit(events.Serve(batch, list(ids), self.oldest_allowed(batch)))
+        self.commit(events.Serve(batch, list(ids), self.ages.oldest_allowed(batch)))
         return served
-
-    def oldest_allowed(self, batch: int) -> int:
-        """`batch` does not train tokens of older versions. 0 unless `staleness_policy: mask_tokens`."""
-        if self.staleness_policy != "mask_tokens" or math.isinf(self.bound.max_staleness):
-            return 0
-        return max(0, self.bound.batch_version(batch) - int(self.bound.max_staleness))
 
     def unserve(self, batch: int) -> list[Entry]:
         """The learner can't train `batch`. Its groups wait again, and so do those of later batches; plans from before a
         crash are void for them. Returns the groups of `batch`."""
-        faulty = [entry for entry in self.store.of(Stage.SERVED) if entry.batch == batch]
+        faulty = [entry for entry in self.store.entries.of(Stage.SERVED) if entry.batch == batch]
         self.commit(events.Unserve(batch))
-        self._oldest_limit = -math.inf
+        self.ages.forget()
         return faulty
 
     def finish(self, batch: int) -> None:
         """The learner has trained `batch`: its groups leave."""
         self.commit(events.Finish(batch))
 
-    def branch_off(self, batch: int, why: str) -> int:
-        """For a restart: from `batch` on the learner has other settings (`why`). Requeue samples of versions after that
-        batch's, with any bound: those weights will not exist again. Returns the number of groups."""
-        self.commit(events.Branch(batch, why))
-        version = self.bound.batch_version(batch)
-        for entry in list(self.store.entries.values()):
-            if entry.partial and entry.partial.newest > version:
-                self.commit(events.Forget(entry.id))
-        too_new = [entry.id for entry in self.store.of(Stage.WAITING) if entry.newest > version]
-        for group_id in too_new:
-            self.requeue(group_id)
-        return len(too_new)
-
     def _planned_for(self, batch: int) -> Sequence[int]:
         ids = self.store.planned.get(batch, ())
         if not ids:
             return ()
         waits = all((entry := self.store.entries.get(each)) and entry.stage is Stage.WAITING for each in ids)
-        if waits and self._within_bound(batch, ids):
+        if waits and self.ages.fit(batch, ids):
             return ids
         self.commit(events.Replan())  # a group left since then, or the bound changed
         return ()
 
-    def _within_bound(self, batch: int, ids: Iterable[int]) -> bool:
-        oldest = (self.store.entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
-        ages = (self.bound.batch_version(batch) - each for each in oldest if each is not None)
-        return max(ages, default=0) <= self.bound.max_staleness
-
-    def _check_on_policy(self, batch: int, ids: Iterable[int]) -> None:
-        """With a bound of 0, every trained token must come from the weights that are trained: not older, not newer."""
-        if self.bound.max_staleness > 0:
-            return
-        version = self.bound.batch_version(batch)
-        for entry in (self.store.entries[group_id] for group_id in ids):
-            oldest = entry.oldest_trained(self.oldest_allowed(batch))
-            if entry.newest > version or oldest not in (None, version):
-                made = f"versions {oldest} to {entry.newest}"
-                raise RuntimeError(
-                    f"group {entry.id} of {made} in batch {batch} would be off-policy at version {version}"
-                )
-
-    # ---- ages -------------------------------------------------------------------------------------------------------
-
-    def _limiting_version(self, entry: Entry) -> float:
-        """The version that decides how long a group can still wait."""
-        masks = self.staleness_policy == "mask_tokens"
-        if entry.stage is Stage.WAITING and entry.head:
-            return entry.head.newest if masks else entry.head.oldest
-        if entry.slot != NO_SLOT and not masks and entry.stage in LEASED:
-            return entry.lease_version
-        return math.inf  # it has no tokens yet, or is served, or has no slot
-
-    def _note_age(self, entry: Entry) -> None:
-        self._oldest_limit = min(self._oldest_limit, self._limiting_version(entry))
-
     def _expire(self, version: int) -> None:
-        """Drop or requeue groups that are too old to train at `version`. Looks only if there may be any."""
-        if version - self._oldest_limit <= self.bound.max_staleness:
-            return
-        kept: list[float] = []
-        for entry in list(self.store.entries.values()):
-            limit = self._limiting_version(entry)
-            if version - limit <= self.bound.max_staleness:
-                kept.append(limit)
-                continue
+        """Drop or requeue groups that are too old to train at `version`."""
+        for entry in self.ages.too_old(version):
             if entry.stage in LEASED:
                 if self.staleness_policy == "wait":
-                    kept.append(limit)
                     continue  # its actor may have had newer weights when the group began
                 if self.staleness_policy == "requeue" and self.resume:
                     self.recall(entry.id)  # samples that waited for a place in the engine are younger than the lease
-                    kept.append(limit)
                     continue
                 self._cancels.append((entry.actor, entry.id, False))
             if self.staleness_policy == "requeue":
                 self.requeue(entry.id)
             else:
                 needed = f"batch version {version} trains none from before {version - self.bound.max_staleness:g}"
-                self.drop(entry.id, "stale", f"its oldest weights are of version {limit:g}; {needed}")
-        self._oldest_limit = min(kept, default=math.inf)
+                oldest = f"its oldest weights are of version {self.ages.limiting_version(entry):g}"
+                self.drop(entry.id, "stale", f"{oldest}; {needed}")
 
     def _requeue_what_is_too_new(self, version: int) -> None:
         """With a bound of 0, a group may have later weights from before a crash. It could be trained only if all
         batches were served as before. They are not, so the later weights will differ: requeue such groups."""
         self._replans = self.store.replans
         if self.bound.max_staleness == 0:
-            for entry in self.store.of(Stage.WAITING):
+            for entry in self.store.entries.of(Stage.WAITING):
                 if entry.newest > version:
                     self.requeue(entry.id)
-
-    # ---- which groups make a batch, and the slots of the others -----------------------------------------------------
-
-    def _choose(self, batch: int) -> Sequence[int]:
-        """The policy's choice, corrected where `staleness_policy: wait` asks for it."""
-        want, version, store = self.bound.batches.size(batch), self.bound.batch_version(batch), self.store
-        if store.count(Stage.WAITING) < want:
-            return ()
-        end = self.bound.batches.first(batch + 1)
-        candidates = store.of(Stage.WAITING)
-        if self._waits_for_gaps:  # it always takes the lowest slots
-            if (gap := store.lowest_open) is not None and gap[0] < end:
-                return ()
-            first = [entry for entry in candidates if entry.slot < end]
-            candidates = first if len(first) >= want else candidates
-        waiting = []
-        for entry in candidates:
-            left = self.bound.max_staleness - (version - self._limiting_version(entry))
-            waiting.append(Waiting(entry.id, entry.slot, entry.oldest, entry.pushed, left, entry.head))
-        missing = {entry.slot for entry in store.of(*UNFINISHED) if entry.slot != NO_SLOT}
-        ids = self.batch_policy(waiting, missing.union(store.slots.free), want)
-        if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
-            raise ValueError(f"the batch policy chose {list(ids)}: a batch needs {want} different groups that wait")
-        if ids and self.staleness_policy == "wait":
-            return rescue(ids, self._holders(), end)
-        return ids
-
-    def _holders(self) -> list[Holder]:
-        return [
-            Holder(
-                entry.id,
-                entry.slot,
-                self.bound.deadline(self._limiting_version(entry)),
-                here=entry.stage is Stage.WAITING,
-                running=entry.stage in LEASED,
-            )
-            for entry in self.store.entries.values()
-            if entry.stage is not Stage.SERVED and entry.slot != NO_SLOT
-        ]
-
-    def _settle(self, batch: int, ids: Sequence[int]) -> None:
-        """Give the batch's groups the batch's slots. If they had others, all other groups get new slots behind the
-        batch: oldest tokens first, no gaps."""
-        first, end = self.bound.batches.first(batch), self.bound.batches.first(batch + 1)
-        slots = dict(zip(ids, range(first, end), strict=True))
-        if {self.store.entries[group_id].slot for group_id in ids} != set(slots.values()):
-            slots |= place((holder for holder in self._holders() if holder.id not in slots), end)
-            self.commit(events.Settle(slots, first + len(slots)))

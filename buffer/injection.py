@@ -13,8 +13,9 @@ from __future__ import annotations
 from areal_like.config.conflicts import AGES
 from areal_like.config.registry import ConfigError
 from areal_like.run.checkpoints import is_due
+from buffer.entry import UNFINISHED, Entry
 from buffer.staleness import Bound
-from buffer.store import UNFINISHED, Entry, Store
+from buffer.store import Store
 
 
 class InjectionBroken(RuntimeError):
@@ -36,7 +37,7 @@ class FixedAge:
     def _is_rolled_out(self, store: Store) -> bool:
         """Are all slots done that need `version`?"""
         end = self.bound.deadline(self.version)
-        return store.slots.next >= end and all(entry.slot >= end for entry in store.of(*UNFINISHED))
+        return store.slots.next >= end and all(entry.slot >= end for entry in store.entries.of(*UNFINISHED))
 
     def may_announce(self, version: int, store: Store) -> bool:
         """May the actors get this version? If so, it is the one announced from now on."""

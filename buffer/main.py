@@ -105,7 +105,7 @@ def build_dispatcher(
         groups,
         outbox,
         scheduler,
-        PromptCursor(shares_of(task), config.run.seed, store.admitted, sampler, store.results),
+        PromptCursor(shares_of(task), config.run.seed, store.counts.admitted, sampler, store.results),
         Evaluation(sets_of(config, task)),
         config.buffer.max_bytes,
         last_batch=config.run.steps,
@@ -136,7 +136,7 @@ def main(role: Role) -> None:
     groups = build_groups(config, scheduler)
     steps, journal = restore(role, groups)
     if why := other_settings(role.run):
-        redone = groups.branch_off(steps, why)
+        redone = recovery.branch_off(groups, steps, why)
         log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, redone)
     dispatcher = build_dispatcher(config, task, router, Outbox(router, journal), groups, scheduler)
     dispatcher.peers.learner.steps = steps

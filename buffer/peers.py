@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Literal
 
 from msgspec.structs import replace
@@ -19,14 +17,12 @@ from msgspec.structs import replace
 from areal_like.models.experts import Routing
 from areal_like.wire import messages
 from areal_like.wire.bus import Router
+from buffer.actor_stats import Stats, Totals
+from buffer.relays import RelayTree
 
 MOST_REFUSED = 3
 """A group is dropped after this many refused pushes. An actor gets no more leases after this many refused groups in a
 row, until it joins again."""
-OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": fmean, "max": max}
-"""How to combine the numbers of the present actors."""
-Stats = Mapping[str, float | str]
-"""What an actor reports about itself: see `actors.measures`."""
 
 
 # ---- actors ---------------------------------------------------------------------------------------------------------
@@ -71,15 +67,12 @@ class Actor:
 
 
 class Fleet:
-    """Actors by name and by routing id, in the order in which they joined. `tree`: which actor gets weights from
-    which."""
+    """Actors by name and by routing id, in the order in which they joined. `totals`: of their reports."""
 
     def __init__(self, fanout: int = 0) -> None:
-        self.tree = RelayTree(fanout)
+        self.tree, self.totals = RelayTree(fanout), Totals()
         self.by_name: dict[str, Actor] = {}
         self.by_peer: dict[bytes, Actor] = {}
-        self._counted: dict[str, tuple[bytes, Stats]] = {}  # by name: last report of its newest process
-        self._before: Counter[str] = Counter()  # counts of processes that a newer one of the same name replaced
 
     def __iter__(self) -> Iterator[Actor]:
         return iter(self.by_name.values())
@@ -103,74 +96,10 @@ class Fleet:
         actors = [actor for actor in self if actor.refused < MOST_REFUSED]
         return not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
 
-    def note_stats(self, actor: Actor, stats: Stats) -> None:
-        """Store an actor's report. A process counts from 0; counts of an earlier process of that name stay included."""
-        peer, last = self._counted.get(actor.name, (actor.peer, {}))
-        if peer != actor.peer:
-            self._before.update(_numbers(last))
-        self._counted[actor.name] = actor.peer, stats
-        actor.stats = stats
-
-    def metrics(self) -> dict[str, float]:
-        """The actors' reports, combined as the keys ask for (`actors.measures`). A sum never falls: it includes actors
-        that left and earlier processes."""
-        sums, present = self._before.copy(), [_numbers(actor.stats) for actor in self]
-        for _, stats in self._counted.values():
-            sums.update(_numbers(stats))
-        found: dict[str, float] = {}
-        for key, total in sums.items():
-            how, _, metric = key.partition(":")
-            if how == "sum":
-                found[metric] = total
-            elif how == "part":
-                whole = sums[f"whole:{metric}"]
-                found[metric] = total / whole if whole else 0.0
-            elif how in OVER_PRESENT and (here := [stats[key] for stats in present if key in stats]):
-                found[metric] = OVER_PRESENT[how](here)
-        return found
-
-
-def _numbers(stats: Stats) -> dict[str, float]:
-    return {key: value for key, value in stats.items() if isinstance(value, float)}
-
 
 def not_benched(actors: list[Actor], now: float) -> list[Actor]:
     """These actors without benched ones; all of them if all are benched."""
     return [actor for actor in actors if actor.benched_until <= now] or actors
-
-
-class RelayTree:
-    """Which actor gets weights from which: a tree with the learner's publisher at its root, numbered row by row. Each
-    node serves `fanout` others (0: no tree, the publisher serves all): place i gets its weights from place
-    i // fanout - 1. The last actor takes the place of one that leaves, so few others get a new parent."""
-
-    def __init__(self, fanout: int = 0):
-        self._fanout = fanout
-        self._names: list[str] = []
-        self._offers: dict[str, tuple[str, str]] = {}
-
-    def join(self, name: str, endpoint: str, key: str) -> None:
-        """Add an actor that offers to serve others; `key`: its public key ("": no keys)."""
-        if name not in self._offers:
-            self._names.append(name)
-        self._offers[name] = endpoint, key
-
-    def leave(self, name: str) -> None:
-        if self._offers.pop(name, None):
-            place, last = self._names.index(name), self._names.pop()
-            if last != name:
-                self._names[place] = last
-
-    def above(self, name: str) -> list[tuple[str, str]]:
-        """(endpoint, key) of the actors that this actor must ask, nearest first, before it asks the publisher. If one
-        of them has died, the actor asks the next; the next announcement corrects the list."""
-        if not self._fanout:
-            return []
-        place = self._names.index(name) if name in self._offers else len(self._names)
-        found = []
-        while (place := place // self._fanout - 1) >= 0:
-            found.append(self._offers[self._names[place]])
-        return found
 
 
 # ---- the learner, and the run ---------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from buffer.events import Begin, Finish, Serve, ServeAgain, Snapshot
+from buffer.entry import Stage
+from buffer.events import Begin, Branch, Finish, Forget, Serve, ServeAgain, Snapshot
 from buffer.groups import GroupManager, Recorder, record_nothing
 from buffer.journal import Record
 from buffer.segment_file import JournalError, Read
-from buffer.store import Stage
 
 
 def standing(records: Iterable[Record], next_batch: int | None = None) -> Iterator[Record]:
@@ -64,16 +64,30 @@ def restore(
     for each in standing(records, next_batch):
         store.apply(each.event, each.payload, now)
     held = store.bound.batches.first(next_batch)
-    if store.trained > held:  # groups that a snapshot counts as trained can't be served again
+    if store.counts.trained > held:  # groups that a snapshot counts as trained can't be served again
         raise JournalError(
-            f"the journal continues after {store.trained} trained groups, but the newest checkpoint, of step "
+            f"the journal continues after {store.counts.trained} trained groups, but the newest checkpoint, of step "
             f"{next_batch}, has {held} of them: a newer checkpoint is missing. Put it back, or start a new run"
         )
     groups.record = record
-    for batch in sorted({entry.batch for entry in store.of(Stage.SERVED) if entry.batch < next_batch}):
+    for batch in sorted({entry.batch for entry in store.entries.of(Stage.SERVED) if entry.batch < next_batch}):
         groups.finish(batch)  # trained, but the crash came before the buffer recorded it
-    if store.trained < held:
+    if store.counts.trained < held:
         raise JournalError(
-            f"the journal has {store.trained} trained groups, the checkpoint {held}: later records are lost"
+            f"the journal has {store.counts.trained} trained groups, the checkpoint {held}: later records are lost"
         )
     groups.begin(next_batch)
+
+
+def branch_off(groups: GroupManager, batch: int, why: str) -> int:
+    """From `batch` on the learner has other settings (`why`). Requeue samples of versions after that batch's, with any
+    bound: those weights will not exist again. Returns the number of groups."""
+    groups.commit(Branch(batch, why))
+    version, entries = groups.bound.batch_version(batch), groups.store.entries
+    for entry in list(entries.values()):
+        if entry.partial and entry.partial.newest > version:
+            groups.commit(Forget(entry.id))
+    too_new = [entry.id for entry in entries.of(Stage.WAITING) if entry.newest > version]
+    for group_id in too_new:
+        groups.requeue(group_id)
+    return len(too_new)

@@ -13,14 +13,16 @@ from areal_like.wire import messages
 from areal_like.wire.bus import Router
 from areal_like.wire.frames import Received, WireError
 from areal_like.wire.groups import Head, pack_heads
+from buffer.entry import Stage
 from buffer.events import Begin, Branch, Finish, Serve
 from buffer.journal import Recorded
+from buffer.ledger import ledger_of
 from buffer.outbox import Outbox
 from buffer.recovery import history
 from buffer.segment_file import Payload, load
 from buffer.shares import Shares
 from buffer.staleness import Bound
-from buffer.store import Stage, Store, ledger_of
+from buffer.store import Store
 
 log = logging.getLogger(__name__)
 RecordedBatch = tuple[list[tuple[Head, Payload]], int]
@@ -35,7 +37,7 @@ def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
         if isinstance(event, Serve):
             allowed[event.batch] = event.oldest_allowed
         elif isinstance(event, Finish):
-            entries = [entry for entry in store.of(Stage.SERVED) if entry.batch == event.batch]
+            entries = [entry for entry in store.entries.of(Stage.SERVED) if entry.batch == event.batch]
             yield [(entry.head, entry.payload) for entry in entries if entry.head], allowed.pop(event.batch)
         store.apply(event, payload)
 

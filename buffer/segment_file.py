@@ -22,7 +22,7 @@ from typing import BinaryIO, NamedTuple
 
 import xxhash
 
-FORMAT = 12
+FORMAT = 13
 """Version of the records (`buffer.events`) and of their layout in a file. A run of another format is refused."""
 MAGIC = b"areal-journal-%d\n" % FORMAT
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32

@@ -4,10 +4,10 @@ own, which waits for the disk).
 Waiting roles:
   an actor    waits for leases        → unblocked by `Dispatcher.admit`: a trained batch, a new version, a free slot
   the learner waits for a batch       → unblocked by `Dispatcher.serve`: a push
-  all         wait for the start      → unblocked by `_start`: enough actors hold version 0
+  all         wait for the start      → unblocked by `Presence.start`: enough actors hold version 0
 
-A message that does not fit the run is refused, with a reason (WireError), before it has changed anything. Any other
-error ends the process, and a resume repairs its state from the journal.
+A message that does not fit the run is refused (WireError) before it has changed anything. Any other error ends the
+process, and a resume restores its state from the journal.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ import math
 from areal_like.wire import messages
 from areal_like.wire.frames import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
 from areal_like.wire.groups import Head, unpack_heads
-from areal_like.wire.link import BusError
 from areal_like.wire.messages import Message
 from buffer.checks import (
-    RolloutsFail,
     VerifierTimeouts,
     check_hand_back,
     check_left_out,
@@ -31,31 +29,29 @@ from buffer.checks import (
 )
 from buffer.deadlines import Deadlines
 from buffer.dispatch import Dispatcher
+from buffer.entry import LEASED, PartialGroup, Stage
 from buffer.evaluation import AnswerResult
 from buffer.events import LeaveOut
 from buffer.groups import Dropped
 from buffer.kept_samples import UNTRAINABLE, KeptSamples
-from buffer.peers import MOST_REFUSED, Actor
+from buffer.peers import Actor
+from buffer.presence import Presence
 from buffer.sizing import GroupLengths
-from buffer.store import LEASED, UNFINISHED, PartialGroup, Stage
+from buffer.status import Status
 
 log = logging.getLogger(__name__)
 KEPT_DIGESTS = 10_000
 LONGEST_REASON = 60
 MESSAGES_PER_TURN = 1000
-"""A peer that floods the buffer can't stop its decisions. The socket takes from all peers in turn."""
-MOST_DEATHS = 3
-"""A group is dropped if this many actors died by themselves while they held it."""
+"""A peer that floods the buffer can't stop its decisions."""
 COMMIT_POLL_SECONDS = 0.001
 """How often to check whether a commit is on disk, if no message comes."""
-STALL_SECONDS = 20.0
 _AFTER_LEAVING = (messages.Credit, messages.Applied, messages.LeftOut, messages.Failed, messages.HandBack)
-"""An actor that has left may still send these; they change nothing, and no hello is due."""
+"""An actor that has left may still send these; they change nothing."""
 
 
 class Server:
-    """Drives one run. All times are in seconds: enough actors must be ready within `ready_timeout`; an actor that is
-    silent for `heartbeat_timeout` loses its leases; a lease without progress for `lease_timeout` (0: never) ends."""
+    """Drives one run. Times are in seconds."""
 
     def __init__(
         self,
@@ -75,11 +71,13 @@ class Server:
         self.verifiers, self.samples = verifiers or VerifierTimeouts(), samples or KeptSamples()
         self.deadlines = Deadlines(self.peers, self.groups, self.evaluation, self.gauges, lease_timeout)
         self.failures = self.deadlines.failures
-        self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
+        decided = self.peers, self.groups, self.evaluation, self.outbox, self.gauges
+        self.presence = Presence(*decided, heartbeat_timeout, ready_timeout)
+        self.status = Status(dispatcher, self.failures)
         self.gauges.since_step = self.learner.steps
         self.groups.on_drop = self._on_drop
         self._measures_lengths = len(dispatcher.scheduler.sizing.sizes) > 1
-        self._born = self._last_turn = self.phase.progress_at = self.peers.clock()
+        self.phase.progress_at = self.peers.clock()
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -92,9 +90,10 @@ class Server:
         """One turn: handle messages, decide, send. Separate from `run` so that tests can drive it."""
         self._receive(timeout)  # first: decisions need all that is known
         now = self.peers.clock()
-        self._drop_silent_actors(now)  # before leases: their groups go to others in the same turn
+        self.presence.remove_silent(now)  # before leases: their groups go to others in the same turn
         self.deadlines.enforce(now)
-        self._start(now)
+        if self.phase.started_at is None and self.presence.start(now, self.status.waits):
+            self.gauges.rate_at = now
         self.dispatcher.announce()  # before leases: with `injection` it opens the slots of the new version
         self.groups.recall_losers()  # after pushes, which take places; before the scheduler counts the queue
         self.dispatcher.revoke()  # before leases: an actor must see a lease end before it gets the group again
@@ -103,9 +102,9 @@ class Server:
         self.dispatcher.serve(now)  # revokes groups that are too old at once: the next turn may come late
         if self.phase.finishing and not self.phase.reported and self.evaluation.finished and self.learner.peer:
             self.phase.reported = True
-            self.router.send(self.learner.peer, messages.Report(self.status()))
-        self.outbox.flush()  # last: write the decisions to the disk; send messages whose records are there
-        self._watch(now)
+            self.router.send(self.learner.peer, messages.Report(self.status.report()))
+        self.outbox.flush()  # last: write decisions; send messages whose records are on disk
+        self.status.watch(now)
 
     def _receive(self, timeout: float) -> None:
         if self.outbox.journal and self.outbox.journal.busy:  # `flush` must come soon
@@ -116,38 +115,6 @@ class Server:
                 break
             self.handle(*received)
             timeout = 0
-
-    def _drop_silent_actors(self, now: float) -> None:
-        if now - self._last_turn > self.heartbeat_timeout / 2:  # this process was stopped: silence proves nothing
-            for actor in self.fleet:
-                actor.seen = now
-            for entry in self.store.of(*LEASED):
-                entry.moved_at = now
-            self.evaluation.restart_clocks(now)
-        self._last_turn = now
-        for actor in list(self.fleet):
-            if now - actor.seen > self.heartbeat_timeout:
-                log.warning("%s: no sign of life for %.0f s: its leases go to others", actor.name, now - actor.seen)
-                self.remove_actor(actor)
-
-    def _start(self, now: float) -> None:
-        if self.phase.started_at is not None:
-            return
-        # An engine has its own time limit: a large model starts more slowly than the processes connect.
-        starting = any(actor.engine == "starting" for actor in self.fleet)
-        if now - self._born > self.ready_timeout and not starting:
-            raise BusError(f"after {self.ready_timeout:.0f} s (launcher.ready_timeout) {'; '.join(self.waits())}")
-        ready = sum(actor.version >= 0 for actor in self.fleet)
-        if self.learner.peer and ready >= self.peers.expected_actors:
-            self.phase.started_at = self.phase.progress_at = now
-            self.gauges.rate_at = now
-            log.info("all %d actors hold version 0: first lease", ready)
-
-    def _watch(self, now: float) -> None:
-        phase = self.phase
-        if phase.started_at is not None and not phase.finishing and now - phase.progress_at > STALL_SECONDS:
-            phase.progress_at = now
-            log.warning("no progress for %.0f s: %s", STALL_SECONDS, "; ".join(self.waits()) or "nothing waits")
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +127,7 @@ class Server:
         if actor:
             actor.seen = self.peers.clock()
         try:
-            if self._from_anybody(peer, message, actor):
+            if self._from_anybody(peer, message):
                 return
             if type(message) in messages.SENDS["learner"]:
                 self._from_learner(peer, message)
@@ -171,32 +138,13 @@ class Server:
         except WireError as error:
             self.router.refuse(peer, f"{message.kind()}: {error}")
 
-    def _on_hello(self, peer: bytes, message: messages.Hello, actor: Actor | None) -> None:
-        name = message.name
-        if not name.isprintable():
-            raise WireError("a name must consist of printable characters")
-        if actor and actor.name != name:
-            raise WireError(f"this connection already belongs to {actor.name}")
-        if message.role == "learner":
-            if self.learner.peer not in (None, peer):
-                raise WireError("there is a learner already")
-            self.learner.peer = peer
-            self.router.send(peer, messages.Welcome())
-            return
-        if previous := self.fleet.by_name.get(name):
-            self.remove_actor(previous)
-        actor = self.fleet.join(name, peer, message.slots, self.peers.clock(), message.pid)
-        log.info("%s joined (pid %d)", name, actor.pid)
-        self.router.send(peer, messages.Welcome())
-        self.peers.announce_to(actor)
-
-    def _from_anybody(self, peer: bytes, message: Message, actor: Actor | None) -> bool:
+    def _from_anybody(self, peer: bytes, message: Message) -> bool:
         """Returns False if only the learner or an actor may send the message."""
         match message:
             case messages.Hello():
-                self._on_hello(peer, message, actor)
+                self.presence.hello(peer, message)
             case messages.Lost():
-                self._on_lost(message)
+                self.presence.lost(message)
             case messages.WantShare(index, rank):
                 if index < self.learner.steps:
                     raise WireError(f"batch {index} is trained already")
@@ -205,40 +153,15 @@ class Server:
                 if isinstance(message, messages.Stop):  # a user asks the run to end
                     self.phase.stopping = "drain" if message.drain else "now"
                     log.info("asked to end the run: %s", message)
-                self.router.send(peer, messages.Report(self.status()))
+                self.router.send(peer, messages.Report(self.status.report()))
             case _:
                 return False
         return True
 
-    def _on_lost(self, message: messages.Lost) -> None:
-        """A supervisor saw a process die: no need to wait for its silence. A pid of 0: any process of that name."""
-        dead = self.fleet.by_name.get(message.name)
-        if dead and message.pid in (0, dead.pid):
-            held = len(self.store.held_by(dead.name))
-            log.warning("%s %s: its %d leases go to others", dead.name, message.how, held)
-            self.remove_actor(dead, message.how if message.by_itself else "")
-        if message.for_good and message.name not in self.peers.left_out and self.peers.expected_actors > 1:
-            self.peers.expected_actors -= 1
-            self.peers.left_out[message.name] = message.how
-            log.warning("%s is left out: the run continues without it", message.name)
-
-    def remove_actor(self, actor: Actor, died: str = "") -> None:
-        """An actor is gone: its leases go to other actors; the groups keep their slots. `died`: how, if by itself. One
-        of its groups may be the cause, so a group present at `MOST_DEATHS` deaths is dropped."""
-        for entry in list(self.store.held_by(actor.name).values()):
-            entry.deaths += bool(died)
-            if entry.deaths < MOST_DEATHS:
-                self.groups.requeue(entry.id)
-            else:
-                log.warning("group %d is dropped: %d actors died on it, the last %s", entry.id, entry.deaths, died)
-                self.groups.drop(entry.id, "actor died", f"{actor.name} {died}, and others before it")
-        self.evaluation.lost(actor.name)
-        self.fleet.leave(actor)
-
     # ---- from actors ------------------------------------------------------------------------------------------------
 
     def _from_actor(self, actor: Actor, message: Message, payloads: Payloads) -> None:
-        held = self.store.held_by(actor.name)
+        held = self.store.entries.held_by(actor.name)
         match message:
             case messages.Push():
                 self._on_push(actor, message, payloads)
@@ -269,9 +192,10 @@ class Server:
 
     def _on_heartbeat(self, actor: Actor, message: messages.Heartbeat) -> None:
         now = self.peers.clock()
-        self.fleet.note_stats(actor, check_stats(message.stats))
+        actor.stats = check_stats(message.stats)
+        self.fleet.totals.note(actor.name, actor.peer, actor.stats)
         self.verifiers.see(actor.name, actor.stats)
-        held, serves = self.store.held_by(actor.name), actor.engine == "serving"
+        held, serves = self.store.entries.held_by(actor.name), actor.engine == "serving"
         for group_id in message.progress if serves else held:
             if group_id in held:
                 held[group_id].moved_at = now
@@ -285,7 +209,7 @@ class Server:
         try:
             heads, faults = self.read_push(message, payloads)
         except WireError as error:
-            self._refuse_groups(actor, dict.fromkeys((group_id for group_id, _, _ in message.table.groups), error))
+            self.presence.refuse(actor, dict.fromkeys((group_id for group_id, _, _ in message.table.groups), error))
             raise
         now, taken = self.peers.clock(), False
         foreign = [head.id for head in heads if not self._may_push(actor, head.id)]
@@ -304,7 +228,7 @@ class Server:
         if foreign:
             self.router.refuse(actor.peer, f"push: {actor.name} has had no lease of group {foreign[0]}")
         if faults:
-            self._refuse_groups(actor, faults)
+            self.presence.refuse(actor, faults)
             raise next(iter(faults.values()))
 
     def read_push(self, message: messages.Push, payloads: Payloads) -> tuple[list[Head], dict[int, WireError]]:
@@ -317,17 +241,17 @@ class Server:
         return heads, faults_of_push(heads, payloads, self.store.entries, self.weights.digests, *known)
 
     def _may_push(self, actor: Actor, group_id: int) -> bool:
-        """Has this actor ever had a lease of the group? A former holder may push too: the first push wins. Also True
-        for groups that were pushed before or are gone: a push does not change them."""
+        """Has this actor ever had a lease of the group? The first push of any holder wins. Also True for groups that
+        are pushed or gone: a push does not change them."""
         entry = self.store.entries.get(group_id)
         return entry is None or entry.stage in (Stage.WAITING, Stage.SERVED) or actor.name in entry.holders
 
     def _take(self, head: Head, payload: Frame, now: float, actor: Actor) -> bool:
-        """Take a group in. Returns False if it is not expected: a duplicate, or dropped or deferred meanwhile."""
+        """Take a group in. Returns False if it is not expected (`GroupManager.push`)."""
         entry = self.store.entries.get(head.id)
         holder = entry.actor if entry and entry.stage in LEASED else ""
         new = self.groups.push(head, payload, self.weights.version, now, actor.name)
-        if holder not in ("", actor.name) and head.id not in self.store.held_by(holder):
+        if holder not in ("", actor.name) and head.id not in self.store.entries.held_by(holder):
             self.router.send(self.fleet.by_name[holder].peer, messages.Cancel([head.id], hand_back=False))
         if new:
             actor.timed_out, actor.benched_until = 0, -math.inf  # forget its revoked leases
@@ -337,30 +261,10 @@ class Server:
             self.dispatcher.largest_payload = max(self.dispatcher.largest_payload, head.size)
         return new
 
-    def _refuse_groups(self, actor: Actor, faults: dict[int, WireError]) -> None:
-        """Refuse groups: their leases end, and other actors roll them out again. A group is dropped after MOST_REFUSED
-        refusals. Raises RolloutsFail if every actor had MOST_REFUSED groups in a row refused."""
-        for group_id in sorted(faults.keys() & self.store.held_by(actor.name).keys()):
-            entry = self.store.entries[group_id]
-            # The same group again is no new evidence against the actor.
-            actor.refused += not entry.refused or entry.failed_on != actor.name
-            entry.refused, entry.failed_on = entry.refused + 1, actor.name
-            self.gauges.refused += 1
-            if entry.refused < MOST_REFUSED:
-                self.groups.requeue(group_id)
-            else:
-                self.groups.drop(group_id, "malformed", str(faults[group_id]))
-        self.outbox.put(actor.peer, messages.Pushed(sorted(faults)))  # otherwise they would come again
-        if actor.refused >= MOST_REFUSED:
-            log.warning("%s gets no more leases: %d groups of it in a row were refused", actor.name, actor.refused)
-        if all(each.refused >= MOST_REFUSED for each in self.fleet):
-            last = list(faults.values())[-1]
-            raise RolloutsFail(f"{MOST_REFUSED} groups in a row of every actor were refused; the last: {last}")
-
     def _on_hand_back(self, actor: Actor, message: messages.HandBack, payloads: Payloads) -> None:
-        """An actor will not finish these groups: it leaves, or the buffer has recalled them. Their leases end, even if
-        the partial groups can't be accepted."""
-        heads, left, held = message.partials, dict[int, PartialGroup](), self.store.held_by(actor.name)
+        """An actor that leaves, or whose groups were recalled, will not finish them. Their leases end, even if the
+        partial groups can't be accepted."""
+        heads, left, held = message.partials, dict[int, PartialGroup](), self.store.entries.held_by(actor.name)
         ids = sorted(held.keys() & set(message.ids))
         fault: WireError | None = None
         try:
@@ -377,7 +281,7 @@ class Server:
             self.groups.hand_back(group_id, partial)
         if message.leaving:
             log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))
-            self.remove_actor(actor)
+            self.presence.remove(actor)
         if fault:
             raise fault
 
@@ -427,7 +331,7 @@ class Server:
 
     def _trained_before(self, steps: int) -> None:
         """Batches before `steps` are trained, even if a message about one was lost. No batch is counted twice."""
-        served = [entry.batch for entry in self.store.of(Stage.SERVED)]
+        served = [entry.batch for entry in self.store.entries.of(Stage.SERVED)]
         if steps > max(self.learner.steps, max(served, default=-1) + 1):
             raise WireError(f"batch {steps - 1} was not served")
         for index in range(self.learner.steps, steps):
@@ -436,8 +340,8 @@ class Server:
         self.dispatcher.shares.trained(self.learner.steps)
 
     def _set_aside(self, index: int, reason: str) -> None:
-        """Batch `index` can't be trained: its groups are dropped as "untrainable", and others take their places. Later
-        batches that were already served wait again, so that batches stay in order. A repeated call changes nothing."""
+        """Batch `index` can't be trained: its groups are dropped, and the groups of later batches wait again, so that
+        batches stay in order. A repeated call changes nothing."""
         if index != self.learner.steps:
             raise WireError(f"batch {index} is not the next one to be trained")
         voided = self.dispatcher.shares.void(index)
@@ -460,13 +364,11 @@ class Server:
         self.dispatcher.announce()  # a version held back, too: the last evaluation is of it
         self.gauges.trained_seconds = self.peers.age(self.peers.clock())
         for actor in self.fleet:
-            held = sorted(self.store.held_by(actor.name))
+            held = sorted(self.store.entries.held_by(actor.name))
             self.router.send(actor.peer, messages.Cancel(held, hand_back=False))
         for group_id in list(self.store.entries):
             self.groups.drop(group_id, "end of run")
         self.evaluation.finish_with(self.weights.version)
-
-    # ---- for people -------------------------------------------------------------------------------------------------
 
     @property
     def _now(self) -> tuple[int, int]:
@@ -478,57 +380,3 @@ class Server:
             self.samples.dropped(self._now, *dropped)
             reason, per_batch = dropped.why.partition(":")[0], self.groups.bound.groups_per_batch
             self.gauges.note_dropped(reason, self.learner.steps, per_batch)
-
-    def status(self) -> dict[str, object]:
-        """The status, as plain data."""
-        now, bound = self.peers.clock(), self.groups.bound.max_staleness
-        return {
-            **self.dispatcher.levels(now),
-            "started": self.phase.started_at is not None,
-            "trained_seconds": self.gauges.trained_seconds,
-            "version": self.weights.version,
-            "steps": self.learner.steps,
-            "ledger": self.store.ledger(),
-            "staleness_max": self.store.staleness_max,
-            "staleness_bound": bound if math.isfinite(bound) else None,
-            "since_step": self.gauges.since_step,  # the next three count from this step of a resume
-            "staleness_mean": self.gauges.staleness_mean,
-            "duplicates": self.groups.duplicates,
-            "refused": self.router.refused,
-            "evaluations": self.gauges.evaluations,
-            "actors": {actor.name: self._actor_status(actor, now) for actor in self.fleet},
-            "left_out": self.peers.left_out,
-            "stopping": self.phase.stopping,
-            "waits": self.waits(),
-        }
-
-    def _actor_status(self, actor: Actor, now: float) -> dict[str, object]:
-        shown = {name: getattr(actor, name) for name in ("version", "timed_out", "stats", "engine", "engine_note")}
-        return shown | {"running": len(self.store.held_by(actor.name)), "silent_seconds": now - actor.seen}
-
-    def waits(self) -> list[str]:
-        """The waiting roles, in words."""
-        notes = [f"{actor.name}: {actor.engine_note}" for actor in self.fleet if actor.engine_note]
-        if self.phase.finishing:
-            return [] if self.evaluation.finished else ["the end waits for the last evaluation"]
-        if self.phase.started_at is None:
-            to_come = self.peers.expected_actors - sum(actor.version >= 0 for actor in self.fleet)
-            who = ["the learner"] if self.learner.peer is None or self.weights.version < 0 else []
-            who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
-            return [f"the start waits for {' and '.join(who)}", *notes]
-        lines = [f"all processes wait for the journal's disk: {self.outbox.blocked}"] if self.outbox.blocked else []
-        if self.failures.count:
-            lines.append(f"{self.failures.count} groups failed in a row")
-        if self.learner.wanted:
-            missing, ready = self.store.of(*UNFINISHED), self.store.count(Stage.WAITING)
-            owners = ", ".join(sorted({entry.actor or "no actor" for entry in missing}))
-            running = f"{len(missing)} run on {owners}" if missing else "no group is running"
-            lines.append(f"learner waits for batch {self.learner.wanted.index}: {ready} groups are ready, {running}")
-        lines += notes
-        for actor in self.fleet:
-            if actor.refused >= MOST_REFUSED:
-                lines.append(f"{actor.name} gets no leases: {actor.refused} groups of it in a row were refused")
-            elif not self.store.held_by(actor.name) and actor.engine == "serving":
-                behind = actor.version < self.weights.version
-                lines.append(f"{actor.name} waits for {'weights' if behind else 'the learner (staleness bound)'}")
-        return lines

@@ -1,5 +1,4 @@
-"""The staleness bound, as arithmetic: which slot may hold which tokens, and which group holds which slot. No I/O, no
-clock.
+"""The staleness bound, as arithmetic: which slot may hold which tokens. No I/O, no clock.
 
 Every admitted group holds a *slot*: its place in the order of training. Batch k trains the slots from
 `Batches.first(k)` up to `first(k + 1)`: [k·B, (k+1)·B) if all batches have B groups. Its train version is k // interval
@@ -10,9 +9,7 @@ token is older than the bound when its slot is trained, however long the group r
 construction, and not only if groups finish in order. (AReaL, arXiv 2505.24298, eq. 3, counts groups instead.) The next
 group takes the slot that a rejected or dropped group leaves, so capacity cannot drift either.
 
-The *deadline* of a group with tokens of some version is the first slot that may not hold them (`Bound.deadline`). A set
-of groups can be trained within the bound if each can get its own slot below its deadline. Earliest deadline first
-decides this (`place`, `rescue`).
+The *deadline* of a group with tokens of some version is the first slot that may not hold them (`Bound.deadline`).
 """
 
 from __future__ import annotations
@@ -20,9 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 
 class Batches:
@@ -150,55 +145,3 @@ class Slots:
         """How many slots below `deadline` a group may take."""
         fresh = max(0, deadline - self.end)
         return fresh + sum(slot < deadline for slot in self.free) if self.free else fresh
-
-
-class Holder(NamedTuple):
-    """A group and its deadline (inf: none). `here`: it can be served now; otherwise it is `running`, or queued."""
-
-    id: int
-    slot: int
-    deadline: float
-    here: bool = False
-    running: bool = False
-
-
-def _by_deadline(holders: Iterable[Holder]) -> list[Holder]:
-    return sorted(holders, key=lambda holder: (holder.deadline, holder.slot))
-
-
-def place(holders: Iterable[Holder], first: int) -> dict[int, int]:
-    """id → slot, from `first` on without gaps. Groups that don't fit below their deadline come last."""
-    fitting: list[Holder] = []
-    late: list[Holder] = []
-    for holder in _by_deadline(holders):
-        (fitting if first + len(fitting) < holder.deadline else late).append(holder)
-    return {holder.id: slot for slot, holder in enumerate(fitting + late, first)}
-
-
-def rescue(picked: Sequence[int], holders: Sequence[Holder], first: int) -> tuple[int, ...]:
-    """A batch like `picked` after which all other groups still fit below their deadlines, in slots from `first` on. A
-    group that would not fit replaces the picked group with the latest deadline. Returns () if that needs a group that
-    still runs: the batch must wait for it. A case that no exchange can solve is left as it is."""
-    known = {holder.id: holder for holder in holders}
-    chosen = list(picked)
-    while endangered := _too_many(chosen, holders, first):
-        substitute = next((holder for holder in endangered if holder.here), None)
-        latest = max(chosen, key=lambda each: (known[each].deadline, known[each].slot))
-        if known[latest].deadline <= endangered[-1].deadline:
-            break
-        if substitute is None:
-            if any(holder.running for holder in endangered):
-                return ()
-            break
-        chosen[chosen.index(latest)] = substitute.id
-    return tuple(chosen)
-
-
-def _too_many(chosen: Sequence[int], holders: Iterable[Holder], first: int) -> list[Holder]:
-    """The shortest prefix by deadline, without `chosen`, that has more groups than slots; [] if there is none."""
-    taken = set(chosen)
-    rest = _by_deadline(holder for holder in holders if holder.id not in taken)
-    for place_of, holder in enumerate(rest, first):
-        if place_of >= holder.deadline:
-            return rest[: place_of - first + 1]
-    return []

@@ -34,14 +34,16 @@ from areal_like.config.registry import bind, build
 from areal_like.config.run_config import load_resolved
 from areal_like.errors import UserError
 from areal_like.wire.groups import Head
+from buffer.entry import LEASED, UNFINISHED, Entry, Stage
 from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, LeaveOut, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
+from buffer.ledger import Counts
 from buffer.prompts import PromptCursor, shares_of
 from buffer.recovery import standing
 from buffer.results import Results
 from buffer.samplers import needs_results
 from buffer.staleness import Bound
-from buffer.store import LEASED, UNFINISHED, Entry, Stage, Store, ledger_of
+from buffer.store import Store
 
 from .console import output
 from .console.arguments import command, refuse
@@ -107,15 +109,11 @@ class Books:
             case Filter():
                 self._close(f"filtered: {event.reason}", entries[event.id])
             case Finish():
-                for entry in self._store.of(Stage.SERVED):
+                for entry in self._store.entries.of(Stage.SERVED):
                     if entry.batch == event.batch:
                         self._close(TRAINED, entry)
             case Snapshot():  # a journal may begin with one: its counts replace the events before it
-                self.account(TRAINED).count = event.trained
-                for kind, counts in (("filtered", event.filtered), ("dropped", event.dropped)):
-                    for reason, count in counts.items():
-                        self.account(f"{kind}: {reason}").count = count
-                for task, fates in event.tasks.items():
+                for task, fates in event.fates.items():
                     for fate in fates.keys() - {"admitted"}:
                         self.account(fate, task).count = fates[fate]
 
@@ -227,7 +225,8 @@ class Audit:
         batch, ids, version = event.batch, event.ids, self.bound.batch_version(event.batch)
         if len(set(ids)) != self.bound.batches.size(batch):
             self.find("batches", f"batch {batch} has {len(set(ids))} groups")
-        planned = self.store.planned.get(batch) or [e.id for e in self.store.of(Stage.SERVED) if e.batch == batch]
+        served = [entry.id for entry in self.store.entries.of(Stage.SERVED) if entry.batch == batch]
+        planned = self.store.planned.get(batch) or served
         if planned and planned != ids:
             self.find("batches", f"batch {batch} was served again with other groups")
         self.served_again += bool(planned)
@@ -243,7 +242,7 @@ class Audit:
                 self.find("bound", f"group {group_id} of batch {batch} has tokens of version {oldest}")
 
     def _finish(self, batch: int) -> None:
-        groups = [entry.id for entry in self.store.of(Stage.SERVED) if entry.batch == batch]
+        groups = [entry.id for entry in self.store.entries.of(Stage.SERVED) if entry.batch == batch]
         if not groups:
             self.find("batches", f"batch {batch} was trained but never served")
         if batch != self.trained:
@@ -252,12 +251,7 @@ class Audit:
         self.gone.update(dict.fromkeys(groups, f"trained in batch {batch}"))
 
     def _compare(self, event: Snapshot) -> None:
-        counts = {"admitted": event.admitted, "trained": event.trained, "filtered": event.filtered}
-        counts |= {"dropped": event.dropped, "active": len(event.groups)}
-        if event.tasks:
-            active = Counter(held.task for held in event.groups)
-            counts["tasks"] = {task: ledger_of(fates, active[task]) for task, fates in event.tasks.items()}
-        if counts != (ours := self.store.ledger()):
+        if (counts := Counts(event.fates).ledger(event.groups)) != (ours := self.store.ledger()):
             self.find("ledger", f"a snapshot has {counts}, but the records have {ours}")
         if wrong := {held.id for held in event.groups} ^ self.store.entries.keys():
             self.find("ledger", f"groups {sorted(wrong)} are active in a snapshot or by the records, not in both")

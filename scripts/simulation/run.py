@@ -20,10 +20,10 @@ from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import summary_of
 from areal_like.wire.groups import digest_of
 from buffer import recovery
+from buffer.entry import Stage
 from buffer.main import build_dispatcher, build_groups, build_server, restore_scheduler
 from buffer.outbox import Outbox
 from buffer.schedulers import Scheduler
-from buffer.store import Stage
 
 from .actors import PromptOf, SimulatedActor, World
 from .costs import Costs
@@ -141,7 +141,7 @@ class Simulation:
         dispatcher.peers.clock = self.timeline.clock
         restore_scheduler(scheduler, groups, dispatcher.gauges)
         self.buffer = build_server(config, dispatcher)
-        self.buffer.heartbeat_timeout, self.buffer.deadlines.timeout = math.inf, 0.0  # there are no heartbeats
+        self.buffer.presence.heartbeat_timeout, self.buffer.deadlines.timeout = math.inf, 0.0  # there are no heartbeats
         BufferLoop(router, partial(self.buffer.step, 0), costs.buffer, costs.sample.buffer)
         prompts = prompt_of(task, costs.answers.prompt, config.sampling.max_new_tokens)
         world = World(router, costs, prompts, config.run.seed, random.Random(history))
@@ -185,8 +185,8 @@ class Simulation:
         while self.learner.report is None:
             if not self.timeline.run(100) or self.router.refusals:
                 raise Stuck(f"no event is left, or a message was refused: {self.router.refusals[:1]}")
-            now = self.learner.steps, self.buffer.store.count(Stage.WAITING)
+            now = self.learner.steps, self.buffer.store.entries.count(Stage.WAITING)
             if now > mark:
                 mark, since = now, self.timeline.events
             elif self.timeline.events - since > patience:
-                raise Stuck(f"stuck after train step {mark[0]}: {'; '.join(self.buffer.waits()[:3])[:480]}")
+                raise Stuck(f"stuck after train step {mark[0]}: {'; '.join(self.buffer.status.waits()[:3])[:480]}")

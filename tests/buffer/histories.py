@@ -17,10 +17,10 @@ import pytest
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import encode_group
 from buffer import policies
+from buffer.entry import LEASED, NO_SLOT, UNFINISHED, Stage
 from buffer.policies import Waiting
 from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
 from buffer.sizing import Fixed, GroupLengths, Sagc, Sizing
-from buffer.store import LEASED, NO_SLOT, UNFINISHED, Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, partial_group, table
 from tests.buffer.paper import Paper
 
@@ -108,7 +108,7 @@ class Run:
         self.server.peers.clock = lambda: self.now
         self.server.failures.most = 10**9
         self.journal.restore(self.server.groups, self.checkpoint)
-        self.server.learner.steps, self.server.dispatcher.prompts.position = self.checkpoint, self.store.admitted
+        self.server.learner.steps, self.server.dispatcher.prompts.position = self.checkpoint, self.store.counts.admitted
         if self.store.scheduler:
             scheduler.load_state_dict(self.store.scheduler)
         del self.trained[self.checkpoint :]
@@ -258,7 +258,7 @@ class Run:
         self.end(name, ended)
 
     def recalled(self, name: str) -> list[int]:
-        return [each for each, entry in self.store.held_by(name).items() if entry.stage is Stage.RECALLED]
+        return [each for each, entry in self.store.entries.held_by(name).items() if entry.stage is Stage.RECALLED]
 
     def hand_back(self, name: str, ids: list[int], leaving: bool = False) -> None:
         left = []
@@ -278,7 +278,7 @@ class Run:
         self.honest = False
         head, payload = head_of(group_id, version, need)
         self.say(name, "push", table(head), payload)
-        if group_id in self.leased[name] and group_id not in self.store.held_by(name):
+        if group_id in self.leased[name] and group_id not in self.store.entries.held_by(name):
             self.let_go(name, group_id)  # it had been leased to this actor again
 
     def lie(self, name: str, group_id: int) -> None:
@@ -334,8 +334,8 @@ class Run:
         self.journal.check(self.server.groups, self.server.groups.bound)
         before = self.store.ledger()
         self.begin()
-        assert self.store.admitted >= before["admitted"] and self.store.dropped == before["dropped"]
-        assert self.store.filtered == before["filtered"]
+        assert self.store.counts.admitted >= before["admitted"] and self.store.ledger()["dropped"] == before["dropped"]
+        assert self.store.ledger()["filtered"] == before["filtered"]
 
     def step(self, calm: bool = False) -> None:
         dice, name = self.dice, self.dice.choice(self.names)
@@ -375,21 +375,21 @@ class Run:
         gone = ledger["trained"] + sum(ledger["filtered"].values()) + sum(ledger["dropped"].values())
         assert ledger["admitted"] == gone + ledger["active"]
         slots = [entry.slot for entry in store.entries.values() if entry.slot != NO_SLOT]
-        assert sorted(slots + store.slots.free) == list(range(store.trained, store.slots.end))
+        assert sorted(slots + store.slots.free) == list(range(store.counts.trained, store.slots.end))
         for entry in store.entries.values():
-            assert (entry.slot == NO_SLOT) == (entry.stage is Stage.DEFERRED or entry.id in store.redundant)
+            assert (entry.slot == NO_SLOT) == (entry.stage is Stage.DEFERRED or entry.id in store.entries.redundant)
             if entry.stage is not Stage.RECALLED:  # it may have one
                 assert (entry.slot == NO_SLOT) == (entry.stage in (Stage.REDUNDANT, Stage.DEFERRED))
         assert store.bytes == sum(e.size for e in store.entries.values())
-        queued, lowest = store.first_queued, store.lowest_open
-        assert (queued and queued.slot) == min((e.slot for e in store.of(Stage.QUEUED)), default=None)
-        unfinished = [e.slot for e in store.of(*UNFINISHED) if e.slot != NO_SLOT]
+        queued, lowest = store.entries.first_queued, store.lowest_open
+        assert (queued and queued.slot) == min((e.slot for e in store.entries.of(Stage.QUEUED)), default=None)
+        unfinished = [e.slot for e in store.entries.of(*UNFINISHED) if e.slot != NO_SLOT]
         assert (lowest and lowest[0]) == min([*store.slots.free, *unfinished], default=None)
-        waits = self.rules.get("staleness_policy") == "wait" or self.server.groups._waits_for_gaps
-        assert not (self.honest and waits and store.dropped["stale"])
-        leased = {name: store.held_by(name).keys() for name in self.names}
+        waits = self.rules.get("staleness_policy") == "wait" or self.server.groups.chooser._waits_for_gaps
+        assert not (self.honest and waits and store.ledger()["dropped"].get("stale"))
+        leased = {name: store.entries.held_by(name).keys() for name in self.names}
         assert leased == {name: self.leased[name].keys() for name in self.names}, "both know the same leases"
-        assert sum(map(len, leased.values())) == store.count(*LEASED), "each has one holder"
+        assert sum(map(len, leased.values())) == store.entries.count(*LEASED), "each has one holder"
         ids = [each for batch in self.served for each in batch]
         assert len(ids) == len(set(ids)), "a prompt was trained twice"
 

@@ -73,15 +73,15 @@ def content(store: Store) -> dict[str, Any]:
     }
     counts = ["bytes", "pushes", "staleness_max", "planned", "decided", "scheduler"]
     found = {name: getattr(store, name) for name in counts} | {"ledger": store.ledger(), "groups": groups}
-    found["stages"] = {stage: [entry.id for entry in store.of(stage)] for stage in ("deferred", "served")}
-    found["first"] = store.first_queued and store.first_queued.id
+    found["stages"] = {stage: [entry.id for entry in store.entries.of(stage)] for stage in ("deferred", "served")}
+    found["first"] = store.entries.first_queued and store.entries.first_queued.id
     found["results"] = store.results and store.results.state()
     return found | {"slots": (store.slots.end, sorted(store.slots.free))}
 
 
 def note(said: Any) -> Snapshot:
     """A snapshot with this note and nothing else."""
-    return Snapshot(0, 0, {}, {}, 0, 0, (0, []), (1, 0, [0]), said, {}, {}, [])
+    return Snapshot({"": {}}, 0, 0, (0, []), (1, 0, [0]), said, {}, {}, [])
 
 
 def admitted(group_id: int) -> Record:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from buffer.entry import Stage
 from buffer.events import Push, Serve
 from buffer.groups import GroupManager
 from buffer.journal import Journal, Recorded, reader, scan
@@ -17,7 +18,6 @@ from buffer.policies import in_order
 from buffer.recovery import restore
 from buffer.segment_file import Stored, load
 from buffer.staleness import Bound
-from buffer.store import Stage
 from tests.buffer.house import B, House, asynchronous, partial_group
 
 
@@ -140,7 +140,7 @@ def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(tmp_path: P
     restore(again, Recorded(tmp_path), 0, 0.0, read=reader(tmp_path))
     (batch,) = buffer.batches()
     assert [entry.id for entry in again.serve(0)] == batch
-    assert [bytes(load(entry.payload)) for entry in again.store.of(Stage.SERVED)]
+    assert [bytes(load(entry.payload)) for entry in again.store.entries.of(Stage.SERVED)]
 
 
 def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Clock:
         while self.ahead < until:
             self.ahead = min(until, self.ahead + TIMEOUT / 10)
             for actor in house.server.fleet:
-                moved = dict.fromkeys(house.store.held_by(actor.name), 1) if actor.name in alive else {}
+                moved = dict.fromkeys(house.store.entries.held_by(actor.name), 1) if actor.name in alive else {}
                 house.say(actor.peer.decode(), "heartbeat", SIGN_OF_LIFE | {"progress": moved} | said)
         house.server.step(0)
 
@@ -39,7 +39,7 @@ def stuck_house(**options) -> House:
 
 
 def running(house: House, name: str) -> list[int]:
-    return sorted(house.store.held_by(name))
+    return sorted(house.store.entries.held_by(name))
 
 
 def train_batch_0(house: House) -> None:
@@ -68,7 +68,7 @@ def test_leases_without_progress_go_to_another_actor_and_the_batch_is_served(clo
         house.push("actor-1", group_id, 0)
     house.want(0)
     assert house.batches() == [[0, 1, 2, 3]]
-    assert house.server.dispatcher.levels(0.0)["rollout/lease_timeouts"] == len(hung)
+    assert house.server.gauges.levels(house.server.peers, house.store, 0.0)["rollout/lease_timeouts"] == len(hung)
     house.push("actor-0", hung[0], 0)
     assert house.server.groups.duplicates == 1, "the late push of the old actor"
 
@@ -81,7 +81,7 @@ def test_an_actor_must_quit_unless_another_lease_of_it_has_moved_lately(clock: C
     actor.timed_out = MOST_IN_A_ROW
     clock.ahead += 2.0  # it looks once a second
     now = time.monotonic()
-    for each, entry in house.store.held_by("actor-0").items():
+    for each, entry in house.store.entries.held_by("actor-0").items():
         entry.moved_at = now - (since if each == lively else 2) * TIMEOUT
     house.server.step(0)
     assert bool(sent(house, "actor-0", "quit")) is quits
@@ -93,7 +93,7 @@ def test_clocks_stand_still_while_the_engine_does_not_serve(clock: Clock, state:
     for _ in range(4):
         clock.passes(house, TIMEOUT * 0.6, stats={"engine": state})
     assert house.server.gauges.lease_timeouts == 0
-    assert house.server.status()["actors"]["actor-0"]["engine"] == state
+    assert house.server.status.report()["actors"]["actor-0"]["engine"] == state
 
 
 def test_a_buffer_that_stood_still_forgives(clock: Clock) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from buffer.store import LEASED
+from buffer.entry import LEASED
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -16,7 +16,7 @@ def stops(house: House) -> list[dict]:
 
 def push_all(house: House, version: int) -> int:
     """Push every running group. Returns how many."""
-    running = [(entry.actor, entry.id) for entry in house.store.of(*LEASED)]
+    running = [(entry.actor, entry.id) for entry in house.store.entries.of(*LEASED)]
     for name, group_id in running:
         house.push(name, group_id, version)
     return len(running)
@@ -50,7 +50,7 @@ def test_the_last_batch_is_made_whole_and_a_failed_group_is_replaced(inflight: i
     house = started(asynchronous(max_staleness=1, max_inflight_groups=inflight))
     assert len(house.leases()) == inflight
     drain(house)
-    failed = house.store.of(*LEASED)[0]
+    failed = house.store.entries.of(*LEASED)[0]
     house.say(failed.actor, "failed", {"id": failed.id, "reason": "rejected", "detail": ""})
     while push_all(house, 0):
         pass

@@ -129,7 +129,7 @@ class Run:
     def result(self) -> dict[str, Any]:
         """The state after the last batch, once every group that may start has been pushed."""
         self.trained(BATCHES)
-        self.until(lambda: self.server.store.admitted == (BATCHES + 2) * B and not self.server.store.slots.free)
+        self.until(lambda: self.server.store.counts.admitted == (BATCHES + 2) * B and not self.server.store.slots.free)
         self.until(lambda: all(entry.payload for entry in self.server.store.entries.values()))
         return {
             "batches": self.learner.batches,

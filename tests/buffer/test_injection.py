@@ -46,14 +46,15 @@ def rolled_out(age: int, odd: tuple[int, int] = (0, 0)) -> GroupManager:
     bound = Bound(age, B)
     groups = GroupManager(bound, policies.in_order, age=FixedAge(bound))
     while groups.room(0) > 0:
-        entry = groups.admit(groups.store.admitted, 0, 2, 2, "a", 0, 0.0)
+        entry = groups.admit(groups.store.counts.admitted, 0, 2, 2, "a", 0, 0.0)
         oldest, newest = odd if entry.id == 2 else (0, 0)
         groups.push(*head_of(entry.id, newest, 2, oldest=oldest), 0, 0.0)
     return groups
 
 
 def test_training_is_one_version_ahead_of_the_actors_at_most() -> None:
-    assert [rolled_out(age=0).may_train(batch) for batch in range(3)] == [True, True, False]
+    groups = rolled_out(age=0)
+    assert groups.age and [groups.age.may_train(batch, groups.store) for batch in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("versions", [(0, 1), (1, 1)])

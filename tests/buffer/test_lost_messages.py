@@ -4,8 +4,8 @@ batch for a learner of several ranks."""
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buffer.entry import Stage
 from buffer.shares import split
-from buffer.store import Stage
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -32,7 +32,7 @@ def test_a_batch_that_is_asked_for_again_is_the_same_until_it_is_trained() -> No
         house.publish(0)
     bodies = [body for _, kind, body in house.router.sent if kind == "batch"]
     assert len(bodies) == 3 and bodies[0] == bodies[1] == bodies[2], "evaluations come again, too"
-    assert len(house.store.of(Stage.SERVED)) == B
+    assert len(house.store.entries.of(Stage.SERVED)) == B
     assert house.store.ledger() == before and not house.router.refused
     house.say("learner", "trained", {"index": 0})
     house.want(0)
@@ -92,7 +92,7 @@ def test_a_rank_gets_its_share_once_the_batch_is_served_and_again_until_it_is_tr
     (first, groups, places, told), (other, others, elsewhere, told_too) = sent_by("want", "learner", index=0, version=0)
     assert (first, other, told, told_too) == ("learner", "learner-1", True, False)
     assert sorted(groups + others) == sorted(places + elsewhere) == list(range(B)) and groups and others
-    assert len(house.store.of(Stage.SERVED)) == B, "served once"
+    assert len(house.store.entries.of(Stage.SERVED)) == B, "served once"
     assert sent_by("want_share", "learner-1", **ask) == [(other, others, elsewhere, False)]
     house.say("learner", "trained", {"index": 0})
     assert sent_by("want_share", "learner-1", **ask) == [] and "trained already" in last_refusal(house)

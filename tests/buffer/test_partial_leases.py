@@ -5,10 +5,10 @@ import pytest
 
 from areal_like.wire.groups import CALL, RUN
 from areal_like.wire.messages import PartialHead
+from buffer.entry import LEASED, PartialGroup, Stage
 from buffer.groups import GroupManager
 from buffer.policies import fifo
 from buffer.staleness import Bound
-from buffer.store import LEASED, PartialGroup, Stage
 from tests.buffer.house import B, House, asynchronous, partial_group
 
 Left = tuple[PartialHead, bytes]
@@ -64,7 +64,7 @@ def overtaken(house: House) -> int:
     straggler = house.leases("actor-0")[0]
     for batch in range(2):
         for _ in range(B):
-            entry = next(e for e in house.store.of(*LEASED) if e.id != straggler)
+            entry = next(e for e in house.store.entries.of(*LEASED) if e.id != straggler)
             house.push(entry.actor, entry.id, batch)
         house.want(batch)
         house.trained(batch)

@@ -3,10 +3,11 @@
 import pytest
 
 from areal_like.wire.groups import make_head
+from buffer.batching import Holder, rescue
+from buffer.entry import LEASED, Stage
 from buffer.groups import GroupManager
 from buffer.policies import Waiting, fifo, in_order, windowed
-from buffer.staleness import Bound, Holder, rescue
-from buffer.store import LEASED, Stage
+from buffer.staleness import Bound
 
 B = 2
 GROUPS = [
@@ -39,7 +40,7 @@ def history(staleness_policy: str, policy=fifo) -> tuple[GroupManager, list[list
         while replay.room(batch) > 0:
             replay.admit(next_id, 0, 1, 1, "slow" if next_id == 0 else "quick", batch, 0.0)
             next_id += 1
-        for entry in replay.store.of(*LEASED):
+        for entry in replay.store.entries.of(*LEASED):
             if entry.actor == "quick":
                 push(replay, entry.id, batch)
         entries = replay.serve(batch)
@@ -62,19 +63,19 @@ def test_wait_holds_the_last_batch_that_can_take_the_straggler(policy) -> None:
     assert len(served) == 1, "batch 1 is the last in which version 0 is young enough"
     push(replay, 0, 0)
     assert 0 in [entry.id for entry in replay.serve(1)]
-    assert not replay.store.dropped and replay.store.staleness_max == 1
+    assert not replay.store.ledger()["dropped"] and replay.store.staleness_max == 1
 
 
 def test_drop_goes_on_without_the_straggler_and_ends_its_lease() -> None:
     replay, served = history("drop")
     assert len(served) == 4
-    assert replay.store.dropped == {"stale": 1} and replay.take_cancels() == [("slow", 0, False)]
+    assert replay.store.ledger()["dropped"] == {"stale": 1} and replay.take_cancels() == [("slow", 0, False)]
     assert not push(replay, 0, 0), "it comes too late"
 
 
 def test_requeue_gives_the_straggler_a_new_lease() -> None:
     replay, served = history("requeue")
-    assert len(served) == 4 and not replay.store.dropped
+    assert len(served) == 4 and not replay.store.ledger()["dropped"]
     assert replay.take_cancels() == [("slow", 0, True)] and replay.take_cancels() == []
     replay.hand_back(0, None)
     assert replay.store.entries[0].stage is Stage.QUEUED and replay.queued_for(3) is replay.store.entries[0]
@@ -82,12 +83,12 @@ def test_requeue_gives_the_straggler_a_new_lease() -> None:
 
 def test_mask_tokens_serves_the_straggler_for_its_young_tokens() -> None:
     replay, served = history("mask_tokens")
-    assert len(served) == 4 and not replay.store.dropped and replay.store.entries[0].stage is Stage.RUNNING
+    assert len(served) == 4 and not replay.store.ledger()["dropped"] and replay.store.entries[0].stage is Stage.RUNNING
     push(replay, 0, 0, 2, 3)
     while replay.room(4) > 0:
-        replay.admit(100 + replay.store.admitted, 0, 1, 1, "quick", 4, 0.0)
-        push(replay, 99 + replay.store.admitted, 4)
-    assert 0 in [entry.id for entry in replay.serve(4)] and replay.oldest_allowed(4) == 3
+        replay.admit(100 + replay.store.counts.admitted, 0, 1, 1, "quick", 4, 0.0)
+        push(replay, 99 + replay.store.counts.admitted, 4)
+    assert 0 in [entry.id for entry in replay.serve(4)] and replay.ages.oldest_allowed(4) == 3
     assert replay.store.entries[0].oldest_trained(3) == 3 and replay.store.staleness_max == 1
 
 
@@ -95,7 +96,7 @@ def test_mask_tokens_drops_a_group_without_a_young_token() -> None:
     replay, _ = history("mask_tokens")
     push(replay, 0, 0, 1)
     replay.serve(4)
-    assert replay.store.dropped == {"stale": 1}
+    assert replay.store.ledger()["dropped"] == {"stale": 1}
 
 
 def test_a_choice_that_is_no_batch_is_refused() -> None:

@@ -9,16 +9,18 @@ import pytest
 from areal_like.run import checkpoints
 from areal_like.wire.groups import make_head
 from buffer import main
+from buffer.entry import PartialGroup, Stage
 from buffer.events import Begin, Drop, Finish, Open
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
 from buffer.journal import JournalError, segments
 from buffer.policies import fifo
+from buffer.recovery import branch_off
 from buffer.schedulers import AsyncScheduler
 from buffer.segment_file import load
 from buffer.sizing import GroupLengths, Sagc
 from buffer.staleness import Bound
-from buffer.store import EventError, PartialGroup, Stage
+from buffer.store import EventError
 from tests.buffer.house import partial_group
 from tests.buffer.paper import Paper
 
@@ -66,9 +68,9 @@ def test_a_resume_with_other_settings_rolls_out_the_groups_of_later_weights_agai
     for again in (False, True):  # the second time by the events of the first
         replay = reborn(journal, 1)
         if not again:
-            assert replay.branch_off(1, "learner.lr=1 (was 2)") == 1
-        assert {entry.id for entry in replay.store.of(Stage.WAITING)} == {2, 3, 4}
-        assert {entry.id for entry in replay.store.of(Stage.QUEUED)} == {5, 6, 7}
+            assert branch_off(replay, 1, "learner.lr=1 (was 2)") == 1
+        assert {entry.id for entry in replay.store.entries.of(Stage.WAITING)} == {2, 3, 4}
+        assert {entry.id for entry in replay.store.entries.of(Stage.QUEUED)} == {5, 6, 7}
         assert replay.store.entries[6].partial is None and replay.store.entries[7].partial
     assert train(replay, 1) == [3, 2]
 
@@ -128,7 +130,7 @@ def test_a_checkpoint_that_lacks_batches_of_the_snapshot_is_refused() -> None:
     train(replay, 0)
     train(replay, 1)
     journal.rotate(replay)
-    assert reborn(journal, 2).store.trained == 4
+    assert reborn(journal, 2).store.counts.trained == 4
     with pytest.raises(JournalError, match="4 trained groups, but the newest checkpoint, of step 1, has 2"):
         reborn(journal, 1)
 
@@ -156,8 +158,8 @@ def started(run: Path, kind: str = "memory") -> tuple[int, GroupManager, Callabl
 def test_recorded_groups_are_there_again_and_recording_goes_on(tmp_path: Path, kind: str) -> None:
     for group_id in range(3):
         steps, replay, end = started(tmp_path, kind)
-        assert steps == 0 and replay.store.admitted == group_id
-        held = [(entry.id, bytes(load(entry.payload))[:1]) for entry in replay.store.of(Stage.WAITING)]
+        assert steps == 0 and replay.store.counts.admitted == group_id
+        held = [(entry.id, bytes(load(entry.payload))[:1]) for entry in replay.store.entries.of(Stage.WAITING)]
         assert held == [(each, bytes([each])) for each in range(group_id)]
         admit_and_push(replay, group_id)
         end()
@@ -167,7 +169,7 @@ def test_without_a_journal_nothing_is_written_and_nothing_comes_back(tmp_path: P
     _, replay, _ = started(tmp_path, "off")
     admit_and_push(replay, 0)
     assert not (tmp_path / "journal").exists()
-    assert started(tmp_path, "off")[1].store.admitted == 0
+    assert started(tmp_path, "off")[1].store.counts.admitted == 0
 
 
 def test_a_checkpoint_without_its_journal_is_refused(tmp_path: Path) -> None:

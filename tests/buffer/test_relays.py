@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from buffer.peers import RelayTree
+from buffer.relays import RelayTree
 
 
 def tree_of(fanout: int, count: int) -> RelayTree:

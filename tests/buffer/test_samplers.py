@@ -10,13 +10,13 @@ import pytest
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
 from buffer import policies
+from buffer.entry import UNFINISHED
 from buffer.events import Open
 from buffer.groups import GroupManager
 from buffer.prompts import PromptCursor, Share
 from buffer.results import WINDOW, Known, Results
 from buffer.samplers import NEW, Sampler, in_order, needs_results, pass_rate_pools
 from buffer.staleness import Bound
-from buffer.store import UNFINISHED
 from tests.buffer.paper import Paper
 
 POOLS = partial(pass_rate_pools)
@@ -140,7 +140,7 @@ def test_snapshots_and_crashes_change_no_choice() -> None:
             group_id, row, _ = prompts.next()
             found.append(row)
             replay.admit(group_id, row, 8, 8, "a", 0, 0.0)
-            waiting = sorted(e.id for e in replay.store.of(*UNFINISHED))
+            waiting = sorted(e.id for e in replay.store.entries.of(*UNFINISHED))
             for each in dice.sample(waiting, dice.randrange(len(waiting))):
                 if dice.random() < 0.1:
                     replay.drop(each, "failed")

@@ -64,27 +64,27 @@ def test_samples_that_were_cut_are_written_down() -> None:
 def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
     """Engines have time limits of their own: a large model may start more slowly than the processes connect."""
     house = House(asynchronous(max_staleness=0))
-    house.server.ready_timeout = -1.0
-    house.server._born = math.inf
+    house.server.presence.ready_timeout = -1.0
+    house.server.presence._born = math.inf
     house.hello("learner", *house.names)
     words = {"engine": "starting", "engine_note": "its SGLang server is starting"}
     house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"stats": words})
-    house.server._born = 0.0
+    house.server.presence._born = 0.0
     house.server.step(0)
-    assert house.server.status()["waits"][-1] == "actor-1: its SGLang server is starting"
+    assert house.server.status.report()["waits"][-1] == "actor-1: its SGLang server is starting"
     with pytest.raises(BusError, match=r"launcher\.ready_timeout"):
         house.say("actor-1", "heartbeat", SIGN_OF_LIFE | {"stats": {"engine": "serving", "engine_note": ""}})
 
 
 def test_numbers_of_actors_are_combined_as_their_keys_say_and_replace_none_of_the_buffers() -> None:
     house = House(asynchronous(max_staleness=1)).start()
-    own = house.server.dispatcher.levels(0.0)
+    own = house.server.gauges.levels(house.server.peers, house.store, 0.0)
     for name, value in (("actor-0", 2.0), ("actor-1", 6.0)):
         keys = ["sum:a/sum", "now:a/now", "mean:a/mean", "max:a/max", "part:a/share", "part:a/none", "whole:a/none"]
         stats = dict.fromkeys([*keys, "sum:buffer/bytes", "sum:rollout/actors", "unheard of:a/way", "bare"], value)
         stats |= {"whole:a/share": 10.0, "part:a/none": 0.0, "whole:a/none": 0.0}
         house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats | {"mean:a/one": 3.0} if value > 2 else stats})
-    told = house.server.dispatcher.levels(0.0)
+    told = house.server.gauges.levels(house.server.peers, house.store, 0.0)
     assert {key: value for key, value in told.items() if key not in own} == {
         "a/sum": 8.0, "a/now": 8.0, "a/mean": 4.0, "a/max": 6.0, "a/share": 0.4, "a/none": 0.0, "a/one": 3.0
     }  # fmt: skip
@@ -104,6 +104,6 @@ def test_a_group_on_which_actors_die_again_and_again_is_dropped(by_itself: bool)
         assert all((each in entries) == (deaths < 3 or not by_itself) for each in held[1:])
         house.hello("actor-0")
         house.apply(0)
-    dropped = house.store.dropped
-    assert dropped["actor died"] == (len(held) - 1) * by_itself
+    dropped = house.store.ledger()["dropped"]
+    assert dropped.get("actor died", 0) == (len(held) - 1) * by_itself
     assert held[0] in house.store.entries, "it was pushed before"

@@ -9,7 +9,7 @@ from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
 from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail
-from buffer.store import LEASED, Stage
+from buffer.entry import LEASED, Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
 
 
@@ -85,7 +85,7 @@ def test_an_actor_whose_groups_are_refused_in_a_row_gets_no_more_and_without_any
     house.push("actor-1", house.leases("actor-1")[0], 0)
     house.say("actor-0", "credit", {"ended": 64})
     assert len(house.leases("actor-0")) == before
-    assert "actor-0 gets no leases: 3 groups of it in a row were refused" in house.server.status()["waits"]
+    assert "actor-0 gets no leases: 3 groups of it in a row were refused" in house.server.status.report()["waits"]
     mine = house.leases("actor-1")[1:]
     for group_id in mine[:2]:
         push_bad(house, "actor-1", group_id)
@@ -201,7 +201,7 @@ def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) 
 @pytest.mark.parametrize(("kind", "body", "refused"), [("credit", {"ended": 1}, 0), ("heartbeat", SIGN_OF_LIFE, 1)])
 def test_an_actor_that_has_left_is_asked_for_hello_by_signs_of_life_only(kind: str, body: dict, refused: int) -> None:
     house = started()
-    house.server.remove_actor(house.server.fleet.by_name["actor-0"])
+    house.server.presence.remove(house.server.fleet.by_name["actor-0"])
     house.say("actor-0", kind, body)
     assert house.server.router.refused == refused
 
@@ -216,9 +216,9 @@ def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one()
     assert house.server.gauges.evaluations[0]["reward"] == 0.5
     house.publish(1)
     house.say("learner", "end_run", {"reason": "enough", "steps": 0})
-    assert not any(house.store.held_by(name) for name in house.names)
+    assert not any(house.store.entries.held_by(name) for name in house.names)
     assert not any(kind == "report" for _, kind, _ in house.router.sent)
-    assert house.server.waits() == ["the end waits for the last evaluation"]
+    assert house.server.status.waits() == ["the end waits for the last evaluation"]
     house.apply(1)
     house.evaluate(1.0, version=1)
     for _ in range(3):
@@ -257,7 +257,7 @@ def test_running_groups_count_against_the_memory_before_they_come() -> None:
             house.say(name, "credit", {"ended": 8 * (group_id + 1)})
         if group_id in house.store.entries:
             house.finish(group_id, 0)
-        assert house.store.bytes + size * house.store.count(*LEASED) <= 7 * size
+        assert house.store.bytes + size * house.store.entries.count(*LEASED) <= 7 * size
     assert house.store.bytes >= 4 * size, "it is used, too"
 
 
@@ -277,7 +277,7 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
     house.server.outbox.rotate = lambda *args: rotated.append(house.server.learner.steps)  # type: ignore[method-assign]
     for step in range(3):
         for name in house.names:
-            for group_id in sorted(house.store.held_by(name)):
+            for group_id in sorted(house.store.entries.held_by(name)):
                 house.push(name, group_id, step)
         house.want(step)
         house.say("learner", "trained", {"index": step})
@@ -307,17 +307,17 @@ def test_a_filter_that_fails_ends_the_run_with_its_error() -> None:
 def one_of_two_actors() -> House:
     house = House(asynchronous())
     house.hello("learner", "actor-0")
-    assert house.server.waits() == ["the start waits for the learner and 2 actors"], "it has published nothing"
+    assert house.server.status.waits() == ["the start waits for the learner and 2 actors"], "it has published nothing"
     house.publish(0)
     house.apply(0, "actor-0")
-    assert house.server.waits() == ["the start waits for 1 actor"] and not house.leases()
+    assert house.server.status.waits() == ["the start waits for 1 actor"] and not house.leases()
     return house
 
 
 def test_a_start_that_does_not_come_ends_with_the_name_of_the_missing_role() -> None:
     house = one_of_two_actors()
-    house.server.ready_timeout = 5.0
-    house.server._born -= 6
+    house.server.presence.ready_timeout = 5.0
+    house.server.presence._born -= 6
     with pytest.raises(BusError, match=r"the start waits for 1 actor$"):
         house.server.step(0)
 
@@ -334,9 +334,11 @@ def test_a_stall_names_the_waiting_roles() -> None:
     house = started()
     for group_id in house.leases("actor-0"):
         house.finish(group_id, 0)
-    assert "actor-0 waits for the learner (staleness bound)" in house.server.waits()
+    assert "actor-0 waits for the learner (staleness bound)" in house.server.status.waits()
     house.want(0)
     left = len(house.leases("actor-1"))
-    assert f"learner waits for batch 0: {B - left} groups are ready, {left} run on actor-1" in house.server.waits()
+    assert (
+        f"learner waits for batch 0: {B - left} groups are ready, {left} run on actor-1" in house.server.status.waits()
+    )
     house.publish(1)
-    assert "actor-0 waits for weights" in house.server.waits()
+    assert "actor-0 waits for weights" in house.server.status.waits()

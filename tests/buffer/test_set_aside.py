@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from buffer.entry import LEASED, Stage
 from buffer.kept_samples import read_untrainable as read
 from buffer.policies import fifo, in_order
-from buffer.store import LEASED, Stage
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -46,13 +46,13 @@ def test_its_groups_are_dropped_and_others_take_their_places(policy, tmp_path: P
         assert house.router.sent[-1] == ("learner", "set_aside", {"index": 1, "redo": 1})
     replay = house.server.groups
     assert batches(house)[1:] == [(1, 0, [4, 5, 6, 7]), (2, 0, [8, 9, 10, 11])]
-    assert replay.store.ledger()["dropped"] == {"untrainable": 4} and not replay.store.of(Stage.SERVED)
+    assert replay.store.ledger()["dropped"] == {"untrainable": 4} and not replay.store.entries.of(Stage.SERVED)
     ((index, reason, groups),) = [read(path) for path in (tmp_path / "untrainable").iterdir()]
     assert (index, reason, [group.id for group in groups]) == (1, "a token of 1000000", [4, 5, 6, 7])
     assert {group.actor for group in groups} == {"actor-0", "actor-1"} and len(groups[0].samples) == 8
     house.apply(1)
     house.want(1)
-    for entry in replay.store.of(*LEASED):
+    for entry in replay.store.entries.of(*LEASED):
         house.push(entry.actor, entry.id, 1)
     house.say("learner", "trained", {"index": 1})
     house.publish(2)

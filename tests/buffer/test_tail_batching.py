@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 
+from buffer.entry import LEASED, Stage
 from buffer.groups import GroupManager
 from buffer.policies import in_order
 from buffer.schedulers import SyncScheduler
 from buffer.sizing import Fixed, GroupLengths, Sizing
 from buffer.staleness import Bound
-from buffer.store import LEASED, Stage
 from tests.buffer.histories import SIZINGS, head_of
 from tests.buffer.house import B, House, partial_group, table
 
@@ -33,7 +33,7 @@ def hand_back(house: House, *ids: int) -> None:
 def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     launched = sorted(house.leases())
-    assert launched == list(range(6)) and len(house.store.redundant) == 2
+    assert launched == list(range(6)) and len(house.store.entries.redundant) == 2
     for group_id in (5, 4, 3, 2):
         assert not [body for _, kind, body in house.router.sent if kind == "cancel"]
         house.finish(group_id, 0)
@@ -41,7 +41,7 @@ def test_the_first_done_are_kept_and_the_others_are_recalled_in_the_same_turn() 
     cancels = [(who, body) for who, kind, body in house.router.sent if kind == "cancel"]
     assert len(cancels) == 2 and all((owner(house, i), {"ids": [i], "hand_back": True}) in cancels for i in (0, 1))
     hand_back(house, 0, 1)
-    assert [entry.id for entry in house.store.of(Stage.DEFERRED)] == [0, 1]
+    assert [entry.id for entry in house.store.entries.of(Stage.DEFERRED)] == [0, 1]
     house.push(owner(house, 0), 0, 0)
     assert house.store.entries[0].stage is Stage.DEFERRED, "too late: its round is closed"
 
@@ -50,7 +50,7 @@ def test_a_long_round_takes_from_the_queue_alone_first_in_first_out() -> None:
     house = started(SyncScheduler(Fixed(group_size=8), oversample_prompts=1.5))
     deferred: list[int] = []
     for batch in range(3):
-        running = sorted(entry.id for entry in house.store.of(*LEASED))
+        running = sorted(entry.id for entry in house.store.entries.of(*LEASED))
         if batch == 2:
             assert running == sorted(deferred) and house.server.dispatcher.scheduler.long
         for group_id in running[-B:]:
@@ -115,7 +115,7 @@ def test_the_last_rounds_have_places_for_all_that_wait_whatever_the_controller_w
     house.want(1)
     hand_back(house, 0, 1)
     house.trained(0)
-    running = house.store.of(*LEASED)
+    running = house.store.entries.of(*LEASED)
     assert [(entry.id, entry.need) for entry in running] == [(0, 16), (1, 16)], "one of 32 would leave a prompt over"
     assert house.server.dispatcher.scheduler.metrics()["sizing/group_size"] == 16
 
@@ -131,7 +131,7 @@ def test_strict_rounds_serve_nothing_but_the_current_version(versions: tuple[int
     assert [entry.id for entry in replay.serve(0)] == [0]
     replay.finish(0)
     if versions[0] < 1:
-        assert replay.serve(1) == [] and replay.store.dropped["stale"] == 1
+        assert replay.serve(1) == [] and replay.store.ledger()["dropped"].get("stale") == 1
     else:
         with pytest.raises(RuntimeError, match="off-policy"):
             replay.serve(1)

@@ -106,7 +106,8 @@ def serve(batch: int, *ids: int) -> Serve:
 
 def snapshot(trained: int, dropped: dict[str, int], *active: int) -> Snapshot:
     groups = [Held(each, 0, 0, 1, 1, "running", "", 0, (), -1, 0, -1, "", False, None, None, None) for each in active]
-    return Snapshot(4, trained, {}, dropped, 0, 0, (0, []), (1, 0, [0]), None, {}, {}, groups)
+    fates = {"admitted": 4, "trained": trained, **{f"dropped: {reason}": n for reason, n in dropped.items()}}
+    return Snapshot({"": fates}, 0, 0, (0, []), (1, 0, [0]), None, {}, {}, groups)
 
 
 def audited(*events: Event) -> Audit:

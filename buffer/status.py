@@ -1,0 +1,82 @@
+"""The state of a run for people, as plain data: its levels, its actors and the waiting roles."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from buffer.checks import FailedGroups
+from buffer.dispatch import Dispatcher
+from buffer.entry import UNFINISHED, Stage
+from buffer.peers import MOST_REFUSED, Actor
+
+log = logging.getLogger(__name__)
+STALL_SECONDS = 20.0
+
+
+class Status:
+    def __init__(self, dispatcher: Dispatcher, failures: FailedGroups):
+        self.dispatcher, self.failures = dispatcher, failures
+        self.peers, self.store, self.gauges = dispatcher.peers, dispatcher.groups.store, dispatcher.gauges
+
+    def report(self) -> dict[str, object]:
+        peers, now, bound = self.peers, self.peers.clock(), self.store.bound.max_staleness
+        return {
+            **self.gauges.levels(peers, self.store, now),
+            "buffer/max_bytes": self.dispatcher.max_bytes,
+            "started": peers.phase.started_at is not None,
+            "trained_seconds": self.gauges.trained_seconds,
+            "version": peers.weights.version,
+            "steps": peers.learner.steps,
+            "ledger": self.store.ledger(),
+            "staleness_max": self.store.staleness_max,
+            "staleness_bound": bound if math.isfinite(bound) else None,
+            "since_step": self.gauges.since_step,  # the next three count from this step of a resume
+            "staleness_mean": self.gauges.staleness_mean,
+            "duplicates": self.dispatcher.groups.duplicates,
+            "refused": peers.router.refused,
+            "evaluations": self.gauges.evaluations,
+            "actors": {actor.name: self._of_actor(actor, now) for actor in peers.fleet},
+            "left_out": peers.left_out,
+            "stopping": peers.phase.stopping,
+            "waits": self.waits(),
+        }
+
+    def _of_actor(self, actor: Actor, now: float) -> dict[str, object]:
+        shown = {name: getattr(actor, name) for name in ("version", "timed_out", "stats", "engine", "engine_note")}
+        return shown | {"running": len(self.store.entries.held_by(actor.name)), "silent_seconds": now - actor.seen}
+
+    def watch(self, now: float) -> None:
+        """Warn if the run has made no progress for STALL_SECONDS."""
+        phase = self.peers.phase
+        if phase.started_at is not None and not phase.finishing and now - phase.progress_at > STALL_SECONDS:
+            phase.progress_at = now
+            log.warning("no progress for %.0f s: %s", STALL_SECONDS, "; ".join(self.waits()) or "nothing waits")
+
+    def waits(self) -> list[str]:
+        """The waiting roles, in words."""
+        peers, entries, blocked = self.peers, self.store.entries, self.dispatcher.outbox.blocked
+        notes = [f"{actor.name}: {actor.engine_note}" for actor in peers.fleet if actor.engine_note]
+        if peers.phase.finishing:
+            return [] if self.dispatcher.evaluation.finished else ["the end waits for the last evaluation"]
+        if peers.phase.started_at is None:
+            to_come = peers.expected_actors - sum(actor.version >= 0 for actor in peers.fleet)
+            who = ["the learner"] if peers.learner.peer is None or peers.weights.version < 0 else []
+            who += [f"{to_come} actor{'s' * (to_come > 1)}"] if to_come > 0 else []
+            return [f"the start waits for {' and '.join(who)}", *notes]
+        lines = [f"all processes wait for the journal's disk: {blocked}"] if blocked else []
+        if self.failures.count:
+            lines.append(f"{self.failures.count} groups failed in a row")
+        if wanted := peers.learner.wanted:
+            missing, ready = entries.of(*UNFINISHED), entries.count(Stage.WAITING)
+            owners = ", ".join(sorted({entry.actor or "no actor" for entry in missing}))
+            running = f"{len(missing)} run on {owners}" if missing else "no group is running"
+            lines.append(f"learner waits for batch {wanted.index}: {ready} groups are ready, {running}")
+        lines += notes
+        for actor in peers.fleet:
+            if actor.refused >= MOST_REFUSED:
+                lines.append(f"{actor.name} gets no leases: {actor.refused} groups of it in a row were refused")
+            elif not entries.held_by(actor.name) and actor.engine == "serving":
+                behind = actor.version < peers.weights.version
+                lines.append(f"{actor.name} waits for {'weights' if behind else 'the learner (staleness bound)'}")
+        return lines
