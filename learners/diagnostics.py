@@ -1,4 +1,4 @@
-"""Metrics of a train step, from numbers per token: means, maxima and quantiles, overall and by staleness.
+"""Metrics of a train step, from numbers per token: means and maxima, overall and by staleness.
 
 The learner adds one number per trained token under a name (`TokenTally.add`) for each micro-batch. Until the step is
 over, nothing waits for the accelerator. A key `NAME/staleness_2` is NAME over the tokens of that bucket of staleness
@@ -20,11 +20,8 @@ WITH_MAX = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
 FACTOR = "loss/factor"
 """A factor of a token's objective: reports `NAME/mean` and `NAME/ess`, Kish's effective sample size as a share of the
 tokens."""
-WITH_QUANTILES = {"loss/gate"}
-"""Names that report `NAME/mean` and quantiles, for tokens with positive and with negative advantage."""
 BUCKETS = 65
 """Buckets that a 64-bit staleness may fall into."""
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def bucket_of(staleness: np.ndarray) -> np.ndarray:
@@ -49,16 +46,16 @@ class TokenTally:
     """Collects the per-token numbers of one train step and turns them into metrics."""
 
     def __init__(self) -> None:
-        self._pieces: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        self._pieces: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
-    def add(self, observed: dict[str, Tensor], staleness: Tensor, advantages: Tensor, prefix: str = "") -> None:
-        """`observed`: name → [N], bool or floating point; `staleness` int64 [N]; `advantages` [N]."""
+    def add(self, observed: dict[str, Tensor], staleness: Tensor, prefix: str = "") -> None:
+        """`observed`: name → [N], bool or floating point; `staleness` int64 [N]."""
         for name, values in observed.items():
-            self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness, advantages))
+            self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness))
 
-    def _in_host_memory(self) -> dict[str, list[np.ndarray]]:
-        """Name → values float64 [N], staleness int64 [N], advantages float64 [N]. One copy for all names: names that
-        were added together share two of the three."""
+    def _in_host_memory(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Name → values float64 [N], staleness int64 [N]. One copy for all names: names that were added together share
+        their staleness."""
         known = {id(part): part for pieces in self._pieces.values() for piece in pieces for part in piece}
         if not known:
             return {}
@@ -69,14 +66,12 @@ class TokenTally:
             name: [np.concatenate([found[id(part)] for part in column]) for column in zip(*pieces, strict=True)]
             for name, pieces in self._pieces.items()
         }
-        return {name: [values, stale.astype(np.int64), gains] for name, (values, stale, gains) in columns.items()}
+        return {name: (values, stale.astype(np.int64)) for name, (values, stale) in columns.items()}
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Metrics of all ranks' tokens. Most names need only sums and maxima by bucket; names with quantiles need all
-        tokens' numbers."""
+        """Metrics of all ranks' tokens, from sums and maxima by bucket."""
         own = self._in_host_memory()
-        gathered = ranks.gathered([sorted(own), {name: own[name] for name in WITH_QUANTILES & own.keys()}])
-        names = sorted({name for names, _ in gathered for name in names})
+        names = sorted({name for names in ranks.gathered(sorted(own)) for name in names})
         if not names:
             return {}
         sums, most = np.zeros((3, len(names), BUCKETS)), np.full((len(names), BUCKETS), -np.inf)
@@ -95,28 +90,13 @@ class TokenTally:
             parts = {"": slice(None)} | {suffix_of(bucket): slice(bucket, bucket + 1) for bucket in there}
             for suffix, part in parts.items() if there else ():
                 count, total, squares = (float(each) for each in sums[:, row, part].sum(-1))
-                several = name in WITH_MAX or name in WITH_QUANTILES or name == FACTOR
+                several = name in WITH_MAX or name == FACTOR
                 metrics[f"{name}{'/mean' if several else ''}{suffix}"] = total / count
                 if name in WITH_MAX:
                     metrics[f"{name}/max{suffix}"] = float(most[row, part].max())
                 if name == FACTOR:
                     metrics[f"{name}/ess{suffix}"] = total**2 / (count * squares) if squares else 0.0
-        for name in WITH_QUANTILES & set(names):
-            pieces = [columns[name] for _, columns in gathered if name in columns]
-            values, staleness, advantages = (np.concatenate(column) for column in zip(*pieces, strict=True))
-            for suffix, members in buckets(staleness):
-                metrics |= _quantiles(name, suffix, values[members], advantages[members])
         return metrics
-
-
-def _quantiles(name: str, suffix: str, values: np.ndarray, advantages: np.ndarray) -> dict[str, float]:
-    metrics = {}
-    for sign, members in (("positive", advantages > 0), ("negative", advantages < 0)):
-        if members.any():
-            metrics[f"{name}/{sign}/mean{suffix}"] = float(values[members].mean())
-            for q, value in zip(QUANTILES, np.quantile(values[members], QUANTILES), strict=True):
-                metrics[f"{name}/{sign}/p{round(100 * q):02d}{suffix}"] = float(value)
-    return metrics
 
 
 def drift(log_ratio: np.ndarray, staleness: np.ndarray) -> dict[str, float]:

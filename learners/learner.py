@@ -231,8 +231,6 @@ class TorchLearner:
                 step.proximal[part.trained] = logprobs
         if self._teacher:
             self._teacher.score(step, self._passes)
-        if self._marks.wants_uniform:
-            step.draw(self._seed)
         if self._starts_known and step.teacher is not None:
             step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
         student = step.proximal if self._starts_known else step.behaviour

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from areal_like.sampling import stream_key, uniforms
 from areal_like.types import Batch
 from areal_like.weights.transfer import to_device
 from learners.collectives import Ranks
@@ -22,7 +21,7 @@ from learners.packing import Columns
 class Step:
     """A batch of n samples with N trained tokens, whole on every rank; `own` bool [N] are those of the samples that
     this rank computes. `proximal` [N] is each trained token's logprob before the first update (NaN where it is not
-    needed); `reference`, `teacher` (logprobs), `share`, `uniform` and `weights`, [N], are None where the step has no
+    needed); `reference`, `teacher` (logprobs), `share` and `weights`, [N], are None where the step has no
     use for them. `penalties`, by name, were subtracted from the reward at each trained token. `losses` and `norms` have
     one entry per optimizer step."""
 
@@ -42,7 +41,6 @@ class Step:
         self.reference: Tensor | None = None
         self.teacher: Tensor | None = None
         self.top: tuple[Tensor, Tensor] | None = None  # ids and teacher's logprobs [N, k], of this rank's tokens
-        self.uniform: Tensor | None = None
         self.weights: Tensor | None = None
         self.factors: Tensor | None = None
         self.counted = columns
@@ -69,14 +67,6 @@ class Step:
             taken[last] = less[self.columns.sample[last]]
         if by_token.any():
             self.penalties["penalty/kl"] = by_token
-
-    def draw(self, seed: int) -> None:
-        """Make `uniform`: a number per token from (seed, train version, prompt, sample, place), for any cut."""
-        version = self.batch.version
-        keys = [stream_key(seed, version, g.id, i) for g in self.batch.groups for i in range(len(g.samples))]
-        counts = self.columns.trained_counts()
-        places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.uniform = self.on_device(uniforms(np.array(keys, np.uint64)[self.columns.sample], places))
 
     def plan(
         self, places: Tensor, weights: Tensor | None, factors: Tensor | None, observed: Observed | None = None
@@ -126,7 +116,6 @@ class Step:
             staleness=self.staleness[places],
             share=at(self.share),
             group=self.group[places],
-            uniform=at(self.uniform),
             weights=at(self.weights),
             factors=at(self.factors),
             sequences=len(self.columns.lengths),
@@ -134,7 +123,7 @@ class Step:
 
     def observe(self, observed: dict[str, Tensor], places: Tensor, prefix: str = "") -> None:
         """Keep one number per token at `places` for the metrics, and for `numbers`."""
-        self.tally.add(observed, self.staleness[places], self.advantages[places], prefix)
+        self.tally.add(observed, self.staleness[places], prefix)
         self.note(observed, places, prefix)
 
     def note(self, known: Mapping[str, Tensor], places: Tensor, prefix: str = "") -> None:

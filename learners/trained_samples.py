@@ -34,10 +34,6 @@ class TrainedSamples:
             if not self._log.write(record):
                 return
 
-    def close(self) -> None:
-        if self._log:
-            self._log.close()
-
 
 def chosen(batch: Batch) -> Group:
     """A group of the batch: in turn a random one, and that with the best sample."""

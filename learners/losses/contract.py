@@ -38,9 +38,9 @@ class LossBatch:
     A sequence is never split, and its tokens lie side by side in order. Logprobs and advantages are floating point,
     `current` with gradient; `mask` bool is True where the token is trained; `sequence` and `group` int64 number the
     sequence and the group of each token; `staleness` int64 is train version − version of the token. `share` is the
-    token's weight in the sum over tokens (None: 1). `uniform` in [0, 1) is for losses marked with `wants_uniform`,
-    `weights` for those marked with `planned`. `sequences` is above every number of a sequence. `factors` are those of a
-    correction that must see the whole minibatch, 0 where it rejects a token.
+    token's weight in the sum over tokens (None: 1). `weights` are for losses marked with `planned`. `sequences` is
+    above every number of a sequence. `factors` are those of a correction that must see the whole minibatch, 0 where it
+    rejects a token.
     """
 
     current: Tensor
@@ -52,7 +52,6 @@ class LossBatch:
     staleness: Tensor
     share: Tensor | None = None
     group: Tensor | None = None
-    uniform: Tensor | None = None
     weights: Tensor | None = None
     factors: Tensor | None = None
     sequences: Any = None  # an int; the other fields are tensors, and may be given as a dict of such
@@ -79,10 +78,10 @@ class MinibatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a loss needs from the learner; each of the first seven is also a decorator. `wants_proximal`: it needs
+    """What a loss needs from the learner; each of the first six is also a decorator. `wants_proximal`: it needs
     `LossBatch.proximal`; if it has a knob `proximal`, only where that is "recompute". `ratio_to_behaviour`: it contains
     current/behaviour, so a correction must not weigh by that ratio again. `clips_finely`: its clip range is finer than
-    bfloat16 rounding, so engine and learner must compute alike. `wants_uniform`: it draws. `single_pass`: it diverges
+    bfloat16 rounding, so engine and learner must compute alike. `single_pass`: it diverges
     with more than one pass over a batch. `supervised`: it trains demonstrated tokens, without behaviour logprobs and
     advantages. `plan` (the decorator is `planned`): it needs `LossBatch.weights`.
 
@@ -93,7 +92,6 @@ class Marks:
     wants_proximal: bool = False
     ratio_to_behaviour: bool = False
     clips_finely: bool = False
-    wants_uniform: bool = False
     single_pass: bool = False
     supervised: bool = False
     plan: MinibatchPlan | None = None
@@ -110,8 +108,7 @@ def _mark(name: str, value: object = True) -> Callable[[Callable[..., Any]], Cal
 
 
 wants_proximal, ratio_to_behaviour = _mark("wants_proximal"), _mark("ratio_to_behaviour")
-clips_finely, wants_uniform = _mark("clips_finely"), _mark("wants_uniform")
-single_pass, supervised = _mark("single_pass"), _mark("supervised")
+clips_finely, single_pass, supervised = _mark("clips_finely"), _mark("single_pass"), _mark("supervised")
 planned = partial(_mark, "plan")
 
 

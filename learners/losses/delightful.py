@@ -19,7 +19,6 @@ from learners.losses.contract import (
     required,
     score_loss,
     single_pass,
-    wants_uniform,
 )
 
 
@@ -29,29 +28,22 @@ def delight(batch: LossBatch) -> Tensor:
 
 
 @single_pass
-@wants_uniform
 def dg(
     batch: LossBatch,
     denominator: float,
     *,
     gate_temperature: Annotated[float, "[0, inf)"] = 1.0,
     gate_threshold: Annotated[float, "(-inf, inf)"] = 0.0,
-    bernoulli: bool = False,
 ) -> tuple[Tensor, Observed]:
     """Delightful Policy Gradient (arXiv 2603.14608; distributed: 2603.20521): `− Σ gate · A · log π ÷ denominator`.
 
     `gate = sigmoid((χ − λ)/η)`, one per token and without gradient; η is `gate_temperature` (0: the indicator χ > λ), λ
-    is `gate_threshold`. With `bernoulli` the token is kept with probability gate (the same in expectation). The
-    authors' advantage is reward − group mean without a division by the standard deviation. The gate weakens failures
-    like π^(|A|/η): with advantages below 1 lower η alike.
+    is `gate_threshold`. The authors' advantage is reward − group mean without a division by the standard deviation.
+    The gate weakens failures like π^(|A|/η): with advantages below 1 lower η alike.
     """
     surplus = delight(batch) - gate_threshold
     gate = torch.sigmoid(surplus / gate_temperature) if gate_temperature else (surplus > 0).to(surplus.dtype)
-    weight = gate
-    if bernoulli:
-        uniform = required(batch.uniform, "uniform numbers", "dg")
-        weight = (uniform < gate).to(gate.dtype)
-    return score_loss(weight * batch.advantages, batch, denominator), {"gate": gate}
+    return score_loss(gate * batch.advantages, batch, denominator), {"gate": gate}
 
 
 def kondo_gate(batch: LossBatch, *, keep: float = 0.03) -> tuple[Tensor, Observed]:

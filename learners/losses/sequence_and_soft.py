@@ -32,19 +32,15 @@ def gspo(
     clip_high: Annotated[float, "(0, inf)"] | None = 4e-4,
     dual_clip: Annotated[float, "(1, inf]"] | None = None,
     proximal: Literal["recompute", "interpolate"] | None = None,
-    average: bool = False,
 ) -> tuple[Tensor, Observed]:
     """GSPO (arXiv 2507.18071, its s_i): PPO-clip on the sequence's ratio, its tokens' geometric mean: every token has
     the objective `min(s A, clip(s) A)` with `s = exp(mean over the sequence of log(current/behaviour))`. The paper's
     mean over sequences is the learner's `normalise: sequence_mean`. With `proximal` the ratio is current/proximal, as
-    in `decoupled_ppo`, and the behaviour policy is left to the correction. With `average` A is the mean over the
-    sequence's tokens first, as in AReaL."""
+    in `decoupled_ppo`, and the behaviour policy is left to the correction."""
     centre = batch.behaviour if proximal is None else centre_of(batch, proximal, "gspo")
     moved = log_ratio(batch.current, centre, batch.mask)
     sequence_ratio = sequence_means(moved, batch).exp()
     advantages = torch.where(batch.mask, batch.advantages, 0.0)  # a masked token's would reach its sequence's gradient
-    if average:
-        advantages = torch.where(batch.mask, sequence_means(advantages, batch), 0.0)
     objective, flat = clipped_surrogate(sequence_ratio, advantages, clip, clip_high, dual_clip)
     return total(objective, batch, denominator), {"ratio": sequence_ratio.detach(), "clip_share": flat}
 

@@ -24,7 +24,7 @@ def try_loss(loss: LossFunction, name: str) -> None:
     logprobs, one = torch.tensor([-0.7, -1.2]), torch.tensor([0, 1])
     current, mask = logprobs.clone().requires_grad_(), torch.ones(2, dtype=torch.bool)
     batch = LossBatch(current, logprobs, logprobs, torch.tensor([1.0, -1.0]), mask, one, 0 * one)
-    batch.group, batch.uniform = 0 * one, torch.tensor([0.25, 0.75])
+    batch.group = 0 * one
     try:
         returned = loss(planned_for(loss, batch)[0], 2.0)
     except BdbQuit:

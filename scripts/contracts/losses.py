@@ -42,7 +42,7 @@ def batch_of(spread: float = 0.4, masked: float = 0.2) -> LossBatch:
     advantages, mask = torch.tensor(rng.normal(0, 1, TOKENS))[sequence], torch.tensor(rng.random(TOKENS) >= masked)
     staleness = torch.tensor(rng.integers(0, 4, TOKENS))
     made = LossBatch(current.requires_grad_(), behaviour, proximal, advantages, mask, sequence, staleness)
-    return replace(made, group=sequence // 2, uniform=torch.tensor(rng.random(TOKENS)))
+    return replace(made, group=sequence // 2)
 
 
 def _taken(loss: LossFunction, batch: LossBatch) -> tuple[Tensor, Tensor]:
@@ -116,4 +116,4 @@ def _pure(loss: LossFunction) -> None:
     changed = [name for name, held in kept.items() if not torch.equal(getattr(batch, name), held)]
     demand(not changed, f"it wrote into batch.{', batch.'.join(changed)}")
     same = all(map(torch.equal, first, second))
-    demand(same, "two calls differ: a loss that draws takes batch.uniform (mark it with wants_uniform)")
+    demand(same, "two calls differ: a loss must not draw")

@@ -1,7 +1,6 @@
 """Losses through a real train step: micro-batches, plans, what leaves the batch, and what Kondo's gate saves."""
 
 import copy
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +15,7 @@ from learners.build import build_trainer
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from learners.losses.corrections import ratio
-from learners.losses.delightful import dg, dg_kondo
+from learners.losses.delightful import dg_kondo
 from learners.losses.trusted import m2po
 from learners.losses.weighted import reinforce
 from learners.packing import Columns
@@ -104,18 +103,9 @@ def test_tokens_that_kondo_drops_go_through_no_backward_pass() -> None:
     metrics, inputs = learner.train(batch), Columns(batch).lengths.sum()
     assert metrics["backward_tokens"] == sum(counts) < 0.35 * inputs
     assert metrics["backward_share"] == pytest.approx(sum(counts) / inputs)
-    assert metrics["loss/gate/mean"] == pytest.approx(0.05, abs=0.02)
+    assert metrics["loss/gate"] == pytest.approx(0.05, abs=0.02)
     assert learner_of(ppo).train(batch)["backward_share"] == 1.0
     for sample in batch.samples:
         sample.reward = 1.0
     metrics = learner.train(batch)
     assert metrics["backward_tokens"] == 0 and metrics["loss"] == 0.0
-
-
-def test_drawn_gates_are_keyed_by_sample() -> None:
-    """The same groups in another order draw the same numbers for the same tokens."""
-    batch = batches(1)[0]
-    one, other = learner_of(partial(dg, bernoulli=True)), learner_of(partial(dg, bernoulli=True))
-    one.train(batch)
-    other.train(replace(batch, groups=batch.groups[::-1]))
-    torch.testing.assert_close(one.optimizer.gradient, other.optimizer.gradient, rtol=1e-3, atol=1e-6)

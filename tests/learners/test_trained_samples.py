@@ -63,7 +63,6 @@ def test_one_at_random_and_the_best_take_turns(tmp_path: Path) -> None:
     trainer.train(batches[0])
     samples.keep(batches[0], 1, trainer.numbers)
     samples.keep(batches[1], 2, None)
-    samples.close()
     found = list(read(tmp_path))
     assert {each.step for each in found} == {1, 2}
     assert {each.step for each in found if "advantage" in each.numbers} == {1}, "where the trainer tells them"

@@ -26,14 +26,13 @@ class Tokens:
     sequence: np.ndarray
     group: np.ndarray
     staleness: np.ndarray
-    uniform: np.ndarray
     share: np.ndarray
     planned: np.ndarray
     base: np.ndarray
 
     @classmethod
     def of(cls, batch: LossBatch) -> "Tokens":
-        names = ("current", "behaviour", "proximal", "advantages", "mask", "sequence", "group", "staleness", "uniform")
+        names = ("current", "behaviour", "proximal", "advantages", "mask", "sequence", "group", "staleness")
         arrays = {name: getattr(batch, name).detach().numpy() for name in names}
         share = np.ones(len(batch.mask)) if batch.share is None else batch.share.numpy()
         return cls(**arrays, share=share, planned=arrays["mask"], base=share)
@@ -84,7 +83,7 @@ def gspo(t: Tokens, k: dict[str, Any]) -> Result:
     around, value, gradient = centre(t, k.get("proximal")), 0.0, np.zeros(len(t.mask))
     for at, own in t.members(t.mask).items():
         ratio = math.exp(np.mean(t.current[own] - around[own]))
-        advantage = np.mean(t.advantages[own]) if k.get("average") else t.advantages[at]
+        advantage = t.advantages[at]
         objective, slope = surrogate(ratio, advantage, k["clip"], k.get("clip_high", 4e-4), k.get("dual_clip"))
         value -= t.share[at] * objective
         gradient[own] -= t.share[at] * slope * ratio / len(own)
@@ -140,7 +139,7 @@ def dppo(t: Tokens, k: dict[str, Any]) -> Result:
 def dg(t: Tokens, k: dict[str, Any]) -> Result:
     surplus, heat = -t.current * t.advantages - k.get("gate_threshold", 0.0), k.get("gate_temperature", 1.0)
     gate = 1 / (1 + np.exp(-surplus / heat)) if heat else (surplus > 0).astype(float)
-    return score(t, (t.uniform < gate if k.get("bernoulli") else gate) * t.advantages)
+    return score(t, gate * t.advantages)
 
 
 def dg_kondo(t: Tokens, k: dict[str, Any]) -> Result:

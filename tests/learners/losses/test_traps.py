@@ -115,7 +115,7 @@ def test_marks_of_losses_and_of_their_corrections() -> None:
     own = ["proximal_current", "proximal_current", "behaviour_current", "behaviour_current", None]
     assert [marks_of(each).own_ratio for each in losses] == own
     assert marks_of(sft).supervised and marks_of(partial(dg_kondo, keep=0.5)).plan.skips
-    assert none(ppo) is ppo and marks_of(tis(dg)).single_pass and marks_of(tis(dg)).wants_uniform
+    assert none(ppo) is ppo and marks_of(tis(dg)).single_pass
     assert marks_of(tis(ratio(dg, reject="k3", high=1.0, rejected="drop"))).drops
     assert marks_of(ratio(reinforce, self_normalise=True)).plan and not marks_of(ratio(reinforce)).plan
     batch = replace(batch_of(), proximal=None)

@@ -14,14 +14,14 @@ from tests.seeds import seeded
 KNOBS: dict[str, list[dict[str, Any]]] = {
     "ppo": [{}, {"clip": 0.1, "clip_high": 0.3, "dual_clip": 1.2}],
     "decoupled_ppo": [{}, {"clip_high": 0.28, "dual_clip": 1.5}, {"proximal": "interpolate"}],
-    "gspo": [{"clip": 0.1, "clip_high": 0.2}, {"clip": 0.1, "proximal": "recompute", "average": True}],
+    "gspo": [{"clip": 0.1, "clip_high": 0.2}, {"clip": 0.1, "proximal": "recompute"}],
     "sapo": [{}, {"temperature": 2.0, "temperature_negative": 3.0}],
     "reinforce": [{}],
     "vespo": [{}],
     "vtrace": [{}, {"rho_bar": 1.3, "c_bar": 1.1}, {"rho_bar": 0.8, "c_bar": 1.3}],
     "m2po": [{}, {"threshold": 0.2}],
     "dppo": [{"tv": 0.05, "tv_high": 0.03}, {"tv": 0.1}],
-    "dg": [{"gate_temperature": 0.5, "gate_threshold": 0.1}, {"gate_temperature": 0.0}, {"bernoulli": True}],
+    "dg": [{"gate_temperature": 0.5, "gate_threshold": 0.1}, {"gate_temperature": 0.0}],
     "dg_kondo": [{"keep": 0.3}, {"keep": 0.03}],
     "pmpo": [{}, {"alpha": 0.9, "beta": 0.0}],
     "tpo": [{"temperature": 0.7}],
@@ -110,7 +110,6 @@ def batch_of(tokens: int = 60, seed: int = 0, spread: float = 0.4, masked: float
         sequence=sequence,
         staleness=torch.tensor(rng.integers(0, 4, tokens)),
         group=sequence // 2,
-        uniform=torch.tensor(rng.random(tokens)),
     )
 
 
