@@ -25,7 +25,7 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from buffer.checks import RolloutsFail
 
-from .console.arguments import bound, command, interrupted, json_file, limit, new_file, positive, refuse
+from .console.arguments import bound, command, interrupted, json_file, new_file, positive, refuse
 from .console.output import console, table, write_json
 from .simulate import FAILURES, add_costs, costs_of
 from .simulation.costs import Costs, scaled
@@ -91,27 +91,20 @@ def choices(gpus: int, bounds: Sequence[float]) -> list[Choice]:
 
 class Planner:
     """Simulates choices, and prints a line for each on standard error. `load` makes a config with overrides; the figure
-    `target` is maximised, among plans of a mean staleness of at most `most_stale` train steps."""
+    `target` is maximised."""
 
-    def __init__(
-        self,
-        load: Callable[[tuple[str, ...]], Config],
-        costs: Costs,
-        target: str = TARGETS[0],
-        most_stale: float = math.inf,
-    ):
-        self._load, self.config, self._costs = cache(load), load(()), costs
-        self._target, self._most_stale = target, most_stale
+    def __init__(self, load: Callable[[tuple[str, ...]], Config], costs: Costs, target: str = TARGETS[0]):
+        self._load, self.config, self._costs, self._target = cache(load), load(()), costs, target
 
     def best(self, tried: Iterable[Choice]) -> list[Plan]:
-        """The allowed plans, the best first; those that cannot be simulated are left out."""
+        """The plans, the best first; those that cannot be simulated are left out."""
         found = []
         for choice in tried:
             try:
                 found.append(self._simulated(choice))
             except (ConfigError, RolloutsFail, Stuck) as error:
                 print(f"{choice.actors} actors, {choice.mode}: left out: {error}", file=sys.stderr)
-        return self._sorted(plan for plan in found if plan.figures["lag_mean"] <= self._most_stale)
+        return self._sorted(found)
 
     def again(self, plans: Iterable[Plan]) -> list[Plan]:
         """Each over `AGAIN` times as many steps, the best first."""
@@ -150,7 +143,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", type=positive, required=True, help="total number of GPUs")
     add_costs(parser)
     parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help=f"maximised rate (default: {TARGETS[0]})")
-    parser.add_argument("--most-stale", type=limit, default=math.inf, metavar="N", help="largest mean, in train steps")
     parser.add_argument("--staleness", type=bound, nargs="+", default=[1, 4, 8], help="bounds (default: 1 4 8)")
     parser.add_argument("--steps", type=positive, default=12, metavar="N", help="least train steps (default: 12)")
     parser.add_argument("--best", type=positive, default=5, metavar="N", help="number of plans to print (default: 5)")
@@ -166,10 +158,10 @@ def planned(args: argparse.Namespace) -> tuple[Config, list[Plan], list[Plan]]:
     def load(overrides: tuple[str, ...]) -> Config:
         return configs.load([args.config, *args.overrides, f"run.steps={args.steps}", *overrides])
 
-    planner = Planner(load, costs_of(load(()), args), args.target, args.most_stale)
+    planner = Planner(load, costs_of(load(()), args), args.target)
     best = planner.best(choices(args.gpus, args.staleness))
     if not best:
-        raise UserError(f"--most-stale: got {args.most_stale}, which no plan keeps")
+        raise UserError(f"--gpus: got {args.gpus}, with which no plan can be simulated")
     shown, rest = best[: args.best], best[args.best :]
     if all(plan.choice.bound is not None for plan in shown):
         shown += [plan for plan in rest if plan.choice.bound is None][:1]

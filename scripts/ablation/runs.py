@@ -28,7 +28,6 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.launch.forks import Forked
 from areal_like.machine import has_gpu
 from areal_like.places import COMMANDS, python_path
-from areal_like.run.metrics import MetricsFollower
 from areal_like.run.process import TERM_SECONDS
 
 from ..starting.earlier_runs import lock
@@ -36,8 +35,6 @@ from ..starting.gpus import gpus_here
 from .study import Run
 
 POLL_SECONDS = 0.1
-LINE_SECONDS = 30.0
-"""Seconds between lines of progress."""
 
 
 class Folder:
@@ -114,20 +111,13 @@ class Going:
 
     def __init__(self, run: Run, folder: Folder, devices: Devices):
         folder.prepare(run)
-        self.run, self.devices, self.began, self._step = run, devices, time.monotonic(), 0
-        self._rows = MetricsFollower(folder.run(run) / "metrics.jsonl")
+        self.run, self.devices, self.began = run, devices, time.monotonic()
         self._log = folder.log(run)
         self._earlier = self._log.stat().st_size if self._log.exists() else 0  # bytes of earlier attempts
         variables = os.environ | {"PYTHONPATH": python_path()}
         if devices:
             variables[VISIBLE] = visible(devices, os.environ.get(VISIBLE))
         self.process = Forked(f"{COMMANDS}.train", [str(folder.config(run)), "--plain"], variables, self._log)
-
-    def progress(self) -> str:
-        """The share of finished train steps."""
-        for row in self._rows.new_rows():
-            self._step = row["step"]
-        return f"{self.run.title}: {self._step / max(1, self.run.config.run.steps):.0%}"
 
     def end(self) -> str:
         """How the ended process did: its seconds, or the last error of its log."""
@@ -156,7 +146,7 @@ def run_all(runs: Sequence[Run], folder: Folder, parallel: int, check: Callable[
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
     going, failed = list[Going](), list[Run]()
     free = devices_to_share(waiting) if parallel > 1 else []
-    total, done, last_line = len(waiting), 0, time.monotonic()
+    total, done = len(waiting), 0
     try:
         while waiting or going:
             check()
@@ -172,9 +162,6 @@ def run_all(runs: Sequence[Run], folder: Folder, parallel: int, check: Callable[
                 done += 1
                 say(f"[{done}/{total}] {one.run.title}: {one.end()}")
                 failed += [one.run] if one.process.poll() else []
-            if going and time.monotonic() - last_line > LINE_SECONDS:
-                last_line = time.monotonic()
-                say(f"{done} of {total} done; now {'; '.join(one.progress() for one in going)}")
             time.sleep(POLL_SECONDS)
     finally:
         _end([one.process for one in going])

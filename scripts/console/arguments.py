@@ -74,10 +74,6 @@ def amount(text: str) -> float:
     return _number(text, float, lambda value: 0 <= value < math.inf, "a number of at least 0")
 
 
-def limit(text: str) -> float:
-    return _number(text, float, lambda value: value >= 0, "a number of at least 0, or inf")
-
-
 def bound(text: str) -> float:
     """Of the staleness."""
     whole = lambda value: value == math.inf or (value >= 0 and value.is_integer())  # noqa: E731

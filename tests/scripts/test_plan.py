@@ -15,19 +15,18 @@ KEYS = [BASE, "groups_per_batch=8", "engine.median=60", "engine.sigma=0.6", "lea
 START = Choice(2, 2, 4.0)
 
 
-def planner(**options):
+def planner():
     def load(overrides):
         return configs.load([*KEYS, "run.steps=3", "engine.slots=16", *overrides])
 
-    return Planner(load, costs.of_timed(load([])), **options)
+    return Planner(load, costs.of_timed(load([])))
 
 
-def test_the_search_finds_the_side_that_limits_and_keeps_to_what_is_allowed(capsys):
-    found = planner(most_stale=1.0).best([replace(START, bound=-1.0), *choices(4, [1.0, 4.0])])
+def test_the_search_finds_the_side_that_limits(capsys):
+    found = planner().best([replace(START, bound=-1.0), *choices(4, [1.0, 4.0])])
     assert "bound -1: left out" in capsys.readouterr().err
     assert found[0].choice.actors == 3 and found[0].choice.bound is not None  # training is cheap
     assert {(plan.choice.bound, plan.choice.tail) for plan in found} >= {(None, False), (None, True), (1.0, False)}
-    assert all(plan.figures["lag_mean"] <= 1.0 for plan in found)
 
 
 def test_the_command_has_a_sync_row_and_lags_in_train_steps(tmp_path, capsys):
@@ -41,6 +40,6 @@ def test_the_command_has_a_sync_row_and_lags_in_train_steps(tmp_path, capsys):
     cost = costs.scaled(costs.of_timed(config), found[0]["learner_gpus"])
     again = Simulation(config, cost).run()
     assert again.samples_per_second == pytest.approx(found[0]["samples_per_second"], rel=0.1)
-    for wrong in (["--gpus", "1"], ["--gpus", "4", "--most-stale", "-1"], ["--gpus", "4", "--staleness", "0.5"]):
+    for wrong in (["--gpus", "1"], ["--gpus", "4", "--staleness", "0.5"]):
         with pytest.raises(SystemExit):
             main([*KEYS, *wrong])
