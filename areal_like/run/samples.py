@@ -159,14 +159,10 @@ class SampleLog:
             self._file.close()
 
 
-def follower(run: Path, name: Fate) -> Follower[Kept]:
-    return Follower(run / FOLDER / f"{name}.jsonl", decoded)
-
-
 def read(run: Path, names: Sequence[Fate] = (TRAINED, DROPPED, HELDOUT)) -> Iterator[Kept]:
     """The records of a run, file by file, also during the run."""
     for name in names:
-        yield from follower(run, name).each_new_row()
+        yield from Follower(run / FOLDER / f"{name}.jsonl", decoded).each_new_row()
 
 
 _decoder = msgspec.json.Decoder(Kept)
