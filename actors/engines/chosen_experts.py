@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from actors.engines.prefill_plan import PositionSpan
-from actors.engines.slot_table import SlotRequest
+from actors.engines.slot_table import PositionSpan, SlotRequest
 from areal_like.models.causal_lm import routers_of, routing_of
 
 

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
+from actors.engines import ragged_attention
 from actors.engines.products import Product, product
 from actors.engines.slot_cache import ATTENTION, SlotCache
 from areal_like.models.causal_lm import routers_of
@@ -207,3 +208,17 @@ def _signed(sin: torch.Tensor) -> torch.Tensor:
     """With the sign of the rotation in the sine, rotating half a head is a plain roll."""
     low, high = sin.chunk(2, dim=-1)
     return torch.cat((-low, high), dim=-1)
+
+
+def check_batch_invariant(model: PreTrainedModel, device: torch.device, compute_dtype: str) -> None:
+    """Raises ValueError where results depend on what else runs."""
+    missing = {
+        "a CPU engine": device.type == "cpu",
+        f"a model of {', '.join(sorted(LLAMA_LIKE))} in float32": FusedDecoder.fits(model),
+        "torch with oneDNN": (there := torch.backends.mkldnn.is_available()),
+        "a CPU with bfloat16 products (or engine.compute_dtype=float32)": compute_dtype == "float32"
+        or (there and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        "numba": ragged_attention.kernels() is not None,
+    }
+    if lacking := [name for name, there in missing.items() if not there]:
+        raise ValueError(f"engine.batch_invariant needs {' and '.join(lacking)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,14 @@ class SlotRequest:
     before: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     experts: list[np.ndarray] = field(default_factory=list)
     runs: Runs = field(default_factory=list)
+
+
+class PositionSpan(NamedTuple):
+    """Positions [start, stop) of the sequences in `slots`, in which these are equal up to `stop`."""
+
+    slots: list[int]
+    start: int
+    stop: int
 
 
 class SlotTable:

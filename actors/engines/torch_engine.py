@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from time import perf_counter
 from typing import Annotated, ClassVar, Literal
@@ -32,9 +32,9 @@ from transformers import PreTrainedModel
 
 from actors.engines import ragged_attention
 from actors.engines.chosen_experts import ChosenExperts
-from actors.engines.decoders import LLAMA_LIKE, FusedDecoder, decoder_for
+from actors.engines.decoders import check_batch_invariant, decoder_for
 from actors.engines.inexact import perturb
-from actors.engines.prefill_plan import PositionSpan, plan
+from actors.engines.prefill import Prefill
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import SlotCache, bytes_per_token, device_of, kv_budget, pooled
 from actors.engines.slot_table import SlotRequest, SlotTable, check_prompt, whole
@@ -47,11 +47,6 @@ from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.update import Update
 
 log = logging.getLogger(__name__)
-PREFILL_TOKENS = 8192
-"""Most tokens, padding included, of one prefill forward: bounds its memory."""
-PREFILL_OPERATIONS = 5e11
-"""And most operations on a CPU: seconds of one core. Between two forwards messages are handled, heartbeats sent."""
-LEAST_PREFILL_TOKENS = 256
 PEACE = 32
 """Decode steps without preemption after which one more sequence may run."""
 TOTALS = (
@@ -103,7 +98,7 @@ class TorchEngine:
         self._device = device_of(device, model.device)
         self.dtype = compute_dtype or ("bfloat16" if self._device.type == "cuda" else "float32")
         if batch_invariant:
-            _check_batch_invariant(model, self._device, self.dtype)
+            check_batch_invariant(model, self._device, self.dtype)
         self._batch_invariant, self._inject = batch_invariant, inject_mismatch
         self.slots = SLOTS if slots is None else slots
         self.version, self.digest, self._config = 0, "", model.config
@@ -123,7 +118,7 @@ class TorchEngine:
         self._chosen = ChosenExperts(model, self.slots) if return_experts else None
         self._static = StaticStep(self._decoder, self._cache, self.slots, self._chosen) if static else None
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-        self._prefill_tokens = _prefill_tokens(model)
+        self._prefill = Prefill(model, self._decoder, self._cache, self._chosen, batch_invariant)
         self._waiting: deque[SlotRequest] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
         self._limit, self._peace, self._joined = self.slots, 0, 0
@@ -262,14 +257,14 @@ class TorchEngine:
         self._relieve()
         if self._stale:
             self._reserve()
-            await self._prefill(list(range(len(table))), again=True)
+            await self._fill(list(range(len(table))), again=True)
             self._stale = False
         joined = self._admit()
         if not table.requests:
             return
         self._reserve()
         before = perf_counter()
-        await self._prefill(joined)
+        await self._fill(joined)
         now = perf_counter()
         self.step_costs.prefilled(int(table.lengths[joined].sum()), now - before)
         self.step_costs.begin(now, len(table), int(table.lengths[: len(table)].sum()))
@@ -323,51 +318,11 @@ class TorchEngine:
         if self._chosen:
             self._chosen.reserve(time)
 
-    async def _prefill(self, slots: list[int], again: bool = False) -> None:
-        """Fill the KV cache of slots for all but their last token. `again`: what is known of their experts stays."""
-        if not slots:
-            return
-        table, now, joining = self._table, int(self._totals["updates"]), set(slots)
-        chosen = None if again else self._chosen
-        sources = (i for i, r in enumerate(table.requests) if r.prefilled == now and i not in joining)
-        copies, beginnings, rests = plan(table, slots, sources)
-        with torch.inference_mode():
-            for source, target, time in copies:
-                self._cache.move(source, target, time)
-                if chosen:
-                    chosen.move(source, target, time)
-        most, alike = self._prefill_tokens, self._batch_invariant
-        chunks = [chunk for spans in (beginnings, rests) for chunk in _chunks(spans, most, alike)]
-        for number, chunk in enumerate(chunks, 1):
-            self._prefill_forward(chunk)
-            if chosen:
-                chosen.prefilled(chunk)
-            if number < len(chunks):
-                await asyncio.sleep(0)
-        for slot in slots:
-            table.requests[slot].prefilled = now
-        shared = sum(time for *_, time in copies) + sum((len(span.slots) - 1) * span.stop for span in beginnings)
-        self._totals["shared_tokens"] += shared
-        self._totals["prefill_tokens"] += sum(span.stop - span.start for span in [*beginnings, *rests])
-
-    @torch.inference_mode()
-    def _prefill_forward(self, chunk: list[PositionSpan]) -> None:
-        """One forward over one row per span, which is for all of its slots; the last span is the longest."""
-        table = self._table
-        time = chunk[-1].stop - chunk[-1].start
-        starts = np.array([span.start for span in chunk])
-        slots = np.array([slot for span in chunk for slot in span.slots])
-        rows = np.repeat(np.arange(len(chunk)), [len(span.slots) for span in chunk])
-        # Beyond a span's end lie ids of earlier sequences: valid, and hidden by causality.
-        places = np.minimum(starts[:, None] + np.arange(time), self._cache.capacity - 1)
-        if starts.any():
-            self._cache.begin_prefill_behind(slots, places)
-        else:
-            self._cache.begin_prefill(slots, rows)
-            places = places[:1]
-        first = np.array([span.slots[0] for span in chunk])[:, None]
-        tokens = torch.from_numpy(table.tokens[first, np.minimum(places, table.tokens.shape[1] - 1)]).to(self._device)
-        self._decoder.prefill(tokens, torch.from_numpy(places).to(self._device))
+    async def _fill(self, slots: list[int], again: bool = False) -> None:
+        if slots:
+            filled, shared = await self._prefill(self._table, slots, int(self._totals["updates"]), again)
+            self._totals["prefill_tokens"] += filled
+            self._totals["shared_tokens"] += shared
 
     @torch.inference_mode()
     def _decode(self) -> tuple[np.ndarray, np.ndarray]:
@@ -463,38 +418,3 @@ class TorchEngine:
 def is_static(device: torch.device) -> bool:
     """Whether decode steps on this device have fixed shapes and memory."""
     return device.type == "cuda"
-
-
-def _check_batch_invariant(model: PreTrainedModel, device: torch.device, compute_dtype: str) -> None:
-    """Raises ValueError where results depend on what else runs."""
-    missing = {
-        "a CPU engine": device.type == "cpu",
-        f"a model of {', '.join(sorted(LLAMA_LIKE))} in float32": FusedDecoder.fits(model),
-        "torch with oneDNN": (there := torch.backends.mkldnn.is_available()),
-        "a CPU with bfloat16 products (or engine.compute_dtype=float32)": compute_dtype == "float32"
-        or (there and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
-        "numba": ragged_attention.kernels() is not None,
-    }
-    if lacking := [name for name, there in missing.items() if not there]:
-        raise ValueError(f"engine.batch_invariant needs {' and '.join(lacking)}")
-
-
-def _prefill_tokens(model: PreTrainedModel) -> int:
-    """Most tokens of one prefill forward of this model."""
-    if model.device.type != "cpu":
-        return PREFILL_TOKENS
-    operations = 2 * sum(parameter.numel() for parameter in model.parameters())
-    return max(LEAST_PREFILL_TOKENS, min(PREFILL_TOKENS, int(PREFILL_OPERATIONS / operations)))
-
-
-def _chunks(spans: list[PositionSpan], most: int, alike: bool) -> Iterator[list[PositionSpan]]:
-    """As many spans at a time as one forward of `most` tokens may have. `alike`: only equal ones: none is padded."""
-    chunk: list[PositionSpan] = []
-    for span in spans:
-        other = alike and chunk and (chunk[0].start, chunk[0].stop) != (span.start, span.stop)
-        if chunk and (other or (len(chunk) + 1) * (span.stop - span.start) > most):
-            yield chunk
-            chunk = []
-        chunk.append(span)
-    if chunk:
-        yield chunk
