@@ -16,13 +16,14 @@ from typing import Any
 
 from actors import measures
 from actors.group_rewards import GroupRewards
+from actors.heldout import Heldout
 from actors.probe_check import ServedProbe
 from actors.relay import Relay
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
 from actors.session import GivenUp, Session
 from actors.subscriber import Subscriber
-from actors.worker import Heldout, Rollout, Worker
+from actors.worker import Rollout, Worker
 from actors.workflows import for_tasks
 from areal_like import turns
 from areal_like.config.registry import bind, build, resolve, with_defaults
@@ -87,10 +88,10 @@ async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber
         for each in rewards:
             said |= each.stats()
         said |= measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
-        said["sum:rewards/resamples"] = float(worker.resampled)
+        said["sum:rewards/resamples"] = float(worker.failures.redrawn)
         if subscriber.probe:
             said |= subscriber.probe.stats()
-        note = (subscriber.probe.note if subscriber.probe else "") or worker.last_crash
+        note = (subscriber.probe.note if subscriber.probe else "") or worker.failures.note
         if hasattr(worker.engine, "condition"):  # of an engine with processes of its own
             said["engine"], said["engine_note"] = worker.engine.condition[0], worker.engine.condition[1] or note
         elif note:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from actors.agents.programs import AgentError
+from actors.credit import Credit
+from actors.failures import CRASHES, Failures, printable, reason_of
 from actors.group_rewards import GroupRewards
+from actors.heldout import Answers, Heldout
 from actors.progress import Progress
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
+from actors.rewards import check_rewards
 from actors.workflows import with_filler
-from areal_like.errors import EpisodeError
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.partial import CarriedSamples, PartialSample
 from areal_like.run.spans import Busy, Spans
@@ -30,25 +32,11 @@ from areal_like.sampling import stream_key
 from areal_like.types import Group, Lease, Limits, Prompt, Sample
 from areal_like.wire import messages
 from areal_like.wire.client import ActorClient
-from areal_like.wire.groups import LARGEST_REWARD, encode_partial
+from areal_like.wire.groups import encode_partial
 
 log = logging.getLogger(__name__)
-_HELDOUT_STREAM = 1
 RESAMPLES = 2
-"""How often a sample that crashed (`CRASHES`) is drawn again, in its slot, before its group is given up."""
-CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeError: "environment crashed"}
-"""Errors that cost a sample, and not yet its group → the reason in the ledger."""
-REASON_CHARACTERS, DETAIL_CHARACTERS = 200, 1000
-CRASHES_IN_A_ROW = 3
-"""After this many samples in a row crash, the run's console has the reason: their groups may take long."""
-
-
-class Heldout(NamedTuple):
-    """How prompts of a held-out set are made, answered and scored."""
-
-    prompt: Callable[[int], Prompt]
-    workflow: Workflow
-    reward: RewardFunction
+"""How often a sample that crashed (`failures.CRASHES`) is drawn again, in its slot, before its group is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +89,14 @@ class Worker:
         spans = spans or Spans()
         self._generating, self._evaluating = Busy(spans, "generate"), Busy(spans, "evaluate")
         self._groups: dict[int, _Running] = {}
-        self._heldout: dict[int, list[tuple[str, Recorder]]] = {}  # lease → requests of its prompt, and their calls
+        self.failures = Failures()
+        self.credit = Credit(engine.slots, lambda ended: client.send(messages.Credit(ended)))
+        shared = client, rollout.seed, self._limits, digests, self._compared, self.failures
+        self.heldout = Answers(rollout.heldout, engine, *shared)
         self._progress, self._heldout_progress = Progress(engine), Progress(engine)
-        self._active = self._ended = self._failures = 0
-        self._credit_is_due, self._told_ended = False, 0
-        self._smallest = engine.slots  # sequences of the smallest lease so far
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being handed back
         self._leaving = False
         self.started_at: float | None = None
-        self._crashes, self._crash = 0, ""  # in a row, of all samples; the last one
-        self.resampled = 0  # samples drawn again, since their reward had crashed
 
     def start(self, leases: list[Lease], carried: Mapping[int, CarriedSamples] = MappingProxyType({})) -> None:
         """Start work on leases; some carry an unfinished group. Returns at once."""
@@ -120,7 +106,7 @@ class Worker:
         heldout: dict[tuple[str, int], list[Lease]] = {}
         for lease in leases:
             if lease.split == "train":
-                self._smallest = min(self._smallest, lease.launch)
+                self.credit.lease(lease.launch)
                 self.cancel([lease.group_id])  # what an earlier session has left of it
                 group = self._groups[lease.group_id] = _Running(lease, carried.get(lease.group_id, CarriedSamples()))
                 group.task = asyncio.ensure_future(self._run_group(group))
@@ -129,6 +115,13 @@ class Worker:
                 heldout.setdefault((lease.split, lease.row), []).append(lease)
         for of_a_prompt in heldout.values():
             self._run_errand(self._evaluate(of_a_prompt))
+
+    async def _evaluate(self, leases: list[Lease]) -> None:
+        self._evaluating.enter()
+        try:
+            await self.heldout.evaluate(leases)
+        finally:
+            self._evaluating.leave()
 
     def _run_errand(self, errand: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(errand)
@@ -178,45 +171,27 @@ class Worker:
             await recorder.idle()
 
     def hello_again(self) -> None:
-        """Void all leases: stop working on them. Sequences that still run count against the next leases."""
+        """Void all leases: stop working on them."""
         for task in [*(group.task for group in self._groups.values()), *self._errands]:
             if task:
                 task.cancel()
         self._groups.clear()
-        self._ended, self._told_ended = -self._active, 0
+        self.credit.restart()
         self.client.hello()
-        self._tell_credit_soon()
+        self.credit.report_soon()
 
     def _sample_ended(self, sample: asyncio.Task) -> None:
-        """Note that a slot of the engine is free. Notify the buffer once for all ended in this turn of the loop, if
-        there is room for another lease of the smallest size, or nothing runs."""
         self._generating.leave()
-        self._active -= 1
-        self._ended += 1
-        free = self.engine.slots - self._active
-        known = free - (self._ended - self._told_ended)
-        if not self._active or free // self._smallest > known // self._smallest:
-            self._tell_credit_soon()
-
-    def _tell_credit_soon(self) -> None:
-        if not self._credit_is_due:
-            self._credit_is_due = True
-            asyncio.get_running_loop().call_soon(self._send_credit)
-
-    def _send_credit(self) -> None:
-        self._credit_is_due, self._told_ended = False, self._ended
-        self.client.send(messages.Credit(self._ended))
+        self.credit.end()
 
     def look(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Records the work so far, and reports ended samples that the buffer does not know about: it counts running
-        samples, too. Returns the groups that have made progress since the last look, with their tokens so far; and the
-        same of leases of held-out prompts."""
+        """Records and reports the work so far. Returns the groups that have made progress since the last look, with
+        their tokens so far; and the same of leases of held-out prompts."""
         self._generating.so_far()
         self._evaluating.so_far()
-        if self._told_ended != self._ended:
-            self._tell_credit_soon()
+        self.credit.report_rest()
         groups = {group_id: group.recorders.items() for group_id, group in self._groups.items()}
-        return self._progress.moved(groups), self._heldout_progress.moved(self._heldout)
+        return self._progress.moved(groups), self._heldout_progress.moved(self.heldout.open)
 
     def _forget(self, group: _Running, done: asyncio.Task) -> None:
         if self._groups.get(group.lease.group_id) is group:
@@ -232,9 +207,9 @@ class Worker:
                 self._push(group, samples, time.monotonic() - begin)
                 return
         except Exception as error:  # a bad prompt costs its group, not the run; the ledger has the reason
-            self._log_failure(f"group {lease.group_id}")
+            self.failures.log(f"group {lease.group_id}")
             reason = "group reward crashed" if isinstance(error, RewardError) else "failed"
-            detail = _told(repr(error), DETAIL_CHARACTERS)
+            detail = printable(repr(error))
         if group.handed_back:  # not a failure of its own: `hand_back` reports it
             await asyncio.Event().wait()
         self.client.send(messages.Failed(lease.group_id, reason, detail))
@@ -274,7 +249,7 @@ class Worker:
                     if run.cancelled():  # by itself: who cancels a group does not come here
                         reason, detail = "failed", "the sample was cancelled"
                     elif error := run.exception():
-                        reason, detail = _reason(error), _told(repr(error), DETAIL_CHARACTERS)
+                        reason, detail = reason_of(error), printable(repr(error))
                     elif run.result() is not None:
                         good[runs[run]] = run.result()
                 if len(good) + len(pending) < lease.need:
@@ -296,7 +271,7 @@ class Worker:
 
     def _spawn_sample(self, group: _Running, prompt: Prompt, index: int) -> asyncio.Task:
         sample = asyncio.ensure_future(self._run_sample(group, prompt, index))
-        self._active += 1
+        self.credit.begin()
         self._generating.enter()
         group.samples.append(sample)
         sample.add_done_callback(self._sample_ended)
@@ -309,21 +284,16 @@ class Worker:
         while True:
             try:
                 sample = await self._try_sample(group, prompt, index, attempt, record)
-                self._crashes = 0
+                self.failures.ended()
                 return sample
             except tuple(CRASHES) as error:
-                self._crashes, self._crash = self._crashes + 1, _told(f"{_reason(error)}: {error}", REASON_CHARACTERS)
+                crash = self.failures.crashed(error)
                 if attempt == RESAMPLES or group.handed_back:
                     raise
-                group.redrawn.append(self._crash)
+                group.redrawn.append(crash)
                 attempt, record = attempt + 1, PartialSample()
-                self.resampled += isinstance(error, RewardError)
+                self.failures.redrawn += isinstance(error, RewardError)
                 log.warning("group %d: sample %d is drawn again: %s", group.lease.group_id, index, error)
-
-    @property
-    def last_crash(self) -> str:
-        """Why no recent sample has ended; "": nothing is wrong, or only a few crashed."""
-        return f"no sample ends: {self._crash}" if self._crashes >= CRASHES_IN_A_ROW else ""
 
     async def _try_sample(
         self, group: _Running, prompt: Prompt, index: int, attempt: int, record: PartialSample
@@ -336,7 +306,7 @@ class Worker:
         recorder = group.recorders[request] = Recorder(self.engine, self.reward, record)
         sample = await self.rollout.workflow(recorder, recorder.reward, prompt, limits, request)
         if sample:
-            _check_rewards(sample)
+            check_rewards(sample)
         if sample and filler:
             sample = await with_filler(recorder, sample, limits, request, filler)
         return sample
@@ -344,76 +314,3 @@ class Worker:
     def _limits(self, prompt: Prompt, temperature: float, key: int) -> Limits:
         longest = self.rollout.max_tokens or prompt.max_tokens
         return Limits(longest, temperature, tuple(self.task.stop_tokens), key)
-
-    def _log_failure(self, what: str) -> None:
-        """Log the first few with their tracebacks: the same error may come thousands of times."""
-        self._failures += 1
-        if self._failures <= 5:
-            log.exception("%s failed", what)
-
-    # ---- evaluation -------------------------------------------------------------------------------------------------
-
-    async def _evaluate(self, leases: list[Lease]) -> None:
-        """All answers to one held-out prompt. One that fails counts as reward 0: it must not hold up the others."""
-        version = self.engine.version
-        self._evaluating.enter()
-        try:
-            answers = await self._answers(leases)
-        except Exception:
-            self._log_failure(f"{leases[0].split}: prompt {leases[0].row}")
-            answers = {}
-        finally:
-            for lease in leases:
-                self._heldout.pop(lease.group_id, None)
-            self._evaluating.leave()
-        for lease in leases:
-            self.client.evaluated(lease.group_id, version, answers.get(lease.group_id))
-
-    async def _answers(self, leases: list[Lease]) -> dict[int, Group]:
-        """Lease → its sample, as a group; without those that failed or were rejected. Their group reward sees all."""
-        prompt = self.rollout.heldout[leases[0].split].prompt(leases[0].row)
-        recorders = [Recorder(self.engine, self.rollout.heldout[each.split].reward, PartialSample()) for each in leases]
-        named = [(f"e{lease.group_id}", recorder) for lease, recorder in zip(leases, recorders, strict=True)]
-        self._heldout |= {lease.group_id: named for lease in leases}
-        asked = [self._answer(prompt, *each) for each in zip(leases, recorders, strict=True)]
-        said = await asyncio.gather(*asked, return_exceptions=True)  # one may be cancelled from within
-        good = [(lease, sample) for lease, sample in zip(leases, said, strict=True) if isinstance(sample, Sample)]
-        if not good:
-            return {}
-        samples = await self._compared(prompt, [sample for _, sample in good], recorders)
-        answers = {lease.group_id: sample for (lease, _), sample in zip(good, samples, strict=True)}
-        return {
-            number: Group(number, [sample], {version: self.digests[version] for version, _ in sample.runs})
-            for number, sample in answers.items()
-        }
-
-    async def _answer(self, prompt: Prompt, lease: Lease, recorder: Recorder) -> Sample | None:
-        """A held-out sample; None if it fails, or the workflow rejects it."""
-        key = stream_key(self.rollout.seed, _HELDOUT_STREAM, lease.row, *([lease.sample] if lease.sample else []))
-        limits = replace(self._limits(prompt, lease.temperature or 0.0, key), trained=False)
-        workflow, request = self.rollout.heldout[lease.split].workflow, f"e{lease.group_id}"
-        try:
-            sample = await workflow(recorder, recorder.reward, prompt, limits, request)
-            if sample is not None:
-                _check_rewards(sample)
-            return sample
-        except Exception:
-            self._log_failure(f"{lease.split}: prompt {lease.row}, answer {lease.sample}")
-            return None
-
-
-def _check_rewards(sample: Sample) -> None:
-    """Raises RewardError for a reward that the learner cannot compute with."""
-    for reward in (sample.reward, *(earned for _, earned in sample.turn_rewards)):
-        if not abs(reward) <= LARGEST_REWARD:
-            raise RewardError(f"the workflow gave the reward {reward:g}, expected a finite number in float32")
-
-
-def _told(text: str, most: int) -> str:
-    """The first `most` characters of an error's text, for the buffer, with a space for each that cannot be printed. No
-    message can carry half a surrogate pair, which models write now and then."""
-    return "".join(each if each.isprintable() else " " for each in text[:most])
-
-
-def _reason(error: BaseException) -> str:
-    return next((reason for kind, reason in CRASHES.items() if isinstance(error, kind)), "failed")

@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from actors.heldout import Heldout
 from actors.reward_pool import RewardError
-from actors.worker import RESAMPLES, Heldout, Rollout, Worker
+from actors.worker import RESAMPLES, Rollout, Worker
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
 from areal_like.wire import messages
@@ -159,10 +160,10 @@ async def test_crashes_of_a_reward_are_reported_with_their_group_drawn_again_or_
     assert play.client.credits == [1], "its slot is freed once"
     if crashes == RESAMPLES:
         assert play.client.left == [(1, [], 2 * ["reward crashed: bo om"], 0)] and len(play.client.groups) == 1
-        assert play.worker.last_crash == "", "two are no trouble, and then one has ended"
+        assert play.worker.failures.note == "", "two are no trouble, and then one has ended"
     else:
         assert play.client.failures[0][:2] == (1, "reward crashed") and not play.client.groups
-        assert play.worker.last_crash == "no sample ends: reward crashed: bo om", "in printable words"
+        assert play.worker.failures.note == "no sample ends: reward crashed: bo om", "in printable words"
 
 
 @pytest.mark.parametrize(("result", "reason"), [(None, "rejected"), (RuntimeError("boom"), "failed")])
@@ -188,7 +189,7 @@ async def test_a_reward_that_the_learner_could_not_compute_with_is_one_that_cras
 @looped
 async def test_each_sequence_that_ends_frees_its_slot_before_its_group_is_complete(play: Play) -> None:
     await play.lease()
-    play.worker._smallest = 1  # there was a lease of one sequence
+    play.worker.credit.lease(1)  # there was a lease of one sequence
     await play.end("1/2", sample(0.2))
     await play.end("1/1", sample(0.2))
     assert play.client.credits == [1, 2]

@@ -1,0 +1,56 @@
+"""Samples and groups that fail: reasons for the ledger, and words for the log and the console."""
+
+from __future__ import annotations
+
+import logging
+
+from actors.agents.programs import AgentError
+from actors.reward_pool import RewardError
+from areal_like.errors import EpisodeError
+
+log = logging.getLogger(__name__)
+CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeError: "environment crashed"}
+"""Errors that cost a sample, and not yet its group → the reason in the ledger."""
+REASON_CHARACTERS, DETAIL_CHARACTERS = 200, 1000
+CRASHES_IN_A_ROW = 3
+"""After this many samples in a row crash, the run's console has the reason: their groups may take long."""
+MOST_LOGGED = 5
+
+
+class Failures:
+    """`redrawn`: samples drawn again, since their reward had crashed."""
+
+    def __init__(self) -> None:
+        self.redrawn = 0
+        self._logged = self._in_a_row = 0
+        self._last = ""
+
+    def crashed(self, error: BaseException) -> str:
+        """A sample has crashed. Returns the reason, in words."""
+        self._in_a_row, self._last = self._in_a_row + 1, printable(f"{reason_of(error)}: {error}", REASON_CHARACTERS)
+        return self._last
+
+    def ended(self) -> None:
+        """A sample has ended."""
+        self._in_a_row = 0
+
+    @property
+    def note(self) -> str:
+        """Why no recent sample has ended; "": nothing is wrong, or only a few crashed."""
+        return f"no sample ends: {self._last}" if self._in_a_row >= CRASHES_IN_A_ROW else ""
+
+    def log(self, what: str) -> None:
+        """Log the first few with their tracebacks: the same error may come thousands of times."""
+        self._logged += 1
+        if self._logged <= MOST_LOGGED:
+            log.exception("%s failed", what)
+
+
+def reason_of(error: BaseException) -> str:
+    return next((reason for kind, reason in CRASHES.items() if isinstance(error, kind)), "failed")
+
+
+def printable(text: str, most: int = DETAIL_CHARACTERS) -> str:
+    """The first `most` characters, with a space for each that cannot be printed. No message can carry half a surrogate
+    pair, which models write now and then."""
+    return "".join(each if each.isprintable() else " " for each in text[:most])
