@@ -14,7 +14,7 @@ from areal_like.interfaces import RewardFunction, RolloutEngine, Workflow
 from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key
 from areal_like.types import Group, Lease, Limits, Prompt, Sample
-from areal_like.wire.client import ActorClient
+from areal_like.wire.actor_client import ActorClient
 
 STREAM = 1
 Compare = Callable[[Prompt, list[Sample], Iterable[Recorder]], Awaitable[list[Sample]]]

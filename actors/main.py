@@ -33,7 +33,7 @@ from areal_like.run.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, 
 from areal_like.run.spans import Spans
 from areal_like.tasks.heldout import sets_of
 from areal_like.weights.state import State
-from areal_like.wire.client import ActorClient
+from areal_like.wire.actor_client import ActorClient
 from areal_like.wire.keys import KeysError
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import Applied

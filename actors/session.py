@@ -15,7 +15,7 @@ import time
 from actors.subscriber import Subscriber
 from actors.worker import Worker
 from areal_like.wire import messages
-from areal_like.wire.client import ActorClient
+from areal_like.wire.actor_client import ActorClient
 from areal_like.wire.frames import NOT_WITH_THIS_KEY, SAY_HELLO, Received
 from areal_like.wire.link import WrongKeysError
 

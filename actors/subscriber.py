@@ -19,17 +19,13 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-import xxhash
-
 from actors import sources
+from actors.fetcher import Fetcher
 from actors.probe_check import ServedProbe
 from actors.relay import Relay
-from actors.sources import Row, Sources, Superseded, Unreachable
+from actors.sources import Sources, Superseded, Unreachable
 from areal_like.interfaces import RolloutEngine
 from areal_like.run.spans import Spans
-from areal_like.weights.delta import largest
-from areal_like.weights.history import HEADS
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route
 from areal_like.weights.state import BITS, State, TensorSpec
 from areal_like.weights.update import Update
@@ -69,6 +65,7 @@ class Subscriber:
         self._newest: Manifest | None = None
         self._news, self._sweep_every = asyncio.Event(), sweep_every
         self.replica = Replica(state)
+        self.fetcher = Fetcher(self.sources, self.replica)
         self.digests: dict[int, str] = {}
         self.full_syncs: Counter[str] = Counter()
         self.totals = dict.fromkeys(("fetch_seconds", "replica_seconds", "deltas", "base_snapshots"), 0.0)
@@ -165,63 +162,20 @@ class Subscriber:
         """Bring the replica to the manifest's version, or to another one that was announced: returns which, and its
         digest. Raises Desync, Superseded, Unreachable."""
         begin = time.monotonic()
-        plans = await self._plans(manifest)
+        plans = await self.fetcher.plans(manifest, lambda: self._newest)
         target = plans[0][-1][1]
         if target not in self.digests:
             raise Superseded
         whole = any(base == NOTHING for hops in plans for base, *_ in hops)
         if whole and self.replica.version != NOTHING:
             self.full_syncs["no route from here"] += 1
-        routes = [await self._fetched(part, hops) for part, hops in enumerate(plans)]
+        routes = [await self.fetcher.fetch(part, hops, self.relay) for part, hops in enumerate(plans)]
         fetched = time.monotonic()
         await self._take(routes, target)
         self.totals["fetch_seconds"] += fetched - begin
         self.totals["replica_seconds"] += time.monotonic() - fetched
         self.totals["base_snapshots" if whole else "deltas"] += 1
         return target, self.digests[target]
-
-    async def _plans(self, manifest: Manifest) -> list[list[Row]]:
-        """For each part the hops of its route, all to one version. Raises Desync, Superseded, Unreachable."""
-
-        def other_relays() -> bool:
-            return self._newest is not None and self._newest.relays != manifest.relays
-
-        async def plan(part: int, version: int) -> list[Row]:
-            return await self.sources.plan(part, version, *self.replica.held(part), other_relays)
-
-        plans = [await plan(part, manifest.version) for part in range(len(manifest.parts))]
-        newest = max(hops[-1][1] for hops in plans)
-        for part, hops in enumerate(plans):
-            if hops[-1][1] != newest:  # a source led us further with another part
-                plans[part] = await plan(part, newest)
-        if len({hops[-1][1] for hops in plans}) > 1:
-            raise Superseded
-        return plans
-
-    async def _fetched(self, part: int, hops: list[Row]) -> Route:
-        """What brings a part forward; a base snapshot is written to its place at once."""
-        replica, base_snapshot, messages = self.replica, None, list[memoryview]()
-        layout = replica.layouts[part]
-        put = lambda offset, chunk: layout.copy_in(chunk, offset, replica.state.buffer)  # noqa: E731
-        for hop in hops:
-            base, version, nbytes, checksum = hop
-            if base == NOTHING:
-                base_snapshot = version
-                if self.relay:
-                    await asyncio.to_thread(self.relay.begin, replica)
-                replica.forget(part)
-                if nbytes != layout.nbytes:
-                    raise Desync("wrong size", f"{nbytes} bytes are announced")
-                await self.sources.fetch(part, hop, put)
-                continue
-            if not 0 <= nbytes <= largest(layout) + HEADS - sum(each.nbytes for each in messages):
-                raise Desync("wrong size", f"{nbytes} bytes are announced")
-            message = np.empty(nbytes, np.uint8)
-            await self.sources.fetch(part, hop, partial(_put, message))
-            if xxhash.xxh3_64_hexdigest(message.data) != checksum:
-                raise Desync("wrong checksum", f"of the delta from version {base}")
-            messages.append(message.data)
-        return Route(base_snapshot, messages)
 
     async def _take(self, routes: list[Route], version: int) -> None:
         def work() -> None:
@@ -245,7 +199,3 @@ class Subscriber:
             self.relay.close()
         if self.probe:
             self.probe.close()
-
-
-def _put(message: np.ndarray, offset: int, chunk: np.ndarray) -> None:
-    message[offset : offset + chunk.size] = chunk

@@ -31,7 +31,7 @@ from areal_like.run.spans import Busy, Spans
 from areal_like.sampling import stream_key
 from areal_like.types import Group, Lease, Limits, Prompt, Sample
 from areal_like.wire import messages
-from areal_like.wire.client import ActorClient
+from areal_like.wire.actor_client import ActorClient
 from areal_like.wire.groups import encode_partial
 
 log = logging.getLogger(__name__)

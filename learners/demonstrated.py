@@ -19,7 +19,7 @@ from areal_like.config.run_config import Config, ranks_of
 from areal_like.interfaces import Demonstration, Task
 from areal_like.run.process import Role
 from areal_like.types import Batch, Group, Sample
-from areal_like.wire.client import LearnerClient, Stopped
+from areal_like.wire.learner_client import LearnerClient, Stopped
 
 Score = Callable[[list[list[int]]], tuple[list[list[float]], str]]
 """`TorchLearner.logprobs_of`."""

@@ -29,7 +29,7 @@ from areal_like.run.process import Role, run_role
 from areal_like.run.run_folder import RENDEZVOUS
 from areal_like.types import Batch
 from areal_like.weights.state import State
-from areal_like.wire.client import LearnerClient
+from areal_like.wire.learner_client import LearnerClient
 from learners.attestation import Attestation
 from learners.build import build_trainer
 from learners.collectives import Ranks, is_lost_rank, is_timed_out, join, who_waits

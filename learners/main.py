@@ -26,7 +26,7 @@ from areal_like.run.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
 from areal_like.run.run_folder import note_step, progress_of, reason_to_stop
 from areal_like.run.spans import Spans
 from areal_like.types import Batch
-from areal_like.wire.client import LearnerClient, Stopped
+from areal_like.wire.learner_client import LearnerClient, Stopped
 from areal_like.wire.messages import Manifest
 from learners.attestation import Attestation
 from learners.build import build_trainer

@@ -32,8 +32,8 @@ from areal_like.config import run_config as configs
 from areal_like.run.process import Role, prepare_process
 from areal_like.wire import messages
 from areal_like.wire.bus import Dealer
-from areal_like.wire.client import LearnerClient
 from areal_like.wire.groups import encode_group, pack_heads
+from areal_like.wire.learner_client import LearnerClient
 
 from .figures import bench_parser, random_batch, tell
 

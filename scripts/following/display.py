@@ -25,7 +25,7 @@ from areal_like.config.run_config import Config
 from areal_like.launch.outcome import Death
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import RENDEZVOUS, SUMMARY
-from areal_like.wire.client import SupervisorClient
+from areal_like.wire.supervisor_client import SupervisorClient
 
 from ..console.output import facts, sparkline
 

@@ -16,7 +16,7 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, RENDEZVOUS, SUMMARY, config_file, is_going_on
 from areal_like.wire.bus import is_loopback
-from areal_like.wire.client import SupervisorClient
+from areal_like.wire.supervisor_client import SupervisorClient
 
 PATIENCE = 10.0
 """Seconds that the buffer has to answer; it needs 0.2 s at most, unless its disk hangs."""

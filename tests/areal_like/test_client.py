@@ -10,12 +10,12 @@ import pytest
 
 from areal_like.types import Batch as Taken
 from areal_like.types import Group, Sample
-from areal_like.wire import client as client_module
-from areal_like.wire import messages
+from areal_like.wire import actor_client, messages
+from areal_like.wire.actor_client import ActorClient
 from areal_like.wire.bus import Router
-from areal_like.wire.client import ActorClient, LearnerClient
 from areal_like.wire.frames import ONLY_THE_LEARNER, Received
 from areal_like.wire.groups import encode_group, pack_heads
+from areal_like.wire.learner_client import LearnerClient
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import Batch, Refused
 from tests.faults.proxy import Proxy
@@ -52,7 +52,7 @@ def send_batch(router: Router, index: int) -> None:
 def test_a_group_that_is_pushed_twice_is_sent_once(monkeypatch) -> None:
     sent = []
     stub = SimpleNamespace(send=lambda message, payloads: sent.append((message.table, payloads)))
-    monkeypatch.setattr(client_module, "AsyncDealer", lambda *_, **__: stub)
+    monkeypatch.setattr(actor_client, "AsyncDealer", lambda *_, **__: stub)
 
     async def scenario() -> None:
         client = ActorClient("", "actor-0", 1)

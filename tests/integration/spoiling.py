@@ -19,7 +19,7 @@ def blind(rewards: Sequence[float], lengths: Sequence[int]) -> str:
 
 def pushing(name: str, spoil) -> None:
     """From now on, in this process, `spoil` changes the groups that actor-1 pushes."""
-    from areal_like.wire.client import ActorClient
+    from areal_like.wire.actor_client import ActorClient
 
     push = ActorClient.push
 

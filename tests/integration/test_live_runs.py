@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from areal_like.wire import keys
-from areal_like.wire.client import SupervisorClient
 from areal_like.wire.link import BusError
+from areal_like.wire.supervisor_client import SupervisorClient
 from scripts import status, stop
 from scripts.following.running import Running
 from scripts.ledger import audit

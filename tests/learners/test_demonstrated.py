@@ -10,7 +10,7 @@ import torch
 from areal_like.config import run_config as configs
 from areal_like.config.run_config import ConfigError
 from areal_like.tasks.copying import Reverse
-from areal_like.wire.client import Stopped
+from areal_like.wire.learner_client import Stopped
 from learners.advantages import group
 from learners.demonstrated import Demonstrated, rows_of
 from learners.learner import TorchLearner

@@ -1,0 +1,104 @@
+"""The client of the buffer for an actor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterable
+
+from areal_like.partial import CarriedSamples
+from areal_like.types import Group
+from areal_like.wire import messages
+from areal_like.wire.bus import AsyncDealer
+from areal_like.wire.frames import Frame, Payloads
+from areal_like.wire.groups import Head, decode_partial, encode_group, pack_heads
+from areal_like.wire.messages import Message, PartialHead
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 5.0
+MAX_GROUPS_PER_PUSH = 64
+
+
+class ActorClient:
+    """An actor's side; `slots` is the number of sequences that its engine decodes at once. A pushed group is kept, and
+    sent again, until the buffer has acknowledged it; groups pushed in the same turn of the event loop share a
+    message."""
+
+    def __init__(
+        self, endpoint: str, name: str, slots: int, *, link_timeout: float | None = None, keys: str | None = None
+    ):
+        self.name, self.slots = name, slots
+        self.dealer = AsyncDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="actor")
+        self._ready: dict[int, None] = {}  # groups to push, in order
+        self._unacknowledged: dict[int, tuple[float, Head, Frame]] = {}  # when each was sent, in seconds
+        self.relay: messages.Relay | None = None
+
+    def send(self, message: Message) -> None:
+        """The buffer discards it at the actor's next `Hello`."""
+        self.dealer.send(message)
+
+    def hello(self) -> None:
+        self.dealer.send(messages.Hello("actor", self.name, os.getpid(), self.slots))
+        if self.relay:
+            self.dealer.send(self.relay)
+
+    def heartbeat(self, stats: dict[str, float | str], progress: dict[int, int], heldout: dict[int, int]) -> None:
+        """Send a `Heartbeat`, and repeat pushes that got no answer."""
+        self.dealer.send(messages.Heartbeat(stats, progress, heldout))
+        now = time.monotonic()
+        for group_id, (sent, head, payload) in list(self._unacknowledged.items()):
+            if now - sent > RETRY_SECONDS:
+                log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, now - sent)
+                self._push_soon(head, payload)
+
+    def push(self, group: Group) -> None:
+        self._push_soon(*encode_group(group))
+
+    def _push_soon(self, head: Head, payload: Frame) -> None:
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._push_ready)
+        self._unacknowledged[head.id] = time.monotonic(), head, payload
+        self._ready[head.id] = None
+
+    def _push_ready(self) -> None:
+        found = [self._unacknowledged[each] for each in self._ready if each in self._unacknowledged]
+        self._ready.clear()
+        for start in range(0, len(found), MAX_GROUPS_PER_PUSH):
+            some = found[start : start + MAX_GROUPS_PER_PUSH]
+            self.dealer.send(messages.Push(pack_heads([head for _, head, _ in some])), [data for *_, data in some])
+
+    def acknowledged(self, ids: Iterable[int]) -> None:
+        for group_id in ids:
+            self._unacknowledged.pop(group_id, None)
+
+    def hand_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, Frame]], leaving: bool) -> None:
+        """Return leases unfinished; `partials` hold the tokens sampled for some of them (`encode_partial`)."""
+        left, found = list(ids), {head.id: (head, payload) for head, payload in partials}
+        while True:
+            some, left = left[:MAX_GROUPS_PER_PUSH], left[MAX_GROUPS_PER_PUSH:]
+            pairs = [found[group_id] for group_id in some if group_id in found]
+            message = messages.HandBack(some, [head for head, _ in pairs], leaving and not left)
+            self.dealer.send(message, [payload for _, payload in pairs])
+            if not left:
+                return
+
+    def evaluated(self, lease_id: int, version: int, answer: Group | None) -> None:
+        """The result of a held-out lease: a group of one sample. None: it has failed, at `version`, and earns 0."""
+        if answer is None:
+            self.dealer.send(messages.Evaluated(lease_id, 0.0, version, version, 0, None))
+            return
+        (sample,), (head, payload) = answer.samples, encode_group(answer)
+        facts = float(sample.reward), sample.oldest_version, sample.newest_version, sample.response_length
+        self.dealer.send(messages.Evaluated(lease_id, *facts, pack_heads([head])), [payload])
+
+    @staticmethod
+    def carried(lease: messages.Lease, payloads: Payloads) -> dict[int, CarriedSamples]:
+        """Partial samples in the leases of a message, by group."""
+        pairs = zip(lease.partials, payloads, strict=True)
+        return {head.id: decode_partial(head, payload, usable) for (head, usable), payload in pairs}
+
+    def close(self) -> None:
+        self._push_ready()
+        self.dealer.close()
