@@ -55,7 +55,8 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "sglang": "actors.engines.sglang_engine:SglangEngine",
     },
     "workflow": {
-        **_named("actors.workflows", "single_turn multi_turn"),
+        **_named("actors.workflows", "single_turn"),
+        **_named("actors.multi_turn", "multi_turn"),
         "agent": "actors.agents.workflow:agent",
     },
     "environment": {"tools": "actors.tools:Tools", "openenv": "actors.openenv:OpenEnv"},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actors import measures
-from actors.workflows import _opening, multi_turn
+from actors.multi_turn import _opening, multi_turn
 from areal_like.errors import EpisodeError
 from areal_like.interfaces import Outcome
 from areal_like.tasks.chat import TokenizerCodec

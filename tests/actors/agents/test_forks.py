@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from actors import measures
+from actors.multi_turn import multi_turn
 from actors.resumption import Recorder
-from actors.workflows import multi_turn
 from areal_like.partial import PartialSample
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.types import Prompt
