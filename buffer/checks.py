@@ -101,8 +101,13 @@ def _check_digests(
     """Tokens that a lease carried may have older digests: these were checked at the hand-back, maybe before a crash."""
     carried = entry.partial.head.digests if entry and entry.partial else {}
     for version, digest in claimed.items():
-        if digest not in (published.get(version), carried.get(version)):
-            raise WireError(f"group {group_id}: no version {version} with digest {digest[:40]} was published")
+        if digest != carried.get(version):
+            check_published(version, digest, published, f"group {group_id}: ")
+
+
+def check_published(version: int, digest: str, published: Mapping[int, str], where: str = "") -> None:
+    if published.get(version) != digest:
+        raise WireError(f"{where}no version {version} with digest {digest[:40]} was published")
 
 
 class RolloutsFail(RuntimeError):

@@ -26,9 +26,10 @@ class GroupPlan(NamedTuple):
 
 
 class Round(NamedTuple):
-    """How far the round is, in groups. `left`: places of the next batch to train that no group has yet. `unfinished`:
-    places whose group is not ready. `redundant`: groups without a place. `fresh`: new prompts until the end of the data
-    (0 or below: none). `current`: does the actor in question hold the newest weights?"""
+    """How far the round is, in groups, for schedulers that start no group of a later batch. `left`: places of the next
+    batch to train that no group has yet. `unfinished`: places whose group is not ready. `redundant`: groups without a
+    place. `fresh`: new prompts until the end of the data (0 or below: none). `current`: does the actor in question hold
+    the newest weights?"""
 
     left: int
     unfinished: int

@@ -23,6 +23,7 @@ from buffer.checks import (
     VerifierTimeouts,
     check_hand_back,
     check_left_out,
+    check_published,
     check_stats,
     checked_answer,
     faults_of_push,
@@ -46,6 +47,7 @@ MESSAGES_PER_TURN = 1000
 """A peer that floods the buffer can't stop its decisions."""
 COMMIT_POLL_SECONDS = 0.001
 """How often to check whether a commit is on disk, if no message comes."""
+_FROM_ACTORS = messages.SENDS["actor"] - {messages.Sync, messages.Fetch}
 _AFTER_LEAVING = (messages.Credit, messages.Applied, messages.LeftOut, messages.Failed, messages.HandBack)
 """An actor that has left may still send these; they change nothing."""
 
@@ -131,10 +133,13 @@ class Server:
                 return
             if type(message) in messages.SENDS["learner"]:
                 self._from_learner(peer, message)
-            elif actor:
+            elif actor is None:
+                if not isinstance(message, _AFTER_LEAVING):
+                    raise WireError(f"unknown actor: {SAY_HELLO}")
+            elif type(message) in _FROM_ACTORS:
                 self._from_actor(actor, message, payloads)
-            elif not isinstance(message, _AFTER_LEAVING):
-                raise WireError(f"unknown actor: {SAY_HELLO}")
+            else:
+                raise WireError("the buffer does not take this")
         except WireError as error:
             self.router.refuse(peer, f"{message.kind()}: {error}")
 
@@ -162,6 +167,8 @@ class Server:
 
     def _from_actor(self, actor: Actor, message: Message, payloads: Payloads) -> None:
         held = self.store.entries.held_by(actor.name)
+        if isinstance(message, messages.LeftOut | messages.Failed) and message.id not in held:
+            return  # of a lease that has ended
         match message:
             case messages.Push():
                 self._on_push(actor, message, payloads)
@@ -170,25 +177,20 @@ class Server:
             case messages.Heartbeat():
                 self._on_heartbeat(actor, message)
             case messages.Applied(version, digest):
-                if self.weights.digests.get(version) != digest:
-                    raise WireError(f"no version {version} with digest {digest[:40]} was published")
+                check_published(version, digest, self.weights.digests)
                 actor.version = max(actor.version, version)
             case messages.Evaluated():
                 self._on_evaluated(actor, message, payloads)
-            case messages.LeftOut(group_id, cut, redrawn) if group_id in held:
+            case messages.LeftOut(group_id, cut, redrawn):
                 check_left_out(cut, redrawn, held[group_id])
                 self.groups.commit(LeaveOut(group_id, tuple(cut), redrawn))
-            case messages.Failed(group_id, reason, detail) if group_id in held:
+            case messages.Failed(group_id, reason, detail):
                 self.groups.drop(group_id, reason[:LONGEST_REASON], detail)
                 self.failures.add(group_id, reason, detail)
             case messages.HandBack():
                 self._on_hand_back(actor, message, payloads)
             case messages.Relay(endpoint, key):
                 self.fleet.tree.join(actor.name, endpoint, key)
-            case messages.LeftOut() | messages.Failed():
-                pass  # of a lease that has ended
-            case _:
-                raise WireError("the buffer does not take this")
 
     def _on_heartbeat(self, actor: Actor, message: messages.Heartbeat) -> None:
         now = self.peers.clock()
