@@ -7,6 +7,8 @@ import logging
 from actors.agents.programs import AgentError
 from actors.reward_pool import RewardError
 from areal_like.errors import EpisodeError
+from areal_like.types import Sample
+from areal_like.wire.groups import LARGEST_REWARD
 
 log = logging.getLogger(__name__)
 CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeError: "environment crashed"}
@@ -54,3 +56,10 @@ def printable(text: str, most: int = DETAIL_CHARACTERS) -> str:
     """The first `most` characters, with a space for each that cannot be printed. No message can carry half a surrogate
     pair, which models write now and then."""
     return "".join(each if each.isprintable() else " " for each in text[:most])
+
+
+def check_rewards(sample: Sample) -> None:
+    """Raises RewardError for a reward that the learner cannot compute with."""
+    for reward in (sample.reward, *(earned for _, earned in sample.turn_rewards)):
+        if not abs(reward) <= LARGEST_REWARD:
+            raise RewardError(f"the workflow gave the reward {reward:g}, expected a finite number in float32")

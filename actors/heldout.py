@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from actors.failures import Failures
+from actors.failures import Failures, check_rewards
 from actors.resumption import Recorder
-from actors.rewards import check_rewards
 from areal_like.interfaces import RewardFunction, RolloutEngine, Workflow
 from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key

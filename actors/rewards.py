@@ -13,7 +13,7 @@ import numpy as np
 
 from actors.reward_pool import RewardError, RewardPool, RewardTimeout
 from areal_like.interfaces import PooledTask, RewardFunction, Task
-from areal_like.types import Prompt, Sample
+from areal_like.types import Prompt
 from areal_like.wire.groups import LARGEST_REWARD
 
 
@@ -61,10 +61,3 @@ def _of_one(task: Task, pool: RewardPool, timeout: float) -> RewardFunction:
         return score
 
     return reward
-
-
-def check_rewards(sample: Sample) -> None:
-    """Raises RewardError for a reward that the learner cannot compute with."""
-    for reward in (sample.reward, *(earned for _, earned in sample.turn_rewards)):
-        if not abs(reward) <= LARGEST_REWARD:
-            raise RewardError(f"the workflow gave the reward {reward:g}, expected a finite number in float32")

@@ -17,13 +17,12 @@ from types import MappingProxyType
 from typing import Any
 
 from actors.credit import Credit
-from actors.failures import CRASHES, Failures, printable, reason_of
+from actors.failures import CRASHES, Failures, check_rewards, printable, reason_of
 from actors.group_rewards import GroupRewards
 from actors.heldout import Answers, Heldout
 from actors.progress import Progress
 from actors.resumption import Recorder
 from actors.reward_pool import RewardError
-from actors.rewards import check_rewards
 from actors.workflows import with_filler
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.partial import CarriedSamples, PartialSample

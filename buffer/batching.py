@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from buffer.entry import LEASED, NO_SLOT, UNFINISHED, Entry, Stage
+from buffer.entries import LEASED, NO_SLOT, UNFINISHED, Entries, Entry, Stage
 from buffer.events import Settle
 from buffer.policies import WAIT_FOR_GAPS, Waiting
-from buffer.store import Store
+from buffer.staleness import Bound, Slots
 
 BatchPolicy = Callable[..., Sequence[int]]
 
@@ -22,8 +22,8 @@ class Ages:
     """The weights that tokens of groups are of: how long groups can still wait, and whether a batch keeps the bound.
     `masks`: old tokens of a group are not trained (`staleness_policy: mask_tokens`), so its newest one decides."""
 
-    def __init__(self, store: Store, masks: bool):
-        self._store, self._masks = store, masks
+    def __init__(self, entries: Entries, bound: Bound, masks: bool):
+        self._entries, self._bound, self._masks = entries, bound, masks
         self._least = -math.inf  # at most the `limiting_version` of every group
 
     def limiting_version(self, entry: Entry) -> float:
@@ -44,32 +44,32 @@ class Ages:
 
     def too_old(self, version: int) -> list[Entry]:
         """The groups that can't be trained at `version`. Looks only if there may be any."""
-        oldest = version - self._store.bound.max_staleness
+        oldest = version - self._bound.max_staleness
         if self._least >= oldest:
             return []
-        limits = {entry.id: self.limiting_version(entry) for entry in self._store.entries.values()}
+        limits = {entry.id: self.limiting_version(entry) for entry in self._entries.values()}
         self._least = min(limits.values(), default=math.inf)
-        return [self._store.entries[group_id] for group_id, limit in limits.items() if limit < oldest]
+        return [self._entries[group_id] for group_id, limit in limits.items() if limit < oldest]
 
     def oldest_allowed(self, batch: int) -> int:
         """`batch` does not train tokens of older versions. 0 unless `staleness_policy: mask_tokens`."""
-        bound = self._store.bound
+        bound = self._bound
         if not self._masks or math.isinf(bound.max_staleness):
             return 0
         return max(0, bound.batch_version(batch) - int(bound.max_staleness))
 
     def fit(self, batch: int, ids: Iterable[int]) -> bool:
         """Are all trained tokens of these groups within the bound of `batch`?"""
-        least = self._store.bound.batch_version(batch) - self._store.bound.max_staleness
-        oldest = (self._store.entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
+        least = self._bound.batch_version(batch) - self._bound.max_staleness
+        oldest = (self._entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
         return all(each is None or each >= least for each in oldest)
 
     def check_on_policy(self, batch: int, ids: Iterable[int]) -> None:
         """With a bound of 0, every trained token must come from the weights that are trained: not older, not newer."""
-        if self._store.bound.max_staleness > 0:
+        if self._bound.max_staleness > 0:
             return
-        version = self._store.bound.batch_version(batch)
-        for entry in (self._store.entries[group_id] for group_id in ids):
+        version = self._bound.batch_version(batch)
+        for entry in (self._entries[group_id] for group_id in ids):
             oldest = entry.oldest_trained(self.oldest_allowed(batch))
             if entry.newest > version or oldest not in (None, version):
                 made = f"versions {oldest} to {entry.newest}"
@@ -82,20 +82,21 @@ class Chooser:
     """Applies a batch policy (`buffer.policies`). `waits`: with `staleness_policy: wait` a batch leaves no group behind
     that could not be trained later."""
 
-    def __init__(self, store: Store, ages: Ages, policy: BatchPolicy, waits: bool):
-        self._store, self._ages, self._policy, self._waits = store, ages, policy, waits
+    def __init__(self, entries: Entries, slots: Slots, bound: Bound, ages: Ages, policy: BatchPolicy, waits: bool):
+        self._entries, self._slots, self._bound, self._ages = entries, slots, bound, ages
+        self._policy, self._waits = policy, waits
         self._waits_for_gaps = getattr(policy, "func", policy) in WAIT_FOR_GAPS
 
     def choose(self, batch: int) -> Sequence[int]:
         """The ids of a batch's groups, or () if it must wait. Raises ValueError if the policy chose groups that do not
         make a batch."""
-        store, bound = self._store, self._store.bound
+        bound, entries = self._bound, self._entries
         want, version, end = bound.batches.size(batch), bound.batch_version(batch), bound.batches.first(batch + 1)
-        candidates = store.entries.of(Stage.WAITING)
+        candidates = entries.of(Stage.WAITING)
         if len(candidates) < want:
             return ()
         if self._waits_for_gaps:  # it always takes the lowest slots
-            if (gap := store.lowest_open) is not None and gap[0] < end:
+            if (gap := entries.lowest_open(self._slots.free)) is not None and gap[0] < end:
                 return ()
             first = [entry for entry in candidates if entry.slot < end]
             candidates = first if len(first) >= want else candidates
@@ -103,8 +104,8 @@ class Chooser:
         for entry in candidates:
             left = bound.max_staleness - (version - self._ages.limiting_version(entry))
             waiting.append(Waiting(entry.id, entry.slot, entry.oldest, entry.pushed, left, entry.head))
-        missing = {entry.slot for entry in store.entries.of(*UNFINISHED) if entry.slot != NO_SLOT}
-        ids = self._policy(waiting, missing.union(store.slots.free), want)
+        missing = {entry.slot for entry in entries.of(*UNFINISHED) if entry.slot != NO_SLOT}
+        ids = self._policy(waiting, missing.union(self._slots.free), want)
         if ids and (len(ids) != want or len(set(ids)) != want or not {each.id for each in waiting}.issuperset(ids)):
             raise ValueError(f"the batch policy chose {list(ids)}: a batch needs {want} different groups that wait")
         return rescue(ids, self._holders(), end) if ids and self._waits else ids
@@ -112,7 +113,7 @@ class Chooser:
     def settle(self, batch: int, ids: Sequence[int]) -> Settle | None:
         """Give the batch's groups the batch's slots. If they had others, all other groups get new slots behind the
         batch: oldest tokens first, no gaps."""
-        batches, entries = self._store.bound.batches, self._store.entries
+        batches, entries = self._bound.batches, self._entries
         first, end = batches.first(batch), batches.first(batch + 1)
         slots = dict(zip(ids, range(first, end), strict=True))
         if {entries[group_id].slot for group_id in ids} == set(slots.values()):
@@ -125,11 +126,11 @@ class Chooser:
             Holder(
                 entry.id,
                 entry.slot,
-                self._store.bound.deadline(self._ages.limiting_version(entry)),
+                self._bound.deadline(self._ages.limiting_version(entry)),
                 here=entry.stage is Stage.WAITING,
                 running=entry.stage in LEASED,
             )
-            for entry in self._store.entries.values()
+            for entry in self._entries.values()
             if entry.stage is not Stage.SERVED and entry.slot != NO_SLOT
         ]
 

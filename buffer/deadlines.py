@@ -19,7 +19,7 @@ from collections import Counter
 
 from areal_like.wire import messages
 from buffer.checks import FailedGroups
-from buffer.entry import Entry
+from buffer.entries import Entry
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager

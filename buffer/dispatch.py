@@ -12,7 +12,8 @@ from areal_like.types import Lease
 from areal_like.wire import messages
 from areal_like.wire.frames import Frame
 from areal_like.wire.groups import pack_heads
-from buffer.entry import LEASED, UNFINISHED, Entry, PartialGroup, Stage
+from areal_like.wire.stored import load
+from buffer.entries import LEASED, UNFINISHED, Entry, PartialGroup, Stage
 from buffer.evaluation import Evaluation
 from buffer.events import Forget, Open, Readmit
 from buffer.gauges import Gauges
@@ -21,7 +22,7 @@ from buffer.outbox import Outbox
 from buffer.peers import Actor, Peers, not_benched
 from buffer.prompts import PromptCursor
 from buffer.schedulers import GroupPlan, Round, Scheduler, View
-from buffer.segment_file import JournalError, load
+from buffer.segment_file import JournalError
 from buffer.shares import Shares
 from buffer.sizing import check_sizes
 
@@ -58,7 +59,7 @@ class Dispatcher:
         weights = self.peers.weights
         new = weights.published if weights.published is not weights.manifest else None
         age = None if self.peers.phase.finishing else self.groups.age
-        if new and (age is None or age.may_announce(new.version, self.groups.store)):
+        if new and (age is None or age.may_announce(new.version, *self.groups.held)):
             self.peers.announce()
 
     def evaluate(self, now: float) -> None:
@@ -269,7 +270,7 @@ class Dispatcher:
             self._stop_learner(learner.peer)
             return
         age = self.groups.age
-        entries = self.groups.serve(index) if age is None or age.may_train(index, self.groups.store) else []
+        entries = self.groups.serve(index) if age is None or age.may_train(index, *self.groups.held) else []
         self.revoke()
         frames = self._frames(entries, index)
         if not frames:

@@ -183,7 +183,7 @@ results that are not visible yet (group, task, row, rate, samples)."""
 
 
 class Held(msgspec.Struct, array_like=True):
-    """One group of a snapshot: fields of `buffer.entry.Entry`, and the places of its payloads in the journal."""
+    """One group of a snapshot: fields of `buffer.entries.Entry`, and the places of its payloads in the journal."""
 
     id: int
     row: int

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from areal_like.wire.groups import ROW, Head
-from buffer.entry import Entry
+from buffer.entries import Entry
 from buffer.evaluation import RoundResult
 from buffer.peers import Peers
 from buffer.sizing import GroupLengths
@@ -36,6 +36,7 @@ class Gauges:
         self._staleness_sum = self._staleness_count = self._rate_tokens = 0
         self.rate_at = 0.0  # when the present rates began
         self.rates: dict[str, float] = {}
+        self.measures_lengths = False  # for a scheduler that chooses sizes
         self.seen: list[GroupLengths] = []  # groups that ended or were broken off since the last batch was opened
         self.decisions: defaultdict[int, dict[str, float]] = defaultdict(dict)  # batch → metrics that explain it
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from areal_like.wire.groups import Head
+from areal_like.wire.stored import Payload
 from buffer import events, policies
 from buffer.batching import Ages, BatchPolicy, Chooser
-from buffer.entry import LEASED, NO_SLOT, UNFINISHED, Entry, PartialGroup, Stage
+from buffer.entries import LEASED, NO_SLOT, UNFINISHED, Entries, Entry, PartialGroup, Stage
 from buffer.injection import FixedAge
 from buffer.results import Results
-from buffer.segment_file import Payload
-from buffer.staleness import Bound
+from buffer.staleness import Bound, Slots
 from buffer.store import Store
 
 Filter = Callable[..., str]
@@ -62,12 +62,18 @@ class GroupManager:
         self.record: Recorder = record_nothing
         self.on_drop: Callable[[Dropped], None] = lambda dropped: None
         self.store = Store(bound, results)
-        self.ages = Ages(self.store, masks=staleness_policy == "mask_tokens")
-        self.chooser = Chooser(self.store, self.ages, batch_policy, waits=staleness_policy == "wait")
+        entries = self.store.entries
+        self.ages = Ages(entries, bound, masks=staleness_policy == "mask_tokens")
+        waits = staleness_policy == "wait"
+        self.chooser = Chooser(entries, self.store.slots, bound, self.ages, batch_policy, waits)
         self.duplicates = 0
         self._filters = getattr(group_filter, "func", group_filter) is not policies.none
         self._replans = 0  # `Store.replans` at the last look
         self._cancels: list[tuple[str, int, bool]] = []
+
+    @property
+    def held(self) -> tuple[Slots, Entries]:
+        return self.store.slots, self.store.entries
 
     def begin(self, batch: int) -> None:
         """The learner begins, or resumes, at `batch`."""
@@ -192,7 +198,7 @@ class GroupManager:
     def _wins_place(self, entry: Entry, head: Head) -> bool:
         """Take a free slot that may hold these tokens, or the slot of the first unfinished group. A recalled group gets
         none: an open slot now belongs to a later round, whose groups may have another size."""
-        lowest = self.store.lowest_open
+        lowest = self.store.entries.lowest_open(self.store.slots.free)
         if entry.stage is Stage.RECALLED or lowest is None or not self.bound.admits(lowest[0], head.oldest):
             return False
         self.commit(events.Place(entry.id, lowest[1]))
@@ -203,7 +209,7 @@ class GroupManager:
     def recall_losers(self) -> None:
         """Recall redundant groups if no open slot may hold their tokens."""
         racing = [entry for entry in self.store.entries.redundant.values() if entry.stage is not Stage.RECALLED]
-        lowest = self.store.lowest_open if racing else None
+        lowest = self.store.entries.lowest_open(self.store.slots.free) if racing else None
         for entry in racing:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
                 self.recall(entry.id)

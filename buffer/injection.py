@@ -13,9 +13,8 @@ from __future__ import annotations
 from areal_like.config.conflicts import AGES
 from areal_like.config.registry import ConfigError
 from areal_like.run.checkpoints import is_due
-from buffer.entry import UNFINISHED, Entry
-from buffer.staleness import Bound
-from buffer.store import Store
+from buffer.entries import UNFINISHED, Entries, Entry
+from buffer.staleness import Bound, Slots
 
 
 class InjectionBroken(RuntimeError):
@@ -34,23 +33,23 @@ class FixedAge:
         """The run begins, or resumes, at `version`."""
         self.version = self.floor = version
 
-    def _is_rolled_out(self, store: Store) -> bool:
+    def _is_rolled_out(self, slots: Slots, entries: Entries) -> bool:
         """Are all slots done that need `version`?"""
         end = self.bound.deadline(self.version)
-        return store.slots.next >= end and all(entry.slot >= end for entry in store.entries.of(*UNFINISHED))
+        return slots.next >= end and all(entry.slot >= end for entry in entries.of(*UNFINISHED))
 
-    def may_announce(self, version: int, store: Store) -> bool:
+    def may_announce(self, version: int, slots: Slots, entries: Entries) -> bool:
         """May the actors get this version? If so, it is the one announced from now on."""
         if version > self.version:
-            if not self._is_rolled_out(store):
+            if not self._is_rolled_out(slots, entries):
                 return False
             self.version = version
         return True
 
-    def may_train(self, batch: int, store: Store) -> bool:
+    def may_train(self, batch: int, slots: Slots, entries: Entries) -> bool:
         """The version that the batch publishes must not overtake the one that the actors still need. After a resume
         only the checkpoint's version exists, so before a checkpoint no slot may need an earlier one."""
-        version, rolled_out = self.bound.batch_version(batch), self._is_rolled_out(store)
+        version, rolled_out = self.bound.batch_version(batch), self._is_rolled_out(slots, entries)
         if is_due(batch + 1, self.checkpoint_every, self.bound.interval):
             return version == self.version and rolled_out
         return version <= self.version + rolled_out

@@ -25,15 +25,13 @@ from typing import NamedTuple
 import msgspec
 
 from areal_like.run.run_folder import sync as sync_folder
+from areal_like.wire.stored import Payload, Read, Stored
 from buffer.events import Event, Snapshot, decode, encode
 from buffer.segment_file import (
     MAGIC,
     Item,
     JournalError,
-    Payload,
-    Read,
     SegmentFile,
-    Stored,
     check_first,
     check_size,
     number_of,

@@ -14,8 +14,8 @@ from areal_like.run.samples import DROPPED, HELDOUT, TRAINED_SHARE, Kept, Sample
 from areal_like.types import Group
 from areal_like.wire.groups import Head, decode_group, pack_heads, unpack_heads
 from areal_like.wire.messages import Table
+from areal_like.wire.stored import Payload, load
 from buffer.evaluation import AnswerPlace
-from buffer.segment_file import Payload, load
 
 log = logging.getLogger(__name__)
 LONGEST_WHY = 500

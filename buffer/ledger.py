@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NotRequired, TypedDict
 
-from buffer.entry import Entry
-from buffer.events import Held
-
 
 class Ledger(TypedDict):
     """Where every admitted group is: admitted = trained + sum(filtered) + sum(dropped) + active. `tasks`: the same of
@@ -52,8 +49,9 @@ class Counts:
     def trained(self) -> int:
         return self.fates[""]["trained"]
 
-    def ledger(self, active: Collection[Entry | Held]) -> Ledger:
-        of, found = Counter(entry.task for entry in active), ledger_of(self.fates[""], len(active))
+    def ledger(self, tasks: Collection[str]) -> Ledger:
+        """`tasks`: of each active group; "": there is no mixture."""
+        of, found = Counter(tasks), ledger_of(self.fates[""], len(tasks))
         if len(self.fates) > 1:
             found["tasks"] = {task: ledger_of(counts, of[task]) for task, counts in self.fates.items() if task}
         return found

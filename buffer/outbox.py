@@ -11,9 +11,10 @@ from areal_like.wire import messages
 from areal_like.wire.bus import Router
 from areal_like.wire.frames import Payloads
 from areal_like.wire.messages import Message
+from areal_like.wire.stored import Stored
 from buffer.events import Snapshot
 from buffer.journal import Journal
-from buffer.segment_file import JournalError, Stored
+from buffer.segment_file import JournalError
 
 log = logging.getLogger(__name__)
 MOST_ACKNOWLEDGEMENTS = 10_000

@@ -6,15 +6,16 @@ import logging
 from collections.abc import Callable, Mapping
 
 from areal_like.wire import messages
-from areal_like.wire.frames import WireError
+from areal_like.wire.frames import Payloads, WireError
 from areal_like.wire.link import BusError
-from buffer.checks import RolloutsFail
-from buffer.entry import LEASED
+from buffer.checks import RolloutsFail, check_hand_back
+from buffer.entries import LEASED, PartialGroup, Stage
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
 from buffer.outbox import Outbox
 from buffer.peers import MOST_REFUSED, Actor, Peers
+from buffer.sizing import GroupLengths
 
 log = logging.getLogger(__name__)
 MOST_DEATHS = 3
@@ -114,6 +115,30 @@ class Presence:
                 self.groups.drop(entry.id, "actor died", f"{actor.name} {died}, and others before it")
         self.evaluation.lost(actor.name)
         self.peers.fleet.leave(actor)
+
+    def hand_back(self, actor: Actor, message: messages.HandBack, payloads: Payloads) -> None:
+        """An actor that leaves, or whose groups were recalled, will not finish them. Their leases end, even if the
+        partial groups can't be accepted."""
+        heads, left, entries = message.partials, dict[int, PartialGroup](), self.groups.store.entries
+        ids = sorted(entries.held_by(actor.name).keys() & set(message.ids))
+        fault: WireError | None = None
+        try:
+            learner, digests = self.peers.learner, self.peers.weights.digests
+            check_hand_back(heads, payloads, entries, digests, learner.vocab_size, learner.routing)
+            left = {head.id: PartialGroup(head, part) for head, part in zip(heads, payloads, strict=True)}
+        except WireError as error:
+            fault = error
+        for group_id in ids:
+            entry, partial = entries[group_id], left.get(group_id)
+            if partial and entry.stage is Stage.RECALLED and self.gauges.measures_lengths:
+                tokens, cut = zip(*partial.lengths.values(), strict=True)
+                self.gauges.seen.append(GroupLengths(tokens, cut).of(entry.launch))
+            self.groups.hand_back(group_id, partial)
+        if message.leaving:
+            log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))
+            self.remove(actor)
+        if fault:
+            raise fault
 
     def refuse(self, actor: Actor, faults: Mapping[int, WireError]) -> None:
         """End the leases of pushed groups that do not fit the run: other actors roll them out again. A group is dropped

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from buffer.entry import Stage
+from areal_like.wire.stored import Read
+from buffer.entries import Stage
 from buffer.events import Begin, Branch, Finish, Forget, Serve, ServeAgain, Snapshot
 from buffer.groups import GroupManager, Recorder, record_nothing
 from buffer.journal import Record
-from buffer.segment_file import JournalError, Read
+from buffer.segment_file import JournalError
 
 
 def standing(records: Iterable[Record], next_batch: int | None = None) -> Iterator[Record]:

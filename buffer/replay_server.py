@@ -13,13 +13,13 @@ from areal_like.wire import messages
 from areal_like.wire.bus import Router
 from areal_like.wire.frames import Received, WireError
 from areal_like.wire.groups import Head, pack_heads
-from buffer.entry import Stage
+from areal_like.wire.stored import Payload, load
+from buffer.entries import Stage
 from buffer.events import Begin, Branch, Finish, Serve
 from buffer.journal import Recorded
 from buffer.ledger import ledger_of
 from buffer.outbox import Outbox
 from buffer.recovery import history
-from buffer.segment_file import Payload, load
 from buffer.shares import Shares
 from buffer.staleness import Bound
 from buffer.store import Store

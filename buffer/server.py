@@ -21,7 +21,6 @@ from areal_like.wire.groups import Head, unpack_heads
 from areal_like.wire.messages import Message
 from buffer.checks import (
     VerifierTimeouts,
-    check_hand_back,
     check_left_out,
     check_published,
     check_stats,
@@ -30,7 +29,7 @@ from buffer.checks import (
 )
 from buffer.deadlines import Deadlines
 from buffer.dispatch import Dispatcher
-from buffer.entry import LEASED, PartialGroup, Stage
+from buffer.entries import LEASED, Stage
 from buffer.evaluation import AnswerResult
 from buffer.events import LeaveOut
 from buffer.groups import Dropped
@@ -75,10 +74,10 @@ class Server:
         self.failures = self.deadlines.failures
         decided = self.peers, self.groups, self.evaluation, self.outbox, self.gauges
         self.presence = Presence(*decided, heartbeat_timeout, ready_timeout)
-        self.status = Status(dispatcher, self.failures)
+        self.status = Status(*decided, self.failures, dispatcher.max_bytes)
         self.gauges.since_step = self.learner.steps
         self.groups.on_drop = self._on_drop
-        self._measures_lengths = len(dispatcher.scheduler.sizing.sizes) > 1
+        self.gauges.measures_lengths = len(dispatcher.scheduler.sizing.sizes) > 1
         self.phase.progress_at = self.peers.clock()
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
@@ -188,7 +187,7 @@ class Server:
                 self.groups.drop(group_id, reason[:LONGEST_REASON], detail)
                 self.failures.add(group_id, reason, detail)
             case messages.HandBack():
-                self._on_hand_back(actor, message, payloads)
+                self.presence.hand_back(actor, message, payloads)
             case messages.Relay(endpoint, key):
                 self.fleet.tree.join(actor.name, endpoint, key)
 
@@ -258,34 +257,10 @@ class Server:
         if new:
             actor.timed_out, actor.benched_until = 0, -math.inf  # forget its revoked leases
             self.gauges.tokens_pushed += head.tokens
-            if self._measures_lengths:
+            if self.gauges.measures_lengths:
                 self.gauges.seen.append(GroupLengths(tuple(head.lengths), (False,) * head.samples))
             self.dispatcher.largest_payload = max(self.dispatcher.largest_payload, head.size)
         return new
-
-    def _on_hand_back(self, actor: Actor, message: messages.HandBack, payloads: Payloads) -> None:
-        """An actor that leaves, or whose groups were recalled, will not finish them. Their leases end, even if the
-        partial groups can't be accepted."""
-        heads, left, held = message.partials, dict[int, PartialGroup](), self.store.entries.held_by(actor.name)
-        ids = sorted(held.keys() & set(message.ids))
-        fault: WireError | None = None
-        try:
-            known = self.learner.vocab_size, self.learner.routing
-            check_hand_back(heads, payloads, self.store.entries, self.weights.digests, *known)
-            left = {head.id: PartialGroup(head, part) for head, part in zip(heads, payloads, strict=True)}
-        except WireError as error:
-            fault = error
-        for group_id in ids:
-            entry, partial = self.store.entries[group_id], left.get(group_id)
-            if partial and entry.stage is Stage.RECALLED and self._measures_lengths:
-                tokens, cut = zip(*partial.lengths.values(), strict=True)
-                self.gauges.seen.append(GroupLengths(tokens, cut).of(entry.launch))
-            self.groups.hand_back(group_id, partial)
-        if message.leaving:
-            log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))
-            self.presence.remove(actor)
-        if fault:
-            raise fault
 
     def _on_evaluated(self, actor: Actor, message: messages.Evaluated, payloads: Payloads) -> None:
         answer = checked_answer(message, payloads, self.learner.vocab_size)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -131,6 +132,9 @@ class Slots:
     def used(self) -> int:
         """Slots in use or trained."""
         return self.end - len(self.free)
+
+    def reset(self, end: int, free: Iterable[int] = ()) -> None:
+        self.end, self.free = end, list(free)
 
     def take(self) -> int:
         if self.free:

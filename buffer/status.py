@@ -6,24 +6,36 @@ import logging
 import math
 
 from buffer.checks import FailedGroups
-from buffer.dispatch import Dispatcher
-from buffer.entry import UNFINISHED, Stage
-from buffer.peers import MOST_REFUSED, Actor
+from buffer.entries import UNFINISHED, Stage
+from buffer.evaluation import Evaluation
+from buffer.gauges import Gauges
+from buffer.groups import GroupManager
+from buffer.outbox import Outbox
+from buffer.peers import MOST_REFUSED, Actor, Peers
 
 log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
 
 
 class Status:
-    def __init__(self, dispatcher: Dispatcher, failures: FailedGroups):
-        self.dispatcher, self.failures = dispatcher, failures
-        self.peers, self.store, self.gauges = dispatcher.peers, dispatcher.groups.store, dispatcher.gauges
+    def __init__(
+        self,
+        peers: Peers,
+        groups: GroupManager,
+        evaluation: Evaluation,
+        outbox: Outbox,
+        gauges: Gauges,
+        failures: FailedGroups,
+        max_bytes: int,
+    ):
+        self.peers, self.groups, self.evaluation, self.outbox, self.gauges = peers, groups, evaluation, outbox, gauges
+        self.store, self.failures, self.max_bytes = groups.store, failures, max_bytes
 
     def report(self) -> dict[str, object]:
         peers, now, bound = self.peers, self.peers.clock(), self.store.bound.max_staleness
         return {
             **self.gauges.levels(peers, self.store, now),
-            "buffer/max_bytes": self.dispatcher.max_bytes,
+            "buffer/max_bytes": self.max_bytes,
             "started": peers.phase.started_at is not None,
             "trained_seconds": self.gauges.trained_seconds,
             "version": peers.weights.version,
@@ -33,7 +45,7 @@ class Status:
             "staleness_bound": bound if math.isfinite(bound) else None,
             "since_step": self.gauges.since_step,  # the next three count from this step of a resume
             "staleness_mean": self.gauges.staleness_mean,
-            "duplicates": self.dispatcher.groups.duplicates,
+            "duplicates": self.groups.duplicates,
             "refused": peers.router.refused,
             "evaluations": self.gauges.evaluations,
             "actors": {actor.name: self._of_actor(actor, now) for actor in peers.fleet},
@@ -55,10 +67,10 @@ class Status:
 
     def waits(self) -> list[str]:
         """The waiting roles, in words."""
-        peers, entries, blocked = self.peers, self.store.entries, self.dispatcher.outbox.blocked
+        peers, entries, blocked = self.peers, self.store.entries, self.outbox.blocked
         notes = [f"{actor.name}: {actor.engine_note}" for actor in peers.fleet if actor.engine_note]
         if peers.phase.finishing:
-            return [] if self.dispatcher.evaluation.finished else ["the end waits for the last evaluation"]
+            return [] if self.evaluation.finished else ["the end waits for the last evaluation"]
         if peers.phase.started_at is None:
             to_come = peers.expected_actors - sum(actor.version >= 0 for actor in peers.fleet)
             who = ["the learner"] if peers.learner.peer is None or peers.weights.version < 0 else []

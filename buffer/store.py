@@ -30,16 +30,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from buffer import events, snapshot
-from buffer.entries import Entries
-from buffer.entry import NO_SLOT, UNFINISHED, Entry, PartialGroup, Stage
+from areal_like.wire.stored import Extent, Payload, Read, Stored
+from buffer import events
+from buffer.entries import NO_SLOT, UNFINISHED, Entries, Entry, PartialGroup, Stage
 from buffer.ledger import Counts, Ledger
 from buffer.results import Results
-from buffer.segment_file import Payload, Read, Stored
 from buffer.staleness import Bound, Slots
 
 _COPIED = ("pushes", "staleness_max", "scheduler", "decided", "planned")
-"""Fields of a snapshot, too."""
+_OF_ENTRY = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
+"""Fields of the store, and of an entry, that a snapshot has under the same names."""
 
 
 class EventError(RuntimeError):
@@ -71,17 +71,8 @@ class Store:
         except KeyError as error:
             raise EventError(f"{event!r:.200} does not fit what has happened before: no {error}") from error
 
-    @property
-    def lowest_open(self) -> tuple[int, int | None] | None:
-        """(slot, holder) of the lowest slot without a group to serve; the holder is None if the slot is free. None if
-        there is no such slot among those taken so far."""
-        held, free = self.entries.first_unfinished, self.slots.next if self.slots.free else None
-        if held is None:
-            return None if free is None else (free, None)
-        return (held.slot, held.id) if free is None or held.slot < free else (free, None)
-
     def ledger(self) -> Ledger:
-        return self.counts.ledger(self.entries.values())
+        return self.counts.ledger([entry.task for entry in self.entries.values()])
 
     def payloads(self) -> list[Stored]:
         """All payloads of groups that are in the journal."""
@@ -203,7 +194,7 @@ class Store:
     def _settle(self, event: events.Settle, *_: object) -> None:
         for group_id, slot in event.slots.items():
             self.entries.reslot(self.entries[group_id], slot)
-        self.slots = Slots(event.end)
+        self.slots.reset(event.end)
 
     def _serve(self, event: events.Serve, *_: object) -> None:
         version = self.bound.batch_version(event.batch)
@@ -261,11 +252,17 @@ class Store:
         for name in _COPIED:
             setattr(self, name, getattr(event, name))
         self.counts = Counts(event.fates)
-        self.slots = Slots(event.slots[0], list(event.slots[1]))
+        self.slots.reset(*event.slots)
         self.bound.batches.load(event.batches)
         if self.results and event.results:
             self.results.load(event.results)
-        self.entries = snapshot.entries_of(event.groups, self.read, now)
+        self.entries.clear()
+        for held in event.groups:
+            entry = Entry(**{name: getattr(held, name) for name in _OF_ENTRY}, admitted_at=now, pushed_at=now)
+            entry.stage, entry.payload = Stage(entry.stage), self._stored(held.stored)
+            if held.left:
+                entry.partial = PartialGroup(held.left[0], self._stored(held.left[1]))
+            self.entries.add(entry)
         self.bytes = sum(entry.size for entry in self.entries.values())
 
     def snapshot(self) -> events.Snapshot:
@@ -275,6 +272,21 @@ class Store:
             fates={task: dict(counts) for task, counts in self.counts.fates.items()},
             slots=(self.slots.end, list(self.slots.free)),
             batches=self.bound.batches.state(),
-            groups=snapshot.held_of(self.entries),
+            groups=[_held(entry) for entry in self.entries.of(*Stage)],  # by stage, to keep the order of the queue
             results=self.results.state() if self.results else None,
         )
+
+    def _stored(self, extent: tuple[int, int, int, int] | None) -> Payload:
+        return Stored(self.read, extent=Extent(*extent)) if extent else b""
+
+
+def _held(entry: Entry) -> events.Held:
+    stored = _extent(entry.payload) if len(entry.payload) else None
+    left = (entry.partial.head, _extent(entry.partial.payload)) if entry.partial else None
+    return events.Held(**{name: getattr(entry, name) for name in _OF_ENTRY}, stored=stored, left=left)
+
+
+def _extent(payload: Payload) -> Extent:
+    if not isinstance(payload, Stored) or payload.extent is None:
+        raise TypeError("a snapshot can't hold a payload that is not in the journal")
+    return payload.extent

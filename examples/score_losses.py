@@ -20,8 +20,8 @@ import torch
 from areal_like.config.run_config import Config, load
 from areal_like.types import Batch
 from areal_like.wire.groups import decode_group
+from areal_like.wire.stored import load as load_payload
 from buffer.replay_server import recorded_batches
-from buffer.segment_file import load as load_payload
 from learners.build import build_trainer
 from learners.learner import TorchLearner
 

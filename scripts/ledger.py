@@ -34,7 +34,7 @@ from areal_like.config.registry import bind, build
 from areal_like.config.run_config import load_resolved
 from areal_like.errors import UserError
 from areal_like.wire.groups import Head
-from buffer.entry import LEASED, UNFINISHED, Entry, Stage
+from buffer.entries import LEASED, UNFINISHED, Entry, Stage
 from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, LeaveOut, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.ledger import Counts
@@ -251,7 +251,8 @@ class Audit:
         self.gone.update(dict.fromkeys(groups, f"trained in batch {batch}"))
 
     def _compare(self, event: Snapshot) -> None:
-        if (counts := Counts(event.fates).ledger(event.groups)) != (ours := self.store.ledger()):
+        counts, ours = Counts(event.fates).ledger([held.task for held in event.groups]), self.store.ledger()
+        if counts != ours:
             self.find("ledger", f"a snapshot has {counts}, but the records have {ours}")
         if wrong := {held.id for held in event.groups} ^ self.store.entries.keys():
             self.find("ledger", f"groups {sorted(wrong)} are active in a snapshot or by the records, not in both")

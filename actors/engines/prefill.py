@@ -66,6 +66,7 @@ class Prefill:
         alike: bool,
     ):
         self._decoder, self._cache, self._chosen, self._alike = decoder, cache, chosen, alike
+        self._config = model.config
         self._device, self._most = cache.keys.device, PREFILL_TOKENS
         if self._device.type == "cpu":
             operations = 2 * sum(parameter.numel() for parameter in model.parameters())
@@ -112,6 +113,19 @@ class Prefill:
         first = np.array([span.slots[0] for span in chunk])[:, None]
         tokens = torch.from_numpy(table.tokens[first, np.minimum(places, table.tokens.shape[1] - 1)]).to(self._device)
         self._decoder.prefill(tokens, torch.from_numpy(places).to(self._device))
+
+    @torch.inference_mode()
+    def logits(self, sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [b, t, vocab] after each token of sequences that are padded to t, and these tokens [b, t]."""
+        rows, time = np.arange(len(sequences)), max(map(len, sequences))
+        tokens = np.zeros((len(rows), time), np.int64)
+        for place, known in zip(tokens, sequences, strict=True):
+            place[: len(known)] = known
+        cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
+        cache.reserve(len(rows), time)
+        cache.begin_prefill(rows, rows)
+        ids = torch.from_numpy(tokens).to(self._device)
+        return self._decoder.logits(ids, torch.arange(time, device=self._device)[None], cache), ids
 
 
 def _chunks(spans: list[PositionSpan], most: int, alike: bool) -> Iterator[list[PositionSpan]]:

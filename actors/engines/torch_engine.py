@@ -156,22 +156,9 @@ class TorchEngine:
             self._end(asked, "abort")
             raise
 
-    @torch.inference_mode()
-    def _logits(self, sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [b, t, vocab] after each token of sequences that are padded to t, and these tokens [b, t]."""
-        rows, time = np.arange(len(sequences)), max(map(len, sequences))
-        tokens = np.zeros((len(rows), time), np.int64)
-        for place, known in zip(tokens, sequences, strict=True):
-            place[: len(known)] = known
-        cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
-        cache.reserve(len(rows), time)
-        cache.begin_prefill(rows, rows)
-        ids = torch.from_numpy(tokens).to(self._device)
-        return self._decoder.logits(ids, torch.arange(time, device=self._device)[None], cache), ids
-
     async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
         """Logprobs of sequences of tokens under the present weights, computed beside those that run."""
-        logits, ids = self._logits(sequences)
+        logits, ids = self._prefill.logits(sequences)
         logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu().numpy()
         return [Scored("", self.version, [row[: len(n) - 1] for row, n in zip(logprobs, sequences, strict=True)])]
 

@@ -60,7 +60,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "agent": "actors.agents.workflow:agent",
     },
     "environment": {"tools": "actors.tools:Tools", "openenv": "actors.openenv:OpenEnv"},
-    "scheduler": {"async": "buffer.schedulers:AsyncScheduler", "sync": "buffer.schedulers:SyncScheduler"},
+    "scheduler": {"async": "buffer.schedulers:AsyncScheduler", "sync": "buffer.rounds:SyncScheduler"},
     "sizing": {"fixed": "buffer.sizing:Fixed", "sagc": "buffer.sizing:Sagc"},
     "batch_policy": _named("buffer.policies", "in_order fifo windowed"),
     "sampler": _named("buffer.samplers", "in_order pass_rate_pools"),

@@ -20,7 +20,7 @@ from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import summary_of
 from areal_like.wire.groups import digest_of
 from buffer import recovery
-from buffer.entry import Stage
+from buffer.entries import Stage
 from buffer.main import build_dispatcher, build_groups, build_server, restore_scheduler
 from buffer.outbox import Outbox
 from buffer.schedulers import Scheduler

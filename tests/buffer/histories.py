@@ -17,9 +17,10 @@ import pytest
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import encode_group
 from buffer import policies
-from buffer.entry import LEASED, NO_SLOT, UNFINISHED, Stage
+from buffer.entries import LEASED, NO_SLOT, UNFINISHED, Stage
 from buffer.policies import Waiting
-from buffer.schedulers import AsyncScheduler, Scheduler, SyncScheduler
+from buffer.rounds import SyncScheduler
+from buffer.schedulers import AsyncScheduler, Scheduler
 from buffer.sizing import Fixed, GroupLengths, Sagc, Sizing
 from tests.buffer.house import SIGN_OF_LIFE, B, House, partial_group, table
 from tests.buffer.paper import Paper
@@ -381,7 +382,7 @@ class Run:
             if entry.stage is not Stage.RECALLED:  # it may have one
                 assert (entry.slot == NO_SLOT) == (entry.stage in (Stage.REDUNDANT, Stage.DEFERRED))
         assert store.bytes == sum(e.size for e in store.entries.values())
-        queued, lowest = store.entries.first_queued, store.lowest_open
+        queued, lowest = store.entries.first_queued, store.entries.lowest_open(store.slots.free)
         assert (queued and queued.slot) == min((e.slot for e in store.entries.of(Stage.QUEUED)), default=None)
         unfinished = [e.slot for e in store.entries.of(*UNFINISHED) if e.slot != NO_SLOT]
         assert (lowest and lowest[0]) == min([*store.slots.free, *unfinished], default=None)

@@ -7,12 +7,12 @@ import xxhash
 
 from areal_like.wire.groups import Head
 from areal_like.wire.messages import PartialHead
+from areal_like.wire.stored import Extent, Payload, Stored, load
 from buffer.events import Admit, Event, Push, Snapshot, decode, encode
 from buffer.groups import GroupManager
 from buffer.journal import Record
 from buffer.recovery import restore, standing
 from buffer.results import Results
-from buffer.segment_file import Extent, Payload, Stored, load
 from buffer.staleness import Bound
 from buffer.store import Store
 

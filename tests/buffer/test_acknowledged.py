@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from buffer.entry import Stage
+from areal_like.wire.stored import Stored, load
+from buffer.entries import Stage
 from buffer.events import Push, Serve
 from buffer.groups import GroupManager
 from buffer.journal import Journal, Recorded, reader, scan
 from buffer.policies import in_order
 from buffer.recovery import restore
-from buffer.segment_file import Stored, load
 from buffer.staleness import Bound
 from tests.buffer.house import B, House, asynchronous, partial_group
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from buffer.entry import LEASED
+from buffer.entries import LEASED
 from tests.buffer.house import B, House, asynchronous
 
 

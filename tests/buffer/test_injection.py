@@ -54,7 +54,7 @@ def rolled_out(age: int, odd: tuple[int, int] = (0, 0)) -> GroupManager:
 
 def test_training_is_one_version_ahead_of_the_actors_at_most() -> None:
     groups = rolled_out(age=0)
-    assert groups.age and [groups.age.may_train(batch, groups.store) for batch in range(3)] == [True, True, False]
+    assert groups.age and [groups.age.may_train(batch, *groups.held) for batch in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("versions", [(0, 1), (1, 1)])

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_like.wire.messages import PartialHead
+from areal_like.wire.stored import Extent, Stored, load
 from buffer import journal as module
 from buffer import segment_file
 from buffer.events import Drop, HandBack, Open, Requeue, Settle
 from buffer.journal import Journal, JournalError, Record, Recorded, check_payloads, reader, scan, segments
 from buffer.replay_server import count_batches
-from buffer.segment_file import Extent, Stored, load
 from scripts.ledger import Books
 from tests.buffer.paper import LEFT, note
 

@@ -4,7 +4,7 @@ batch for a learner of several ranks."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.entry import Stage
+from buffer.entries import Stage
 from buffer.shares import split
 from tests.buffer.house import B, House, asynchronous
 

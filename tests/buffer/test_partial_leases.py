@@ -5,7 +5,7 @@ import pytest
 
 from areal_like.wire.groups import CALL, RUN
 from areal_like.wire.messages import PartialHead
-from buffer.entry import LEASED, PartialGroup, Stage
+from buffer.entries import LEASED, PartialGroup, Stage
 from buffer.groups import GroupManager
 from buffer.policies import fifo
 from buffer.staleness import Bound

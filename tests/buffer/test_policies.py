@@ -4,7 +4,7 @@ import pytest
 
 from areal_like.wire.groups import make_head
 from buffer.batching import Holder, rescue
-from buffer.entry import LEASED, Stage
+from buffer.entries import LEASED, Stage
 from buffer.groups import GroupManager
 from buffer.policies import Waiting, fifo, in_order, windowed
 from buffer.staleness import Bound

@@ -8,8 +8,9 @@ import pytest
 
 from areal_like.run import checkpoints
 from areal_like.wire.groups import make_head
+from areal_like.wire.stored import load
 from buffer import main
-from buffer.entry import PartialGroup, Stage
+from buffer.entries import PartialGroup, Stage
 from buffer.events import Begin, Drop, Finish, Open
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
@@ -17,7 +18,6 @@ from buffer.journal import JournalError, segments
 from buffer.policies import fifo
 from buffer.recovery import branch_off
 from buffer.schedulers import AsyncScheduler
-from buffer.segment_file import load
 from buffer.sizing import GroupLengths, Sagc
 from buffer.staleness import Bound
 from buffer.store import EventError

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from areal_like.wire.groups import make_head
+from areal_like.wire.stored import load
 from buffer.events import Begin, Finish, Push, Requeue, Serve
 from buffer.journal import Record
 from buffer.replay_server import ReplayServer, count_batches, recorded_batches
-from buffer.segment_file import load
 from tests.buffer.house import FakeRouter, said
 from tests.buffer.paper import admitted, rolled_out
 from tests.buffer.test_journal import write

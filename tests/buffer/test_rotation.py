@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from areal_like.wire.stored import Extent, Stored, load
 from buffer.events import Drop, HandBack, Requeue, Snapshot
 from buffer.journal import Journal, Recorded, check_payloads, reader, segments
-from buffer.segment_file import Extent, Stored, load
 from tests.buffer.paper import LEFT, note
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
 from buffer import policies
-from buffer.entry import UNFINISHED
+from buffer.entries import UNFINISHED
 from buffer.events import Open
 from buffer.groups import GroupManager
 from buffer.prompts import PromptCursor, Share

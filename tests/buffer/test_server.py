@@ -7,7 +7,8 @@ import pytest
 from areal_like.wire.link import BusError
 from buffer.events import LeaveOut
 from buffer.policies import none, zero_variance
-from buffer.schedulers import AsyncScheduler, SyncScheduler
+from buffer.rounds import SyncScheduler
+from buffer.schedulers import AsyncScheduler
 from buffer.sizing import Fixed, Sagc
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 

@@ -9,7 +9,7 @@ from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
 from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail
-from buffer.entry import LEASED, Stage
+from buffer.entries import LEASED, Stage
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
 
 

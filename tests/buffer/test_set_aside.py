@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer.entry import LEASED, Stage
+from buffer.entries import LEASED, Stage
 from buffer.kept_samples import read_untrainable as read
 from buffer.policies import fifo, in_order
 from tests.buffer.house import B, House, asynchronous

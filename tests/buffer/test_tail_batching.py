@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from buffer.entry import LEASED, Stage
+from buffer.entries import LEASED, Stage
 from buffer.groups import GroupManager
 from buffer.policies import in_order
-from buffer.schedulers import SyncScheduler
+from buffer.rounds import SyncScheduler
 from buffer.sizing import Fixed, GroupLengths, Sizing
 from buffer.staleness import Bound
 from tests.buffer.histories import SIZINGS, head_of

@@ -1,7 +1,7 @@
 """Components of a run that a person, or an error, interrupts: each does so once per process."""
 
 from areal_like.tasks.copying import Copy
-from buffer.schedulers import SyncScheduler
+from buffer.rounds import SyncScheduler
 from learners.losses.clipped import ppo
 
 _seen: set[str] = set()
