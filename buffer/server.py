@@ -1,5 +1,4 @@
-"""The buffer's loop: messages in, decisions, messages out. One thread, no locks (only the journal has a thread of its
-own, which waits for the disk).
+"""The buffer's loop: messages in, decisions, messages out. One thread, no locks; the journal's own waits for the disk.
 
 Waiting roles:
   an actor    waits for leases        → unblocked by `Dispatcher.admit`: a trained batch, a new version, a free slot
@@ -88,7 +87,7 @@ class Server:
             self.step(timeout=0.2)
 
     def step(self, timeout: float) -> None:
-        """One turn: handle messages, decide, send. Separate from `run` so that tests can drive it."""
+        """One turn: handle messages, decide, send."""
         self._receive(timeout)  # first: decisions need all that is known
         now = self.peers.clock()
         self.presence.remove_silent(now)  # before leases: their groups go to others in the same turn
