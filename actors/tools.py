@@ -8,26 +8,24 @@ their results, in order (`error: ...` for a failed one); a turn without one is t
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import json
 import math
 import operator
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pkgutil import resolve_name
-from typing import Annotated
+from typing import Annotated, Literal
 
 from areal_like.interfaces import Outcome
+from areal_like.tasks.sandbox import OutOfTime, SandboxLimits, run
 from areal_like.types import Prompt
 
 Tool = Callable[..., str | Awaitable[str]]
 """A function of keyword arguments, all of them text, numbers, or what else JSON has; its result is shown to the model.
 Raises ValueError where the model should see the error. The same arguments must give the same result."""
 
-TOOLS = {
-    "calculator": "actors.tools:calculator",
-    "python": "actors.python_tool:python",
-    "python_weak": "actors.python_tool:python_weak",
-}
 RESULT_MARKS = ("<tool_response>\n", "\n</tool_response>")
 MAX_CHARACTERS = 256
 MAX_BITS = 4096
@@ -38,6 +36,31 @@ _BINARY: dict[type[ast.operator], Callable[..., int | float]] = {
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
 _UNARY: dict[type[ast.unaryop], Callable[..., int | float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+PROGRAMS_AT_ONCE = 4
+BOUNDS = SandboxLimits(seconds=5.0)
+_THREADS = ThreadPoolExecutor(PROGRAMS_AT_ONCE, "python tool")
+"""The event loop's own threads fetch weights, which must not wait for programs."""
+_SHELL = '''
+import ast, io, random, sys
+
+def shown(source):
+    """[what it says, what went wrong]"""
+    said, names, problem = io.StringIO(), {"__name__": "__main__"}, ""
+    sys.stdout = sys.stderr = said
+    random.seed(0)
+    try:
+        tree = ast.parse(source)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "program", "exec"), names)
+        value = eval(compile(ast.Expression(last.value), "program", "eval"), names) if last else None
+        if value is not None:
+            print(repr(value), file=said)
+    except SystemExit:
+        pass
+    except BaseException as error:
+        problem = f"{type(error).__name__}: {error}"
+    return [said.getvalue()[:100_000].encode(errors="replace").decode(), problem[:10_000]]
+'''
 
 
 def calculator(expression: str) -> str:
@@ -78,6 +101,34 @@ def _value(node: ast.expr) -> int | float:
     return result  # type: ignore[return-value]
 
 
+async def python(code: str) -> str:
+    """What a program prints and, if its last line is an expression, the value of that. Each starts fresh, in the
+    sandbox, with the same random numbers."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, _said, str(code), "full")
+
+
+async def python_weak(code: str) -> str:
+    """The same where the machine forbids user namespaces: for faulty programs, not for attacks."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, _said, str(code), "weak")
+
+
+def _said(code: str, isolation: Literal["full", "weak"]) -> str:
+    """Raises ValueError, in words for the model, and SandboxError."""
+    try:
+        (answer,) = run(_SHELL, "shown", [[code]], BOUNDS, isolation)
+    except OutOfTime as error:
+        raise ValueError(f"the program was ended: {error}") from None
+    match answer:  # the program may have written one itself
+        case [[str(said), ""]]:
+            return said.rstrip("\n")
+        case [[str(said), str(problem)]]:
+            raise ValueError(said + problem)
+    raise ValueError("the program has ended by itself, or needs too much memory")
+
+
+TOOLS: dict[str, Tool] = {"calculator": calculator, "python": python, "python_weak": python_weak}
+
+
 class Tools:
     """tools: names of tools, or "module:name" of your own. max_characters: of a result that is shown. call_marks: what
     stands before and behind a call."""
@@ -94,7 +145,9 @@ class Tools:
             raise ValueError(f'environment.tools: got {[*tools]}, expected some of {", ".join(TOOLS)} or "module:name"')
         if len(call_marks) != 2 or not all(call_marks):
             raise ValueError(f"environment.call_marks: got {[*call_marks]}, expected two texts, neither of them empty")
-        self._tools: dict[str, Tool] = {tool.rpartition(":")[2]: resolve_name(TOOLS.get(tool, tool)) for tool in tools}
+        self._tools: dict[str, Tool] = {
+            tool.rpartition(":")[2]: TOOLS.get(tool) or resolve_name(tool) for tool in tools
+        }
         self._max_characters = max_characters
         self._opens, self._closes = call_marks
         self.tool_calls = self.tool_errors = 0

@@ -216,3 +216,28 @@ class Trainer(Protocol):
     def save(self, folder: str) -> None:
         """Write the weights so that users can load them."""
         ...
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A run. `settings`: dotted key → value of its whole config."""
+
+    folder: Path
+    project: str
+    name: str
+    settings: Mapping[str, object]
+
+
+class Tracker(Protocol):
+    """Shows the rows of RUN/metrics.jsonl. May raise any error: the run goes on without it, and the failure is reported
+    once. `where`: for the user, how to look at the run there."""
+
+    where: str
+
+    def __init__(self, run: Tracked) -> None: ...
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """A row of metrics.jsonl: "step", numbers or None, histograms as dicts from value (text) to count."""
+
+    def end(self, summary: Mapping[str, object] | None) -> None:
+        """The run has ended, or (None) was interrupted. All that was sent must be safe when this returns."""

@@ -8,16 +8,17 @@ bfloat16 both hold the layers' matrices in it, once and exactly (these bits are 
 products; embedding, norms, rotary angles, the residual stream and the head stay in float32, as they do for a learner
 under autocast with a float32 head.
 
-`FusedDecoder` has one matrix product for query, key and value, one for gate and up, and fewer small operations. On the
-CPU, small models spend much of a decode step in those, and larger ones in matrix products, for which it takes oneDNN
-(`products`). `ModelDecoder` is its reference in tests.
+`FusedDecoder` has one matrix product for query, key and value, one for gate and up, and fewer small operations: in
+those small models spend much of a decode step on the CPU. Larger ones spend it in matrix products. torch's in float32
+go through MKL, which reaches at most half of an AMD core's peak; oneDNN (`product`) reaches most of it, but costs 10 µs
+more per call. bfloat16 products are oneDNN's in torch as well. `ModelDecoder` is the reference in tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from actors.engines import ragged_attention
-from actors.engines.products import Product, product
 from actors.engines.slot_cache import ATTENTION, SlotCache
 from areal_like.models.causal_lm import routers_of
 from areal_like.models.model_folder import ROUTED
@@ -34,6 +34,11 @@ ONE_THREAD = 1 << 15
 """Numbers up to which torch computes a function of each in one thread (its grain size)."""
 LLAMA_LIKE = {"llama", "mistral", "qwen2", "qwen3"}
 """`config.model_type` of the models that `FusedDecoder` knows."""
+ONEDNN_FROM = 1 << 16
+"""Elements of a matrix from which oneDNN is faster than MKL, measured with 64 rows."""
+BLOCK = 64
+"""Rows of one product where their number must be the same: 32 cost 3.5 times as much for the 512 rows of a prefill,
+64 cost 2.4 times; for two rows 64 cost 1.4 times as much."""
 
 
 def decoder_for(model: PreTrainedModel, cache: SlotCache) -> ModelDecoder | FusedDecoder:
@@ -222,3 +227,52 @@ def check_batch_invariant(model: PreTrainedModel, device: torch.device, compute_
     }
     if lacking := [name for name, there in missing.items() if not there]:
         raise ValueError(f"engine.batch_invariant needs {' and '.join(lacking)}")
+
+
+class Product(Protocol):
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x [n, in] → [n, out]; with `residual` float32 [n, out], the sum of both, which may be in its memory."""
+        ...
+
+
+def product(weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False) -> Product:
+    """The product with a matrix [out, in]. Its memory is read at each call, so new values count.
+    `batch_invariant`, on a CPU: a row's result does not depend on the other rows. In float32 oneDNN keeps to that from
+    two rows on, in bfloat16 only where their number is the same; MKL has other kernels for the last few rows."""
+    weight, bias = weight.detach(), None if bias is None else bias.detach()
+    single = weight.dtype == torch.float32
+
+    def onednn(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x.to(weight.dtype), weight, bias, "none", [], "")
+
+    def from_two_rows(x: torch.Tensor) -> torch.Tensor:
+        return onednn(x) if len(x) > 1 else onednn(x.repeat(2, 1))[:1]
+
+    def by_blocks(x: torch.Tensor) -> torch.Tensor:
+        blocks = F.pad(x, (0, 0, 0, -len(x) % BLOCK)).split(BLOCK)
+        return torch.cat([onednn(block) for block in blocks])[: len(x)]
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.to(weight.dtype), weight, bias)
+
+    if batch_invariant:
+        return _with_residual(from_two_rows if single else by_blocks)
+    if not single:
+        return _with_residual(rounded)
+    # The choice must not depend on time measured here: equal runs have equal bits.
+    if weight.device.type == "cpu" and weight.numel() >= ONEDNN_FROM and torch.backends.mkldnn.is_available():
+        return _with_residual(onednn)
+
+    def plain(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        plus = bias if residual is None else residual
+        return torch.mm(x, weight.t()) if plus is None else torch.addmm(plus, x, weight.t())
+
+    return plain
+
+
+def _with_residual(multiply: Callable[[torch.Tensor], torch.Tensor]) -> Product:
+    def call(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        out = multiply(x)
+        return out if residual is None else residual.add_(out)
+
+    return call

@@ -1,20 +1,52 @@
 """`metrics.jsonl`: one object per train step, the truth that the console and TensorBoard are derived from.
 
-Scalars are numbers; a histogram is a dict from value (as text) to count. Written by the learner, followed by others
-(`areal_like.run.lines`). A writer first removes an unfinished line."""
+Scalars are numbers; a histogram is a dict from value (as text) to count. One process appends to a file of lines while
+others read it (`Follower`). A process or a disk can fail in the middle of a line: readers leave an unfinished last line
+for later and skip a damaged one; a writer first removes it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from areal_like.run.lines import Follower, keep_lines
+from typing import Any, Generic, TypeVar
 
 Row = dict[str, Any]
+T = TypeVar("T")
+
+
+class Follower(Generic[T]):
+    """Reads the lines of a growing file, each once. `decode` returns None for a damaged line."""
+
+    def __init__(self, path: Path, decode: Callable[[bytes], T | None]):
+        self.path, self._decode, self._position = path, decode, 0
+
+    def new_rows(self) -> list[T]:
+        return list(self.each_new_row())
+
+    def each_new_row(self) -> Iterator[T]:
+        """Like `new_rows`, one at a time: those of a long run fill no memory."""
+        if not self.path.is_file():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._position += len(line)
+                if (row := self._decode(line)) is not None:
+                    yield row
+
+
+def keep_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
+    """Remove the other lines of a file, if there is one, and an unfinished last line."""
+    if path.is_file():
+        beside = path.with_suffix(".tmp")
+        with beside.open("wb") as file:
+            file.writelines(Follower(path, lambda line: line if is_kept(line) else None).each_new_row())
+        beside.replace(path)
 
 
 class MetricsLog:
@@ -55,3 +87,8 @@ def _row(line: bytes) -> Row | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
+
+
+def numbers(row: Mapping[str, object]) -> dict[str, float]:
+    """The row's numbers, without histograms and unknown values."""
+    return {key: float(value) for key, value in row.items() if isinstance(value, int | float)}

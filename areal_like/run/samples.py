@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from areal_like.run.lines import Follower, keep_lines
+from areal_like.run.metrics import Follower, keep_lines
 from areal_like.types import Sample
 
 log = logging.getLogger(__name__)

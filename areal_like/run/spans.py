@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from areal_like.run.lines import Follower
+from areal_like.run.metrics import Follower
 
 log = logging.getLogger(__name__)
 FOLDER = "spans"

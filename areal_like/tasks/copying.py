@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from areal_like.tasks.characters import CharacterCodec
-from areal_like.tasks.generated import GeneratedTask, share_in_place
+from areal_like.tasks.generated import CharacterCodec, GeneratedTask, share_in_place
 from areal_like.types import Prompt
 
 DIGITS = 10

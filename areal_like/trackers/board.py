@@ -12,7 +12,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from areal_like.trackers.interface import Tracked, numbers
+from areal_like.interfaces import Tracked
+from areal_like.run.metrics import numbers
 
 
 class Board:

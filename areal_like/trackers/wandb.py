@@ -10,7 +10,8 @@ from pathlib import Path
 
 import wandb
 
-from areal_like.trackers.interface import Tracked, numbers
+from areal_like.interfaces import Tracked
+from areal_like.run.metrics import numbers
 
 INIT_SECONDS = 60.0
 

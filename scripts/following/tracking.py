@@ -15,7 +15,7 @@ from typing import Any
 from areal_like.config import run_config as configs
 from areal_like.config.registry import resolve
 from areal_like.config.run_config import Config
-from areal_like.trackers.interface import Tracked, Tracker
+from areal_like.interfaces import Tracked, Tracker
 
 END_SECONDS = 30.0
 

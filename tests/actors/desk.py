@@ -7,7 +7,7 @@ import numpy as np
 
 from actors.tools import calculator
 from areal_like.interfaces import Outcome
-from areal_like.tasks.characters import CharacterCodec
+from areal_like.tasks.generated import CharacterCodec
 from areal_like.types import Prompt
 
 CHARACTERS = "0123456789+-*=|?"

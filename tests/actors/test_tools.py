@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors import python_tool
+from actors import tools as module
 from actors.tools import Tools
 from areal_like.interfaces import Outcome
 from areal_like.tasks.sandbox import SandboxError, SandboxLimits
@@ -51,7 +51,7 @@ def test_mistakes_are_shown(action, words):
 @pytest.fixture(params=["python", "python_weak"])
 def python(request, monkeypatch):
     """The text shown for a program."""
-    monkeypatch.setattr(python_tool, "BOUNDS", SandboxLimits(seconds=1.0))
+    monkeypatch.setattr(module, "BOUNDS", SandboxLimits(seconds=1.0))
     tools = Tools(tools=["calculator", request.param])
     try:
         step(tools, call(request.param, code="1"))

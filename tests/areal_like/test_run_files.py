@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from areal_like.run import samples, spans
-from areal_like.run.lines import Follower, keep_lines
-from areal_like.run.metrics import MetricsFollower, MetricsLog
+from areal_like.run.metrics import Follower, MetricsFollower, MetricsLog, keep_lines
 from areal_like.run.samples import TRAINED, Kept, SampleLog, kept
 from areal_like.run.spans import Busy, Span, Spans
 from areal_like.types import Sample

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from areal_like.interfaces import Tracked
 from areal_like.trackers.board import Board
-from areal_like.trackers.interface import Tracked
 
 ROWS: list[dict[str, Any]] = [
     {"step": 1, "reward/mean": 0.5, "loss": None, "staleness/histogram": {"10": 1, "0": 3, "2": 4}},

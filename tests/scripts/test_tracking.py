@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from areal_like.config import run_config as configs
-from areal_like.trackers.interface import Tracked
+from areal_like.interfaces import Tracked
 from scripts.following import tracking
 from scripts.following.tracking import Tracking
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from actors.agents.workflow import agent as workflow
 from actors.engines.torch_engine import TorchEngine
-from areal_like.tasks.characters import CharacterCodec
+from areal_like.tasks.generated import CharacterCodec
 from areal_like.types import Limits, Prompt
 from tests.actors.tiny_models import VOCAB, new_model
 
