@@ -1,4 +1,8 @@
-"""Where each published tensor lies in the parameters of an SGLang model: in boxes, found by the model's own loader.
+"""The update of an SGLang server's weights, and where each published tensor lies in its parameters: in boxes.
+
+The engine encodes a `Patch`, the loader inside the server (`sglang_loader`) decodes it. It holds no values: it names a
+file with all of the new weights, memory that the engine shares with the servers of its host. Applying it twice does no
+harm, and one that names all elements fits unknown weights.
 
 SGLang fuses our tensors (qkv, gate_up, experts), pads them (vocabulary) and cuts them up (tensor parallelism). The
 model's own `load_weights` runs once with tensors without data (torch's meta device), and each copy that it would make
@@ -10,17 +14,23 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.engines.sampler import GOLDEN, mixed, shifted
-from actors.engines.sglang_patch import Stored
-from areal_like.weights.state import ALIGN, TensorSpec
+from areal_like.weights.state import ALIGN, State, TensorSpec
 
 STRIDE = 1 << 21
 """Most elements that are computed at once: bounds the temporaries (tens of bytes per element)."""
+NAME = "areal_like.patch"
+"""Name of the one tensor that the server receives: the bytes of the path to the patch."""
+Stored = dict[str, list[tuple[str, tuple[int, ...], tuple[int, ...], int]]]
+"""Name of one of our tensors → its parts that SGLang's loaders know by names of their own: name, shape, strides and
+offset (in elements of the whole). Others go by our names. See `sglang_weights.stored_names`."""
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -179,3 +189,30 @@ def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec], stored: Stored
         box = Box.of_copy(spec, source, target)
         boxes[spec.name, box.key, box.target.data_ptr(), box.target.stride()] = box
     return list(boxes.values())
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """`weights`: path of a file with the buffer of a `State` of `specs`; `digest`: of these weights. `changes`: index
+    of a tensor → its changed elements, uint32 in flat order; None: all of it. Without changes a patch asks for a
+    comparison of digests."""
+
+    weights: str
+    digest: str
+    specs: list[TensorSpec]
+    stored: Stored
+    changes: dict[int, bytes | None]
+
+    def state(self) -> State:
+        """The new weights, read where they are used. Raises OSError, ValueError."""
+        return State(self.specs, np.asarray(np.memmap(self.weights, np.uint8, "c")))
+
+
+def places_of(found: np.ndarray, spec: TensorSpec) -> bytes | None:
+    """A tensor's entry in `Patch.changes` for changed elements `found`, int64 [n]; all of it where that is shorter."""
+    shorter = 8 * len(found) < spec.nbytes and spec.count <= 1 << 32
+    return found.astype(np.uint32).tobytes() if shorter else None
+
+
+def read(path: str) -> Patch:
+    """Raises OSError, and ValueError for a file that holds no patch."""
+    return msgspec.msgpack.decode(np.memmap(path, np.uint8, "r").data, type=Patch)

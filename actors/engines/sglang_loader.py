@@ -1,4 +1,4 @@
-"""Runs inside an SGLang server: applies patches of weights (`sglang_patch`) to its parameters, and reports the true
+"""Runs inside an SGLang server: applies patches of weights (`sglang_boxes`) to its parameters, and reports the true
 result. Needs torch, NumPy, and only the objects that SGLang passes to it.
 
 `sglang_boxes` finds where each of our elements lies in the parameters, and a patch is scattered there. After every
@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engines.sglang_boxes import Box, LoaderRefused, boxes_of
-from actors.engines.sglang_patch import Patch, read
+from actors.engines.sglang_boxes import Box, LoaderRefused, Patch, boxes_of, read
 from areal_like.weights.digest import text_of
 from areal_like.weights.state import ALIGN, TensorSpec
 

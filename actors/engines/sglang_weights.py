@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from actors.engines.sglang_boxes import NAME, Patch, Stored, places_of
 from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, LoaderRefused
-from actors.engines.sglang_patch import NAME, Patch, Stored, places_of
 from actors.engines.sglang_server import ServerRefused, SglangServer
 from areal_like.errors import UserError
 from areal_like.weights.state import State, TensorSpec

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from actors.engines import sglang_flags, sglang_loader, sglang_server, sglang_weights
+from actors.engines.sglang_boxes import read
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_loader import LoaderError
-from actors.engines.sglang_patch import read
 from actors.engines.sglang_replies import NEUTRAL, Returned, generate_request, reply_of
 from actors.engines.sglang_weights import SharedBytes, SharedCopy
 from areal_like.errors import UserError
