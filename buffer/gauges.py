@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from areal_like.wire.groups import ROW, Head
 from buffer.entries import Entry
 from buffer.evaluation import RoundResult
 from buffer.peers import Peers
@@ -90,7 +89,6 @@ class Gauges:
             "staleness/in_queue_mean": _sum(queue) / max(1, samples),
             "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
             "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
-            **idle_shares([entry.head for entry in entries if entry.head]),
             **by_task(entries),
         }
 
@@ -114,19 +112,6 @@ def by_task(entries: list[Entry]) -> dict[str, float]:
         found[f"reward/{task}"] = float(np.mean([reward for head in heads for reward in head.rewards]))
         found[f"response_length/{task}"] = float(np.mean([length for head in heads for length in head.lengths]))
     return found
-
-
-def idle_shares(heads: list[Head]) -> dict[str, float]:
-    """The idle share that a barrier costs if every response has its own place: 1 − Σ length / (responses · longest).
-    Two figures: one barrier per group (mean over groups), and one barrier for all."""
-    lengths = np.frombuffer(b"".join([head.rows for head in heads]), ROW)["response"].astype(np.int64)
-    samples = np.array([head.samples for head in heads])
-    starts = np.cumsum(samples) - samples
-    groups = 1.0 - np.add.reduceat(lengths, starts) / (samples * np.maximum.reduceat(lengths, starts))
-    return {
-        "barrier/group_idle_share": float(groups.mean()),
-        "barrier/round_idle_share": float(1.0 - lengths.sum() / (len(lengths) * lengths.max())),
-    }
 
 
 def _sum(counts: Counter[int]) -> int:

@@ -1,19 +1,13 @@
-"""Files for people to read: held-out answers, finished groups that are not trained, and whole batches that the learner
-could not train (`RUN/untrainable/`)."""
+"""Files for people to read: held-out answers, and finished groups that are not trained."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
 
 from areal_like.config.schema import Run
 from areal_like.run.samples import DROPPED, HELDOUT, TRAINED_SHARE, Kept, SampleLog, kept
-from areal_like.types import Group
-from areal_like.wire.groups import Head, decode_group, pack_heads, unpack_heads
-from areal_like.wire.messages import Table
+from areal_like.wire.groups import Head, decode_group
 from areal_like.wire.stored import Payload, load
 from buffer.evaluation import AnswerPlace
 
@@ -22,7 +16,6 @@ LONGEST_WHY = 500
 """Most characters of a reason."""
 Now = tuple[int, int]
 """(train steps made, newest version)."""
-UNTRAINABLE = "untrainable"
 
 
 class KeptSamples:
@@ -64,34 +57,3 @@ class KeptSamples:
         else:
             why = "failed: it counts as 0; no text: its actor's log has the error"
             self._heldout.write(Kept(HELDOUT, *now, *at, [], 0, [], 0.0, "", why=why, actor=actor, of=of))
-
-    def untrainable(self, name: str, batch: int, reason: str, groups: Sequence[tuple[Head, Payload, str]]) -> None:
-        """Keep a batch that the learner can't train, for `read_untrainable`: head, payload and actor of each group."""
-        if self.folder is None:
-            return
-        path = self.folder / UNTRAINABLE / f"{name}.msgpack"
-        try:
-            payloads = [bytes(load(payload)) for _, payload, _ in groups]
-            path.parent.mkdir(exist_ok=True)
-            table, actors = pack_heads([head for head, _, _ in groups]), [actor for _, _, actor in groups]
-            path.write_bytes(msgspec.msgpack.encode(_Untrainable(batch, reason, actors, table, payloads)))
-        except (OSError, ValueError) as error:  # JournalError among them
-            log.error("can't keep %s for inspection: %s", path, error)
-
-
-class _Untrainable(msgspec.Struct):
-    batch: int
-    reason: str
-    actors: list[str]
-    table: Table
-    payloads: list[bytes]
-
-
-def read_untrainable(path: Path) -> tuple[int, str, list[Group]]:
-    """Batch, reason and groups of a file that `KeptSamples.untrainable` wrote."""
-    found = msgspec.msgpack.decode(path.read_bytes(), type=_Untrainable)
-    pairs = zip(unpack_heads(found.table), found.payloads, strict=True)
-    groups = [decode_group(head, payload) for head, payload in pairs]
-    for group, actor in zip(groups, found.actors, strict=True):
-        group.actor = actor
-    return found.batch, found.reason, groups

@@ -32,7 +32,7 @@ from buffer.entries import LEASED, Stage
 from buffer.evaluation import AnswerResult
 from buffer.events import LeaveOut
 from buffer.groups import Dropped
-from buffer.kept_samples import UNTRAINABLE, KeptSamples
+from buffer.kept_samples import KeptSamples
 from buffer.peers import Actor
 from buffer.presence import Presence
 from buffer.sizing import GroupLengths
@@ -327,10 +327,8 @@ class Server:
         faulty = self.groups.unserve(index)
         self.learner.redo += 1
         log.warning("batch %d is set aside, its %d groups are replaced: %s", index, len(faulty), reason)
-        found = [(entry.head, entry.payload, entry.pushed_by) for entry in faulty if entry.head]
-        self.samples.untrainable(f"batch-{index:08d}-{self.learner.redo}", index, reason, found)
         for entry in faulty:
-            self.groups.drop(entry.id, UNTRAINABLE, reason)
+            self.groups.drop(entry.id, "untrainable", reason)
         self.learner.wanted = None
 
     def _on_end_run(self, steps: int) -> None:

@@ -58,7 +58,7 @@ class TrainLoop:
         self.reference, self.alone = reference, is_supervised(role.config)
         self.interval = role.config.weight_sync_interval
         self.spans = Spans(role.run, role.name)
-        self.setting_aside = SettingAside(client, role.config, role.run)
+        self.setting_aside = SettingAside(client, role.config)
         self.progress = RunProgress()
         self._counted_to: float | None = None  # the time up to which `progress.elapsed` counts
 

@@ -7,7 +7,6 @@ The loop in `learners.main` has the buffer set the batch aside (`buffer.set_asid
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from areal_like.config.registry import is_supervised
@@ -43,12 +42,12 @@ def unknown_tokens(batch: Batch, vocab_size: int) -> str:
 
 
 class SettingAside:
-    """Has the buffer replace untrainable batches, but not `run.max_untrainable` in a row. `folder` is the run's."""
+    """Has the buffer replace untrainable batches, but not `run.max_untrainable` in a row."""
 
-    def __init__(self, client: Any, config: Any, folder: Path):
+    def __init__(self, client: Any, config: Any):
         # Demonstrations, a replay, or a fixed age allow no other batch.
         self._possible = not (is_supervised(config) or config.replay or config.inject_staleness is not None)
-        self._client, self._most, self._kept = client, config.run.max_untrainable, folder / "untrainable"
+        self._client, self._most = client, config.run.max_untrainable
         self.in_a_row = 0
 
     def replace(self, index: int, fault: Untrainable) -> None:
@@ -61,5 +60,4 @@ class SettingAside:
         if fault.moved:
             raise RuntimeError(f"{fault}. It failed after one of its optimizer steps: training cannot continue")
         if self.in_a_row >= self._most:
-            text = f"{self._most} batches in a row (run.max_untrainable) were set aside, see {self._kept}: {fault}"
-            raise RuntimeError(text)
+            raise RuntimeError(f"{self._most} batches in a row (run.max_untrainable) were set aside: {fault}")

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written without torch: scalars and histograms of each row."""
+"""TensorBoard's event files, written without torch: the numbers of each row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from areal_like.interfaces import Tracked
@@ -36,22 +36,7 @@ class Board:
     def add(self, row: Mapping[str, object]) -> None:
         known = numbers(row)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
-        values += [Summary.Value(tag=tag, histo=_histogram(n)) for tag, n in row.items() if isinstance(n, dict)]
         self._write(Event(wall_time=time.time(), step=int(known["step"]), summary=Summary(value=values)))
 
     def end(self, summary: Mapping[str, object] | None) -> None:
         self._file.close()
-
-
-def _histogram(counts: dict[str, int]) -> HistogramProto:
-    """One bucket per value; a bucket's limit is its upper edge."""
-    pairs = sorted((float(value), count) for value, count in counts.items())
-    return HistogramProto(
-        min=pairs[0][0] if pairs else 0.0,
-        max=pairs[-1][0] if pairs else 0.0,
-        num=sum(count for _, count in pairs),
-        sum=sum(value * count for value, count in pairs),
-        sum_squares=sum(value * value * count for value, count in pairs),
-        bucket_limit=[value + 0.5 for value, _ in pairs],
-        bucket=[count for _, count in pairs],
-    )

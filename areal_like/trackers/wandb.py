@@ -39,18 +39,10 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def add(self, row: Mapping[str, object]) -> None:
-        histograms = {key: _histogram(value) for key, value in row.items() if isinstance(value, dict) and value}
-        self._run.log(numbers(row) | histograms)
+        self._run.log(numbers(row))
 
     def end(self, summary: Mapping[str, object] | None) -> None:
         self._run.summary.update(dict(summary or {}))
         code = 1 if summary is None else 0
         self._run.finish(exit_code=code)
         wandb.teardown(code)  # `finish` returns before the file of an offline run is whole
-
-
-def _histogram(counts: dict[str, int]) -> wandb.Histogram:
-    """One bin per value; `np_histogram` requires the edges."""
-    pairs = sorted((float(value), count) for value, count in counts.items())
-    edges = [value for value, _ in pairs]
-    return wandb.Histogram(np_histogram=([count for _, count in pairs], [*edges, edges[-1] + 1]))

