@@ -33,7 +33,6 @@ from transformers import PreTrainedModel
 from actors.engines import ragged_attention
 from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.decoders import check_batch_invariant, decoder_for
-from actors.engines.inexact import perturb
 from actors.engines.prefill import Prefill
 from actors.engines.sampler import sample
 from actors.engines.slot_cache import SlotCache, bytes_per_token, device_of, kv_budget, pooled
@@ -72,8 +71,6 @@ class TorchEngine:
     `batch_invariant`: on a CPU, a sample of a Llama-like model depends on its prompt, its key and the weights alone, to
     the last bit, and not on what else runs; but for samples that go on after a prefill of their tokens (partial
     rollouts, `kv_tokens`, new weights in their midst). Cost: docs/results.md.
-    `inject_mismatch`: sample from other weights than the published ones, for experiments (`inexact`); digests are still
-    of the published ones.
     Raises ValueError for a device that is not there, or memory that it does not have.
     """
 
@@ -93,13 +90,12 @@ class TorchEngine:
         device: str = "auto",
         return_experts: bool = False,
         batch_invariant: bool = False,
-        inject_mismatch: Literal["fp8", "int8", "int4"] | Annotated[float, "(0, inf)"] | None = None,
     ):
         self._device = device_of(device, model.device)
         self.dtype = compute_dtype or ("bfloat16" if self._device.type == "cuda" else "float32")
         if batch_invariant:
             check_batch_invariant(model, self._device, self.dtype)
-        self._batch_invariant, self._inject = batch_invariant, inject_mismatch
+        self._batch_invariant = batch_invariant
         self.slots = SLOTS if slots is None else slots
         self.version, self.digest, self._config = 0, "", model.config
         self._recompute, self._interruptible = kv_policy == "recompute", interruptible
@@ -381,10 +377,8 @@ class TorchEngine:
         start = perf_counter()
         self._table.end_runs(self.version)
         changes = update.changes
-        sparse = changes is not None and changes.since == self.digest and self._inject is None
+        sparse = changes is not None and changes.since == self.digest
         write_state(update.state, self._parameters, changes if sparse else None)
-        if self._inject is not None:
-            perturb(self._parameters, self._inject)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute

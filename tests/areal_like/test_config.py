@@ -120,9 +120,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("mode", ["mode=asnyc"]),
     ("task.path", ["task=jsonl"]),
     ("engine.name", ["engine=nowhere_at_all:Engine"]),
-    ("engine.inject_mismatch", ["engine.inject_mismatch=int3"]),
-    ("engine.inject_mismatch", ["engine=timed", "engine.inject_mismatch=int8"]),
-    ("engine.mismatch_stays", ["engine.inject_mismatch=int8", "engine.mismatch_stays=true"]),
     # mixtures
     ("task.tasks", ["task={name: mixture, tasks: {}}"]),
     ("task.tasks", ["task={name: mixture, tasks: {mean: copy}}"]),

@@ -10,11 +10,9 @@ RECORDED = ["actors.count=1", "run.steps=10", "run.target_reward=null", "eval.pr
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("inexact", [[], ["engine.inject_mismatch=0.3"]], ids=["exact", "noise"])
-def test_a_replay_repeats_the_learner_bit_for_bit(tmp_path: Path, inexact: list[str]) -> None:
-    recorded = train(tmp_path, "recorded", *RECORDED, *inexact, "buffer.keep_journal=true", "checkpoint.every=4")
+def test_a_replay_repeats_the_learner_bit_for_bit(tmp_path: Path) -> None:
+    recorded = train(tmp_path, "recorded", *RECORDED, "buffer.keep_journal=true", "checkpoint.every=4")
     again = train(tmp_path, "again", *RECORDED, f"replay={recorded}", "run.steps=99")
-    assert (rows(recorded)[0]["kl/k3"] > 0.001) == bool(inexact), "actors sampled from other weights"
     assert [row["loss"] for row in rows(again)] == [row["loss"] for row in rows(recorded)]
     assert [row["grad_norm"] for row in rows(again)] == [row["grad_norm"] for row in rows(recorded)]
     assert summary(again)["weights_digest"] == summary(recorded)["weights_digest"]
