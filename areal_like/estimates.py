@@ -48,27 +48,14 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
         centre = (mean + Z**2 / (2 * count)) / (1 + Z**2 / count)
         spread = Z / (1 + Z**2 / count) * math.sqrt(mean * (1 - mean) / count + Z**2 / (4 * count**2))
         return max(0.0, centre - spread), min(1.0, centre + spread)
-    return interval_of_any(values)
-
-
-def interval_of_any(values: Sequence[float]) -> tuple[float, float]:
-    """Like `interval`, for values that are not proportions, such as differences."""
-    array = np.asarray(values, np.float64)
-    count, mean = len(array), float(array.mean())
     if count < 2:
         return -math.inf, math.inf
     if count > MOST_RESAMPLED:
         error = float(array.std(ddof=1)) / math.sqrt(count)
         return mean - Z * error, mean + Z * error
-    low, high = np.quantile(resampled_means(array), [0.025, 0.975])
+    places = np.random.default_rng(count).integers(count, size=(RESAMPLES, count))  # the same for as many values
+    low, high = np.quantile(array[places].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)
-
-
-def resampled_means(values: np.ndarray) -> np.ndarray:
-    """Means of `RESAMPLES` draws of all values with replacement, float64; the same draws for as many values."""
-    places = np.random.default_rng(len(values)).integers(len(values), size=(RESAMPLES, len(values)))
-    means: np.ndarray = values[places].mean(axis=1)
-    return means
 
 
 def by_prompt(rewards: Sequence[Sequence[float]], ks: Sequence[int], right: float) -> dict[str, list[float]]:

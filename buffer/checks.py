@@ -13,8 +13,8 @@ from areal_like.wire import messages
 from areal_like.wire.frames import Frame, Payloads, WireError
 from areal_like.wire.groups import Head, check_partial, check_payload, unpack_heads, versions_of
 from areal_like.wire.messages import PartialHead
-from buffer.actor_stats import Stats
 from buffer.entries import Entry
+from buffer.fleet import Stats
 
 log = logging.getLogger(__name__)
 WORDS = ("engine", "engine_note")

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from areal_like.models.experts import Routing
 from areal_like.wire import messages
 from areal_like.wire.bus import Router
-from buffer.actor_stats import Stats, Totals
-from buffer.relays import RelayTree
+from buffer.fleet import RelayTree, Stats, Totals
 
 MOST_REFUSED = 3
 """A group is dropped after this many refused pushes. An actor gets no more leases after this many refused groups in a

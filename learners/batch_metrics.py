@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
 
     Lengths are in tokens, staleness and spans in versions. `zero_variance_share` is the share of groups whose rewards
     are all equal; `partial_share` the share of samples made by more than one version; `version_span` newest − oldest
-    version of a sample. A histogram maps a value (of lengths: the power of two that is not below it) to a number of
-    samples.
+    version of a sample. The histogram maps a staleness to a number of samples.
     """
     samples = batch.samples
     rewards = np.array([s.reward for s in samples], np.float64)
@@ -34,14 +32,12 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
         "response_length/p50": float(np.median(lengths)),
         "response_length/p95": float(np.quantile(lengths, 0.95)),
         "response_length/max": int(lengths.max()),
-        "response_length/histogram": _histogram(2 ** np.ceil(np.log2(lengths)).astype(int)),
         "tokens": int(sum(np.count_nonzero(s.loss_mask) for s in samples)),
         "staleness/mean": float(np.mean(staleness)),
         "staleness/max": max(staleness),
-        "staleness/histogram": _histogram(staleness),
+        "staleness/histogram": {str(age): count for age, count in sorted(Counter(staleness).items())},
         "version_span/mean": float(spans.mean()),
         "version_span/max": int(spans.max()),
-        "version_span/histogram": _histogram(spans),
         "partial_share": float((spans > 0).mean()),
     }
 
@@ -52,7 +48,3 @@ OF_ROLLOUTS = ("reward/", "zero_", "staleness/", "version_span/", "partial_", "k
 def of_demonstrations(metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics that make sense for demonstrations: without sampling and without rewards."""
     return {name: of for name, of in metrics.items() if not name.startswith(OF_ROLLOUTS) and "/staleness_" not in name}
-
-
-def _histogram(values: Iterable[int]) -> dict[str, int]:
-    return {str(value): count for value, count in sorted(Counter(int(value) for value in values).items())}

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from buffer.relays import RelayTree
+from buffer.fleet import RelayTree
 
 
 def tree_of(fanout: int, count: int) -> RelayTree:

@@ -13,7 +13,7 @@ from actors.subscriber import Subscriber
 from areal_like.weights.state import State, TensorSpec
 from areal_like.wire import keys
 from areal_like.wire.messages import Manifest
-from buffer.relays import RelayTree
+from buffer.fleet import RelayTree
 from tests.integration.living import Run
 from tests.integration.runs import rows
 from tests.integration.test_weights import RecordingEngine, Source, moved

@@ -27,13 +27,11 @@ def test_a_small_batch_by_hand():
         "response_length/p50": 2.5,
         "response_length/p95": pytest.approx(4.7),
         "response_length/max": 5,
-        "response_length/histogram": {"2": 2, "4": 1, "8": 1},
         "tokens": 11,
         "staleness/mean": 2.0,
         "staleness/max": 3,
         "staleness/histogram": {"1": 1, "2": 2, "3": 1},
         "version_span/mean": 0.75,
         "version_span/max": 2,
-        "version_span/histogram": {"0": 2, "1": 1, "2": 1},
         "partial_share": 0.5,
     }
