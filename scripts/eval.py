@@ -16,10 +16,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
 from areal_like import estimates
 from areal_like.config import run_config as configs
@@ -35,7 +34,7 @@ from areal_like.run.run_folder import CONFIG
 from areal_like.tasks.heldout import own_rows
 
 from .analysis.step_model import step_model
-from .console.arguments import amount, command, json_file, positive, refuse
+from .console.arguments import amount, command, json_file, positive, refusing
 from .console.output import console, shortened, table, visible, write_json
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
 
 TIMEOUT, WORKERS, RIGHT = 30.0, 2, 1.0
 """Of verifiers: seconds and processes. Least reward of a right answer."""
+PAIRED = {"difference": "+.3f", "low": "+.3f", "high": "+.3f", "better": "d", "worse": "d", "p": ".3f"}
+"""Columns of a comparison of two models (`paired`), and their formats."""
 
 
 @dataclass(frozen=True)
@@ -72,25 +73,6 @@ class Question:
         """The prompts for people: the last message of each, or its tokens."""
         found = [self.task.prompt(*row) for row in self.rows]
         return [str(each.messages[-1]["content"] if each.messages else each.tokens.tolist()) for each in found]
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = command("eval", __doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
-    parser.add_argument("sets", nargs="*", metavar="SET", help="FILE.jsonl, a task's name, or {name: ..., knobs}")
-    parser.add_argument("--against", type=Path, metavar="OTHER", help="a run's or a model's folder: compare with it")
-    parser.add_argument("--prompts", type=positive, help="prompts per set (default: all of a file, else 256)")
-    parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")
-    parser.add_argument("--temperature", type=amount, help="0: greedy (default: 0 for one sample, else 1)")
-    parser.add_argument("--max-tokens", type=positive, help="longest answer (default: the task's)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the samples and of the choice of rows")
-    parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts")
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write figures and answers (-: standard output)")
-    args = parser.parse_args(argv)
-    if args.temperature is None:
-        args.temperature = 0.0 if args.samples == 1 else 1.0
-    return args
 
 
 # ---- model and sets -------------------------------------------------------------------------------------------------
@@ -207,9 +189,7 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
 
     try:
         return list(await asyncio.gather(*map(answers, range(len(question.rows)))))
-    except RewardError as error:
-        raise UserError(f"{question.name}: an answer can't be verified: {error}") from error
-    except (AgentError, EpisodeError) as error:
+    except (RewardError, AgentError, EpisodeError) as error:
         raise UserError(f"{question.name}: {error}") from error
     finally:
         await engine.close()
@@ -246,10 +226,9 @@ def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, mod
     title = f"{model}: {args.samples} answer{'s' * (args.samples > 1)} per prompt, {how}"
     made = table(title, "set", "prompts", "figure", "mean", "low", "high", "tokens", "cut")
     for name, found in results.items():
-        first = [shortened(name, 24), str(found["prompts"])], [f"{found['tokens']:.1f}", f"{found['cut']:.0%}"]
+        size, of_answers = str(found["prompts"]), (f"{found['tokens']:.1f}", f"{found['cut']:.0%}")
         for figure in ("reward", *(f"pass@{k}" for k in estimates.powers(args.samples))):
-            made.add_row(*first[0], figure, *(f"{number:.3f}" for number in found[figure]), *first[1])
-            first = ["", ""], []
+            made.add_row(shortened(name, 24), size, figure, *(f"{each:.3f}" for each in found[figure]), *of_answers)
     console().print(made)
 
 
@@ -263,61 +242,61 @@ def show_answers(name: str, answers: Sequence[Answers]) -> None:
 # ---- two models -----------------------------------------------------------------------------------------------------
 
 
-class Paired(NamedTuple):
-    """Means before and after, their difference with its interval of 95 %, on how many prompts the second model is
-    `better` and on how many `worse`, and the two-sided p."""
-
-    prompts: int
-    before: float
-    after: float
-    difference: float
-    low: float
-    high: float
-    better: int
-    worse: int
-    p: float
-
-
-def paired(before: Sequence[float], after: Sequence[float]) -> Paired:
-    """Compare two models by a number for each prompt, in the same order, by Student's paired test."""
+def paired(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
+    """Compare two models by a number for each prompt, in the same order, by Student's paired test: means, their
+    difference with its interval of 95 %, on how many prompts the second is better or worse, and the two-sided p."""
     from scipy.stats import ttest_rel
 
-    changes = np.subtract(after, before)
-    found = ttest_rel(after, before)
-    p = float(found.pvalue) if changes.any() else 1.0
-    better, worse = int((changes > 0).sum()), int((changes < 0).sum())
-    first, second, difference = (float(np.mean(each)) for each in (before, after, changes))
-    low, high = map(float, found.confidence_interval(0.95))
-    return Paired(len(changes), first, second, difference, low, high, better, worse, p)
+    changes, found = np.subtract(after, before), ttest_rel(after, before)
+    low, high = found.confidence_interval(0.95)
+    return {
+        "prompts": len(changes),
+        "before": float(np.mean(before)),
+        "after": float(np.mean(after)),
+        "difference": float(np.mean(changes)),
+        "low": float(low),
+        "high": float(high),
+        "better": int((changes > 0).sum()),
+        "worse": int((changes < 0).sum()),
+        "p": float(found.pvalue) if changes.any() else 1.0,
+    }
 
 
 def differences(
-    before: Mapping[str, Sequence[Answers]], after: Mapping[str, Sequence[Answers]], args: argparse.Namespace
-) -> dict[str, dict[str, Paired]]:
-    """Set → figure → how the second model differs."""
-    ks, found = estimates.powers(args.samples), dict[str, dict[str, Paired]]()
-    for name in after:
-        rewards = ([each.rewards for each in side[name]] for side in (before, after))
-        old, new = (estimates.by_prompt(each, ks, RIGHT) for each in rewards)
-        found[name] = {figure: paired(old[figure], new[figure]) for figure in old}
-    return found
+    before: Sequence[Answers], after: Sequence[Answers], args: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Figure → how the second model differs on a set."""
+    ks = estimates.powers(args.samples)
+    old, new = (estimates.by_prompt([each.rewards for each in side], ks, RIGHT) for side in (before, after))
+    return {figure: paired(old[figure], new[figure]) for figure in old}
 
 
-def table_of(title: str, sets: Mapping[str, Mapping[str, Paired]]) -> Table:
-    made = table(title, "set", "figure", "difference", "low", "high", "better", "worse", "p")
+def show_differences(title: str, sets: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+    made = table(title, "set", "figure", *PAIRED)
     for name, figures in sets.items():
-        label = shortened(name, 14)
         for figure, pair in figures.items():
-            numbers = (f"{value:+.3f}" for value in (pair.difference, pair.low, pair.high))
-            made.add_row(label, figure, *numbers, str(pair.better), str(pair.worse), f"{pair.p:.3f}")
-            label = ""
-    return made
+            made.add_row(shortened(name, 14), figure, *(f"{pair[key]:{how}}" for key, how in PAIRED.items()))
+    console().print(made)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    parser = command("eval", __doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
+    parser.add_argument("sets", nargs="*", metavar="SET", help="FILE.jsonl, a task's name, or {name: ..., knobs}")
+    parser.add_argument("--against", type=Path, metavar="OTHER", help="a run's or a model's folder: compare with it")
+    parser.add_argument("--prompts", type=positive, help="prompts per set (default: all of a file, else 256)")
+    parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")
+    parser.add_argument("--temperature", type=amount, help="0: greedy (default: 0 for one sample, else 1)")
+    parser.add_argument("--max-tokens", type=positive, help="longest answer (default: the task's)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the samples and of the choice of rows")
+    parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
+    parser.add_argument("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write figures and answers (-: standard output)")
+    args = parser.parse_args(argv)
+    if args.temperature is None:
+        args.temperature = 0.0 if args.samples == 1 else 1.0
     models = [given for given in (args.model, args.against) if given]
-    try:
+    with refusing():
         folders = [model_folder(given) for given in models]
         from transformers.utils import logging
 
@@ -328,22 +307,22 @@ def main(argv: list[str] | None = None) -> int:
         if [each.prompts() for each in asked[0]] != [each.prompts() for each in asked[-1]]:
             raise ConfigError("--against: the tokenizers of the two models leave them other prompts")
         answers = [evaluate(args, folder, own) for folder, own in zip(folders, asked, strict=True)]
-    except (UserError, ValueError, OSError) as error:
-        refuse(error)
     data = [{name: figures(each, args) for name, each in found.items()} for found in answers]
-    changes = differences(answers[1], answers[0], args) if args.against else {}
+    changes = {}
+    if args.against:
+        changes = {name: differences(answers[1][name], found, args) for name, found in answers[0].items()}
     if args.json != Path("-"):
         for name, each in answers[0].items():
             show_answers(name, each[: args.show])
         for given, found in zip(models, data, strict=True):
             show(found, args, given)
         if changes:
-            console().print(table_of(f"{args.model} minus {args.against}, prompt by prompt", changes))
+            show_differences(f"{args.model} minus {args.against}, prompt by prompt", changes)
     for found, of_model in zip(data, answers, strict=True):
         for name, each in of_model.items():
             found[name]["answers"] = [asdict(answer) for answer in each]
     for name, pairs in changes.items():
-        data[0][name] |= {"against": data[1][name], "differences": {key: each._asdict() for key, each in pairs.items()}}
+        data[0][name] |= {"against": data[1][name], "differences": pairs}
     write_json(args.json, data[0])
     return 0
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,6 +89,15 @@ def interrupted(kept: str) -> int:
     """Print that Ctrl-C has ended the command, and what is kept. Returns the exit code."""
     print(f"ended by SIGINT; {kept}", file=sys.stderr)
     return EXIT_INTERRUPTED
+
+
+@contextlib.contextmanager
+def refusing(*more: type[Exception]) -> Iterator[None]:
+    """End the command at a ValueError (UserError is one), an OSError, or an error of the types in `more`."""
+    try:
+        yield
+    except (ValueError, OSError, *more) as error:
+        refuse(error)
 
 
 def refuse(reason: object) -> NoReturn:

@@ -125,7 +125,7 @@ def test_a_verifier_that_fails_is_named(model: Path, rows: Path, capsys: pytest.
     with pytest.raises(SystemExit):
         evaluation.main([str(model), spec])
     error = capsys.readouterr().err
-    assert "an answer can't be verified: " in error and "no idea" in error and "Traceback" not in error
+    assert f"{graders.__name__}:broken" in error and "no idea" in error and "Traceback" not in error
 
 
 def test_a_run_is_asked_its_own_held_out_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
