@@ -31,8 +31,7 @@ import numpy as np
 from rich.table import Table
 
 from areal_like.config.registry import bind, build
-from areal_like.config.run_config import load_resolved
-from areal_like.errors import UserError
+from areal_like.config.run_config import ConfigError, load_resolved
 from areal_like.wire.groups import Head
 from buffer.entries import LEASED, UNFINISHED, Entry, Stage
 from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, LeaveOut, Push, Serve, Snapshot
@@ -46,7 +45,7 @@ from buffer.staleness import Bound
 from buffer.store import Store
 
 from .console import output
-from .console.arguments import command, refuse
+from .console.arguments import command, refusing
 
 TRAINED, ACTIVE = "trained", "active"
 MOST_REASONS = 10
@@ -71,6 +70,13 @@ class Account:
             self.lengths += entry.head.lengths
             self.rewards += entry.head.rewards
             self.offered += [*entry.head.lengths, *entry.cut]
+
+    def figures(self) -> dict[str, float]:
+        """Mean and 95 % quantile of the lengths, mean reward, cut samples; empty if nothing was rolled out."""
+        if not self.lengths:
+            return {}
+        mean, p95 = float(np.mean(self.lengths)), float(np.quantile(self.lengths, 0.95))
+        return {"length": mean, "p95": p95, "reward": float(np.mean(self.rewards)), "cut": self.cut}
 
 
 class Books:
@@ -125,12 +131,12 @@ class Books:
 def table(accounts: dict[str, Account], title: str = "ledger") -> Table:
     """A row per fate; the last row is the sum: the number of groups admitted."""
     found = output.table(title, "fate", "groups", "samples", "cut", "length", "p95", "reward", "/ trained")
-    trained = np.mean(accounts[TRAINED].lengths) if accounts.get(TRAINED, Account()).lengths else math.nan
+    trained = accounts.get(TRAINED, Account()).figures().get("length", math.nan)
     for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count):
         cells = ["-"] * 4
-        if account.lengths:
-            mean, p95 = np.mean(account.lengths), np.quantile(account.lengths, 0.95)
-            cells = [f"{mean:.1f}", f"{p95:.0f}", f"{np.mean(account.rewards):.3f}", f"{mean / trained:.2f}"]
+        if known := account.figures():
+            mean = known["length"]
+            cells = [f"{mean:.1f}", f"{known['p95']:.0f}", f"{known['reward']:.3f}", f"{mean / trained:.2f}"]
         found.add_row(fate, f"{account.count}", f"{len(account.lengths)}", f"{account.cut}", *cells)
     found.add_row("admitted", f"{sum(account.count for account in accounts.values())}")
     return found
@@ -285,14 +291,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--verify", action="store_true", help="check the journal; exit code 1 if a rule is broken")
     args = parser.parse_args(argv)
     console, books = output.console(), Books()
-    try:
+    with refusing():
         records = Recorded(args.run / "journal", whole=True)
         if not any(True for _ in records):
-            refuse(f"{args.run} has no journal (buffer.journal=off, or no run folder)")
+            raise ConfigError(f"{args.run} has no journal (buffer.journal=off, or no run folder)")
         accounts = books.read(records)
         findings = audit(args.run).findings if args.verify else {}
-    except (UserError, JournalError, OSError) as error:
-        refuse(error)
     console.print(table(accounts))
     for task, of_task in sorted(books.tasks.items()):
         console.print(table(of_task, f"ledger of {task}"))

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from areal_like.config import run_config as configs
 from areal_like.config.registry import ConfigError
 from areal_like.run.metrics import MetricsFollower
@@ -46,8 +44,8 @@ def contents(run: Path) -> dict[str, Any]:
         series.add(each)
         row |= {key: value for key, value in each.items() if isinstance(value, int | float)}
         if each.get("eval/reward") is not None:
-            version, names = each["eval/version"], {"reward": "eval/reward", "seconds": "seconds"}
-            evaluations[version] = {"version": version} | {name: each.get(key) for name, key in names.items()}
+            version = each["eval/version"]
+            evaluations[version] = {"version": version, "reward": each["eval/reward"], "seconds": each.get("seconds")}
     evaluations |= {each["version"]: each for each in summary.get("evaluations", ())}
     texts = Texts(run)
     ledger, unread = ledger_of(run, going_on, summary)
@@ -96,13 +94,10 @@ def ledger_of(run: Path, going_on: bool, summary: Mapping[str, Any]) -> tuple[di
 
 def ledger_data(accounts: Mapping[str, Account]) -> dict[str, Any]:
     """Fates with counts, lengths and rewards. `bias`: mean length of trained samples over that of all, minus 1."""
-    fates = []
-    for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count):
-        entry: dict[str, Any] = {"fate": fate, "count": account.count, "samples": len(account.lengths)}
-        if account.lengths:
-            entry |= {"length": float(np.mean(account.lengths)), "p95": float(np.quantile(account.lengths, 0.95))}
-            entry |= {"reward": float(np.mean(account.rewards)), "cut": account.cut}
-        fates.append(entry)
+    fates = [
+        {"fate": fate, "count": account.count, "samples": len(account.lengths), **account.figures()}
+        for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count)
+    ]
     shorter = bias(dict(accounts))
     return {"fates": fates, "bias": None if math.isnan(shorter) else short(shorter)}
 
