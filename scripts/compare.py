@@ -8,7 +8,6 @@ prompt.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.config.run_config import ConfigError, leaves, load_resolved
-from areal_like.errors import UserError
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, config_file, summary_of
 
-from .console.arguments import command, json_file, refuse
+from .console.arguments import command, json_file, refusing
 from .console.output import console, shortened, sparkline, table, visible, write_json
 
 REWARD, SEED = "reward/mean", "run.seed"
@@ -39,13 +37,6 @@ CURVE = 24
 """Characters of a curve."""
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = command("compare", __doc__)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of runs")
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write all figures here (-: standard output)")
-    return parser.parse_args(argv)
-
-
 def runs_of(paths: Iterable[Path]) -> list[Path]:
     """The runs that some folders are or hold, each once. Raises ConfigError for a folder without any."""
     found: dict[Path, Path] = {}
@@ -56,12 +47,6 @@ def runs_of(paths: Iterable[Path]) -> list[Path]:
             raise ConfigError(f"{path}: no run folder ({CONFIG} is missing), nor a folder with runs in it")
         found |= {run.resolve(): run for run in runs}
     return list(found.values())
-
-
-def curve(run: Path) -> list[float]:
-    """Mean rewards of the batches."""
-    rows = MetricsFollower(run / "metrics.jsonl").each_new_row()
-    return [row[REWARD] for row in rows if row.get(REWARD) is not None]
 
 
 def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -79,8 +64,10 @@ def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
         summaries = [summary_of(run) or {} for run in its]
         measures = {name: measured([each.get(key) for each in summaries]) for name, key in MEASURES.items()}
         settings = dict(zip(differ, values, strict=True))
-        row: dict[str, Any] = {"settings": settings, "runs": [str(run) for run in its], "measures": measures}
-        rows.append(row | {"curve": curve(its[0])})
+        metrics = MetricsFollower(its[0] / "metrics.jsonl").each_new_row()
+        curve = [each[REWARD] for each in metrics if each.get(REWARD) is not None]
+        folders = [str(run) for run in its]
+        rows.append({"settings": settings, "runs": folders, "measures": measures, "curve": curve})
     return rows
 
 
@@ -118,11 +105,12 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    try:
+    parser = command("compare", __doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of runs")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write all figures here (-: standard output)")
+    args = parser.parse_args(argv)
+    with refusing():
         rows = compare(runs_of(args.runs))
-    except (ValueError, OSError, UserError) as error:
-        refuse(error)
     if args.json != Path("-"):
         show(rows)
     write_json(args.json, rows)

@@ -29,18 +29,6 @@ from .following.running import NotRunning, Running, add_arguments
 POLL_SECONDS = 0.1
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = command("join", __doc__)
-    add_arguments(parser)
-    parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many actors (default: 1)")
-    parser.add_argument("--devices", metavar="0-3", help="GPUs of this host for them, evenly (default: each sees all)")
-    parser.add_argument("--max-restarts", type=int, metavar="N", help="restarts of each (default: actors.max_restarts)")
-    parser.add_argument(
-        "--wait", action="store_true", help="wait for the run to start or resume, until it has finished"
-    )
-    return parser.parse_args(argv)
-
-
 def guests(count: int, config: Config, devices: Sequence[int] = ()) -> list[RoleSpec]:
     """Actors with names that are unique over hosts, which divide the devices. Raises ConfigError."""
     each, left = divmod(len(devices), count)
@@ -85,7 +73,13 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    parser = command("join", __doc__)
+    add_arguments(parser)
+    parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many actors (default: 1)")
+    parser.add_argument("--devices", metavar="0-3", help="GPUs of this host for them, evenly (default: each sees all)")
+    parser.add_argument("--max-restarts", type=int, metavar="N", help="restarts of each (default: actors.max_restarts)")
+    parser.add_argument("--wait", action="store_true", help="wait for the run to start or resume, until it has ended")
+    args = parser.parse_args(argv)
     signals, buffer, ended = Signals(), args.run / RENDEZVOUS / "buffer.json", args.run / SUMMARY
     try:
         while True:

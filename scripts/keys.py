@@ -12,7 +12,7 @@ from pathlib import Path
 from areal_like.wire import keys
 from areal_like.wire.messages import SENDS
 
-from .console.arguments import command, refuse
+from .console.arguments import command, refusing
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,15 +22,13 @@ def main(argv: list[str] | None = None) -> int:
     what = "rights of the client: actor (default), operator (status and stop), observer (status), learner"
     parser.add_argument("--role", choices=list(SENDS), default="actor", help=what)
     args = parser.parse_args(argv)
-    try:
+    with refusing():
         if args.client:
             place = keys.add_client(args.folder, args.client, args.role)
             print(f"copy {place} to the client's machine, for its security.key_folder")
         else:
             keys.make(args.folder)
             print(f"keys are in {args.folder}: train with security.key_folder={args.folder}")
-    except (keys.KeysError, OSError) as error:
-        refuse(error)
     return 0
 
 

@@ -7,7 +7,6 @@ policy (Content-Security-Policy) lets it load nothing, and run only the scripts 
 
 from __future__ import annotations
 
-import argparse
 import html
 import json
 import re
@@ -21,7 +20,7 @@ import msgspec
 
 from areal_like.errors import UserError
 
-from .console.arguments import command, new_file, refuse
+from .console.arguments import command, new_file, refusing
 
 NAME = "report.html"
 PARTS = Path(__file__).parent / "reporting"
@@ -29,13 +28,6 @@ SCRIPTS = ("dom.js", "charts.js", "samples.js", "page.js")
 LIBRARY = Path("package_data") / "plotly.min.js"
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _HTML_IN_JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = command("report", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--out", type=new_file, metavar="FILE", help=f"the page (default: RUN/{NAME})")
-    return parser.parse_args(argv)
 
 
 def page(data: dict[str, Any], title: str) -> str:
@@ -77,15 +69,16 @@ def library() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    parser = command("report", __doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--out", type=new_file, metavar="FILE", help=f"the page (default: RUN/{NAME})")
+    args = parser.parse_args(argv)
     from .reporting.contents import contents
 
     out = args.out or args.run / NAME
-    try:
+    with refusing():
         made = page(contents(args.run), args.run.resolve().name)
         out.write_text(made, encoding="utf-8", errors="replace")
-    except (ValueError, OSError, UserError) as error:
-        refuse(error)
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
 

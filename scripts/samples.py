@@ -32,27 +32,11 @@ from buffer.journal import Recorded
 from buffer.prompts import PromptCursor, shares_of
 from buffer.samplers import needs_results
 
-from .console.arguments import command, json_file, refuse
+from .console.arguments import command, json_file, refusing
 from .console.output import console, shortened, visible, write_json
 
 AGES = ("green", "yellow", "dark_orange", "red")
 """Colours of tokens that are 0, 1, 2 and more versions old."""
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = command("samples", __doc__)
-    parser.add_argument("run", type=Path, help="the folder of a run")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--dropped", action="store_const", dest="fate", const=DROPPED, help="what was not trained")
-    which.add_argument("--held-out", action="store_const", dest="fate", const=HELDOUT, help="held-out answers")
-    order = parser.add_mutually_exclusive_group()
-    order.add_argument("--best", action="store_true", help="highest rewards first")
-    order.add_argument("--worst", action="store_true", help="lowest rewards first")
-    parser.add_argument("--step", type=int, help="only samples of this train step")
-    parser.add_argument("--search", metavar="TEXT", help="only those with this text in prompt, response or reason")
-    parser.add_argument("--count", type=int, default=5, help="samples to show (default: 5; 0: all)")
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the samples here (-: standard output)")
-    return parser.parse_args(argv)
 
 
 class Texts:
@@ -61,7 +45,7 @@ class Texts:
 
     def __init__(self, run: Path):
         self._tree = read_resolved(run / CONFIG)  # a full check would take longer than all the rest
-        config, self._sets, self.note = dict[str, Any](self._tree), dict[str, HeldoutSet](), ""
+        config, self.note = dict[str, Any](self._tree), ""
         self._codec = self._journal = None
         try:
             self._task = build("task", config["task"], config["run"]["seed"])
@@ -95,10 +79,10 @@ class Texts:
     def _prompt(self, record: Kept) -> Prompt | None:
         if self._task is None:
             return None
-        if record.fate == HELDOUT:
-            return self._prompt_of_set(record.of, record.group)
-        row = self.row(record.group)
-        return None if row is None else self._task.prompt("train", row)
+        if record.fate == HELDOUT and record.of != OWN:
+            return self._sets[record.of].prompt(record.group)
+        row = record.group if record.fate == HELDOUT else self.row(record.group)
+        return None if row is None else self._task.prompt(OWN if record.fate == HELDOUT else "train", row)
 
     def row(self, group_id: int) -> int | None:
         """The row of a group: of the seed's order or, with a sampler, as the journal has it (None: no longer)."""
@@ -115,12 +99,9 @@ class Texts:
                 found.update((held.id, held.row) for held in event.groups)
         return found
 
-    def _prompt_of_set(self, name: str, place: int) -> Prompt:
-        if name == OWN:
-            return self._task.prompt(OWN, place)
-        if not self._sets:
-            self._sets = {each.name: each for each in sets_of(from_tree(self._tree), self._task)}
-        return self._sets[name].prompt(place)
+    @cached_property
+    def _sets(self) -> dict[str, HeldoutSet]:
+        return {each.name: each for each in sets_of(from_tree(self._tree), self._task)}
 
 
 def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts) -> list[Kept]:
@@ -143,12 +124,12 @@ def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts) -> l
 
 def heading(record: Kept, stops: bool = True) -> str:
     """One line about a sample; `stops`: its task lets an answer end before its limit."""
-    place = f"row {record.group}" if record.fate == HELDOUT else f"group {record.group}"
+    parts = [f"step {record.step}", f"{'row' if record.fate == HELDOUT else 'group'} {record.group}"]
     if not record.tokens:
-        parts = [f"step {record.step}", place, "no answer"]
+        parts.append("no answer")
     else:
-        place += f", sample {record.index}" * (record.fate != HELDOUT)
-        parts = [f"step {record.step}", place, "no reward" if record.reward is None else f"reward {record.reward:g}"]
+        parts[-1] += f", sample {record.index}" * (record.fate != HELDOUT)
+        parts.append("no reward" if record.reward is None else f"reward {record.reward:g}")
         if known := [each for each in record.numbers.get("advantage", ()) if each is not None]:
             parts.append(f"advantage {min(known):+.3f}" + f" to {max(known):+.3f}" * (min(known) != max(known)))
         ended = "length (cut at its limit)" if record.finish == "length" and stops else record.finish
@@ -198,17 +179,27 @@ def as_data(record: Kept, texts: Texts) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    parser = command("samples", __doc__)
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--dropped", action="store_const", dest="fate", const=DROPPED, help="what was not trained")
+    which.add_argument("--held-out", action="store_const", dest="fate", const=HELDOUT, help="held-out answers")
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument("--best", action="store_true", help="highest rewards first")
+    order.add_argument("--worst", action="store_true", help="lowest rewards first")
+    parser.add_argument("--step", type=int, help="only samples of this train step")
+    parser.add_argument("--search", metavar="TEXT", help="only those with this text in prompt, response or reason")
+    parser.add_argument("--count", type=int, default=5, help="samples to show (default: 5; 0: all)")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the samples here (-: standard output)")
+    args = parser.parse_args(argv)
     fate: Fate = args.fate or TRAINED
-    try:
+    with refusing():
         if not (args.run / CONFIG).is_file():
             raise ConfigError(f"{args.run}: no run folder ({CONFIG} is missing)")
         if not (args.run / FOLDER).is_dir():
             raise ConfigError(f"{args.run}: no samples yet ({FOLDER} is missing), or run.samples_bytes=0")
         texts, records = Texts(args.run), list(read(args.run, [fate]))
         found = select(records, args, texts)
-    except (ValueError, OSError) as error:
-        refuse(error)
     if texts.note:
         print(f"note: {texts.note}", file=sys.stderr)
     write_json(args.json, [as_data(record, texts) for record in found] if args.json else None)

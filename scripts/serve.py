@@ -16,23 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_like.config.run_config import ConfigError
-from areal_like.errors import UserError
 
-from .console.arguments import command, port, positive, refuse
+from .console.arguments import command, port, positive, refusing
 from .eval import model_folder, run_of
 
 if TYPE_CHECKING:
     from areal_like.interfaces import Codec
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = command("serve", __doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
-    parser.add_argument("--port", type=port, default=8000, help="0: any free one (default: 8000)")
-    parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
-    parser.add_argument("--max-tokens", type=positive, default=512, help="of an answer, if a request does not say")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the answers")
-    return parser.parse_args(argv)
 
 
 def codec_of(given: Path, model: Path) -> tuple[Codec, tuple[int, ...]]:
@@ -74,8 +63,14 @@ async def serve(args: argparse.Namespace, model: Any, codec: Codec, stop: tuple[
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    try:
+    parser = command("serve", __doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
+    parser.add_argument("--port", type=port, default=8000, help="0: any free one (default: 8000)")
+    parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
+    parser.add_argument("--max-tokens", type=positive, default=512, help="of an answer, if a request does not say")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the answers")
+    args = parser.parse_args(argv)
+    with refusing():
         if find_spec("aiohttp") is None:
             raise ConfigError("serve needs aiohttp: pip install 'areal_like[openai]'")
         folder = model_folder(args.model)
@@ -86,8 +81,6 @@ def main(argv: list[str] | None = None) -> int:
         logging.disable_progress_bar()
         model = build("model", {"name": "folder", "path": str(folder)}, args.seed, 1)
         asyncio.run(serve(args, model, *codec_of(args.model, folder)))
-    except (UserError, ValueError, OSError) as error:
-        refuse(error)
     return 0
 
 

@@ -20,7 +20,7 @@ from areal_like.run.run_folder import is_going_on, summary_of
 from areal_like.wire.link import BusError
 
 from .console import output
-from .console.arguments import command, json_file, refuse
+from .console.arguments import command, json_file, refusing
 from .following.display import ledger_lines, print_summary
 from .following.running import Running, add_arguments
 
@@ -28,13 +28,6 @@ REFRESH_SECONDS = 1.0
 WIDTH = 120
 """Columns if there is no terminal."""
 STOPPING = {"": "", "now": ", stopping at the next batch", "drain": ", draining"}
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = command("status", "Shows who waits for whom, and the progress of a run.")
-    add_arguments(parser)
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the status once (-: standard output)")
-    return parser.parse_args(argv)
 
 
 def render(found: dict[str, Any], steps: int) -> Group:
@@ -62,9 +55,8 @@ def render(found: dict[str, Any], steps: int) -> Group:
 
 
 def _actors(report: dict[str, Any]) -> Table:
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    for name in ("actor", "version", "behind", "groups", "sequences", "tokens", "busy", "heard of"):
-        table.add_column(name, justify="left" if name == "actor" else "right")
+    columns = ("actor", "version", "behind", "groups", "sequences", "tokens", "busy", "heard of")
+    table = output.table("", *columns)
     for name, actor in sorted(report["actors"].items()):
         stats, version = actor["stats"], actor["version"]
         table.add_row(
@@ -103,19 +95,18 @@ def follow(running: Running, args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    try:
-        if not is_going_on(args.run) and (summary := summary_of(args.run)):
+    parser = command("status", "Shows who waits for whom, and the progress of a run.")
+    add_arguments(parser)
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the status once (-: standard output)")
+    args = parser.parse_args(argv)
+    with refusing(BusError), contextlib.suppress(KeyboardInterrupt):
+        if is_going_on(args.run) or not (summary := summary_of(args.run)):
+            with contextlib.closing(Running(args.run, args.keys)) as running:
+                follow(running, args)
+        elif args.json:
             output.write_json(args.json, summary)
-            if not args.json:
-                print_summary(summary, args.run)
-            return 0
-        with contextlib.closing(Running(args.run, args.keys)) as running:
-            follow(running, args)
-    except KeyboardInterrupt:
-        return 0
-    except (ValueError, OSError, BusError) as error:
-        refuse(error)
+        else:
+            print_summary(summary, args.run)
     return 0
 
 

@@ -12,7 +12,7 @@ import time
 
 from areal_like.wire.link import BusError
 
-from .console.arguments import command, refuse
+from .console.arguments import command, refusing
 from .following.running import Running, add_arguments
 
 LOOK_SECONDS = 0.2
@@ -23,16 +23,13 @@ def main(argv: list[str] | None = None) -> int:
     add_arguments(parser)
     parser.add_argument("--drain", action="store_true", help="first train all admitted groups and evaluate")
     args = parser.parse_args(argv)
-    try:
-        with contextlib.closing(Running(args.run, args.keys)) as running:
-            running.client.stop(args.drain)
-            active = running.report()["ledger"]["active"]
-            draining = f"draining: training the {active} groups already admitted"
-            print(f"{args.run}: {draining if args.drain else 'stopping at the next batch'}", flush=True)
-            while running.is_there():
-                time.sleep(LOOK_SECONDS)
-    except (ValueError, OSError, BusError) as error:
-        refuse(error)
+    with refusing(BusError), contextlib.closing(Running(args.run, args.keys)) as running:
+        running.client.stop(args.drain)
+        active = running.report()["ledger"]["active"]
+        draining = f"draining: training the {active} groups already admitted"
+        print(f"{args.run}: {draining if args.drain else 'stopping at the next batch'}", flush=True)
+        while running.is_there():
+            time.sleep(LOOK_SECONDS)
     return 0
 
 

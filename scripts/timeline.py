@@ -17,7 +17,7 @@ from rich.table import Table
 from areal_like.run.spans import Span, read
 
 from .console import output
-from .console.arguments import command, picture, refuse
+from .console.arguments import command, picture, refusing
 
 ACTIVITIES = {
     "generate": "#56B4E9",
@@ -108,10 +108,8 @@ def main() -> None:
     for side, default in (("begin", 0.0), ("end", math.inf)):
         parser.add_argument(f"--{side}", type=float, default=default, metavar="S", help="seconds after the first span")
     args = parser.parse_args()
-    try:
+    with refusing():
         found = timeline(args.run, args.begin, args.end)
-    except ValueError as error:
-        refuse(error)
     output.console().print(table(found))
     if args.plot:
         draw({args.run.name: found}, args.plot, "Who worked and who waited")
