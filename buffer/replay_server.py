@@ -3,7 +3,6 @@ repeats bit for bit on the same machine; or the learner trains another loss on t
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from buffer.shares import Shares
 from buffer.staleness import Bound
 from buffer.store import Store
 
-log = logging.getLogger(__name__)
 RecordedBatch = tuple[list[tuple[Head, Payload]], int]
 
 

@@ -19,21 +19,6 @@ from .console.arguments import EXIT_INTERRUPTED, command, positive
 from .console.process import Interrupted, Signals
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = command(
-        "ablate",
-        __doc__,
-        "The yaml is explained in docs/ablations.md; examples are in configs/ablation.",
-    )
-    parser.add_argument("study", help="a yaml file, or the name of one in configs/ablation: staleness")
-    parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")
-    parser.add_argument("--parallel", type=positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
-    parser.add_argument("--only", choices=[TUNE, MAIN, "report"], help="this stage alone; report: tables and plots")
-    parser.add_argument("--slurm", action="store_true", help="submit array jobs instead of running here")
-    parser.add_argument("--dry-run", action="store_true", help="print the runs or jobs that it would start, and stop")
-    return parser.parse_args(argv)
-
-
 class Ablation:
     """One call of the command: a study and its folder."""
 
@@ -112,7 +97,18 @@ class Ablation:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    args = parse(argv)
+    parser = command(
+        "ablate",
+        __doc__,
+        "The yaml is explained in docs/ablations.md; examples are in configs/ablation.",
+    )
+    parser.add_argument("study", help="a yaml file, or the name of one in configs/ablation: staleness")
+    parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")
+    parser.add_argument("--parallel", type=positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
+    parser.add_argument("--only", choices=[TUNE, MAIN, "report"], help="this stage alone; report: tables and plots")
+    parser.add_argument("--slurm", action="store_true", help="submit array jobs instead of running here")
+    parser.add_argument("--dry-run", action="store_true", help="print the runs or jobs that it would start, and stop")
+    args = parser.parse_args(argv)
     try:
         ablation = Ablation(args, argv)
         if args.slurm and args.only != "report":

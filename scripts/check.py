@@ -8,7 +8,6 @@ AssertionError.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import inspect
 import math
@@ -23,7 +22,7 @@ from areal_like.config.layers import parse_override
 from areal_like.config.registry import ConfigError, bind, build, check, resolve
 from areal_like.errors import UserError
 
-from .console.arguments import command, refuse
+from .console.arguments import command, refusing
 from .console.output import console
 from .contracts import demand
 
@@ -154,16 +153,6 @@ CLAIMS = {
 }
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = command("check", __doc__)
-    parser.add_argument("component", help="module:Name, found from the current folder; with --kind also a shipped name")
-    parser.add_argument("knobs", nargs="*", metavar="knob=value", help="knobs of the component")
-    parser.add_argument("--kind", choices=CLAIMS, help="if methods or parameters do not show it")
-    parser.add_argument("--answer", default="42", help="reward: an answer, as a row of the data set has it")
-    parser.add_argument("--response", default="The answer is 42", help="reward: a right response to it")
-    return parser.parse_intermixed_args(argv)
-
-
 def kind_of(name: str) -> str:
     """The kind of `module:Name`, by its methods or parameters. Raises ConfigError."""
     if ":" not in name:
@@ -211,17 +200,21 @@ def require(
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    parser = command("check", __doc__)
+    parser.add_argument("component", help="module:Name, found from the current folder; with --kind also a shipped name")
+    parser.add_argument("knobs", nargs="*", metavar="knob=value", help="knobs of the component")
+    parser.add_argument("--kind", choices=CLAIMS, help="if methods or parameters do not show it")
+    parser.add_argument("--answer", default="42", help="reward: an answer, as a row of the data set has it")
+    parser.add_argument("--response", default="The answer is 42", help="reward: a right response to it")
+    args = parser.parse_intermixed_args(argv)
     out, broken = console(), 0
-    try:
+    with refusing():
         kind = args.kind or kind_of(args.component)
         spec = {"name": args.component} | dict(parse_override(each) for each in args.knobs)
         out.print(f"{args.component} is checked as: {kind}", markup=False)
         for claim, problem in results(kind, spec, args.answer, args.response):
             broken += bool(problem)
             out.print(f"BROKEN  {claim}: {problem}" if problem else f"holds   {claim}", markup=False)
-    except (UserError, ValueError, OSError) as error:
-        refuse(error)
     print(f"{broken} broken" if broken else "all hold")
     return 1 if broken else 0
 

@@ -7,7 +7,6 @@ Type, default, range and meaning are read from the code and from `configs/base.y
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import re
@@ -34,13 +33,6 @@ Base = dict[str, tuple[str, str]]
 """Dotted key → (default, meaning) of `configs/base.yaml`."""
 Row = tuple[str, str, str, str, str]
 """Name, type, default, range and meaning of a key; no meaning if the part's text explains it."""
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = command("config", __doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="e.g. learner, loss.dg, buffer, run.steps")
-    parser.add_argument("--markdown", type=new_file, metavar="FILE", help="write all parts to this file")
-    return parser.parse_args(argv)
 
 
 def said(text: str) -> Base:
@@ -176,7 +168,10 @@ def overview() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    parser = command("config", __doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="e.g. learner, loss.dg, buffer, run.steps")
+    parser.add_argument("--markdown", type=new_file, metavar="FILE", help="write all parts to this file")
+    args = parser.parse_args(argv)
     if args.markdown:
         args.markdown.write_text(reference())
         return 0

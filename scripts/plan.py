@@ -136,21 +136,6 @@ class Planner:
         return Plan(choice, outcome, steps)
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = command("plan", __doc__)
-    parser.add_argument("config", help="YAML file, or name of a shipped config")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
-    parser.add_argument("--gpus", type=positive, required=True, help="total number of GPUs")
-    add_costs(parser)
-    parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help=f"maximised rate (default: {TARGETS[0]})")
-    parser.add_argument("--staleness", type=bound, nargs="+", default=[1, 4, 8], help="bounds (default: 1 4 8)")
-    parser.add_argument("--steps", type=positive, default=12, metavar="N", help="least train steps (default: 12)")
-    parser.add_argument("--best", type=positive, default=5, metavar="N", help="number of plans to print (default: 5)")
-    parser.add_argument("--out", type=new_file, metavar="FILE", help="write the config of the best plan here")
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write all plans here (-: standard output)")
-    return parser.parse_intermixed_args(argv)
-
-
 def planned(args: argparse.Namespace) -> tuple[Config, list[Plan], list[Plan]]:
     """The config, the plans to show (the best, and the best sync one), and the others. Raises UserError where there is
     none."""
@@ -196,7 +181,18 @@ def show(args: argparse.Namespace, plans: Iterable[Plan]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    parser = command("plan", __doc__)
+    parser.add_argument("config", help="YAML file, or name of a shipped config")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
+    parser.add_argument("--gpus", type=positive, required=True, help="total number of GPUs")
+    add_costs(parser)
+    parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help=f"maximised rate (default: {TARGETS[0]})")
+    parser.add_argument("--staleness", type=bound, nargs="+", default=[1, 4, 8], help="bounds (default: 1 4 8)")
+    parser.add_argument("--steps", type=positive, default=12, metavar="N", help="least train steps (default: 12)")
+    parser.add_argument("--best", type=positive, default=5, metavar="N", help="number of plans to print (default: 5)")
+    parser.add_argument("--out", type=new_file, metavar="FILE", help="write the config of the best plan here")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write all plans here (-: standard output)")
+    args = parser.parse_intermixed_args(argv)
     try:
         config, shown, rest = planned(args)
     except KeyboardInterrupt:

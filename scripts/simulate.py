@@ -44,17 +44,6 @@ def costs_of(config: Config, args: argparse.Namespace) -> Costs:
     return costs.as_configured(config, found)
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = command("simulate", __doc__)
-    parser.add_argument("config", help="YAML file, or name of a shipped config")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
-    add_costs(parser)
-    parser.add_argument("--against", type=Path, metavar="RUN", help="folder of a real run to compare with")
-    parser.add_argument("--write-costs", type=new_file, metavar="FILE", help="write the costs to this file")
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the figures here (-: standard output)")
-    return parser.parse_intermixed_args(argv)
-
-
 def shown(name: str, value: float) -> str:
     return f"{value:.1%}" if name in SHARES else f"{value:.4g}"
 
@@ -70,7 +59,14 @@ def show(found: dict[str, float], measured: dict[str, float]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    parser = command("simulate", __doc__)
+    parser.add_argument("config", help="YAML file, or name of a shipped config")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
+    add_costs(parser)
+    parser.add_argument("--against", type=Path, metavar="RUN", help="folder of a real run to compare with")
+    parser.add_argument("--write-costs", type=new_file, metavar="FILE", help="write the costs to this file")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the figures here (-: standard output)")
+    args = parser.parse_intermixed_args(argv)
     try:
         config = configs.load([args.config, *args.overrides])
         cost = costs_of(config, args)

@@ -19,7 +19,6 @@ step or, where `interruptible` is false, of the running sequences (nothing is ad
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
@@ -45,7 +44,6 @@ from areal_like.models.causal_lm import write_state
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.update import Update
 
-log = logging.getLogger(__name__)
 PEACE = 32
 """Decode steps without preemption after which one more sequence may run."""
 TOTALS = (

@@ -94,9 +94,10 @@ def interrupted(kept: str) -> int:
 @contextlib.contextmanager
 def refusing(*more: type[Exception]) -> Iterator[None]:
     """End the command at a ValueError (UserError is one), an OSError, or an error of the types in `more`."""
+    kinds: tuple[type[Exception], ...] = (ValueError, OSError, *more)
     try:
         yield
-    except (ValueError, OSError, *more) as error:
+    except kinds as error:
         refuse(error)
 
 
