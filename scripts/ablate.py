@@ -15,7 +15,7 @@ from .ablation import results, slurm, study
 from .ablation.results import Choice, gather
 from .ablation.runs import Folder, run_all, say
 from .ablation.study import MAIN, TUNE, Run
-from .console.arguments import EXIT_INTERRUPTED, command, positive
+from .console.arguments import EXIT_INTERRUPTED, command, positive, refusing
 from .console.process import Interrupted, Signals
 
 
@@ -30,14 +30,18 @@ class Ablation:
         self.tuning = self.study.tuning_runs()
 
     def run(self) -> int:
-        """Make all runs, on this machine. Returns how many failed. Raises Interrupted, OSError, ConfigError."""
+        """Make all runs, on this machine. Returns the exit code. Raises OSError, ConfigError."""
         signals, failed, parallel = Signals(), list[Run](), self.args.parallel or 1
-        for stage in (TUNE, MAIN):
-            if self.args.only in (None, stage):
-                runs = self.tuning if stage == TUNE else self.main_runs()
-                failed += run_all(runs, self.folder, parallel, signals.check)
+        try:
+            for stage in (TUNE, MAIN):
+                if self.args.only in (None, stage):
+                    runs = self.tuning if stage == TUNE else self.main_runs()
+                    failed += run_all(runs, self.folder, parallel, signals.check)
+        except Interrupted as signalled:
+            print(f"ended by {signalled}; run the same command to continue", file=sys.stderr)
+            return EXIT_INTERRUPTED
         self.report()
-        return len(failed)
+        return 1 if failed else 0
 
     def choices(self) -> list[Choice]:
         """The tuned values, from the finished runs. Raises ValueError if they are not complete."""
@@ -54,21 +58,16 @@ class Ablation:
         except ValueError as error:
             choices, runs = [], []
             say(f"the main runs depend on the tuning: {error}")
-        self.folder.make()
+        self.folder.path.mkdir(parents=True, exist_ok=True)
         found = gather(self.study, [*self.tuning, *runs], self.folder)
         print(results.write(self.study, self.folder.path, found, choices, self.command))
         say(f"results.csv, results.md and curves.png are in {self.folder.path}")
 
-    def unfinished(self) -> tuple[str, list[Run]]:
-        """The next stage, and its unfinished runs. Raises ValueError."""
-        tuning = [run for run in self.tuning if not self.folder.is_finished(run)]
-        if self.args.only == TUNE or (tuning and self.args.only != MAIN):
-            return TUNE, tuning
-        return MAIN, [run for run in self.main_runs() if not self.folder.is_finished(run)]
-
     def submit(self) -> None:
-        """Raises OSError, ValueError."""
-        stage, runs = self.unfinished()
+        """Submit the unfinished runs of the next stage. Raises OSError, ValueError."""
+        stage, runs = TUNE, [run for run in self.tuning if not self.folder.is_finished(run)]
+        if self.args.only == MAIN or not (runs or self.args.only):
+            stage, runs = MAIN, [run for run in self.main_runs() if not self.folder.is_finished(run)]
         if not runs:
             say(f"all runs of the {stage} stage are finished")
             return None if self.args.dry_run else self.report()
@@ -78,7 +77,6 @@ class Ablation:
         jobs = slurm.make(stage, runs, self.folder, self.study.slurm, self.args.parallel, after)
         if self.args.dry_run:
             return print(jobs.describe())
-        self.folder.make()
         for run in runs:
             self.folder.prepare(run)
         ids = jobs.submit()
@@ -90,18 +88,14 @@ class Ablation:
         try:
             runs += self.main_runs()
         except ValueError:
-            say(f"then {len(list(self.study.points())) * len(self.study.seeds)} main runs with the tuned values")
+            say(f"then {len(self.study.main_configs()) * len(self.study.seeds)} main runs with the tuned values")
         for run in runs:
             print(f"{'finished' if self.folder.is_finished(run) else 'to run':<9} {run.stage:<5} {run.title}")
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    parser = command(
-        "ablate",
-        __doc__,
-        "The yaml is explained in docs/ablations.md; examples are in configs/ablation.",
-    )
+    parser = command("ablate", __doc__, "docs/ablations.md explains the yaml; configs/ablation has examples.")
     parser.add_argument("study", help="a yaml file, or the name of one in configs/ablation: staleness")
     parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")
     parser.add_argument("--parallel", type=positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
@@ -109,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slurm", action="store_true", help="submit array jobs instead of running here")
     parser.add_argument("--dry-run", action="store_true", help="print the runs or jobs that it would start, and stop")
     args = parser.parse_args(argv)
-    try:
+    with refusing():
         ablation = Ablation(args, argv)
         if args.slurm and args.only != "report":
             ablation.submit()
@@ -119,13 +113,7 @@ def main(argv: list[str] | None = None) -> int:
             ablation.report()
         else:
             with ablation.folder.locked():
-                return 1 if ablation.run() else 0
-    except Interrupted as signalled:
-        print(f"ended by {signalled}; run the same command to continue", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except (ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+                return ablation.run()
     return 0
 
 

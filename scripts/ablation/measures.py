@@ -17,15 +17,15 @@ import json
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run.metrics import MetricsFollower
 
 AXES = ("steps", "samples", "seconds")
-HELDOUT = ("eval/reward", "eval/loss")
-"""Keys of curves that mean the evaluations."""
 SOURCES = ("summary", "metric", *(f"{axis}_to" for axis in AXES), *(f"at_{axis}" for axis in AXES))
 
 
@@ -37,11 +37,11 @@ class Measure(NamedTuple):
     higher_is_better: bool
 
 
-class Curve(NamedTuple):
-    """`y`: a key of metrics.jsonl, of `HELDOUT` for evaluations. `x`: one of `AXES`."""
+class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`y`: a key of metrics.jsonl; eval/reward and eval/loss are those of the evaluations."""
 
-    y: str
-    x: str
+    y: str = "eval/reward"
+    x: Literal["samples", "steps", "seconds"] = "samples"
 
 
 def read_measure(name: str, spec: Any) -> Measure:
@@ -57,13 +57,6 @@ def read_measure(name: str, spec: Any) -> Measure:
     if source not in ("summary", "metric") and not isinstance(spec[source], int | float):
         raise ConfigError(f"{key}.{source}: got {spec[source]!r}, expected a number", key)
     return Measure(source, spec[source], better == "higher")
-
-
-def read_curve(spec: dict[str, Any]) -> Curve:
-    """Raises ConfigError."""
-    if set(spec) - {"x", "y"} or spec.get("x", "samples") not in AXES:
-        raise ConfigError(f"curve: got {spec!r}, expected y (a key of metrics.jsonl) and x ({' | '.join(AXES)})")
-    return Curve(str(spec.get("y", "eval/reward")), spec.get("x", "samples"))
 
 
 class Outcome:
@@ -84,28 +77,22 @@ class Outcome:
             values = [number for row in self.rows if (number := _finite(row.get(measure.key))) is not None]
             return sum(values) / len(values) if values else None
         axis = measure.source.removeprefix("at_").removesuffix("_to")
-        points = list(zip(*self.curve(Curve("eval/reward", axis)), strict=True))
+        points = list(zip(*self.curve(Curve(x=axis)), strict=True))
         if measure.source.startswith("at_"):
             return next((y for x, y in reversed(points) if x <= measure.key), None)
         return next((x for x, y in points if y >= measure.key), None)
 
     def curve(self, curve: Curve) -> tuple[list[float], list[float]]:
         """(x, y) in the order of x. An evaluation counts at the step that made its weights."""
-        rows, key = self.rows, curve.y
-        if curve.y in HELDOUT:
-            interval, steps, key = self.config.weight_sync_interval, self.summary["steps"], key.removeprefix("eval/")
+        rows, key, config, scale = self.rows, curve.y, self.config, 1
+        if key in ("eval/reward", "eval/loss"):
+            interval, steps, key = config.weight_sync_interval, self.summary["steps"], key.removeprefix("eval/")
             rows = [{**row, "step": min(row["version"] * interval, steps)} for row in self.summary["evaluations"]]
-        known = sorted((self._place(curve.x, row), y) for row in rows if (y := _finite(row.get(key))) is not None)
+        if curve.x == "samples":
+            scale = config.groups_per_batch * (1 if is_supervised(config) else config.sizing["group_size"])
+        place = "seconds" if curve.x == "seconds" else "step"
+        known = sorted((float(scale * row[place]), y) for row in rows if (y := _finite(row.get(key))) is not None)
         return [x for x, _ in known], [y for _, y in known]
-
-    def _place(self, axis: str, row: dict[str, Any]) -> float:
-        """A row's position on an axis: train steps, samples trained by then, or seconds since the first lease."""
-        if axis == "seconds":
-            return float(row["seconds"])
-        if axis == "steps":
-            return float(row["step"])
-        size = 1 if is_supervised(self.config) else self.config.sizing["group_size"]
-        return float(row["step"] * self.config.groups_per_batch * size)
 
 
 def _finite(value: Any) -> float | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..analysis.intervals import FEWEST_FOR_INTERVALS, Estimate, bootstrap, draw_band, markdown_table
 from .measures import Outcome
@@ -17,13 +16,9 @@ from .study import MAIN, Labels, Run, Study
 Key = tuple[str, ...]
 """The labels of a point, in the order of the grid."""
 UNITS = {"samples": "samples trained", "steps": "train steps", "seconds": "seconds since the first lease"}
-"""Labels of the curves' x axes."""
-PANEL = (5.5, 3.6)
-"""Width and height of a panel, in inches."""
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A run and its measures; `outcome` is None until it is finished."""
 
     run: Run
@@ -40,17 +35,7 @@ def gather(study: Study, runs: Iterable[Run], folder: Folder) -> list[Result]:
     return results
 
 
-def by_point(study: Study, results: Iterable[Result]) -> dict[Key, list[Result]]:
-    """The main runs of each point."""
-    points = defaultdict[Key, list[Result]](list)
-    for result in results:
-        if result.run.stage == MAIN:
-            points[tuple(result.run.labels[factor] for factor in study.grid)].append(result)
-    return dict(points)
-
-
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The candidates of one tuning with their scores, and the one that was picked."""
 
     key: Key
@@ -62,41 +47,39 @@ def choose(study: Study, results: Sequence[Result]) -> list[Choice]:
     """For each tuning the candidate with the best mean. Candidates without a number for each seed (a run failed, or
     never reached the target) rank last. Raises ValueError if no candidate has any number."""
     assert study.tune
-    by, by_key = study.tune.by, defaultdict[Key, list[Result]](list)
+    by, numbers = study.tune.by, defaultdict[Key, list[tuple[Labels, float | None]]](list)
     for result in results:
-        by_key[study.tuned_for(result.run.labels)].append(result)
+        numbers[study.tuned_for(result.run.labels)].append((result.run.tuned, result.numbers[by]))
     sign, choices = 1 if study.measure[by].higher_is_better else -1, []
-    for key, members in by_key.items():
-        scores = [
-            (candidate, bootstrap(result.numbers[by] for result in members if result.run.tuned == candidate))
-            for candidate in study.candidates()
-        ]
-        best = max(scores, key=lambda score: (score[1].n, sign * score[1].mean if score[1].n else 0.0))
-        if not best[1].n:
+    for key, found in numbers.items():
+        scores = [(each, bootstrap(number for tuned, number in found if tuned == each)) for each in study.candidates()]
+        picked, best = max(scores, key=lambda score: (score[1].n, sign * score[1].mean if score[1].n else 0.0))
+        if not best.n:
             place = ", ".join(key) or "all"
             raise ValueError(f"tuning of {place}: no run has a number for {by!r}, so nothing can be picked")
-        choices.append(Choice(key, scores, best[0]))
+        choices.append(Choice(key, scores, picked))
     return choices
 
 
 def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequence[Choice], command: str) -> str:
     """Write tables and curves into `folder`; returns the markdown."""
     tuned = list(study.tune.grid) if study.tune else []
-    beside = folder / "results.tmp"
-    with beside.open("w", newline="") as file:
+    points = defaultdict[Key, list[Result]](list)
+    with (folder / "results.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["stage", *study.grid, *(f"tuned {key}" for key in tuned), "seed", *study.measure, "run"])
         for result in results:
             run, numbers = result.run, ("" if number is None else number for number in result.numbers.values())
             writer.writerow([run.stage, *run.labels.values(), *run.tuned.values(), run.seed, *numbers, run.name])
-    beside.replace(folder / "results.csv")
+            if run.stage == MAIN:
+                points[tuple(run.labels[factor] for factor in study.grid)].append(result)
 
     finished = [result for result in results if result.outcome]
     spread = "95 % bootstrap intervals" if len(study.seeds) >= FEWEST_FOR_INTERVALS else "their range"
     text = f"# {study.name}\n\n`{command}`: {len(finished)} of {len(results)} runs are finished.\n"
     text += f"\n## Means over seeds ({len(study.seeds)}) with {spread}\n\n"
     rows: list[list[Any]] = []
-    for key, found in by_point(study, results).items():
+    for key, found in points.items():
         estimates = [bootstrap(result.numbers[measure] for result in found) for measure in study.measure]
         rows.append([*key, *(found[0].run.tuned[name] for name in tuned), *estimates])
     text += markdown_table([*study.grid, *tuned, *study.measure], rows)
@@ -111,7 +94,7 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
         if finished and all(result.numbers[name] is None for result in finished):
             text += f"\nNo finished run has a number for {name!r} ({measure.source}: {measure.key}).\n"
     (folder / "results.md").write_text(text)
-    _draw(study, by_point(study, results), folder / "curves.png")
+    _draw(study, points, folder / "curves.png")
     return text
 
 
@@ -128,7 +111,7 @@ def _draw(study: Study, points: dict[Key, list[Result]], path: Path) -> None:
         return
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(PANEL[0], PANEL[1] * len(panels)), dpi=120, layout="constrained")
+    figure = Figure(figsize=(5.5, 3.6 * len(panels)), dpi=120, layout="constrained")
     grid = figure.subplots(len(panels), sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (title, lines) in zip(grid, panels.items(), strict=True):
         for label, curves in lines.items():

@@ -68,23 +68,15 @@ class Folder:
                 shutil.rmtree(folder)
         for path in (self.config(run), self.log(run)):
             path.parent.mkdir(parents=True, exist_ok=True)
-        config, more = run.config, {"run.dir": str(folder.parent), "run.name": run.name, "run.seed": run.seed}
-        for key, value in (more | {"resume": "auto"}).items():
+        config, own = run.config, {"run.dir": str(folder.parent), "run.name": run.name, "run.seed": run.seed}
+        for key, value in (own | {"resume": "auto"}).items():
             config = configs.replace(config, key, value)
         configs.save(config, self.config(run))
 
-    def make(self) -> None:
-        """Raises ConfigError for a folder that cannot be written."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "lock").touch()
-        except OSError as error:
-            raise ConfigError(f"--out: {self.path} cannot be written ({error.strerror}); name another folder") from None
-
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Reserve the folder. Raises ConfigError if another ablation uses it, or it cannot be written."""
-        self.make()
+        """Reserve the folder. Raises ConfigError if another ablation uses it, OSError if it cannot be written."""
+        self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +138,7 @@ def run_all(runs: Sequence[Run], folder: Folder, parallel: int, check: Callable[
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
     going, failed = list[Going](), list[Run]()
     free = devices_to_share(waiting) if parallel > 1 else []
-    total, done = len(waiting), 0
+    total = len(waiting)
     try:
         while waiting or going:
             check()
@@ -159,8 +151,7 @@ def run_all(runs: Sequence[Run], folder: Folder, parallel: int, check: Callable[
             for one in [one for one in going if one.process.poll() is not None]:
                 going.remove(one)
                 free = sorted([*free, *one.devices])
-                done += 1
-                say(f"[{done}/{total}] {one.run.title}: {one.end()}")
+                say(f"[{total - len(waiting) - len(going)}/{total}] {one.run.title}: {one.end()}")
                 failed += [one.run] if one.process.poll() else []
             time.sleep(POLL_SECONDS)
     finally:

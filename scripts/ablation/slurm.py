@@ -27,17 +27,10 @@ from .study import Run
 SCRIPT = SBATCH / "ablate.sbatch"
 LARGEST_ARRAY = 1000
 
-THEN = """\
-{lines}
-cd {folder}
-PYTHONPATH={path} exec {command}
-"""
-
 
 @dataclass(frozen=True)
 class Jobs:
-    """The two jobs of a stage: `array`, submitted with `arguments`, and `then`, which runs after it, however it ends.
-    `files`: what they and their list hold; nothing is written before `submit`."""
+    """The jobs of a stage: `array` with its `arguments`, then `then`. `submit` writes the `files`: path → content."""
 
     array: Path
     then: Path
@@ -64,8 +57,7 @@ class Jobs:
 def make(
     stage: str, runs: Sequence[Run], folder: Folder, options: Mapping[str, Any], parallel: int | None, after: list[str]
 ) -> Jobs:
-    """The jobs of a stage. `parallel` bounds the tasks at once; `after`: arguments of `scripts.ablate` for the
-    next stage."""
+    """`parallel` bounds the tasks at once; `after`: arguments of `scripts.ablate` for the next stage."""
     here = folder.path / "slurm"
     tasks, limit = min(len(runs), LARGEST_ARRAY), f"%{parallel}" if parallel else ""
     lines = "".join(f"{folder.config(run)}\t{folder.run(run)}\n" for run in runs)
@@ -78,11 +70,8 @@ def make(
     place, path = shlex.quote(os.getcwd()), shlex.quote(python_path())
     head = _with_lines("#!/bin/bash", then)
     first, second = here / f"{stage}.sbatch", here / f"{stage}-then.sbatch"
-    files = {
-        listed: lines,
-        first: _with_lines(SCRIPT.read_text(), array),
-        second: THEN.format(lines=head, folder=place, path=path, command=command),
-    }
+    files = {listed: lines, first: _with_lines(SCRIPT.read_text(), array)}
+    files[second] = f"{head}\ncd {place}\nPYTHONPATH={path} exec {command}\n"
     return Jobs(first, second, [str(listed), str(tasks)], files)
 
 

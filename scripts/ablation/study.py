@@ -24,7 +24,7 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.places import CONFIGS
 
 from ..starting.preflight import preflight
-from .measures import read_curve, read_measure
+from .measures import Curve, read_measure
 
 Overrides = dict[str, Any]
 Seed = Annotated[int, msgspec.Meta(ge=0)]
@@ -86,15 +86,12 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
     measure: dict[str, Any]
     config: str = "base"
     set: Overrides = {}
-    curve: Any = {}
+    curve: Curve = Curve()
     tune: Tune | None = None
     slurm: dict[str, Any] = {}
 
-    def points(self) -> Iterator[Labels]:
-        return _points(self.grid)
-
     def candidates(self) -> list[Labels]:
-        return list(_points(self.tune.grid if self.tune else {}))
+        return list(points(self.tune.grid if self.tune else {}))
 
     def tuned_for(self, labels: Labels) -> tuple[str, ...]:
         """Names the tuning whose values a point uses: its labels of the factors in `per`."""
@@ -106,7 +103,7 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
             return []
         tune, runs = self.tune, []
         first = {factor: next(iter(values)) for factor, values in self.grid.items()}
-        for chosen in _points({factor: self.grid[factor] for factor in tune.per}):
+        for chosen in points({factor: self.grid[factor] for factor in tune.per}):
             labels = first | tune.at | chosen
             for candidate in self.candidates():
                 runs += self._runs(TUNE, labels, candidate, tune.seeds)
@@ -115,14 +112,14 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
     def main_runs(self, picked: Mapping[tuple[str, ...], Labels]) -> list[Run]:
         """The runs of the second stage with the `picked` values, by `tuned_for`; points take turns, seed by seed."""
         runs: list[Run] = []
-        for labels in self.points():
+        for labels in points(self.grid):
             tuned = picked[self.tuned_for(labels)] if self.tune else {}
             runs += self._runs(MAIN, labels, tuned, self.seeds)
         return sorted(runs, key=lambda run: self.seeds.index(run.seed))
 
     def main_configs(self) -> list[Config]:
         """Of every point, with the first candidate of the tuning. Raises ConfigError."""
-        return [self._config(labels, self.candidates()[0]) for labels in self.points()]
+        return [self._config(labels, self.candidates()[0]) for labels in points(self.grid)]
 
     def check(self) -> None:
         """Make the config of every point and of every tuning run. Raises ConfigError."""
@@ -151,7 +148,7 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
             raise ConfigError(f"{place}: {error}") from None
 
 
-def _points(grid: Mapping[str, Mapping[str, Overrides]]) -> Iterator[Labels]:
+def points(grid: Mapping[str, Mapping[str, Overrides]]) -> Iterator[Labels]:
     for labels in itertools.product(*grid.values()):
         yield dict(zip(grid, labels, strict=True))
 
@@ -168,9 +165,6 @@ def _text(value: Any) -> str:
     """A value as on the command line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=1 << 20, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-# Reading
 
 
 def named(name: str) -> Path:
@@ -194,19 +188,20 @@ def load(path: Path) -> Study:
         raise ConfigError(f"{path}: an ablation needs a grid with a factor and something to measure")
     study.config = str(find(study.config, path.parent, f"config in {path}"))
     study.measure = {name: read_measure(name, spec) for name, spec in study.measure.items()}
-    study.curve = read_curve(study.curve)
-    sections: list[tuple[Study | Tune, str]] = [(study, ""), *([(study.tune, "tune.")] if study.tune else [])]
-    for section, prefix in sections:
-        section.grid = {
-            factor: _values(f"{prefix}grid.{factor}", factor, each) for factor, each in section.grid.items()
-        }
-        if len({*section.seeds}) < max(1, len(section.seeds)):
-            raise ConfigError(f"{prefix}seeds: got {section.seeds}, expected different whole numbers", f"{prefix}seeds")
+    _check_section(study, "")
     if study.tune:
+        _check_section(study.tune, "tune.")
         _check_names(study.tune, study)
     _refuse_lost_values(study)
     study.check()
     return study
+
+
+def _check_section(section: Study | Tune, prefix: str) -> None:
+    """Raises ConfigError."""
+    section.grid = {factor: _values(f"{prefix}grid.{factor}", factor, each) for factor, each in section.grid.items()}
+    if len({*section.seeds}) < max(1, len(section.seeds)):
+        raise ConfigError(f"{prefix}seeds: got {section.seeds}, expected different whole numbers", f"{prefix}seeds")
 
 
 def _refuse_lost_values(study: Study) -> None:
@@ -233,9 +228,8 @@ def _check_names(tune: Tune, study: Study) -> None:
             raise ConfigError(f"tune.{key}: got {name!r}, expected one of {', '.join(known)}", f"tune.{key}")
 
 
-def _values(prefix: str, factor: str, values: Any) -> dict[str, Overrides]:
+def _values(key: str, factor: str, values: Any) -> dict[str, Overrides]:
     """Label → overrides. A list gives values of the key `factor`; a mapping names sets of overrides."""
-    key = f"{prefix}grid.{factor}"
     if isinstance(values, list) and values:
         found = {_text(value): {factor: value} for value in values}
         if len(found) < len(values):

@@ -13,7 +13,7 @@ from areal_like.config.layers import CONFIGS
 from areal_like.config.run_config import ConfigError
 from scripts import ablate
 from scripts.ablation import results, slurm, study
-from scripts.ablation.measures import Outcome, read_curve, read_measure
+from scripts.ablation.measures import Curve, Outcome, read_measure
 from scripts.ablation.results import Result, gather
 from scripts.ablation.runs import Folder
 from scripts.ablation.study import Study
@@ -216,11 +216,11 @@ def test_a_measure_of_a_finished_run(outcome: Outcome, spec: dict, number: float
 
 
 def test_curves_by_steps_samples_and_seconds(outcome: Outcome) -> None:
-    assert outcome.curve(read_curve({"x": "steps"})) == ([0.0, 2.0, 4.0], [0.1, 0.6, 0.5])
-    assert outcome.curve(read_curve({}))[0] == [0.0, 256.0, 512.0]
-    assert outcome.curve(read_curve({"y": "x", "x": "seconds"})) == ([0.0, 4.0, 6.0], [4.0, 1.0, 2.5])
+    assert outcome.curve(Curve(x="steps")) == ([0.0, 2.0, 4.0], [0.1, 0.6, 0.5])
+    assert outcome.curve(Curve())[0] == [0.0, 256.0, 512.0]
+    assert outcome.curve(Curve("x", "seconds")) == ([0.0, 4.0, 6.0], [4.0, 1.0, 2.5])
     outcome.summary["evaluations"] = [{"version": 0, "seconds": 0.1, "loss": 2.0}]  # supervised
-    assert outcome.measure(read_measure("m", {"steps_to": 0.5})) is None and outcome.curve(read_curve({})) == ([], [])
+    assert outcome.measure(read_measure("m", {"steps_to": 0.5})) is None and outcome.curve(Curve()) == ([], [])
 
 
 # Tuning and what is written
