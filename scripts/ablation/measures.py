@@ -76,7 +76,7 @@ class Outcome:
         if measure.source == "metric":
             values = [number for row in self.rows if (number := _finite(row.get(measure.key))) is not None]
             return sum(values) / len(values) if values else None
-        axis = measure.source.removeprefix("at_").removesuffix("_to")
+        axis: Any = measure.source.removeprefix("at_").removesuffix("_to")  # one of `AXES`
         points = list(zip(*self.curve(Curve(x=axis)), strict=True))
         if measure.source.startswith("at_"):
             return next((y for x, y in reversed(points) if x <= measure.key), None)
