@@ -26,7 +26,7 @@ def build_trainer(config: Any, rank: int = 0) -> Trainer:
     spec = select(config, "learner")
     # Adapters are made from whole weights.
     apart = spec.get("ranks", 1) > 1 and spec.get("lora") is None
-    with deferred_weights() if apart else nullcontext():
+    with deferred_weights(maker=rank == 0) if apart else nullcontext():
         model = build("model", config.model, config.run.seed, task.vocab_size)
     loss, advantage = bind("loss", config.loss), bind("advantage", config.advantage)
     try_loss(loss, config.loss.name)

@@ -140,6 +140,11 @@ class Ranks:
         dist.all_gather(everybody, torch.cat([own, own.new_zeros(most - own.numel())]), group=self._group)
         return [_unpacked(each[: int(size)]) for each, size in zip(everybody, sizes, strict=True)]
 
+    def send(self, tensor: Tensor) -> None:
+        """Give rank 0's tensor, in main memory, to all."""
+        if self.count > 1:
+            dist.broadcast(tensor, src=0)
+
     def barrier(self) -> None:
         """Wait, while all ranks live, until all have called this."""
         if self.count > 1:

@@ -44,7 +44,7 @@ class Teacher:
         top: Annotated[int, "[0, inf)"] = 0,
         kl: Annotated[float, "[0, inf)"] = 1.0,
     ):
-        with deferred_weights() if ranks.count > 1 else nullcontext():
+        with deferred_weights(maker=ranks.rank == 0) if ranks.count > 1 else nullcontext():
             model = folder(0, 0, path=path)
         known, self._vocab_size = int(model.config.vocab_size), int(student.config.vocab_size)
         if known < self._vocab_size:

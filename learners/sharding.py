@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from areal_like.models.causal_lm import weight_files
+from areal_like.models.causal_lm import handed_on, weight_files
 from areal_like.weights.state import TensorSpec
 from learners.collectives import Ranks
 from learners.logprobs import use_logprob_head
@@ -188,15 +188,17 @@ class Whole(UserDict[str, Tensor]):
 
 
 # A model that was made without memory (`areal_like.models.causal_lm.deferred_weights`): each rank reads the rows of its
-# own shards from the safetensors files, so none ever holds a whole model.
+# own shards from the safetensors files, so none ever holds a whole model. If no file has a weight in its final form,
+# rank 0 makes it in main memory and sends it to the others, one weight at a time.
 
 
 @torch.no_grad()
 def fill(model: PreTrainedModel, ranks: Ranks, device: torch.device, rounded_to: torch.dtype | None = None) -> None:
-    """Give a sharded model on `meta` memory on `device`, and the weights of its files, rounded to a dtype if one is
-    given. Does nothing to a model that has weights. Raises RuntimeError for buffers that it can't make again.
+    """Give a sharded model on `meta` memory on `device`, and the weights of its files or of rank 0, rounded to a dtype
+    if one is given. Does nothing to a model that has weights. Raises RuntimeError for buffers that it can't make again.
     """
-    if not (files := weight_files(model)):
+    files, made = weight_files(model), handed_on(model)
+    if not files and made is None:
         return
     swap = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, and tied
@@ -209,10 +211,17 @@ def fill(model: PreTrainedModel, ranks: Ranks, device: torch.device, rounded_to:
         assert isinstance(parameter, DTensor)
         own = parameter.to_local()
         first = -(-parameter.shape[0] // ranks.count) * ranks.rank
-        if own.numel():
+        rows: Tensor
+        if made is not None:
+            whole = torch.empty(parameter.shape) if made.tensors is None else made.tensors[name].contiguous()
+            ranks.send(whole)
+            rows = whole[first : first + len(own)]
+        elif own.numel():
             with safe_open(files[name], "pt") as tensors:
-                rows: Tensor = tensors.get_slice(name)[first : first + len(own)]
+                rows = tensors.get_slice(name)[first : first + len(own)]
+        if own.numel():
             own.copy_(rows if rounded_to is None else rows.to(rounded_to))
+    model._handed_on = None
 
 
 def _make_buffers(model: PreTrainedModel, device: torch.device) -> None:

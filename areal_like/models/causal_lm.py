@@ -1,6 +1,9 @@
-"""Models that actors and learners share, from a config or a local folder, and their published bits. Every process that
-holds a model builds it here from the same config, so names, shapes and initial values agree; from then on the published
-bits decide. The model definitions are transformers'."""
+"""Models that actors and learners share: made from a config or a local folder, and turned into published bits and back.
+
+The model definitions are transformers'. Every process that holds a model builds it here from the same config, so
+names, shapes and initial values agree; from then on the published bits decide. All computing on the CPU is done in
+float32 on values that the published dtype can represent.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
+    PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -65,9 +69,13 @@ def qwen2(  # noqa: PLR0913 - the knobs are those of Qwen2Config
         eos_token_id=None,
         pad_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+
+    def made() -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Qwen2ForCausalLM(config)
+
+    return _handed_on(config, made) or made()
 
 
 def pretrained(model: Callable[..., PreTrainedModel]) -> Callable[..., PreTrainedModel]:
@@ -82,9 +90,10 @@ def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
     """A causal language model from a local folder. Raises FileNotFoundError, ValueError (vocabulary, weights)."""
     if not (Path(path) / "config.json").is_file():
         raise FileNotFoundError(f"model.path: no Hugging Face model in {path!r} (config.json is missing)")
+    whole = functools.partial(AutoModelForCausalLM.from_pretrained, path, dtype=torch.float32, local_files_only=True)
     try:
-        model = (_skeleton(Path(path)) if _DEFERRED.get() else None) or AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, local_files_only=True
+        model = (_skeleton(Path(path)) if _DEFERRED.get() is not None else None) or (
+            _handed_on(AutoConfig.from_pretrained(path, local_files_only=True), whole) or whole()
         )
     except SafetensorError as error:
         raise ValueError(f"model.path: the weights in {path!r} can't be read: {error}: get the model again") from error
@@ -93,14 +102,15 @@ def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
     return model
 
 
-_DEFERRED: contextvars.ContextVar[bool] = contextvars.ContextVar("deferred", default=False)
+_DEFERRED: contextvars.ContextVar[bool | None] = contextvars.ContextVar("deferred", default=None)
 
 
 @contextlib.contextmanager
-def deferred_weights() -> Iterator[None]:
+def deferred_weights(maker: bool = True) -> Iterator[None]:
     """Models made in this context may come without memory for their weights, on the device `meta`: `weight_files` then
-    names the files of their weights. Others (random weights, files with other names) come whole."""
-    token = _DEFERRED.set(True)
+    names the files of their weights. If no file has them in this form (random weights, files with other names), one
+    process, the `maker`, makes them, and `HandedOn` gives them to the others."""
+    token = _DEFERRED.set(maker)
     try:
         yield
     finally:
@@ -110,6 +120,38 @@ def deferred_weights() -> Iterator[None]:
 def weight_files(model: PreTrainedModel) -> dict[str, Path]:
     """Parameter name → the safetensors file that holds it, of a model without weights; empty for one that has them."""
     return getattr(model, "_weight_files", {})
+
+
+class HandedOn:
+    """Weights of a model on `meta` that one process has made. In that process `tensors` has them by name; elsewhere it
+    is None. Copies of the model share them."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor] | None):
+        self.tensors = tensors
+
+    def __deepcopy__(self, _: object) -> HandedOn:
+        return self
+
+
+def handed_on(model: PreTrainedModel) -> HandedOn | None:
+    """The weights of a model that came without; None where files or the model itself have them."""
+    return getattr(model, "_handed_on", None)
+
+
+def _handed_on(config: PretrainedConfig, made: Callable[[], PreTrainedModel]) -> PreTrainedModel | None:
+    """The model on `meta`; None where nobody asks for it, or it has buffers that are saved."""
+    maker = _DEFERRED.get()
+    if maker is None:
+        return None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if set(model.state_dict()) & {name for name, _ in model.named_buffers()}:
+        return None
+    whole = made() if maker else None
+    if whole is not None:
+        model.generation_config = whole.generation_config
+    model._handed_on = HandedOn(None if whole is None else {n: p.detach() for n, p in whole.named_parameters()})
+    return model
 
 
 def _skeleton(path: Path) -> PreTrainedModel | None:
@@ -192,8 +234,11 @@ def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes
 
 
 def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None:
-    """Write published bits, and the model's configs, as a Hugging Face folder that `from_pretrained` loads with these
-    very values. The tokenizer is the task's to write."""
+    """Write published bits as a Hugging Face folder that `from_pretrained` loads with these very values.
+
+    Config and generation config are the model's own; the weights are in the published dtype, which the config names.
+    The tokenizer is the task's to write.
+    """
     tensors = dict(tensors_of(state))
     model.save_pretrained(folder, state_dict=tensors)
     config = copy.deepcopy(model.config)

@@ -29,8 +29,9 @@ RANDOM: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 8, "intermedia
 
 
 def train(path: str, rank: int, ranks: int, by_shard: bool) -> dict[str, Any]:
-    with deferred_weights() if by_shard else nullcontext():
+    with deferred_weights(rank == 0) if by_shard else nullcontext():
         model = folder(0, 13, path=path) if path != "random" else qwen2(0, 300, **RANDOM)
+    assert (model.device.type == "meta") is by_shard
     learner = TorchLearner(model, decoupled_ppo, partial(group), 1.0, 0, ranks=ranks, lr=1e-2, kl_loss=0.1)
     found = {"start": learner.snapshot().digest()}
     found["row"] = learner.train(share(make_batch(seeded(0), groups=5), rank, ranks))
