@@ -26,9 +26,8 @@ from actors.relay import Relay
 from actors.sources import Sources, Superseded, Unreachable
 from areal_like.interfaces import RolloutEngine
 from areal_like.run.spans import Spans
-from areal_like.weights.replica import NOTHING, Desync, Replica, Route
+from areal_like.weights.replica import NOTHING, Desync, Replica, Route, Update
 from areal_like.weights.state import BITS, State, TensorSpec
-from areal_like.weights.update import Update
 from areal_like.wire.bus import AsyncDealer
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import Manifest

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from areal_like.types import Batch, Completion, Limits, Prompt, Sample
+from areal_like.weights.replica import Update
 from areal_like.weights.state import State
-from areal_like.weights.update import Update
 
 
 class Outcome(NamedTuple):

@@ -22,17 +22,19 @@ Advantage = Callable[..., np.ndarray]
 """An advantage function whose knobs are bound, in one of the two forms."""
 
 
-def _mark(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def mark(advantage: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(advantage, name, True)
-        return advantage
+def mark_as(name: str, value: object = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of advantages or losses, which sets an attribute."""
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(function, name, value)
+        return function
 
     return mark
 
 
-compares_samples = _mark("compares_samples")  # the samples of a prompt with one another: a single one gets 0
-per_token = _mark("per_token")  # the second form
-needs_teacher = _mark("needs_teacher")  # it reads `Episodes.teacher`
+compares_samples = mark_as("compares_samples")  # the samples of a prompt with one another: a single one gets 0
+per_token = mark_as("per_token")  # the second form
+needs_teacher = mark_as("needs_teacher")  # it reads `Episodes.teacher`
 
 
 def marked(advantage: Callable[..., Any], mark: str) -> bool:

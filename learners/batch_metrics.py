@@ -15,8 +15,8 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
     """Metrics of one batch, by the names used in `metrics.jsonl`.
 
     Lengths are in tokens, staleness and spans in versions. `zero_variance_share` is the share of groups whose rewards
-    are all equal; `partial_share` the share of samples made by more than one version; `version_span` newest − oldest
-    version of a sample. The histogram maps a staleness to a number of samples.
+    are all equal; `version_span` newest − oldest version of a sample. The histogram maps a staleness to a number of
+    samples.
     """
     samples = batch.samples
     rewards = np.array([s.reward for s in samples], np.float64)
@@ -29,7 +29,6 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
         "reward/std": float(rewards.std()),
         "zero_variance_share": float(1.0 - varied(rewards, member).mean()),
         "response_length/mean": float(lengths.mean()),
-        "response_length/p50": float(np.median(lengths)),
         "response_length/p95": float(np.quantile(lengths, 0.95)),
         "response_length/max": int(lengths.max()),
         "tokens": int(sum(np.count_nonzero(s.loss_mask) for s in samples)),
@@ -38,11 +37,10 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
         "staleness/histogram": {str(age): count for age, count in sorted(Counter(staleness).items())},
         "version_span/mean": float(spans.mean()),
         "version_span/max": int(spans.max()),
-        "partial_share": float((spans > 0).mean()),
     }
 
 
-OF_ROLLOUTS = ("reward/", "zero_", "staleness/", "version_span/", "partial_", "kl/", "ratio/", "ess", "mismatch_")
+OF_ROLLOUTS = ("reward/", "zero_", "staleness/", "version_span/", "kl/", "ratio/", "ess", "mismatch_")
 
 
 def of_demonstrations(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -34,8 +34,7 @@ from learners.losses.contract import LossFunction, marks_of, merged
 from learners.objective import Objective, frozen, without_cut_answers
 from learners.optim import MasterAdamW
 from learners.packing import MicroBatch, cut_groups
-from learners.passes import Passes
-from learners.planning import Planner
+from learners.passes import Passes, Planner
 from learners.router_replay import RouterReplay
 from learners.saving import Saving
 from learners.schedules import Schedule

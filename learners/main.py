@@ -24,6 +24,7 @@ from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsLog
 from areal_like.run.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
 from areal_like.run.run_folder import note_step, progress_of, reason_to_stop
+from areal_like.run.samples import TrainedSamples
 from areal_like.run.spans import Spans
 from areal_like.types import Batch
 from areal_like.wire.learner_client import LearnerClient, Stopped
@@ -34,7 +35,6 @@ from learners.demonstrated import Demonstrated, client_of
 from learners.probe import Reference, sequences_of
 from learners.progress import RunProgress, on_clock_of_run, write_summary
 from learners.publication import Alone, Coding, Publisher
-from learners.trained_samples import TrainedSamples
 from learners.untrainable import SettingAside, Untrainable
 
 log = logging.getLogger(__name__)

@@ -75,47 +75,36 @@ class Objective:
         """Each trained token's weight in the sums, float32 [N]; None where it is 1."""
         if self.normalise != "sequence_mean":
             return None
-        return (1.0 / columns.trained_counts()[columns.sample]).astype(np.float32)
+        return (1.0 / columns.trained_counts[columns.sample]).astype(np.float32)
 
     def denominator(self, columns: Columns, samples: np.ndarray) -> float:
         """The denominator of the sums over the given samples' trained tokens."""
         if self.normalise == "token_mean":
             return float(columns.trained_tokens(samples))
-        sequences = float(np.count_nonzero(columns.trained_counts()[samples]))
+        sequences = float(np.count_nonzero(columns.trained_counts[samples]))
         return sequences if self.normalise == "sequence_mean" else sequences * float(self.normalise)
-
-    def length_penalties(self, batch: Batch) -> np.ndarray:
-        """The penalty on each sample's length, to subtract from its reward: float64 [n]."""
-        lengths = np.array([s.reach for s in batch.samples])
-        limit, buffer = self.overlong
-        return self.overlong_penalty * overlong_penalty(lengths, limit=limit, buffer=buffer)
 
     def rewards(self, batch: Batch, penalties: np.ndarray) -> np.ndarray:
         """The samples' rewards minus these penalties, scaled and cut: float64 [n]."""
         rewards = np.array([s.reward for s in batch.samples], np.float64) - penalties
         return np.clip(rewards * self.reward_scale, -self.reward_clip, self.reward_clip)
 
-    def turn_rewards(self, batch: Batch) -> list[list[tuple[int, float]]]:
-        """The samples' rewards of turns, scaled. What a cut takes from the whole reward, it takes at the sample's
-        end."""
-        return [[(place, self.reward_scale * earned) for place, earned in s.turn_rewards] for s in batch.samples]
-
-    def token_penalties(self, behaviour: Tensor, reference: Tensor | None) -> np.ndarray:
-        """The penalty at each trained token, to subtract from the reward: float64 [N]."""
-        if reference is None or not self.kl_reward:
-            return np.zeros(len(behaviour))
-        kl = kl_estimate(behaviour.double(), reference.double(), self.kl_reward_estimator)
-        return self.kl_reward * kl.cpu().numpy()
-
     def advantages(self, step: Step, advantage: Advantage, student: Tensor) -> np.ndarray:
         """Each trained token's advantage [N]. `student` [N]: the logprobs to compare with a teacher's."""
-        columns, less = step.columns, self.length_penalties(step.batch)
-        penalties = self.token_penalties(step.behaviour, step.reference)
+        columns, samples, (limit, buffer) = step.columns, step.batch.samples, self.overlong
+        lengths = np.array([s.reach for s in samples])
+        less = self.overlong_penalty * overlong_penalty(lengths, limit=limit, buffer=buffer)
+        penalties = np.zeros(len(step.behaviour))
+        if step.reference is not None and self.kl_reward:
+            kl = kl_estimate(step.behaviour.double(), step.reference.double(), self.kl_reward_estimator)
+            penalties = self.kl_reward * kl.cpu().numpy()
         step.note_penalties(less, penalties)
         compared = [] if step.teacher is None else [step.teacher, student]
         known = (each.double().cpu().numpy() for each in compared)
         rewards = self.rewards(step.batch, less)
-        turns = turns_of(self.turn_rewards(step.batch), columns.sample, columns.place)
+        # What `reward_clip` takes from the whole reward, it takes at the sample's end.
+        earned = [[(place, self.reward_scale * reward) for place, reward in s.turn_rewards] for s in samples]
+        turns = turns_of(earned, columns.sample, columns.place)
         episodes = Episodes(rewards, step.groups, columns.sample, penalties, turns, *known)
         if marked(advantage, "per_token"):
             return advantage(episodes)

@@ -84,9 +84,9 @@ def empty_microbatch(device: torch.device) -> MicroBatch:
 
 class Columns:
     """A batch of n samples, which are m sequences (n where none forks), as flat arrays. Per sample [n]: `lengths` input
-    tokens (0 where no token is trained), `own` bool: is it this rank's to compute. Per trained token [N]: `sample`,
-    `place` in the response, `behaviour` float32, `version`, and `in_flight` bool: another version sampled the first
-    token of its response."""
+    tokens (0 where no token is trained), `trained_counts`, and `own` bool: is it this rank's to compute. Per trained
+    token [N]: `sample`, `place` in the response, `behaviour` float32, `version`, and `in_flight` bool: another version
+    sampled the first token of its response."""
 
     def __init__(self, batch: Batch, own: np.ndarray | None = None):
         samples = batch.samples
@@ -138,21 +138,17 @@ class Columns:
         np.maximum.at(self._lengths, self._sequence, self._outputs + 1)
         self.lengths = np.add.reduceat(self._lengths, self._firsts)
         self._trained_each = np.bincount(self._sequence, minlength=len(self._starts))  # tokens of each sequence
-        self._trained_counts = np.bincount(self.sample, minlength=samples)
-        self._trained_starts = np.cumsum(self._trained_counts) - self._trained_counts
+        self.trained_counts = np.bincount(self.sample, minlength=samples)
+        self._trained_starts = np.cumsum(self.trained_counts) - self.trained_counts
         self._forest: Forest | None = None
 
     def tokens_of(self, samples: np.ndarray) -> np.ndarray:
         """Places of the trained tokens of the given samples (int64), sample by sample."""
-        return self._places[ranges(self._trained_starts[samples], self._trained_counts[samples])]
-
-    def trained_counts(self) -> np.ndarray:
-        """Number of trained tokens of each sample: int64 [n]."""
-        return self._trained_counts
+        return self._places[ranges(self._trained_starts[samples], self.trained_counts[samples])]
 
     def trained_tokens(self, samples: np.ndarray) -> int:
         """Number of trained tokens of the given samples."""
-        return int(self._trained_counts[samples].sum())
+        return int(self.trained_counts[samples].sum())
 
     @property
     def forest(self) -> Forest:
@@ -194,7 +190,7 @@ class Columns:
     def microbatch(self, samples: np.ndarray, device: torch.device, micro_batch_tokens: float = math.inf) -> MicroBatch:
         """A row of the given samples (int [n], each with a trained token), of `micro_batch_tokens` if they fit.
         With shared prefixes it needs no more memory than a plain row of that many tokens."""
-        sequences, counts = self._sequences(samples), self._trained_counts[samples]
+        sequences, counts = self._sequences(samples), self.trained_counts[samples]
         lengths, trained = self._lengths[sequences], ranges(self._trained_starts[samples], counts)
         order, shared = self.forest.among(sequences)
         total = int(lengths.sum())

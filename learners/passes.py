@@ -1,5 +1,7 @@
-"""Forward passes over a batch in micro-batches, with and without gradient. Every rank computes its own groups in the
-same number of micro-batches, because all ranks together gather a sharded model's layers; its last ones may be empty."""
+"""Forward passes over a batch in micro-batches, with and without gradient; plans of losses.
+
+Every rank computes its own groups in the same number of micro-batches, because all ranks together gather a sharded
+model's layers; its last ones may be empty."""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from transformers import PreTrainedModel
 from areal_like.types import Batch, Group, Sample
 from learners.collectives import Ranks
 from learners.logprobs import forward_logprobs
+from learners.losses.contract import LossFunction, marks_of, planned_for
+from learners.objective import Objective
 from learners.packing import Columns, MicroBatch, empty_microbatch
+from learners.step import Step
 
 
 class Passes:
@@ -84,3 +89,43 @@ def _whole(tokens: list[int]) -> Sample:
     """A sample in which all tokens but the first are trained."""
     n = len(tokens) - 1
     return Sample(np.array(tokens, np.int32), 1, np.zeros(n, np.float32), np.ones(n, bool), [(0, n)], 0.0, "length")
+
+
+class Planner:
+    """Lets a loss weigh all tokens of a minibatch before any of them is differentiated (`contract.planned_for`).
+    `starts_known`: a step's proximal logprobs are there before its first minibatch."""
+
+    def __init__(self, loss: LossFunction, passes: Passes, ranks: Ranks, objective: Objective, starts_known: bool):
+        self._loss, self._marks = loss, marks_of(loss)
+        self._passes, self._ranks, self._objective, self._starts_known = passes, ranks, objective, starts_known
+
+    def plan(self, step: Step, samples: np.ndarray, at_start: bool) -> Columns:
+        """Put the plan of a minibatch into `step`; returns the columns that need a gradient."""
+        assert self._marks.plan
+        current = torch.full_like(step.behaviour, torch.nan)
+        places = step.on_device(step.columns.tokens_of(samples))
+        if self._marks.plan.needs_current:
+            if at_start and self._starts_known:
+                current.copy_(step.proximal)
+            else:
+                for part, logprobs in self._passes.logprobs(step.columns, [samples]):
+                    current[part.trained] = logprobs
+            current = self._ranks.sum_disjoint(current, step.own)
+            if at_start:
+                step.proximal[places] = current[places]
+        around = self._marks.wants_proximal
+        if around:
+            step.proximal = self._ranks.sum_disjoint(step.proximal, step.own)
+        minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=around)
+        minibatch, observed = planned_for(self._loss, minibatch)
+        step.plan(places, minibatch.weights, minibatch.factors, observed)
+        if self._marks.drops:
+            step.leave_out(self._objective.shares)
+        columns = step.counted
+        if self._marks.plan.skips:
+            assert step.weights is not None
+            kept = step.weights != 0 if step.factors is None else (step.weights != 0) & (step.factors != 0)
+            columns = step.columns.only(kept.cpu().numpy())
+        skipped = places[step.own[places] & ~torch.isin(places, step.on_device(columns.tokens_of(samples)))]
+        step.observe(step.foreseen(skipped), skipped, "loss/")  # of the others when the loss is known
+        return columns

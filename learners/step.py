@@ -90,12 +90,6 @@ class Step:
             places = self.on_device(self.counted.tokens_of(np.arange(len(self.counted.lengths))))
             self.share = torch.zeros_like(self.share).index_copy(0, places, share)
 
-    def has_weight(self) -> np.ndarray:
-        """Which tokens have a weight and, if there are factors, a factor: bool [N]."""
-        assert self.weights is not None
-        known = self.weights != 0
-        return (known if self.factors is None else known & (self.factors != 0)).cpu().numpy()
-
     def foreseen(self, places: Tensor) -> Observed:
         """The observations of the minibatch's plan for the tokens at `places` int64 [M]."""
         return {name: values[places] for name, values in self._foreseen.items()}

@@ -36,7 +36,7 @@ from actors.engines.slot_table import check_prompt
 from areal_like.interfaces import Scored
 from areal_like.models.causal_lm import routers_of, routing_of, state_of
 from areal_like.types import Completion, Finish, Limits
-from areal_like.weights.update import Update
+from areal_like.weights.replica import Update
 
 _TRIES = 5
 """Answers in a row without a token, and without an update that interrupted them, before a request is given up."""

@@ -28,8 +28,8 @@ from actors.engines.sglang_boxes import NAME, Patch, Stored, places_of
 from actors.engines.sglang_loader import APPLIED, LOAD_FORMAT, LoaderRefused
 from actors.engines.sglang_server import ServerRefused, SglangServer
 from areal_like.errors import UserError
+from areal_like.weights.replica import Update, Where
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.update import Update, Where
 
 PauseMode = Literal["in_place", "retract", "abort"]
 SLOWEST_BYTES_PER_SECOND = 32 << 20

@@ -42,7 +42,7 @@ from areal_like.config.defaults import SLOTS
 from areal_like.interfaces import Scored
 from areal_like.models.causal_lm import write_state
 from areal_like.types import Completion, Finish, Limits
-from areal_like.weights.update import Update
+from areal_like.weights.replica import Update
 
 PEACE = 32
 """Decode steps without preemption after which one more sequence may run."""

@@ -67,11 +67,10 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "filter": _named("buffer.policies", "none zero_variance"),
     "loss": {
         **_named("learners.losses.clipped", "ppo decoupled_ppo"),
-        **_named("learners.losses.sequence_and_soft", "gspo sapo"),
+        **_named("learners.losses.bounded", "gspo sapo m2po dppo"),
         "icepop": "learners.losses.clipped:decoupled_ppo",
         **dict.fromkeys(("reinforce", "is_pg", "tis", "cispo", "topr", "mis_po"), "learners.losses.weighted:reinforce"),
         **_named("learners.losses.weighted", "vespo vtrace sft"),
-        **_named("learners.losses.trusted", "m2po dppo"),
         **_named("learners.losses.delightful", "dg dg_kondo"),
         **_named("learners.losses.targets", "pmpo tpo"),
     },

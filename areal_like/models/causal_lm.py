@@ -31,9 +31,9 @@ from transformers import (
 
 from areal_like.models.experts import Routing
 from areal_like.models.model_folder import ROUTED
+from areal_like.weights.replica import Changes
 from areal_like.weights.state import ALIGN, State, TensorSpec
 from areal_like.weights.transfer import Outbound
-from areal_like.weights.update import Changes
 
 _BITS_AS_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}
 """Width in bytes → a type that NumPy and torch share."""

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from areal_like.run.metrics import Follower, keep_lines
-from areal_like.types import Sample
+from areal_like.types import Batch, Group, Sample
 
 log = logging.getLogger(__name__)
 FOLDER = "samples"
@@ -157,6 +157,35 @@ class SampleLog:
     def close(self) -> None:
         if not self._broken:
             self._file.close()
+
+
+class TrainedSamples:
+    """One group per train step (`chosen`). `folder` is the run's, `run` the section of its config; `done`: train steps
+    before a resume."""
+
+    def __init__(self, folder: Path, run: Any, done: int):
+        most = TRAINED_SHARE * run.samples_bytes
+        self._log = SampleLog(folder, TRAINED, steps=run.steps, most=most, done=done) if most else None
+
+    def keep(self, batch: Batch, step: int, numbers: Callable[[int], Any] | None) -> None:
+        """`step`: train steps made, this one included. `numbers` are the trainer's: a group's id → for each of its
+        samples, name → float [R]."""
+        if self._log is None or self._log.room(step) <= 0 or not batch.groups:
+            return
+        group = chosen(batch)
+        found = (numbers(group.id) if numbers else []) or [{}] * len(group.samples)
+        for index, (sample, values) in enumerate(zip(group.samples, found, strict=True)):
+            place = (group.id, index)
+            record = kept(TRAINED, step, batch.version, place, sample, actor=group.actor, numbers=values)
+            if not self._log.write(record):
+                return
+
+
+def chosen(batch: Batch) -> Group:
+    """A group of the batch: in turn a random one, and that with the best sample."""
+    if batch.index % 2 == 0:
+        return batch.groups[int(np.random.default_rng(batch.index).integers(len(batch.groups)))]
+    return max(batch.groups, key=lambda group: max(sample.reward for sample in group.samples))
 
 
 def read(run: Path, names: Sequence[Fate] = (TRAINED, DROPPED, HELDOUT)) -> Iterator[Kept]:

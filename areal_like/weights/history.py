@@ -7,7 +7,7 @@ it. Each part of the weights has its own history. No sockets; safe for several t
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -22,8 +22,7 @@ HEADS = 4096
 """Header allowance: prefer a dense delta to a base snapshot if it is at most this much larger."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(NamedTuple):
     """One message of a route: leads from version `base` to `version`. `base` NOTHING: a base snapshot, without a
     checksum."""
 
@@ -31,9 +30,6 @@ class Hop:
     version: int
     nbytes: int
     checksum: str
-
-    def row(self) -> tuple[int, int, int, str]:
-        return self.base, self.version, self.nbytes, self.checksum
 
 
 class History:

@@ -85,7 +85,7 @@ class WeightServer:
         if history and not hops and NOTHING < held < history.version:  # a new joiner has seen no other version
             hops = history.plan(history.version, held, digest) or hops
         if hops is not None:
-            self._router.send(peer, Hops(asked.part, version, [hop.row() for hop in hops]))
+            self._router.send(peer, Hops(asked.part, version, list(hops)))
         elif len(self._waiting) < MOST_WAITING:
             self._waiting[peer] = asked
 

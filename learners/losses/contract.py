@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learners.advantages import mark_as
+
 LOG_RATIO_LIMIT = 20.0
 LOGPROB_FLOOR = -1000.0
 IMPOSSIBLE = -1e30
@@ -81,9 +83,9 @@ class Marks:
     """What a loss needs from the learner; each of the first six is also a decorator. `wants_proximal`: it needs
     `LossBatch.proximal`; if it has a knob `proximal`, only where that is "recompute". `ratio_to_behaviour`: it contains
     current/behaviour, so a correction must not weigh by that ratio again. `clips_finely`: its clip range is finer than
-    bfloat16 rounding, so engine and learner must compute alike. `single_pass`: it diverges
-    with more than one pass over a batch. `supervised`: it trains demonstrated tokens, without behaviour logprobs and
-    advantages. `plan` (the decorator is `planned`): it needs `LossBatch.weights`.
+    bfloat16 rounding, so engine and learner must compute alike. `single_pass`: it diverges with more than one pass over
+    a batch. `supervised`: it trains demonstrated tokens, without behaviour logprobs and advantages. `plan` (the
+    decorator is `planned`): it needs `LossBatch.weights`.
 
     `own_ratio`: the policies whose ratio it contains, "proximal_current", "behaviour_current" or None. `drops`: tokens
     with factor 0 in its plan leave the batch, with their part of the denominator.
@@ -99,17 +101,9 @@ class Marks:
     drops: bool = False
 
 
-def _mark(name: str, value: object = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def mark(loss: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(loss, name, value)
-        return loss
-
-    return mark
-
-
-wants_proximal, ratio_to_behaviour = _mark("wants_proximal"), _mark("ratio_to_behaviour")
-clips_finely, single_pass, supervised = _mark("clips_finely"), _mark("single_pass"), _mark("supervised")
-planned = partial(_mark, "plan")
+wants_proximal, ratio_to_behaviour = mark_as("wants_proximal"), mark_as("ratio_to_behaviour")
+clips_finely, single_pass, supervised = mark_as("clips_finely"), mark_as("single_pass"), mark_as("supervised")
+planned = partial(mark_as, "plan")
 
 
 def marks_of(loss: Callable[..., Any]) -> Marks:

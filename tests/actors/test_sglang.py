@@ -19,8 +19,8 @@ from areal_like.errors import UserError
 from areal_like.models.causal_lm import publishable, qwen2, tensors_of
 from areal_like.models.experts import Routing
 from areal_like.types import Limits
+from areal_like.weights.replica import Changes, Update
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.update import Changes, Update
 
 SPECS = [
     TensorSpec("q", "bfloat16", (6, 5)),

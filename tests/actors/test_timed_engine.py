@@ -10,8 +10,8 @@ import pytest
 from actors.engines.decode_clock import AnswerLengths, DecodeClock, DecodeCost, TimedRequest
 from actors.engines.timed_engine import TimedEngine
 from areal_like.types import Limits
+from areal_like.weights.replica import Update
 from areal_like.weights.state import State
-from areal_like.weights.update import Update
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

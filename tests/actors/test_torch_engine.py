@@ -15,7 +15,7 @@ from actors.engines.torch_engine import TorchEngine
 from areal_like.models.causal_lm import publishable, state_of, write_state
 from areal_like.sampling import uniforms
 from areal_like.types import Limits
-from areal_like.weights.update import Changes, Update
+from areal_like.weights.replica import Changes, Update
 from tests.actors.tiny_models import (
     CONFIGS,
     FUSED,

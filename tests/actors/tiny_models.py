@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2
 
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models.causal_lm import routers_of, state_of
-from areal_like.weights.update import Update
+from areal_like.weights.replica import Update
 from tests.seeds import seeded, shifted
 
 torch.set_num_threads(1)  # as in an actor; more threads only get in one another's way at this size

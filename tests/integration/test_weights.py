@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from actors import sources
 from actors.sources import CHUNK_BYTES
 from actors.subscriber import TRIES, Subscriber
+from areal_like.weights.replica import Update
 from areal_like.weights.server import WeightServer
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.update import Update
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import Chunk, Manifest, Message
 from learners import publication

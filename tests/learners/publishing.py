@@ -20,7 +20,7 @@ import torch
 from actors.subscriber import Subscriber
 from areal_like.models.causal_lm import qwen2
 from areal_like.types import Batch
-from areal_like.weights.update import Update
+from areal_like.weights.replica import Update
 from areal_like.wire.messages import Manifest
 from learners import publication
 from learners.advantages import group

@@ -24,7 +24,6 @@ def test_a_small_batch_by_hand():
         "reward/std": pytest.approx(np.sqrt(0.125)),
         "zero_variance_share": 0.5,
         "response_length/mean": 3.0,
-        "response_length/p50": 2.5,
         "response_length/p95": pytest.approx(4.7),
         "response_length/max": 5,
         "tokens": 11,
@@ -33,5 +32,4 @@ def test_a_small_batch_by_hand():
         "staleness/histogram": {"1": 1, "2": 2, "3": 1},
         "version_span/mean": 0.75,
         "version_span/max": 2,
-        "partial_share": 0.5,
     }

@@ -10,9 +10,9 @@ import torch
 from areal_like.types import Batch, Group, Sample
 from learners.advantages import group
 from learners.learner import TorchLearner
+from learners.losses.bounded import gspo
 from learners.losses.clipped import ppo
 from learners.losses.corrections import tis
-from learners.losses.sequence_and_soft import gspo
 from learners.losses.weighted import reinforce
 from learners.packing import Columns
 from tests.learners.batches import make_sample, tiny_model

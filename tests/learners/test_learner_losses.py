@@ -13,10 +13,10 @@ from areal_like.config.run_config import load
 from learners.advantages import group
 from learners.build import build_trainer
 from learners.learner import TorchLearner
+from learners.losses.bounded import m2po
 from learners.losses.clipped import ppo
 from learners.losses.corrections import ratio
 from learners.losses.delightful import dg_kondo
-from learners.losses.trusted import m2po
 from learners.losses.weighted import reinforce
 from learners.packing import Columns
 from tests.learners.batches import VOCAB, make_batch, tiny_model

@@ -66,7 +66,7 @@ def test_a_part_of_the_tokens_is_what_a_batch_with_those_tokens_would_be():
         sample.loss_mask = np.array([bool(m and next(places)) for m in sample.loss_mask])
     alone = Columns(batch)
     np.testing.assert_array_equal(part.lengths, alone.lengths)
-    np.testing.assert_array_equal(part.trained_counts(), alone.trained_counts())
+    np.testing.assert_array_equal(part.trained_counts, alone.trained_counts)
     samples = np.flatnonzero(part.lengths)
     row, expected = (c.microbatch(samples, torch.device("cpu")) for c in (part, alone))
     for name in ("input_ids", "position_ids", "outputs", "targets", "sequence"):

@@ -13,8 +13,8 @@ from learners import attention, packing
 from learners.advantages import group
 from learners.attention import packed_attention
 from learners.learner import TorchLearner
+from learners.losses.bounded import gspo
 from learners.losses.clipped import decoupled_ppo, ppo
-from learners.losses.sequence_and_soft import gspo
 from learners.packing import Columns
 from learners.prefixes import Forest, cut, paths
 from learners.row_layout import RowLayout

@@ -12,7 +12,7 @@ from actors.engines.decoders import FusedDecoder
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models.causal_lm import folder, publishable, state_of
 from areal_like.types import Limits
-from areal_like.weights.update import Update
+from areal_like.weights.replica import Update
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo

@@ -12,8 +12,8 @@ from learners.advantages import group
 from learners.attention import use_packed_attention
 from learners.learner import TorchLearner
 from learners.logprobs import forward_logprobs, use_logprob_head
+from learners.losses.bounded import gspo
 from learners.losses.clipped import decoupled_ppo
-from learners.losses.sequence_and_soft import gspo
 from learners.losses.weighted import reinforce, vtrace
 from learners.packing import Columns
 from learners.sharding import hold_in, layers_of

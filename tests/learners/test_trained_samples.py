@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from areal_like.run.samples import read
+from areal_like.run.samples import TrainedSamples, chosen, read
 from areal_like.types import Batch
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo
-from learners.trained_samples import TrainedSamples, chosen
 from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
 

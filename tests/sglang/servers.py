@@ -20,7 +20,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from actors.engines.sglang_engine import SglangEngine
 from areal_like.models.causal_lm import publishable, state_of
 from areal_like.types import Limits
-from areal_like.weights.update import Update
+from areal_like.weights.replica import Update
 from tests.actors.tiny_models import SHAPE as SMALL
 from tests.actors.tiny_models import logprobs_of, made
 

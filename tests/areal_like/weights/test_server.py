@@ -19,7 +19,7 @@ from areal_like.wire.messages import Chunk, Fetch, Gone, Hops, Later, Message, R
 
 HOP = Hop(4, 5, 10, "checksum")
 PAYLOAD = bytes(range(10))
-LEADS = Hops(1, 5, [HOP.row()])
+LEADS = Hops(1, 5, [HOP])
 
 
 class Serving:
@@ -58,8 +58,8 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 @pytest.mark.parametrize(
     ("plans", "asked", "hops"),
     [
-        ({(5, 4): [HOP]}, (5, 4), [HOP.row()]),
-        ({(3, 2): [], (5, 2): [HOP]}, (3, 2), [HOP.row()]),
+        ({(5, 4): [HOP]}, (5, 4), [HOP]),
+        ({(3, 2): [], (5, 2): [HOP]}, (3, 2), [HOP]),
         ({(3, 2): [], (5, 2): None}, (3, 2), []),
         ({(3, NOTHING): []}, (3, NOTHING), []),
         ({(4, 5): []}, (4, 5), []),

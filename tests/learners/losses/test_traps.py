@@ -11,14 +11,13 @@ import torch
 
 from areal_like.config.registry import COMPONENTS, ConfigError, bind
 from areal_like.config.run_config import load
+from learners.losses.bounded import dppo, gspo, second_moment_mask
 from learners.losses.clipped import clipped_surrogate, decoupled_ppo, ppo
 from learners.losses.contract import marks_of, total
 from learners.losses.corrections import Corrected, capped, none, ratio, tis
 from learners.losses.delightful import dg, dg_kondo, kondo_gate
-from learners.losses.sequence_and_soft import gspo
 from learners.losses.targets import pmpo, preference_weights, target_weights, tpo
 from learners.losses.trial import BadLoss, try_loss
-from learners.losses.trusted import dppo, second_moment_mask
 from learners.losses.weighted import reinforce, sft
 from tests.learners.losses.token_batches import LENGTH, batch_of, rows, value_and_gradient
 
