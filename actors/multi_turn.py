@@ -35,7 +35,7 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     bounds the response, answers of the environment included; `turn_tokens` each turn. A call of the environment that
     waits for more than `timeout` seconds raises EpisodeError.
 
-    The sample's reward is the sum over its turns (`Sample.turn_rewards`); a turn without a reward of its own earns what
+    The sample's reward is the sum over its turns (`Sample.turn_rewards`); a turn without its own reward earns what
     the task's verifier gives for its tokens. An episode that still runs after `max_turns`, or when the tokens are used
     up, ends with finish "length" and its reward so far. None where a turn was aborted.
     """

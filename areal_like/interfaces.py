@@ -229,7 +229,7 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    """Shows the rows of RUN/metrics.jsonl. May raise any error: the run goes on without it, and the failure is reported
+    """Shows the rows of RUN/metrics.jsonl. May raise any error: the run continues without it, and reports the failure
     once. `where`: for the user, how to look at the run there."""
 
     where: str

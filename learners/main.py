@@ -60,6 +60,7 @@ class TrainLoop:
         self.spans = Spans(role.run, role.name)
         self.setting_aside = SettingAside(client, role.config)
         self.progress = RunProgress()
+        self._stepped = False  # in this process
         self._counted_to: float | None = None  # the time up to which `progress.elapsed` counts
 
     @property
@@ -155,7 +156,9 @@ class TrainLoop:
     def _write(self, row: dict[str, Any]) -> None:
         first = {"step": self.progress.steps, "version": self.version}
         self.metrics.write(first | row | self.publisher.metrics | first)
-        note_step(self.run_folder)
+        if not self._stepped:
+            note_step(self.run_folder)
+            self._stepped = True
 
     def _checkpoint(self, last: bool) -> None:
         """Write a checkpoint if one is due, and at the last step in any case, unless its weights are unpublished."""

@@ -125,7 +125,7 @@ def test_a_group_is_taken_from_an_actor_that_has_or_had_its_lease_and_from_nobod
     answers = {kind: body for who, kind, body in house.router.sent[-2:] if who == "actor-1"}
     assert f"actor-1 has had no lease of group {first}" in answers["refused"]["reason"]
     assert answers["pushed"] == {"ids": [first]}, "or it would come for ever"
-    assert (entries[first].actor, house.store.ledger()) == ("actor-0", before), "its lease goes on"
+    assert (entries[first].actor, house.store.ledger()) == ("actor-0", before), "its lease continues"
     house.has_been_silent("actor-0")
     house.say("learner", "heartbeat", SIGN_OF_LIFE)  # a turn: the groups of the silent one go to the other
     house.hello("actor-0")
