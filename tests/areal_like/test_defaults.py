@@ -12,35 +12,35 @@ from areal_like.config.run_config import ConfigError, load
 PRETRAINED = "model={name: folder, path: /somewhere}"
 
 
+LINEAR = ["learner.schedule=linear", "run.steps=70"]
+SHORT = ["learner.schedule=cosine", "run.steps=3"]  # of two optimizer steps each
+
+
 @pytest.mark.parametrize(
-    ("overrides", "lr", "warmup"),
+    ("overrides", "lr", "warmup", "schedule"),
     [
-        ([], 2e-3, 0),
-        (["learner.lora={rank: 4}"], 2e-3, 0),
-        ([PRETRAINED], 1e-5, 10),
-        ([PRETRAINED, "learner.lora={rank: 4}"], 1e-4, 10),
-        ([PRETRAINED, "learner.lr=3e-6", "learner.warmup_steps=0"], 3e-6, 0),
-        ([PRETRAINED, "learner.lr=null"], 1e-5, 10),
+        ([], 2e-3, 0, None),
+        (["learner.lora={rank: 4}"], 2e-3, 0, None),
+        ([PRETRAINED], 1e-5, 10, None),
+        ([PRETRAINED, "learner.lora={rank: 4}"], 1e-4, 10, None),
+        ([PRETRAINED, "learner.lr=3e-6", "learner.warmup_steps=0"], 3e-6, 0, None),
+        ([PRETRAINED, "learner.lr=null"], 1e-5, 10, None),
+        (LINEAR, 2e-3, 0, 70),
+        ([*LINEAR, "learner.schedule_steps=50"], 2e-3, 0, 50),
+        ([*SHORT, PRETRAINED], 1e-5, 3, 3),
     ],
 )
-def test_the_learning_rate_follows_the_model_unless_it_is_set(overrides: list[str], lr: float, warmup: int) -> None:
+def test_the_learning_rate_and_its_schedule_follow_model_and_run(
+    overrides: list[str], lr: float, warmup: int, schedule: int | None
+) -> None:
     learner = load(["configs/quickstart.yaml", *overrides]).learner
-    assert (learner.lr, learner.warmup_steps) == (lr, warmup)
-    assert "schedule_steps" not in learner
-
-
-def test_a_schedule_goes_over_all_steps_unless_it_is_set() -> None:
-    falling = ["configs/quickstart.yaml", "learner.schedule=linear", "run.steps=70"]
-    assert load(falling).learner.schedule_steps == 70
-    assert load([*falling, "learner.schedule_steps=50"]).learner.schedule_steps == 50
-    assert load(["base", "learner=timed"]).learner == {"name": "timed"}
+    assert (learner.lr, learner.warmup_steps, learner.get("schedule_steps")) == (lr, warmup, schedule)
 
 
 def test_a_warm_up_leaves_a_short_schedule_room_to_fall() -> None:
-    short = ["configs/quickstart.yaml", "learner.schedule=cosine", "run.steps=3"]  # of two optimizer steps each
-    assert load([*short, PRETRAINED]).learner.warmup_steps == 3
+    assert load(["base", "learner=timed"]).learner == {"name": "timed"}
     with pytest.raises(ConfigError, match=r"learner\.warmup_steps"):
-        load([*short, "learner.warmup_steps=6"])
+        load(["configs/quickstart.yaml", *SHORT, "learner.warmup_steps=6"])
 
 
 @pytest.mark.parametrize(
@@ -88,75 +88,59 @@ def on(cores: int, *overrides: str, bfloat16: bool = True, gpu: bool = False, ea
         return load(["configs/quickstart.yaml", *overrides], earlier)
 
 
-def shares(made: configs.Config) -> list[object]:
-    """The learner's threads and number format, and the actors' count and threads."""
-    return [made.learner.get("threads"), made.learner.get("compute_dtype"), made.actors.count, made.actors.threads]
+def chosen(made: configs.Config) -> str:
+    """The learner's threads and number format, the actors' count and threads, the engine's number format and slots."""
+    learner, engine = made.learner, made.engine
+    found = [learner.get("threads"), learner.get("compute_dtype"), made.actors.count, made.actors.threads]
+    return " ".join(map(str, [*found, engine.get("compute_dtype"), engine.get("slots")]))
 
 
 @pytest.mark.parametrize("cores", [1, 2, 16])
 def test_a_small_model_takes_one_thread_per_process_on_any_machine(cores: int) -> None:
-    assert shares(on(cores)) == shares(on(cores, PRETRAINED)) == [None, "float32", 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("cores", "overrides", "expected"),
-    [
-        (1, [], [1, "bfloat16", 1, 1]),
-        (2, [], [2, "bfloat16", 1, 1]),
-        (16, [], [12, "bfloat16", 1, 4]),
-        (16, ["actors.count=2"], [12, "bfloat16", 2, 2]),
-        (16, ["learner.ranks=4"], [3, "bfloat16", 1, 4]),
-        (16, ["mode=sync"], [16, "bfloat16", 1, 16]),
-        (16, ["launcher=inline"], [16, "bfloat16", 1, 16]),
-        (16, ["learner.device=cuda"], [None, "bfloat16", 1, 16]),
-        (16, ["engine=sglang"], [16, "bfloat16", 1, 1]),
-        (16, ["launcher=slurm"], [None, "float32", 2, 1]),
-        (2, ["learner.threads=1", "actors.threads=2", "learner.compute_dtype=float32"], [1, "float32", 1, 2]),
-        (2, ["loss=gspo"], [2, "float32", 1, 1]),  # it clips finely
-    ],
-)
-def test_a_large_model_takes_the_cores_there_are(
-    large: str, cores: int, overrides: list[str], expected: list[object]
-) -> None:
-    assert shares(on(cores, large, *overrides)) == expected
-
-
-@pytest.mark.parametrize(
-    ("cores", "overrides", "slots"),
-    [
-        (16, [], 256),
-        (16, ["actors.count=2"], 128),
-        (16, ["groups_per_batch=10"], 160),  # all that the bound lets run: 10 groups of 8, of two versions
-        (16, ["mode=sync", "groups_per_batch=2"], 64),
-        (16, ["engine.slots=5"], 5),
-    ],
-)
-def test_slots_follow_the_threads_and_the_bound(large: str, cores: int, overrides: list[str], slots: int) -> None:
-    assert on(cores, large, *overrides).engine.slots == slots
+    assert chosen(on(cores)) == chosen(on(cores, PRETRAINED)) == "None float32 2 1 float32 64"
 
 
 GPU, NO_BFLOAT16 = {"gpu": True, "bfloat16": False}, {"bfloat16": False}
 
 
 @pytest.mark.parametrize(
-    ("overrides", "machine", "learner", "engine", "threads"),
+    ("cores", "machine", "overrides", "expected"),
     [
-        ([], {}, "bfloat16", "bfloat16", 12),
-        (["learner.compute_dtype=float32"], {}, "float32", "float32", 12),
-        (["engine=timed"], {}, "bfloat16", None, 16),
-        ([], NO_BFLOAT16, "float32", "float32", 12),
-        (["learner.device=cuda"], NO_BFLOAT16, "bfloat16", "float32", None),
-        ([], GPU, "float32", "bfloat16", 16),  # the learner is on the CPU; the actors' cores only feed the GPU
-        (["engine.device=cpu"], GPU, "float32", "float32", 12),
-        (["engine.device=cuda", "learner.compute_dtype=float32"], NO_BFLOAT16, "float32", "float32", 16),
+        (1, {}, [], "1 bfloat16 1 1 bfloat16 64"),
+        (2, {}, [], "2 bfloat16 1 1 bfloat16 64"),
+        (16, {}, [], "12 bfloat16 1 4 bfloat16 256"),
+        (16, {}, ["actors.count=2"], "12 bfloat16 2 2 bfloat16 128"),
+        (16, {}, ["learner.ranks=4"], "3 bfloat16 1 4 bfloat16 256"),
+        (16, {}, ["mode=sync"], "16 bfloat16 1 16 bfloat16 128"),
+        (16, {}, ["launcher=inline"], "16 bfloat16 1 16 bfloat16 256"),
+        (16, {}, ["learner.device=cuda"], "None bfloat16 1 16 bfloat16 256"),
+        (16, {}, ["engine=sglang"], "16 bfloat16 1 1 None None"),
+        (16, {}, ["engine=timed"], "16 bfloat16 2 1 None None"),
+        (16, {}, ["launcher=slurm"], "None float32 2 1 float32 64"),
+        (
+            2,
+            {},
+            ["learner.threads=1", "actors.threads=2", "learner.compute_dtype=float32"],
+            "1 float32 1 2 float32 128",
+        ),
+        (2, {}, ["loss=gspo"], "2 float32 1 1 float32 64"),  # it clips finely
+        # slots: all that the bound lets run, here 10 groups of 8, of two versions
+        (16, {}, ["groups_per_batch=10"], "12 bfloat16 1 4 bfloat16 160"),
+        (16, {}, ["mode=sync", "groups_per_batch=2"], "16 bfloat16 1 16 bfloat16 64"),
+        (16, {}, ["engine.slots=5"], "12 bfloat16 1 4 bfloat16 5"),
+        # an engine rounds as its learner does, and on a GPU in bfloat16
+        (16, {}, ["learner.compute_dtype=float32"], "12 float32 1 4 float32 256"),
+        (16, NO_BFLOAT16, [], "12 float32 1 4 float32 256"),
+        (16, NO_BFLOAT16, ["learner.device=cuda"], "None bfloat16 1 16 float32 256"),
+        (16, GPU, [], "16 float32 1 1 bfloat16 64"),  # the actors' cores only feed the GPU
+        (16, GPU, ["engine.device=cpu"], "12 float32 1 4 float32 256"),
+        (16, NO_BFLOAT16, ["engine.device=cuda", "learner.compute_dtype=float32"], "16 float32 1 1 float32 64"),
     ],
 )
-def test_an_engine_rounds_as_its_learner_does_and_on_a_gpu_in_bfloat16(
-    large: str, overrides: list[str], machine: dict, learner: str, engine: str | None, threads: int | None
+def test_a_large_model_takes_what_the_machine_has(
+    large: str, cores: int, machine: dict, overrides: list[str], expected: str
 ) -> None:
-    made = on(16, large, *overrides, **machine)
-    found = made.learner.compute_dtype, made.engine.get("compute_dtype"), made.learner.get("threads")
-    assert found == (learner, engine, threads)
+    assert chosen(on(cores, large, *overrides, **machine)) == expected
 
 
 def test_a_resume_takes_the_numbers_of_the_run_also_on_another_machine(large: str) -> None:
