@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from areal_like.launch.children import limits
 from areal_like.launch.plan import plan
 from scripts.ledger import audit
 from tests import placed
+from tests.integration.living import Run
 from tests.integration.runs import REPOSITORY, rows, summary, train
 from tests.integration.test_ablate import TIMED as STUDY
 from tests.slurm.cluster import Cluster, missing
@@ -61,23 +62,19 @@ def nothing_is_left(cluster: Cluster) -> Iterator[None]:
     cluster.until("the end of all jobs", lambda: not cluster.run("squeue", "-h"))
 
 
-class Job:
-    """A run submitted by `scripts.train`."""
+class Job(Run):
+    """A run that `scripts.train` submits."""
 
-    def __init__(
-        self, cluster: Cluster, place: Path, name: str, *overrides: str, environment: Mapping[str, str] | None = None
-    ):
-        self.cluster, self.folder = cluster, place / name
-        command = [sys.executable, "-m", "scripts.train", "configs/quickstart.yaml", "launcher=slurm"]
-        command += [f"run.dir={place}", f"run.name={name}", *overrides]
-        said = cluster.run(*command, cwd=REPOSITORY, more=environment)
+    def __init__(self, cluster: Cluster, place: Path, name: str, *overrides: str, **variables: str):
+        self.cluster = cluster
+        super().__init__(place, "launcher=slurm", *overrides, name=name, **variables)
+
+    def start(self, *overrides: str) -> None:
+        command = [sys.executable, "-m", *self.words, *overrides]
+        said = self.cluster.run(*command, cwd=REPOSITORY, more=self.variables)
         submitted = re.search(r"^job (\d+) is submitted", said, re.MULTILINE)
         assert submitted, said
         self.id = submitted[1]
-
-    def steps(self) -> int:
-        path = self.folder / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def until(self, what: str, event: Any, seconds: float = 120.0) -> None:
         """Raises AssertionError, with the job's own output, also if the job fails in between."""
@@ -90,12 +87,12 @@ class Job:
     def state(self) -> str:
         return self.cluster.jobs().get(self.id, "")
 
-    def finish(self) -> dict[str, Any]:
+    def end(self) -> int:
         self.until("its end", lambda: self.state() == "COMPLETED", 240.0)
-        return summary(self.folder)
+        return 0
 
-    def log(self) -> str:
-        return (self.folder / "logs" / f"slurm-{self.id}.log").read_text()
+    def text(self) -> str:
+        return self.log(f"slurm-{self.id}")
 
     def nodes_of(self) -> dict[str, str]:
         """Process → the node of its step. For a heterogeneous job, all parts."""
@@ -162,7 +159,7 @@ def test_usr1_makes_a_checkpoint_and_the_job_goes_on_by_itself(cluster: Cluster,
     cluster.run("scancel", "--signal=USR1", job.id)
     job.until("the checkpoint", lambda: any((job.folder / "checkpoints").glob("step-*/meta.json")))
     found = job.finish()
-    told = job.log()
+    told = job.text()
     assert "paused at a checkpoint" in told and told.count("resuming") == 2
     assert [row["step"] for row in rows(job.folder)] == list(range(1, 21))
     undisturbed = train(place, "undisturbed", *TIMED, "learner.base=0", f"replay={job.folder}")
@@ -184,7 +181,7 @@ def test_a_node_that_fails_takes_its_actors_along_and_no_more(cluster: Cluster, 
         job.until("the leases' return", lambda: all(returned(name) for name in lost))
         steps = job.steps()
         job.until("train steps without it", lambda: job.steps() > steps + 8)
-        job.until("their replacement", lambda: job.log().count("started again (restart 1)") == len(lost))
+        job.until("their replacement", lambda: job.text().count("started again (restart 1)") == len(lost))
         cluster.run(sys.executable, "-m", "scripts.stop", str(job.folder), "--drain", cwd=REPOSITORY)
         found = job.finish()
     finally:
@@ -210,8 +207,7 @@ def with_a_node_of_actors_alone(cluster: Cluster, place: Path, name: str, *overr
     shim.parent.mkdir()
     shim.write_text(SRUN.format(srun=shutil.which("srun")))
     shim.chmod(0o755)
-    path = {"PATH": f"{shim.parent}:{os.environ['PATH']}"}
-    job = Job(cluster, place, name, *overrides, environment=path)
+    job = Job(cluster, place, name, *overrides, PATH=f"{shim.parent}:{os.environ['PATH']}")
     job.until("train steps", lambda: job.steps() > 5)
     nodes = job.nodes_of()
     assert nodes["batch"] == nodes["buffer"] == nodes["learner"], nodes
