@@ -1,7 +1,7 @@
 """A TCP proxy that can be cut: the faults of a network between processes, on one machine. And a launcher that uses it.
 
-It runs in a thread of the test. A link's owner follows from the routing id that its ZeroMQ handshake carries or,
-where that is encrypted, from the process that has the other end. Kinds of cuts (`Proxy.cut`); `heal` ends them:
+It runs in a thread of the test. A link's owner is the process that has its other end. Kinds of cuts (`Proxy.cut`);
+`heal` ends them:
 
   stall    nothing passes in either direction, no connection breaks; afterwards all goes on where it was (a lost route)
   close    connections are reset, new ones too; messages on their way are lost
@@ -28,7 +28,6 @@ from areal_like.launch.local import LocalLauncher
 from areal_like.launch.plan import RoleSpec
 from areal_like.run.run_folder import RENDEZVOUS
 
-_PEER = re.compile(rb"(actor-\d+|learner|supervisor):\d+")
 _TITLE = re.compile(r"(actor-\d+|learner) areal_like ")
 """Of a role's process."""
 
@@ -147,8 +146,6 @@ class Proxy:
     async def _pump(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter | None) -> None:
         try:
             while data := await reader.read(1 << 16):
-                if not link.name and writer is link.server and (found := _PEER.search(data)):
-                    link.name = found[1].decode()
                 await link.passable.wait()
                 if writer and not link.swallows:
                     writer.write(data)
