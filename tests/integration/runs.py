@@ -18,6 +18,11 @@ def rows(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def published(run: Path) -> list[str]:
+    """`VERSION DIGEST` of each published version, once."""
+    return list(dict.fromkeys((run / "published.log").read_text().splitlines()))
+
+
 def summary(run: Path) -> dict:
     """The summary, by whose ledger no group is lost."""
     found = json.loads((run / "summary.json").read_text())

@@ -16,7 +16,7 @@ import pytest
 from areal_like.launch import inline
 from scripts import train as command
 from tests.integration.living import train_in_processes
-from tests.integration.runs import REPOSITORY, rows, train
+from tests.integration.runs import REPOSITORY, published, rows, train
 
 pytestmark = pytest.mark.integration
 
@@ -25,10 +25,6 @@ ALONE = ["actors.count=1", "engine.slots=1", "groups_per_batch=4", "run.target_r
 EXACT = ["actors.count=2", "engine.batch_invariant=true", *ALONE[2:]]
 """As many as there are slots, and as exact (`test_sync_is_async_at_zero`)."""
 HERE = "tests.integration.looked_into"
-
-
-def published(run: Path) -> list[str]:
-    return (run / "published.log").read_text().splitlines()
 
 
 @pytest.mark.parametrize("mode", [["mode=sync"], ["scheduler.max_staleness=0"]], ids=["sync", "async at 0"])
@@ -40,7 +36,7 @@ def test_the_weights_are_those_of_processes_and_each_resumes_the_other(tmp_path:
     train_in_processes(tmp_path, ours.name, *options, "run.steps=6", f"resume={ours}")
     train(tmp_path, ours.name, *options, "run.steps=8", f"resume={ours}")
     assert [row["step"] for row in rows(ours)] == list(range(1, 9))
-    assert [line for line in dict.fromkeys(published(ours))][:7] == published(whole)
+    assert published(ours)[:7] == published(whole)
     for row, other in zip(rows(ours)[:6], rows(whole), strict=True):
         assert all(row[name] == other[name] for name in ("loss", "grad_norm", "reward/mean", "tokens"))
     assert len(set(published(whole))) == 7, "each step has moved the weights"

@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from scripts.ledger import audit
-from tests.integration.runs import rows, train
+from tests.integration.runs import published, rows, train
 
 pytestmark = pytest.mark.integration
 
@@ -39,10 +39,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "eval.prompts=0",
         "buffer.keep_journal=true",
     ]
-
-
-def published(run: Path) -> list[str]:
-    return list(dict.fromkeys((run / "published.log").read_text().splitlines()))
 
 
 def test_experts_come_through_buffer_journal_and_resume(options: list[str], tmp_path: Path) -> None:
