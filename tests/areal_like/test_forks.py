@@ -1,4 +1,4 @@
-"""Forked processes behave as if started with `python -m`, share one server, and end with their starter."""
+"""Forked processes behave as if started with `python -m`, and share one server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from areal_like.launch.forks import Forked
 from areal_like.launch.group import environment
 from areal_like.launch.outcome import RunFailed
 from areal_like.places import REPOSITORY
-from tests.areal_like.test_launch import MODULE, alive, launcher, offered, run_folder, start  # noqa: F401 - fixtures
-from tests.forked import Command, until
+from tests.areal_like.test_launch import alive, launcher, offered, run_folder, start  # noqa: F401 - fixtures
+from tests.forked import until
 
 PROBE = """
     import json, os, signal, sys
@@ -62,37 +62,6 @@ def test_a_server_that_is_killed_ends_the_run(launcher) -> None:  # noqa: F811
     assert failed.value.resumable
     launcher.stop()
     until("the end of all", lambda: not any(alive(pid) for pid in pids))
-
-
-STARTER = """
-    import sys, time
-    from pathlib import Path
-    from areal_like.launch.local import spawn_role
-    from areal_like.launch.plan import RoleSpec
-    run = Path(sys.argv[1])
-    role = spawn_role(run, RoleSpec("actor_0", "tests.areal_like.acting_role", 1, False, True), "actor_0")
-    print(role.pid, flush=True)
-    time.sleep(100)
-"""
-
-
-@pytest.mark.parametrize("fresh", [False, True], ids=["forked", "started"])
-def test_nothing_outlives_a_starter_that_was_killed(run_folder: Path, fresh: bool) -> None:  # noqa: F811
-    (run_folder / "parts" / "actor_0").write_text("sleep")
-    (run_folder / "logs").mkdir()
-    (run_folder / "a_starter.py").write_text(textwrap.dedent(STARTER))
-    said = run_folder / "said"
-    path = f"{run_folder}{os.pathsep}{REPOSITORY}"
-    starter = Command(["a_starter", str(run_folder)], said, fresh=fresh, PYTHONPATH=path)
-    pid = int(until("the role", lambda: said.read_text().split()[-1:])[0])
-    until("its start", (run_folder / "rendezvous" / "actor_0.json").exists)
-    server = parent_of(pid)
-    assert parent_of(starter.pid) == (os.getpid() if fresh else server), "a forked starter uses its own server"
-    starter.kill()
-    starter.wait(60)
-    until("the end of the role", lambda: not alive(pid))
-    if fresh:
-        until("the end of its server", lambda: not alive(server))
 
 
 def test_a_server_starts_where_the_temporary_folder_has_a_long_path(tmp_path: Path) -> None:

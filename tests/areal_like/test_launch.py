@@ -80,15 +80,6 @@ def test_a_users_folders_reach_every_process(tmp_path: Path, monkeypatch: pytest
     assert f"--chdir={tmp_path}" in submission.command
 
 
-def test_the_console_command_finds_modules_of_the_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def prefer(batch, denominator, *, strength: float = 2.5):\n    ...\n")
-    code = "from scripts.cli import main; main(['config', 'loss.mine:prefer'])"
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-P", "-c", code]  # -P: as a console command, which starts in its own folder
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert "strength" in done.stdout and "2.5" in done.stdout, done.stderr
-
-
 # Restarts
 
 
@@ -148,15 +139,6 @@ def start(launcher: Launcher, **parts: str) -> None:
 
 def offered(launcher: Launcher, *names: str) -> bool:
     return all((launcher.running.run / "rendezvous" / f"{name}.json").exists() for name in names)
-
-
-def test_the_run_is_over_when_the_learner_is_done(launcher: Launcher) -> None:
-    start(launcher, buffer="sleep", learner="done", actor_0="sleep")
-    until("the learner's end", launcher.running.poll)
-    pids = list(launcher.running.pids.values())
-    assert len(pids) == 2
-    launcher.stop()
-    assert not any(alive(pid) for pid in pids)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from areal_like.launch.outcome import RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
 from areal_like.places import REPOSITORY
-from scripts import train
 
 SILENT = "import time\nprint('Unauthenticated: InvalidAuthToken', file=__import__('sys').stderr, flush=True)\n"
 SILENT += "time.sleep(600)"
@@ -50,13 +49,6 @@ def test_a_signal_ends_the_wait_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ray, "_PROBE", SILENT)
     with pytest.raises(InterruptedError):
         ray.answering("auto", Mock(side_effect=InterruptedError), 600.0)
-
-
-def test_knobs_of_a_launcher_are_checked_before_anything_is_made(tmp_path: Path) -> None:
-    arguments = ["configs/quickstart.yaml", f"run.dir={tmp_path}", "launcher=slurm", "launcher.script=nowhere.sbatch"]
-    with pytest.raises(ValueError, match=r"^launcher.script: there is no nowhere.sbatch"):
-        train.prepare(train.parse(arguments), arguments)
-    assert not any(tmp_path.iterdir())
 
 
 HOST = """

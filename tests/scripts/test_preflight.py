@@ -64,6 +64,7 @@ EXITS = f"{{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"
         ("group_reward", ["task=arithmetic", JUDGE]),
         ("learner.overlong_filter", ["learner.overlong_filter=true"]),
         ("run.trackers", ["run.trackers=[tensorbord]"]),
+        ("launcher.script", ["launcher=slurm", "launcher.script=nowhere.sbatch"]),
     ],
     ids=str,
 )

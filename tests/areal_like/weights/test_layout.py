@@ -43,12 +43,6 @@ def test_a_buffer_of_another_size_or_between_words_is_refused() -> None:
     assert State([NINE, WIDE], memory[8:]).buffer.ctypes.data == memory.ctypes.data + 8
 
 
-@pytest.mark.parametrize("block_bytes", [0, 4095, 4097, 6144])
-def test_blocks_of_no_whole_pages_are_refused(block_bytes: int) -> None:
-    with pytest.raises(ValueError, match="block_bytes"):
-        Layout([], block_bytes)
-
-
 def test_the_key_is_another_for_other_tensors_blocks_or_parts() -> None:
     spec = TensorSpec("w", "bfloat16", (2, 3))
     others = [("v", "bfloat16", (2, 3)), ("w", "float16", (2, 3)), ("w", "bfloat16", (3, 2))]

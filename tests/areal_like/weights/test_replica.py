@@ -86,18 +86,6 @@ def test_a_delta_that_does_not_fit_is_a_desync(base, shift, cut, version, digest
         assert replica.state.buffer.tobytes() == before.buffer.tobytes()
 
 
-def test_bits_that_have_changed_by_themselves_are_noticed_by_a_sweep_and_after_a_delta() -> None:
-    replica, before = holding()
-    assert replica.sweep() is True and replica.version == 3
-    replica.state.buffer[0] ^= 1
-    after = changed(before, 1.0, seeded(1))
-    with pytest.raises(Desync, match="wrong digest"):
-        replica.take([Route(None, [message(before, after, Layout(SPECS, BLOCK), 3, 4)])], 4, "0" * 32)
-    replica, before = holding()
-    replica.state.buffer[0] ^= 1
-    assert replica.sweep() is False and replica.version == NOTHING
-
-
 # ---- changes ----
 
 
