@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,22 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from buffer.checks import RolloutsFail
 
-from .console.arguments import bound, command, interrupted, json_file, new_file, positive, refuse
+from .console.arguments import bound, command, json_file, new_file, positive, refusing
 from .console.output import console, table, write_json
-from .simulate import FAILURES, add_costs, costs_of
+from .simulate import add_arguments, costs_of
 from .simulation.costs import Costs, scaled
-from .simulation.run import WARMUP_STEPS, Outcome, Simulation, Stuck, mean_of
+from .simulation.run import WARMUP_STEPS, Outcome, Simulation, mean_of
 
 TARGETS = ("samples_per_second", "tokens_per_second")
+COLUMNS = {
+    "samples/s": ("samples_per_second", ",.4g"),
+    "tokens/s": ("tokens_per_second", ",.0f"),
+    "staleness": ("lag_mean", ".2f"),
+    "max": ("lag_max", "d"),
+    "actors idle": ("actor_idle_share", ".0%"),
+    "learner idle": ("learner_idle_share", ".0%"),
+}
+"""Column → figure and its format."""
 TAILS, AGAIN, MOST_STEPS = 3.0, 4, 400
 """A rate is measured over so many times the slowest group and the batches that a bound lets be ahead, and, of the plans
 that are shown, over so many times as many steps: among short measurements the luckiest comes first. At most
@@ -94,7 +102,7 @@ class Planner:
     `target` is maximised."""
 
     def __init__(self, load: Callable[[tuple[str, ...]], Config], costs: Costs, target: str = TARGETS[0]):
-        self._load, self.config, self._costs, self._target = cache(load), load(()), costs, target
+        self._load, self.config, self._costs, self._target = load, load(()), costs, target
 
     def best(self, tried: Iterable[Choice]) -> list[Plan]:
         """The plans, the best first; those that cannot be simulated are left out."""
@@ -102,7 +110,7 @@ class Planner:
         for choice in tried:
             try:
                 found.append(self._simulated(choice))
-            except (ConfigError, RolloutsFail, Stuck) as error:
+            except (UserError, RolloutsFail) as error:
                 print(f"{choice.actors} actors, {choice.mode}: left out: {error}", file=sys.stderr)
         return self._sorted(found)
 
@@ -130,27 +138,10 @@ class Planner:
         outcome = Simulation(config, scaled(self._costs, choice.learner)).run(warmup)
         print(
             f"{choice.actors} actors, {choice.learner} GPUs for the learner, {choice.mode}: "
-            f"{outcome.samples_per_second:.4g} samples/s over {steps} steps",
+            f"{outcome.figures['samples_per_second']:.4g} samples/s over {steps} steps",
             file=sys.stderr,
         )
         return Plan(choice, outcome, steps)
-
-
-def planned(args: argparse.Namespace) -> tuple[Config, list[Plan], list[Plan]]:
-    """The config, the plans to show (the best, and the best sync one), and the others. Raises UserError where there is
-    none."""
-
-    def load(overrides: tuple[str, ...]) -> Config:
-        return configs.load([args.config, *args.overrides, f"run.steps={args.steps}", *overrides])
-
-    planner = Planner(load, costs_of(load(()), args), args.target)
-    best = planner.best(choices(args.gpus, args.staleness))
-    if not best:
-        raise UserError(f"--gpus: got {args.gpus}, with which no plan can be simulated")
-    shown, rest = best[: args.best], best[args.best :]
-    if all(plan.choice.bound is not None for plan in shown):
-        shown += [plan for plan in rest if plan.choice.bound is None][:1]
-    return planner.config, planner.again(shown), [plan for plan in rest if plan not in shown]
 
 
 def recommended(args: argparse.Namespace, choice: Choice, config: Config) -> str:
@@ -162,30 +153,17 @@ def recommended(args: argparse.Namespace, choice: Choice, config: Config) -> str
 
 
 def show(args: argparse.Namespace, plans: Iterable[Plan]) -> None:
-    names = ("GPUs", "mode", "samples/s", "tokens/s", "staleness", "max", "idle")
-    rows = table(f"best plans for {args.gpus} GPUs by {args.target}", *names)
+    rows = table(f"best plans for {args.gpus} GPUs by {args.target}", "actors + learner", "mode", *COLUMNS)
     for plan in plans:
-        figures, choice = plan.figures, plan.choice
-        rows.add_row(
-            f"{choice.actors} + {choice.learner}",
-            choice.mode,
-            f"{figures['samples_per_second']:,.4g}",
-            f"{figures['tokens_per_second']:,.0f}",
-            f"{figures['lag_mean']:.2f}",
-            str(figures["lag_max"]),
-            f"{figures['actor_idle_share']:.0%}, {figures['learner_idle_share']:.0%}",
-        )
-    out = console()
-    out.print(rows)
-    out.print("GPUs: actors + learner. Staleness: train steps between sampling and training. Idle: actors, learner.")
+        cells = (format(plan.figures[name], form) for name, form in COLUMNS.values())
+        rows.add_row(f"{plan.choice.actors} + {plan.choice.learner}", plan.choice.mode, *cells)
+    console().print(rows)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("plan", __doc__)
-    parser.add_argument("config", help="YAML file, or name of a shipped config")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
+    add_arguments(parser)
     parser.add_argument("--gpus", type=positive, required=True, help="total number of GPUs")
-    add_costs(parser)
     parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help=f"maximised rate (default: {TARGETS[0]})")
     parser.add_argument("--staleness", type=bound, nargs="+", default=[1, 4, 8], help="bounds (default: 1 4 8)")
     parser.add_argument("--steps", type=positive, default=12, metavar="N", help="least train steps (default: 12)")
@@ -193,16 +171,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=new_file, metavar="FILE", help="write the config of the best plan here")
     parser.add_argument("--json", type=json_file, metavar="FILE", help="write all plans here (-: standard output)")
     args = parser.parse_intermixed_args(argv)
-    try:
-        config, shown, rest = planned(args)
-    except KeyboardInterrupt:
-        return interrupted("nothing is kept")
-    except FAILURES as error:
-        refuse(error)
+
+    def load(overrides: tuple[str, ...]) -> Config:
+        return configs.load([args.config, *args.overrides, f"run.steps={args.steps}", *overrides])
+
+    with refusing(RolloutsFail):
+        planner = Planner(load, costs_of(load(()), args), args.target)
+        best = planner.best(choices(args.gpus, args.staleness))
+        if not best:
+            raise UserError(f"--gpus: got {args.gpus}, with which no plan can be simulated")
+        first_sync = [plan for plan in best if plan.choice.bound is None][:1]
+        chosen = best[: args.best] + [plan for plan in first_sync if plan not in best[: args.best]]
+        shown, rest = planner.again(chosen), [plan for plan in best if plan not in chosen]
     if args.json != Path("-"):
         show(args, shown)
     if args.out:
-        args.out.write_text(recommended(args, shown[0].choice, config))
+        args.out.write_text(recommended(args, shown[0].choice, planner.config))
     write_json(args.json, [plan.figures for plan in [*shown, *rest]])
     return 0
 

@@ -11,23 +11,21 @@ import sys
 from pathlib import Path
 
 from areal_like.config import run_config as configs
-from areal_like.config.run_config import Config, ConfigError
-from areal_like.errors import UserError
-from areal_like.wire.link import BusError
+from areal_like.config.run_config import Config
 from buffer.checks import RolloutsFail
 
-from .console.arguments import command, interrupted, json_file, new_file, refuse
+from .console.arguments import command, json_file, new_file, refusing
 from .console.output import console, table, write_json
 from .simulation import costs
 from .simulation.calibration import fitted, written
 from .simulation.costs import Costs
-from .simulation.run import SHARES, Simulation, Stuck, difference, figures_of
-
-FAILURES = (BusError, ConfigError, UserError, OSError, ValueError, RolloutsFail, Stuck)
+from .simulation.run import SHARES, Simulation, difference, figures_of
 
 
-def add_costs(parser: argparse.ArgumentParser) -> None:
-    """The options that name costs."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name a config and its costs."""
+    parser.add_argument("config", help="YAML file, or name of a shipped config")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--costs", type=Path, metavar="FILE", help="costs in YAML (default: those of timed parts)")
     source.add_argument("--costs-from", type=Path, metavar="RUN", help="fit the costs to this run's folder")
@@ -35,47 +33,32 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
 
 def costs_of(config: Config, args: argparse.Namespace) -> Costs:
     """Raises ConfigError."""
-    if args.costs_from:
-        found = fitted(args.costs_from)
-    elif args.costs:
-        found = costs.read(args.costs)
-    else:
+    if not (args.costs or args.costs_from):
         return costs.of_timed(config)
-    return costs.as_configured(config, found)
-
-
-def shown(name: str, value: float) -> str:
-    return f"{value:.1%}" if name in SHARES else f"{value:.4g}"
+    return costs.as_configured(config, costs.read(args.costs) if args.costs else fitted(args.costs_from))
 
 
 def show(found: dict[str, float], measured: dict[str, float]) -> None:
     rows = table("", "", "simulated", *(["measured", "error"] if measured else []))
     for name, value in found.items():
-        words = [shown(name, value)]
-        if measured:
-            words += [shown(name, measured[name]), f"{difference(name, value, measured[name]):+.1%}"]
-        rows.add_row(name, *words)
+        both = [value, measured[name]] if measured else [value]
+        cells = [format(each, ".1%" if name in SHARES else ".4g") for each in both]
+        rows.add_row(name, *cells, *([f"{difference(name, *both):+.1%}"] if measured else []))
     console().print(rows)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("simulate", __doc__)
-    parser.add_argument("config", help="YAML file, or name of a shipped config")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
-    add_costs(parser)
+    add_arguments(parser)
     parser.add_argument("--against", type=Path, metavar="RUN", help="folder of a real run to compare with")
     parser.add_argument("--write-costs", type=new_file, metavar="FILE", help="write the costs to this file")
     parser.add_argument("--json", type=json_file, metavar="FILE", help="write the figures here (-: standard output)")
     args = parser.parse_intermixed_args(argv)
-    try:
+    with refusing(RolloutsFail):
         config = configs.load([args.config, *args.overrides])
         cost = costs_of(config, args)
         measured = figures_of(args.against) if args.against else {}
         found = Simulation(config, cost).run().figures
-    except KeyboardInterrupt:
-        return interrupted("nothing is kept")
-    except FAILURES as error:
-        refuse(error)
     if args.json != Path("-"):
         console().print(f"costs: {cost.source}", soft_wrap=True)
         show(found, measured)

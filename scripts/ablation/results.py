@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..analysis.intervals import FEWEST_FOR_INTERVALS, Estimate, bootstrap, draw_band, markdown_table
+from ..analysis.intervals import FEWEST_FOR_INTERVALS, Estimate, band, bootstrap, markdown_table
 from .measures import Outcome
 from .runs import Folder
 from .study import MAIN, Labels, Run, Study
@@ -115,7 +115,12 @@ def _draw(study: Study, points: dict[Key, list[Result]], path: Path) -> None:
     grid = figure.subplots(len(panels), sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (title, lines) in zip(grid, panels.items(), strict=True):
         for label, curves in lines.items():
-            draw_band(axes, curves, label)
+            x, mean, low, high = band(curves)
+            (line,) = axes.plot(x, mean, label=label)
+            for own, y in curves if len(curves) > 1 else ():
+                axes.plot(own, y, color=line.get_color(), alpha=0.3, linewidth=0.6)
+            if len(curves) >= FEWEST_FOR_INTERVALS:
+                axes.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
         axes.set(title=title, ylabel=study.curve.y)
         axes.legend(fontsize="small")
     grid[-1].set_xlabel(UNITS[study.curve.x])

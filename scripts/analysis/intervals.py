@@ -13,15 +13,12 @@ import numpy as np
 RESAMPLES = 10_000
 CURVE_POINTS = 100
 FEWEST_FOR_INTERVALS = 5
-"""Fewest seeds for an interval in pictures. With fewer it would contain the mean in less than 92 % of cases
-(`bootstrap`)."""
+"""Fewest seeds for an interval: with fewer it would contain the mean in less than 92 % of cases (`bootstrap`)."""
 
 
 class Estimate(NamedTuple):
-    """A mean with its interval [low, high], from `n` numbers; `asked` − `n` are missing.
-
-    The mean is NaN without numbers; low and high are NaN with fewer than two.
-    """
+    """A mean with its interval [low, high], from `n` numbers; `asked` − `n` are missing. The mean is NaN without
+    numbers; low and high are NaN with fewer than two."""
 
     mean: float
     low: float
@@ -53,8 +50,7 @@ def bootstrap(values: Iterable[float | None]) -> Estimate:
 
 @functools.lru_cache(maxsize=2)
 def _drawn(count: int) -> np.ndarray:
-    """float64 [resamples, count]: how often each seed is drawn, rather than which. A resampled mean is then one row of
-    a matrix product."""
+    """float64 [resamples, count]: how often each seed is drawn. A resampled mean is a row of a matrix product."""
     drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     return drawn.astype(np.float64)
 
@@ -79,19 +75,6 @@ def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[np.
     places = np.linspace(first, last, CURVE_POINTS)
     values = np.stack([np.interp(places, x, y) for x, y in curves])
     return places, values.mean(0), *_interval(values)
-
-
-def draw_band(axes: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], label: str) -> None:
-    """Draw the mean of curves as a line, each of several curves thin, and the interval of five or more."""
-    x, mean, low, high = band(curves)
-    (line,) = axes.plot(x, mean, label=label)
-    for own, y in curves if len(curves) > 1 else ():
-        axes.plot(own, y, color=line.get_color(), alpha=0.3, linewidth=0.6)
-    if len(curves) >= FEWEST_FOR_INTERVALS:
-        axes.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-
-
-# Tables
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

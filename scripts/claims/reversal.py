@@ -169,20 +169,19 @@ def train(cells: Sequence[Cell], task: Task, frictions: Frictions, steps: int) -
 def main(options: argparse.Namespace) -> None:
     prepare()
     seeds = (1, 2) if options.quick else (2, 5)
-    rows: list[Row] = []
+    rows, tuned = list[Row](), None
     if options.terminal:
         lengths, steps = ((3, 4), 60) if options.quick else ((7, 8, 9, 10), 600)
         study = Study(("reinforce", "tpo", "dg"), (3e-4, 1e-3), "token_error", *seeds)
-        for length in lengths:
-            task = Task(length, terminal=True)
-            rows += study.run(f"H={length}", partial(train, task=task, frictions=Frictions(), steps=steps))
+        conditions = [(f"H={length}", Task(length, terminal=True), Frictions()) for length in lengths]
     else:
-        task, steps = (Task(3), 40) if options.quick else (Task(10), 300)
-        study, tuned = Study(NAMES, RATES, "token_error", *seeds), None
-        for name, frictions in list(CONDITIONS.items())[: 2 if options.quick else None]:
-            found = study.run(name, partial(train, task=task, frictions=frictions, steps=steps), tuned)
-            tuned = {row["algorithm"]: row["rate"] for row in found} if name == "all four" else tuned  # the last: fresh
-            rows += found
+        task, steps, count = (Task(3), 40, 2) if options.quick else (Task(10), 300, len(CONDITIONS))
+        study = Study(NAMES, RATES, "token_error", *seeds)
+        conditions = [(name, task, frictions) for name, frictions in list(CONDITIONS.items())[:count]]
+    for name, task, frictions in conditions:
+        found = study.run(name, partial(train, task=task, frictions=frictions, steps=steps), tuned)
+        tuned = {row["algorithm"]: row["rate"] for row in found} if name == "all four" else tuned  # the last: fresh
+        rows += found
     write(options.out, rows, percent_table(rows, "sequence_error"), percent_table(rows, "token_error"))
 
 

@@ -33,9 +33,7 @@ class Stack:
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Rows of `flat`, or of a copy of it, as parameters by name [rows, ...]; gradients flow back into it."""
         pieces = flat.split([shape.numel() for shape in self.shapes.values()], 1)
-        return {
-            name: piece.unflatten(1, shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
-        }
+        return {name: piece.unflatten(1, self.shapes[name]) for name, piece in zip(self.shapes, pieces, strict=True)}
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
@@ -64,14 +62,15 @@ def _stacked(seeds: list[int], make: Callable[[torch.Generator], dict[str, Tenso
 
 def perceptron(seeds: list[int], sizes: tuple[int, ...]) -> dict[str, Tensor]:
     """Weights w0, w1, ... and biases b0, ... of learners with these seeds; PyTorch's default initialisation."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer, (wide, out) in enumerate(itertools.pairwise(sizes)):
-        shapes |= {f"w{layer}": (wide, out), f"b{layer}": (out,)}
-    bounds = {name: 1 / math.sqrt(sizes[int(name[1:])]) for name in shapes}
-    return _stacked(
-        seeds,
-        lambda dice: {name: (torch.rand(each, generator=dice) * 2 - 1) * bounds[name] for name, each in shapes.items()},
-    )
+
+    def made(dice: torch.Generator) -> dict[str, Tensor]:
+        found = {}
+        for layer, (wide, out) in enumerate(itertools.pairwise(sizes)):
+            for name, shape in ((f"w{layer}", (wide, out)), (f"b{layer}", (out,))):
+                found[name] = (torch.rand(shape, generator=dice) * 2 - 1) * (1 / math.sqrt(wide))
+        return found
+
+    return _stacked(seeds, made)
 
 
 def perceive(parameters: Parameters, inputs: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ Measure = Callable[[Sequence[Cell]], list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """`rates` is the grid of all algorithms; the rate with the smallest mean of `tuned_by` over the tuning seeds 0, 1,
-    ... is used with the fresh seeds 100, 101, ..."""
+    """The rate of `rates` with the smallest mean of `tuned_by` over the tuning seeds 0, 1, ... is used with the fresh
+    seeds 100, 101, ..."""
 
     algorithms: tuple[str, ...]
     rates: tuple[float, ...]

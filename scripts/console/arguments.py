@@ -85,18 +85,15 @@ def port(text: str) -> int:
     return _number(text, int, lambda value: 0 <= value <= 65535, "a port: 0 (any free one) to 65535")
 
 
-def interrupted(kept: str) -> int:
-    """Print that Ctrl-C has ended the command, and what is kept. Returns the exit code."""
-    print(f"ended by SIGINT; {kept}", file=sys.stderr)
-    return EXIT_INTERRUPTED
-
-
 @contextlib.contextmanager
 def refusing(*more: type[Exception]) -> Iterator[None]:
-    """End the command at a ValueError (UserError is one), an OSError, or an error of the types in `more`."""
+    """End the command at Ctrl-C, a ValueError (UserError is one), an OSError, or an error of the types in `more`."""
     kinds: tuple[type[Exception], ...] = (ValueError, OSError, *more)
     try:
         yield
+    except KeyboardInterrupt:
+        print("ended by SIGINT", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
     except kinds as error:
         refuse(error)
 

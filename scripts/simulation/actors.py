@@ -11,7 +11,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import NormalDist
 from typing import Any
 
@@ -22,6 +22,7 @@ from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key, uniform
 from areal_like.types import Completion, Finish, Lease, Runs
 from areal_like.wire import messages
+from areal_like.wire.actor_client import MAX_GROUPS_PER_PUSH
 from areal_like.wire.frames import Payloads
 from areal_like.wire.groups import FINISHES, ROW, decode_partial, encode_partial
 from areal_like.wire.messages import Message
@@ -31,7 +32,6 @@ from .timeline import SimulatedRouter
 
 HELDOUT, RIGHT, VERIFY = 1, 2, 3
 """Names of random streams."""
-MAX_GROUPS_PER_PUSH = 64
 _ZEROS = memoryview(bytes(1 << 28))
 """All payloads are parts of it: virtual memory that is never written."""
 PromptOf = Callable[[str, int], tuple[int, int, int]]
@@ -128,7 +128,8 @@ class SimulatedActor:
             case messages.Lease():
                 self._due(self._start, message, payloads)
             case messages.Announce(manifest):
-                self._due(self._announced, manifest)
+                self._digests[manifest.version] = manifest.digest
+                self._due(self._fetch)
             case messages.Cancel(ids, hand_back):
                 self._due(self._cancel, ids, hand_back)
 
@@ -191,10 +192,6 @@ class SimulatedActor:
 
     # ---- weights ----------------------------------------------------------------------------------------------------
 
-    def _announced(self, manifest: messages.Manifest) -> None:
-        self._digests[manifest.version] = manifest.digest
-        self._fetch()
-
     def _fetch(self) -> None:
         newest = max(self._digests)
         if not self._fetching and newest > self.engine.version:
@@ -202,7 +199,7 @@ class SimulatedActor:
             self.timeline.after(self._update, self._due, self._load, newest)
 
     def _load(self, version: int) -> None:
-        self.engine.load(Load(version, self.timeline.now, lambda: self._due(self._applied, version)))
+        self.engine.load(Load(version, self.timeline.now, partial(self._due, self._applied, version)))
         self.engine.advance(self.timeline.now)
 
     def _applied(self, version: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,24 +16,24 @@ from areal_like.wire.frames import Payloads
 from areal_like.wire.groups import ROW, RUN
 from areal_like.wire.messages import Message
 
+from .actors import SimulatedActor
 from .costs import Costs
 from .timeline import SimulatedRouter
 
 
 class SimulatedLearner:
-    """Trains until the config's end. `before_report` is called before it asks for the final report. `report`: of the
-    buffer, once the run is over. `waited`: seconds without a batch, of `elapsed` since the first one; samples by
-    staleness in versions (`ages`) and in train steps (`lags`); `seconds` since the first lease at the end of each
-    step, and of the `slowest` group."""
+    """Trains until the config's end. `report`: of the buffer, once the run is over. `waited`: seconds without a batch,
+    of `elapsed` since the first one; `idled`: of each actor, at the end; samples by staleness in versions (`ages`) and
+    in train steps (`lags`); `seconds` since the first lease at the end of each step, and of the `slowest` group."""
 
     peer = b"learner"
 
-    def __init__(self, config: Config, router: SimulatedRouter, costs: Costs, before_report: Callable[[], None]):
-        self.config, self.router, self.costs = config, router, costs.learner
-        self.timeline = router.timeline
-        self._encode, self._before_report = costs.weights.encode, before_report
+    def __init__(self, config: Config, router: SimulatedRouter, costs: Costs, actors: Sequence[SimulatedActor]):
+        self.config, self.router, self.costs, self._actors = config, router, costs.learner, actors
+        self.timeline, self._encode = router.timeline, costs.weights.encode
         self._interval = config.weight_sync_interval
-        self.steps = self.samples = self.tokens = 0
+        self.steps = self.tokens = 0
+        self.idled: list[tuple[float, float]] = []
         self.waited = self.elapsed = self.slowest = 0.0
         self.ages, self.lags = Counter[int](), Counter[int]()
         self.seconds, self._evaluations = list[float](), list[dict[str, Any]]()
@@ -104,7 +104,7 @@ class SimulatedLearner:
             self.elapsed = self.timeline.now - self._began
         self._busy, self._waits_since = False, self.timeline.now
         if self._is_over():
-            self._before_report()
+            self.idled = [actor.idled() for actor in self._actors]
             self._say(messages.EndRun(self.reason, self.steps))
         self._next()
 
@@ -115,7 +115,6 @@ class SimulatedLearner:
         oldest = oldest[oldest <= batch.version]
         self.ages.update((batch.version - oldest).tolist())
         self.lags.update((self.steps - self._interval * oldest).tolist())
-        self.samples += len(rows)
         self.slowest = max(self.slowest, *(seconds for _, _, seconds in batch.table.groups))
         self.tokens += int(rows["response"].sum())
         self.seconds.append(batch.info["seconds"])

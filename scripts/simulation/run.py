@@ -7,10 +7,9 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from areal_like.config import run_config as configs
 from areal_like.config.registry import build, is_supervised
@@ -28,7 +27,7 @@ from buffer.schedulers import Scheduler
 from .actors import PromptOf, SimulatedActor, World
 from .costs import Costs
 from .learner import SimulatedLearner
-from .timeline import BufferLoop, SimulatedRouter, Timeline
+from .timeline import BufferLoop, SimulatedRouter, Stuck, Timeline
 
 WARMUP_STEPS = 3
 """The first batches fill the pipeline; rates leave them out."""
@@ -37,30 +36,16 @@ STUCK_EVENTS = 300_000
 SHARES = ("actor_idle_share", "learner_idle_share")
 
 
-class Stuck(RuntimeError):
-    """A simulated run makes no progress, and is not over."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """`figures`: those that are compared with a real run; the rate is over `window` seconds; seconds of the `slowest`
-    group; samples by staleness in versions and in train steps (`lags`); trained `tokens`."""
+class Outcome(NamedTuple):
+    """`figures`: those that are compared with a real run; the rates are over `window` seconds; seconds of the `slowest`
+    group; samples by staleness in versions and in train steps (`lags`); trained tokens."""
 
     figures: dict[str, float]
     window: float
     slowest: float
     staleness: Counter[int]
     lags: Counter[int]
-    tokens: int
-
-    @property
-    def samples_per_second(self) -> float:
-        return self.figures["samples_per_second"]
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Trained ones."""
-        return self.samples_per_second * self.tokens / max(1, self.staleness.total())
+    tokens_per_second: float
 
 
 def figures_of(run: Path) -> dict[str, float]:
@@ -75,7 +60,7 @@ def figures_of(run: Path) -> dict[str, float]:
     return _figures(rate, ages, **{name: found[name] for name in (*SHARES, "seconds")})
 
 
-def _figures(rate: float, ages: Mapping[int, int], **others: float) -> dict[str, float]:
+def _figures(rate: float, ages: Counter[int], **others: float) -> dict[str, float]:
     stale = {"staleness_mean": mean_of(ages), "staleness_max": float(max(ages, default=0))}
     return {"samples_per_second": rate, **stale, **others}
 
@@ -90,8 +75,8 @@ def _rate(samples: int, seconds: list[float], warmup: int) -> tuple[float, float
     return samples / len(seconds) * (len(seconds) - first) / max(1e-9, window), window
 
 
-def mean_of(ages: Mapping[int, int]) -> float:
-    return sum(age * n for age, n in ages.items()) / max(1, sum(ages.values()))
+def mean_of(ages: Counter[int]) -> float:
+    return sum(age * n for age, n in ages.items()) / max(1, ages.total())
 
 
 def difference(name: str, simulated: float, measured: float) -> float:
@@ -114,31 +99,26 @@ def prompt_of(task: Task, tokens: int | None, most: int | None) -> PromptOf:
     return of
 
 
-def check(config: Config) -> None:
-    """Raises ConfigError for a run without rollouts, and for one that does not begin at its first train step."""
-    if is_supervised(config):
-        raise ConfigError(f"loss: got {config.loss['name']}, expected a loss that trains on rollouts")
-    for key in ("replay", "resume"):
-        if getattr(config, key):
-            raise ConfigError(f"{key}: got {getattr(config, key)}, expected null: a simulation begins a new run")
-
-
 class Simulation:
-    """`history`: seed of everything that differs between runs of one config (jitter). Raises ConfigError."""
+    """`history`: seed of everything that differs between runs of one config (jitter). Raises ConfigError for a run
+    without rollouts, and for one that does not begin at its first train step."""
 
     def __init__(self, config: Config, costs: Costs, history: int = 0):
-        check(config)
+        if is_supervised(config):
+            raise ConfigError(f"loss: got {config.loss['name']}, expected a loss that trains on rollouts")
+        for key in ("replay", "resume"):
+            if given := getattr(config, key):
+                raise ConfigError(f"{key}: got {given}, expected null: a simulation begins a new run")
         if ranks_of(config) > 1:  # one modelled learner: its costs are those of all ranks
             config = configs.replace(config, "learner.ranks", 1)
         self.config, self.costs, self.timeline = config, costs, Timeline()
-        self._idle_share = 0.0
         self.router = router = SimulatedRouter(self.timeline, costs.latency)
         task: Task = build("task", config.task, config.run.seed)
         scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
         groups = build_groups(config, scheduler)
         recovery.restore(groups, [], 0, 0.0)
         dispatcher = build_dispatcher(config, task, router, Outbox(router, None), groups, scheduler)  # type: ignore[arg-type]
-        dispatcher.peers.clock = self.timeline.clock
+        dispatcher.peers.clock = lambda: self.timeline.now
         restore_scheduler(scheduler, groups, dispatcher.gauges)
         self.buffer = build_server(config, dispatcher)
         self.buffer.presence.heartbeat_timeout, self.buffer.deadlines.timeout = math.inf, 0.0  # there are no heartbeats
@@ -150,12 +130,7 @@ class Simulation:
         for place in range(count):
             update = costs.weights.seconds(place, count, count if fanout is None else fanout, costs.learner.gpus)
             self.actors.append(SimulatedActor(f"actor-{place}", world, update))
-        self.learner = SimulatedLearner(config, router, costs, self._note_idle)
-
-    def _note_idle(self) -> None:
-        """At the end of the run."""
-        pairs = [actor.idled() for actor in self.actors]
-        self._idle_share = sum(idle for idle, _ in pairs) / max(1e-9, sum(wall for _, wall in pairs))
+        self.learner = SimulatedLearner(config, router, costs, self.actors)
 
     def run(self, warmup: int = WARMUP_STEPS) -> Outcome:
         """Rates leave out `warmup` train steps. Raises Stuck."""
@@ -171,10 +146,15 @@ class Simulation:
                 gc.enable()
         learner, report = self.learner, self.learner.report
         assert report is not None
-        rate, window = _rate(learner.samples, learner.seconds, warmup)
-        idle = dict(zip(SHARES, (self._idle_share, learner.waited / max(1e-9, learner.elapsed)), strict=True))
-        figures = _figures(rate, learner.ages, **idle, seconds=report["trained_seconds"] or 0.0)
-        return Outcome(figures, window, learner.slowest, learner.ages, learner.lags, learner.tokens)
+        ages = learner.ages
+        rate, window = _rate(ages.total(), learner.seconds, warmup)
+        idle, all_seconds = map(sum, zip(*learner.idled, strict=True))
+        shares = idle / max(1e-9, all_seconds), learner.waited / max(1e-9, learner.elapsed)
+        figures = _figures(
+            rate, ages, **dict(zip(SHARES, shares, strict=True)), seconds=report["trained_seconds"] or 0.0
+        )
+        tokens = rate * learner.tokens / max(1, ages.total())
+        return Outcome(figures, window, learner.slowest, ages, learner.lags, tokens)
 
     def _run(self) -> None:
         self.learner.hello()
@@ -183,8 +163,8 @@ class Simulation:
         mark, since = (-1, 0), 0
         patience = STUCK_EVENTS + 20 * len(self.actors) * self.costs.engine.slots
         while self.learner.report is None:
-            if not self.timeline.run(100) or self.router.refusals:
-                raise Stuck(f"no event is left, or a message was refused: {self.router.refusals[:1]}")
+            if not self.timeline.run(100):
+                raise Stuck("no event is left")
             now = self.learner.steps, self.buffer.store.entries.count(Stage.WAITING)
             if now > mark:
                 mark, since = now, self.timeline.events

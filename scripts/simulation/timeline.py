@@ -9,11 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from areal_like.errors import UserError
 from areal_like.wire.frames import Payloads, Received
-from areal_like.wire.messages import Message, Push, Refused
+from areal_like.wire.messages import Message, Push
 
 IDLE_SECONDS = 0.2
 """The buffer's loop turns so often without a message."""
+
+
+class Stuck(UserError):
+    """A simulated run makes no progress, and is not over."""
 
 
 class Timeline:
@@ -44,17 +49,13 @@ class Timeline:
                 break
         return True
 
-    def clock(self) -> float:
-        return self.now
-
 
 class SimulatedRouter:
     """Stands for `bus.Router`: messages arrive `latency` seconds later, in order, as objects. `wake` is called when one
     is there for the buffer."""
 
     def __init__(self, timeline: Timeline, latency: float):
-        self.timeline, self.latency, self.endpoint = timeline, latency, "simulated"
-        self.refused, self.refusals = 0, list[str]()
+        self.timeline, self.latency, self.refused = timeline, latency, 0
         self.peers: dict[bytes, Any] = {}  # each has `receive(message, payloads)`
         self.incoming: deque[tuple[bytes, Received]] = deque()
         self.samples = 0  # in pushes that have arrived
@@ -78,9 +79,7 @@ class SimulatedRouter:
             self.timeline.after(self.latency, here.receive, message, payloads)
 
     def refuse(self, peer: bytes, reason: str) -> None:
-        self.refused += 1
-        self.refusals.append(reason)
-        self.send(peer, Refused(reason))
+        raise Stuck(f"the buffer refused a message of {peer.decode()}: {reason}")
 
 
 class BufferLoop:

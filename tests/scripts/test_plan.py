@@ -39,7 +39,7 @@ def test_the_command_has_a_sync_row_and_lags_in_train_steps(tmp_path, capsys):
     config = configs.load([str(out), "run.steps=40"])
     cost = costs.scaled(costs.of_timed(config), found[0]["learner_gpus"])
     again = Simulation(config, cost).run()
-    assert again.samples_per_second == pytest.approx(found[0]["samples_per_second"], rel=0.1)
+    assert again.figures["samples_per_second"] == pytest.approx(found[0]["samples_per_second"], rel=0.1)
     for wrong in (["--gpus", "1"], ["--gpus", "4", "--staleness", "0.5"]):
         with pytest.raises(SystemExit):
             main([*KEYS, *wrong])
