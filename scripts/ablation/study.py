@@ -9,8 +9,8 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,20 +35,16 @@ OWN_KEYS = ("run.seed", "run.dir", "run.name", "resume")
 TUNE, MAIN = "tune", "main"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
-    """One run of one stage: `labels` of its point, `tuned` the labels that tuning tries or has picked."""
+    """One run of one stage: `labels` of its point, `tuned` the labels that tuning tries or has picked. Its `config` is
+    one object for all seeds."""
 
     stage: str
     labels: Labels
     tuned: Labels
     seed: int
-    make: Callable[[], Config] = field(compare=False, repr=False)
-
-    @property
-    def config(self) -> Config:
-        """The config of its point, the same object for all seeds. Raises ConfigError."""
-        return self.make()
+    config: Config
 
     @property
     def title(self) -> str:
@@ -98,7 +94,7 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
         return tuple(labels[factor] for factor in self.tune.per) if self.tune else ()
 
     def tuning_runs(self) -> list[Run]:
-        """The runs of the first stage, none without `tune`."""
+        """The runs of the first stage, none without `tune`. Raises ConfigError."""
         if not self.tune:
             return []
         tune, runs = self.tune, []
@@ -110,7 +106,8 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
         return runs
 
     def main_runs(self, picked: Mapping[tuple[str, ...], Labels]) -> list[Run]:
-        """The runs of the second stage with the `picked` values, by `tuned_for`; points take turns, seed by seed."""
+        """The runs of the second stage with the `picked` values, by `tuned_for`; points take turns, seed by seed.
+        Raises ConfigError."""
         runs: list[Run] = []
         for labels in points(self.grid):
             tuned = picked[self.tuned_for(labels)] if self.tune else {}
@@ -123,15 +120,15 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Make the config of every point and of every tuning run. Raises ConfigError."""
-        for run in self.tuning_runs():
-            _ = run.config
+        self.tuning_runs()
         by_samples = self.curve.x == "samples" or any("samples" in each.source for each in self.measure.values())
         for config in self.main_configs():
             if by_samples and "group_size" not in config.sizing:
                 raise ConfigError(f"sizing={config.sizing['name']} has no group_size: measure steps, not samples")
 
     def _runs(self, stage: str, labels: Labels, tuned: Labels, seeds: Iterable[int]) -> list[Run]:
-        return [Run(stage, labels, tuned, seed, functools.partial(self._config, labels, tuned)) for seed in seeds]
+        config = self._config(labels, tuned)
+        return [Run(stage, labels, tuned, seed, config) for seed in seeds]
 
     def _config(self, labels: Labels, tuned: Labels) -> Config:
         chosen = [("grid", self.grid[factor][label]) for factor, label in labels.items()]

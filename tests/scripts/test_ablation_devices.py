@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ def test_a_run_that_needs_more_devices_than_there_are_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "gpus_here", lambda: Gpus("stated", 1))
-    made = [Run(MAIN, {}, {}, 0, lambda: config_of(*ON_GPUS))]
+    made = [Run(MAIN, {}, {}, 0, config_of(*ON_GPUS))]
     with pytest.raises(ConfigError, match="needs 3 devices of 1"):
         runs.run_all(made, Folder(tmp_path), 2, lambda: None)
 
@@ -77,7 +76,7 @@ def test_runs_at_a_time_see_devices_of_their_own(
     wide, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
     configs = [one, one, wide, one, none]
     monkeypatch.setattr(runs, "Forked", looks)
-    made = [Run(MAIN, {}, {}, seed, partial(configs.__getitem__, seed)) for seed in range(len(configs))]
+    made = [Run(MAIN, {}, {}, seed, config) for seed, config in enumerate(configs)]
     folder = Folder(tmp_path)
     assert runs.run_all(made, folder, 3, lambda: None) == []
     told = [json.loads(Path(f"{folder.config(run)}.json").read_text()) for run in made]
