@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from actors.group_rewards import GroupRewards, described
+from actors.heldout import Heldout
 from actors.reward_pool import RewardError
 from actors.worker import Rollout, Worker
 from areal_like.types import Lease, Prompt, Sample
@@ -78,7 +79,6 @@ async def test_a_group_waits_for_its_rewards_and_is_dropped_with_the_reason_wher
 
     client, rollout = Client(), Rollout(5, 1.0, None, workflow, {})
     worker = Worker(Task(), Engine(), None, client, rollout, {3: "abc"}, group_rewards=slow)
-    worker.engine.stats = lambda: {"tokens": 1.0}
     worker.start([Lease(1, 0, "train", 3, 2, 0.0)])
     await called.wait()
     assert worker.look()[0] and worker.look()[0] and not client.groups, "it moves at every look"
@@ -90,3 +90,26 @@ async def test_a_group_waits_for_its_rewards_and_is_dropped_with_the_reason_wher
     pushed = [[each.reward for each in group.samples] for group in client.groups]
     expected = ([found], []) if isinstance(found, list) else ([], [(1, "group reward crashed", repr(found))])
     assert (pushed, client.failures) == expected
+
+
+@looped
+async def test_answers_to_a_held_out_prompt_get_the_rewards_of_their_group():
+    async def workflow(engine, reward, prompt, limits, request):
+        return sample(1.0)
+
+    async def ranked(prompt, samples):
+        return [sample(float(place)) for place in range(len(samples))]
+
+    client, heldout = Client(), Heldout(lambda row: TASK, workflow, None)
+    worker = Worker(
+        Task(),
+        Engine(),
+        None,
+        client,
+        Rollout(5, 1.0, None, workflow, {"test": heldout}),
+        {3: "abc"},
+        group_rewards=ranked,
+    )
+    worker.start([Lease(10 + each, 0, "test", 1, 1, 0.0) for each in range(3)])
+    await settle()
+    assert [facts[0] for _, _, facts in client.evaluations] == [0.0, 1.0, 2.0]

@@ -56,6 +56,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.calls: dict[str, asyncio.Future] = {}
+        self.stats = lambda: {"tokens": 1.0}
 
     async def generate(self, tokens, limits, request: str = "") -> Completion:
         self.calls[request] = asyncio.get_running_loop().create_future()
@@ -189,8 +190,12 @@ async def test_a_reward_that_the_learner_could_not_compute_with_is_one_that_cras
 @looped
 async def test_each_sequence_that_ends_frees_its_slot_before_its_group_is_complete(play: Play) -> None:
     await play.lease()
-    play.worker.credit.lease(1)  # there was a lease of one sequence
     await play.end("1/2", sample(0.2))
+    assert play.client.credits == [], "one more place makes no room for another lease of three"
+    play.worker.look()
+    await settle()
+    assert play.client.credits == [1]
+    play.worker.credit.lease(1)  # there was a lease of one sequence
     await play.end("1/1", sample(0.2))
     assert play.client.credits == [1, 2]
     await play.lease(group_id=2)

@@ -44,25 +44,43 @@ PEERS: list[bytes] = []
 """Of the received messages."""
 
 
-def send_batch(router: Router, index: int) -> None:
+def send_batch(router: Router, index: int, redo: int = 0) -> None:
     head, payload = encode_group(Group(index, [sample([(index, 2)])], {index: "d"}))
-    router.send(PEERS[-1], Batch(index, index, 0, ["actor-0"], pack_heads([head]), {}), [payload])
+    router.send(PEERS[-1], Batch(index, index, 0, ["actor-0"], pack_heads([head]), {}, redo=redo), [payload])
 
 
-def test_a_group_that_is_pushed_twice_is_sent_once(monkeypatch) -> None:
-    sent = []
-    stub = SimpleNamespace(send=lambda message, payloads: sent.append((message.table, payloads)))
+@pytest.fixture
+def sent(monkeypatch) -> list[tuple[messages.Message, list]]:
+    """The messages of every actor's client, with their payloads."""
+    found: list[tuple[messages.Message, list]] = []
+    stub = SimpleNamespace(send=lambda message, payloads=(): found.append((message, list(payloads))))
     monkeypatch.setattr(actor_client, "AsyncDealer", lambda *_, **__: stub)
+    return found
+
+
+def test_a_group_is_sent_once_and_again_until_it_is_acknowledged(sent, monkeypatch) -> None:
+    monkeypatch.setattr(actor_client, "RETRY_SECONDS", -1.0)
 
     async def scenario() -> None:
         client = ActorClient("", "actor-0", 1)
         for each in (7, 8, 7, 9):
             client.push(Group(each, [sample([(0, 2)])], {0: "d"}))
-        await asyncio.sleep(0)
+        for acknowledged in ([7, 9], [8], []):
+            await asyncio.sleep(0)
+            client.acknowledged(acknowledged)
+            client.heartbeat({}, {}, {})
 
     asyncio.run(scenario())
-    ((table, payloads),) = sent
-    assert [group_id for group_id, _, _ in table.groups] == [7, 8, 9] and len(payloads) == 3
+    pushed = [(message.table.groups, len(payloads)) for message, payloads in sent if isinstance(message, messages.Push)]
+    assert [([each[0] for each in groups], count) for groups, count in pushed] == [([7, 8, 9], 3), ([8], 1)]
+
+
+def test_many_leases_are_handed_back_in_several_messages_the_last_of_which_is_a_goodbye(sent) -> None:
+    partials = [(messages.PartialHead(each, b"", b"", b"", {}), bytes([each])) for each in (3, 70, 129)]
+    ActorClient("", "actor-0", 1).hand_back(range(130), partials, True)
+    assert [number for message, _ in sent for number in message.ids] == list(range(130))
+    found = [([head.id for head in message.partials], payloads, message.leaving) for message, payloads in sent]
+    assert found == [([3], [b"\x03"], False), ([70], [b"F"], False), ([129], [b"\x81"], True)]
 
 
 @pytest.fixture
@@ -94,6 +112,12 @@ def test_a_batch_that_comes_twice_is_taken_once(router: Router) -> None:
     assert client.batch()[0].index == 0
     client.want(1, 1)
     assert client.batch()[0].index == 1
+    router.send(PEERS[-1], messages.SetAside(1, 1))
+    client.set_aside(1, "NaN")
+    client.want(1, 1)
+    send_batch(router, 1)  # the one that was set aside
+    send_batch(router, 1, redo=1)
+    assert client.batch()[0].redo == 1
     client.close()
 
 

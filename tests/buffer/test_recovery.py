@@ -92,6 +92,18 @@ def test_a_batch_that_was_trained_but_not_recorded_is_recorded_at_the_restart() 
     assert [record.event for record in journal.records[-2:]] == [Finish(0), Begin(1)]
 
 
+def test_a_second_resume_from_further_back_undoes_more_of_the_first_process() -> None:
+    """The first resume redid batch 1; the second, whose checkpoint of step 1 was lost, redoes batch 0, too."""
+    journal = Paper()
+    replay = reborn(journal, 0)
+    admit_and_push(replay, 0, 1, 2, 3)
+    planned = [train(replay, 0), train(replay, 1)]
+    for next_batch in (1, 0, 0):
+        replay = reborn(journal, next_batch)
+        assert replay.store.counts.trained == B * next_batch
+    assert [train(replay, 0), train(replay, 1)] == planned
+
+
 def test_on_policy_groups_of_the_same_weights_are_kept_where_the_way_there_changes() -> None:
     journal = Paper()
     replay = reborn(journal, 0, bound=0)
