@@ -28,6 +28,7 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.utils import logging
 
 from areal_like.models.experts import Routing
 from areal_like.models.model_folder import ROUTED
@@ -35,6 +36,7 @@ from areal_like.weights.replica import Changes
 from areal_like.weights.state import ALIGN, State, TensorSpec
 from areal_like.weights.transfer import Outbound
 
+logging.disable_progress_bar()  # each has a semaphore, which a role that is ended would leave behind
 _BITS_AS_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}
 """Width in bytes → a type that NumPy and torch share."""
 
