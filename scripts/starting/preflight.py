@@ -16,6 +16,7 @@ from areal_like.errors import UserError
 from areal_like.interfaces import Task
 from areal_like.launch.children import limits
 from areal_like.models import model_folder
+from areal_like.tasks.generated import GeneratedPrompts
 from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.tasks.text import load_tokenizer
 from areal_like.wire import keys
@@ -30,7 +31,8 @@ LEAST_BYTES = 13
 SPLITS = ("train", "heldout")
 POSITIONS = "the model's max_position_embeddings"
 ROWS = 256
-"""Most prompts of each split to check if a task has no `rows_beyond`; of held-out ones those that are asked."""
+"""Most prompts of each split to check if a task has no `rows_beyond`; of held-out ones those that are asked, and one
+of a generated task, whose splits are drawn alike."""
 
 
 def preflight(config: Config, gpus: Gpus | None = None) -> str:
@@ -267,7 +269,8 @@ def rows_to_check(task: Task, split: str, heldout: int, config: Config, bound: i
     """The rows of a split that may be too long; of a task without `rows_beyond`, the first `ROWS`, and of held-out ones
     no more than the first `heldout`."""
     if not hasattr(task, "rows_beyond"):
-        return range(min(task.size(split), ROWS, heldout if split == "heldout" else ROWS))
+        asked = 1 if isinstance(task, GeneratedPrompts) else heldout
+        return range(min(task.size(split), ROWS, asked if split == "heldout" else ROWS))
     try:
         first = task.prompt(split, 0)
     except ValueError:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -155,8 +156,9 @@ def test_of_held_out_prompts_those_are_checked_that_are_asked(overrides: list[st
     config = configs.load([QUICKSTART, *overrides])
     task = build("task", config.task, 0)
     asked = preflight.asked_prompts(task, sets_of(config, task))
-    found = {split: preflight.rows_to_check(task, split, asked, config, None) for split in ("train", "heldout")}
-    assert found == {"train": range(preflight.ROWS), "heldout": range(heldout)}
+    for each, most in ((SimpleNamespace(size=lambda split: 1000), heldout), (task, 1)):  # a user's, a generated one
+        found = {split: preflight.rows_to_check(each, split, asked, config, None) for split in ("train", "heldout")}
+        assert found == {"train": range(preflight.ROWS), "heldout": range(most)}
 
 
 Change = Callable[[bytes], bytes]
