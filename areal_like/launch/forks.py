@@ -6,6 +6,7 @@ imports."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import multiprocessing
@@ -42,6 +43,14 @@ _SERVER_DIED = 255
 """Exit code that `multiprocessing` reports for a child of a server that was killed."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(LIBRARIES)
+
+
+@atexit.register
+def _end_server() -> None:
+    """Otherwise the server ends by itself, a second later: it then unloads torch."""
+    if pid := forkserver._forkserver._forkserver_pid:  # type: ignore[attr-defined]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class Forked:
