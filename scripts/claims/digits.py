@@ -69,7 +69,7 @@ def _logprobs(parameters: Parameters, images: Images, places: Tensor) -> Tensor:
 def train(cells: Sequence[Cell], delay: int, steps: int, data: dict[str, Images]) -> list[dict[str, Any]]:
     """Each cell's `tune_error`, `test_error` and `backward_share`."""
     seeds = [cell.seed for cell in cells]
-    stack = Stack(perceptron(seeds, SIZES), torch.tensor([cell.rate for cell in cells]))
+    stack = Stack(perceptron(seeds, SIZES), cells[0].rate)
     draws, loss = Draws(seeds), ALGORITHMS[cells[0].algorithm]
     # A batch of weights that are D steps old is the one that was sampled D steps ago.
     waiting = deque(act(stack, data["train"], draws) for _ in range(delay))
@@ -89,14 +89,13 @@ def train(cells: Sequence[Cell], delay: int, steps: int, data: dict[str, Images]
 
 def _gradient(stack: Stack, loss: Loss, images: Images, batch: Actions) -> tuple[Tensor, Tensor]:
     """The gradient of every learner's loss [L, numbers], and the share of samples that contributed to it [L]."""
-    leaf = stack.flat.clone().requires_grad_()
     places, actions, behaviour = batch
-    logprobs = _logprobs(stack.views(leaf), images, places)
+    logprobs = _logprobs(stack.views(stack.flat), images, places)
     baseline = logprobs.detach().mul(2).exp().sum(1)
     current = logprobs.gather(1, actions[:, None])[:, 0]
     advantages = (actions == images[1][places]).float() - baseline
     groups = current[:, :, None, None], behaviour[:, :, None, None], advantages[:, :, None]  # of one token each
-    gradient, moved = torch.autograd.grad(loss_of(loss, *groups, float(BATCH)), (leaf, current))
+    gradient, moved = torch.autograd.grad(loss_of(loss, *groups, float(BATCH)), (stack.flat, current))
     return gradient, (moved != 0).float().mean(-1)
 
 

@@ -147,18 +147,17 @@ def picked(history: Sequence[Tensor], back: Tensor) -> Tensor:
 def train(cells: Sequence[Cell], task: Task, frictions: Frictions, steps: int) -> list[dict[str, Any]]:
     """`sequence_error` and `token_error` of each cell at the end: shares of wrong answers and of wrong tokens."""
     seeds = [cell.seed for cell in cells]
-    stack = Stack(transformer(seeds, task.shape), torch.tensor([cell.rate for cell in cells]))
+    stack = Stack(transformer(seeds, task.shape), cells[0].rate)
     draws, test = Draws(seeds), Draws([seed + 500_000 for seed in seeds])
     history: deque[Tensor] = deque(maxlen=frictions.staleness + 1)
     for _ in range(steps):
-        history.append(stack.flat.clone())
+        history.append(stack.flat.detach().clone())
         old = picked(history, (draws(1)[:, 0] * (frictions.staleness + 1)).long())
         batch = roll_out(stack.views(old), task, frictions, draws)
-        leaf = stack.flat.clone().requires_grad_()
-        current = score(stack.views(leaf), task.shape, batch.prompts, batch.answers)
+        current = score(stack.views(stack.flat), task.shape, batch.prompts, batch.answers)
         denominator = float(batch.answers[0].numel())
         loss = loss_of(ALGORITHMS[cells[0].algorithm], current, batch.behaviour, batch.advantages, denominator)
-        stack.step(*torch.autograd.grad(loss, leaf))
+        stack.step(*torch.autograd.grad(loss, stack.flat))
     prompts = (test(EVALUATED, task.length) * task.vocabulary).long()
     answers, _ = answer(stack.views(stack.flat), task.shape, prompts, test(EVALUATED, 1, task.length))
     wrong = answers != prompts.flip(-1)[:, :, None]

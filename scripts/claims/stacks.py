@@ -1,4 +1,4 @@
-"""Many independent learners in one tensor: parameters [learners, ...], Adam with a rate per learner, and two networks.
+"""Many independent learners in one tensor: parameters [learners, ...], Adam, and two networks.
 
 Row l of every tensor belongs to learner l, and rows never mix: a stack of learners computes the same as each learner
 alone, up to rounding.
@@ -19,30 +19,23 @@ Parameters = Mapping[str, Tensor]
 
 
 class Stack:
-    """Parameters of L learners as `flat` [L, numbers], and Adam (Kingma & Ba, algorithm 1; β 0.9/0.999). `start` holds
-    [L, ...] tensors in float32, `rates` the learning rate of each learner [L]."""
+    """Parameters of L learners as `flat` [L, numbers], float32 with gradient, from [L, ...] tensors; and Adam, whose
+    step on an element needs no other element."""
 
-    def __init__(self, start: Parameters, rates: Tensor):
+    def __init__(self, start: Parameters, rate: float):
         self.shapes = {name: values.shape[1:] for name, values in start.items()}
-        self.flat = torch.cat([values.flatten(1) for values in start.values()], 1)
-        self.rates = rates[:, None]
-        self.steps = 0
-        self._mean = torch.zeros_like(self.flat)
-        self._square = torch.zeros_like(self.flat)
+        self.flat = torch.cat([values.flatten(1) for values in start.values()], 1).requires_grad_()
+        self._adam = torch.optim.Adam([self.flat], rate)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Rows of `flat`, or of a copy of it, as parameters by name [rows, ...]; gradients flow back into it."""
         pieces = flat.split([shape.numel() for shape in self.shapes.values()], 1)
         return {name: piece.unflatten(1, self.shapes[name]) for name, piece in zip(self.shapes, pieces, strict=True)}
 
-    @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
         """One step of Adam on `gradient` [L, numbers]."""
-        self.steps += 1
-        self._mean.lerp_(gradient, 0.1)
-        self._square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        scale = (self._square / (1 - 0.999**self.steps)).sqrt_().add_(1e-8)
-        self.flat.sub_(self._mean / scale * (self.rates / (1 - 0.9**self.steps)))
+        self.flat.grad = gradient
+        self._adam.step()
 
 
 class Draws:
