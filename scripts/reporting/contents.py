@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from areal_like.config import run_config as configs
 from areal_like.config.registry import ConfigError
-from areal_like.run.metrics import MetricsFollower
+from areal_like.run.metrics import MetricsFollower, Row
 from areal_like.run.run_folder import CONFIG, RECORD, config_file, is_going_on, summary_of
 from buffer.journal import JournalError, Recorded
 
@@ -30,6 +30,8 @@ HISTOGRAM = "staleness/histogram"
 """The key of metrics.jsonl that is kept over time."""
 MOST_VALUES = 24
 """Rows of a heat map: more values share rows of equal width."""
+Numbers = tuple[float, int, float, float]
+"""Sum, count, lowest, highest."""
 
 
 def contents(run: Path) -> dict[str, Any]:
@@ -39,9 +41,8 @@ def contents(run: Path) -> dict[str, Any]:
     config = configs.load_resolved(config_file(run))
     going_on = is_going_on(run)
     summary = ({} if going_on else summary_of(run)) or {}
-    series, row, evaluations = Series(), dict[str, Any](), dict[int, dict[str, Any]]()
-    for each in MetricsFollower(run / "metrics.jsonl").each_new_row():
-        series.add(each)
+    metrics, row, evaluations = run / "metrics.jsonl", Row(), dict[int, Row]()
+    for each in MetricsFollower(metrics).each_new_row():
         row |= {key: value for key, value in each.items() if isinstance(value, int | float)}
         if each.get("eval/reward") is not None:
             version = each["eval/version"]
@@ -63,7 +64,7 @@ def contents(run: Path) -> dict[str, Any]:
         "row": row,
         "notes": [each for each in (texts.note, unread) if each],
         "faults": faults(summary.get("faults") or {key: row.get(key) for key in (*FAULTS, *row)}),
-        "series": series.data(),
+        "series": series(MetricsFollower(metrics).each_new_row(), int(row.get("step", 0))),
         "evaluations": [_at_step(evaluations[version], config, summary) for version in sorted(evaluations)],
         "config": settings(config),
         "ledger": ledger,
@@ -114,55 +115,28 @@ def settings(config: configs.Config) -> list[tuple[str, str, bool]]:
 # ---- metrics over time ----------------------------------------------------------------------------------------------
 
 
-class Bucket:
-    """`numbers`: key → sum, count, lowest, highest. `ages`: staleness → samples."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, tuple[float, int, float, float]] = {}
-        self.ages: Counter[float] = Counter()
-
-    def add(self, row: dict[str, Any]) -> None:
+def series(rows: Iterable[Row], last: int, most: int = MOST_BUCKETS) -> dict[str, Any]:
+    """Metrics of the train steps up to `last`, in at most `most` buckets of `width` steps each. `columns`: key → `y`
+    (means), and where steps of a bucket differ `lo` and `hi`, a value per bucket (None: there is none). `ages`:
+    `values` and `shares` [values][buckets]."""
+    width = 1
+    while last > most * width:
+        width *= 2
+    numbers = defaultdict[str, dict[int, Numbers]](dict)
+    ages = defaultdict[int, Counter[float]](Counter)
+    for row in rows:
+        place = (int(row["step"]) - 1) // width
         for key, value in row.items():
             if isinstance(value, int | float):
-                self._merge(key, (value, 1, value, value))
-        self.ages.update({float(age): count for age, count in row.get(HISTOGRAM, {}).items()})
-
-    def absorb(self, other: Bucket) -> None:
-        for key, more in other.numbers.items():
-            self._merge(key, more)
-        self.ages.update(other.ages)
-
-    def _merge(self, key: str, more: tuple[float, int, float, float]) -> None:
-        if known := self.numbers.get(key):
-            more = known[0] + more[0], known[1] + more[1], min(known[2], more[2]), max(known[3], more[3])
-        self.numbers[key] = more
+                total, count, low, high = numbers[key].get(place, (0.0, 0, value, value))
+                numbers[key][place] = total + value, count + 1, min(low, value), max(high, value)
+        ages[place].update({float(age): count for age, count in row.get(HISTOGRAM, {}).items()})
+    places = sorted(ages)
+    columns = {key: _column([found.get(place) for place in places]) for key, found in numbers.items()}
+    return {"width": width, "columns": columns, "ages": _shares([ages[place] for place in places])}
 
 
-class Series:
-    """At most `most` buckets, each of `width` train steps."""
-
-    def __init__(self, most: int = MOST_BUCKETS):
-        self._most, self.width = most, 1
-        self._buckets: dict[int, Bucket] = {}
-
-    def add(self, row: dict[str, Any]) -> None:
-        self._buckets.setdefault((int(row["step"]) - 1) // self.width, Bucket()).add(row)
-        while len(self._buckets) > self._most:
-            self.width *= 2
-            before, self._buckets = self._buckets, {}
-            for place, bucket in before.items():
-                self._buckets.setdefault(place // 2, Bucket()).absorb(bucket)
-
-    def data(self) -> dict[str, Any]:
-        """`columns`: key → `y` (means), and where steps of a bucket differ `lo` and `hi`, a value per bucket (None:
-        there is none). `ages`: `values` and `shares` [values][buckets]."""
-        buckets = [self._buckets[place] for place in sorted(self._buckets)]
-        keys = dict.fromkeys(key for bucket in buckets for key in bucket.numbers)
-        columns = {key: _column([bucket.numbers.get(key) for bucket in buckets]) for key in keys}
-        return {"width": self.width, "columns": columns, "ages": _shares([bucket.ages for bucket in buckets])}
-
-
-def _column(numbers: list[tuple[float, int, float, float] | None]) -> dict[str, list[float | None]]:
+def _column(numbers: list[Numbers | None]) -> dict[str, list[float | None]]:
     found = {"y": [short(each[0] / each[1]) if each else None for each in numbers]}
     if any(each and each[2] != each[3] for each in numbers):
         found["lo"] = [short(each[2]) if each else None for each in numbers]

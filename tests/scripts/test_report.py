@@ -18,7 +18,7 @@ from areal_like.run.samples import HELDOUT, TRAINED, Kept
 from scripts import report
 from scripts.following.running import NotRunning, Running
 from scripts.report import as_json, library, page
-from scripts.reporting.contents import Series, contents
+from scripts.reporting.contents import contents, series
 from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts, pieces, spread
 from scripts.samples import Texts
 from scripts.starting import earlier_runs
@@ -74,11 +74,11 @@ def test_what_cannot_be_read_or_written_is_refused(tmp_path: Path, wrong: str) -
 
 
 def test_buckets_keep_means_and_extremes_of_any_number_of_steps() -> None:
-    series = Series(8)
+    rows = []
     for step in range(1, 101):
         row = {"step": step, "seconds": step, "x": float(step == 50), "staleness/histogram": {"0": 3, "40": 1}}
-        series.add(row | ({"late": 1.0} if step > 90 else {}))
-    found = series.data()
+        rows.append(row | ({"late": 1.0} if step > 90 else {}))
+    found = series(rows, 100, most=8)
     columns = found["columns"]
     assert found["width"] == 16 and len(columns["x"]["y"]) == 7
     assert columns["step"]["y"][0] == 8.5 and columns["step"]["lo"][0] == 1 and columns["step"]["hi"][-1] == 100
