@@ -252,7 +252,7 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
     launcher = launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME"))
     print(describe(roles), describe_defaults(config), sep="\n")
     print(launcher.placement(roles), end="")
-    model = estimate.model_of(estimate.plain_of(config))
+    model = estimate.model_of(config)
     if model is not None:
         memory = args.device_memory or 0
         if not memory and not args.gpus and needs_of(config, has_gpu()).total:

@@ -13,10 +13,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from omegaconf import OmegaConf
 
 from areal_like.config.defaults import SLOTS
 from areal_like.config.registry import ConfigError, build, with_defaults
@@ -70,38 +69,29 @@ def parameters(module: Any) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def plain_of(config: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(config))
-
-
-def knobs_of(plain: dict[str, Any], kind: str) -> dict[str, Any]:
-    """All knobs of a component, defaults included."""
-    return with_defaults(kind, plain[kind])
-
-
-def lengths_of(plain: dict[str, Any]) -> Lengths:
+def lengths_of(config: Config) -> Lengths:
     """From the task's knobs, or from a prompt if the task states no lengths of prompts (it makes them)."""
-    known, response = knobs_of(plain, "task"), plain["sampling"]["max_new_tokens"]
+    known, response = with_defaults("task", config.task), config.sampling.max_new_tokens
     if "max_prompt_tokens" in known:
         return Lengths(known["max_prompt_tokens"], response or known["max_tokens"])
-    prompt = build("task", plain["task"], plain["run"]["seed"]).prompt("train", 0)
+    prompt = build("task", config.task, config.run.seed).prompt("train", 0)
     return Lengths(len(prompt.tokens), (response or prompt.max_tokens) + max(prompt.filler, default=0))
 
 
-def model_of(plain: dict[str, Any]) -> Any:
+def model_of(config: Config) -> Any:
     """The model on the meta device; None where no role computes one. Raises ConfigError."""
-    if plain["engine"]["name"] not in ("torch", "sglang") and plain["learner"]["name"] != "torch":
+    if config.engine["name"] not in ("torch", "sglang") and config.learner["name"] != "torch":
         return None
-    spec, seed = plain["model"], plain["run"]["seed"]
+    spec, seed = config.model, config.run.seed
     with torch.device("meta"):
         if "path" not in spec:
-            return build("model", spec, seed, build("task", plain["task"], seed).vocab_size)
+            return build("model", spec, seed, build("task", config.task, seed).vocab_size)
         from transformers import AutoConfig, AutoModelForCausalLM
 
         read_config(spec["path"])
-        config = AutoConfig.from_pretrained(spec["path"], local_files_only=True)
+        shape = AutoConfig.from_pretrained(spec["path"], local_files_only=True)
         try:
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            return AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
         except AssertionError as error:  # e.g. a vocab_size below the id of padding
             key = "model.path"
             raise ConfigError(f"{key}: torch refuses the model of {spec['path']}/config.json: {error}", key) from None
@@ -110,15 +100,15 @@ def model_of(plain: dict[str, Any]) -> Any:
 # ---- the learner ----------------------------------------------------------------------------------------------------
 
 
-def learner_of(plain: dict[str, Any], model: Any) -> Figures:
+def learner_of(config: Config, model: Any) -> Figures:
     """Of one rank."""
-    known, sizes, longest = knobs_of(plain, "learner"), Sizes(model), lengths_of(plain)
-    size, ranks = knobs_of(plain, "sizing").get("group_size", 1), known["ranks"]
+    known, sizes, longest = with_defaults("learner", config.learner), Sizes(model), lengths_of(config)
+    size, ranks = with_defaults("sizing", config.sizing).get("group_size", 1), known["ranks"]
     autocast, held = _precision(known)
     width = HALF if held else FLOAT
     trained, frozen = (sizes.count, 0) if known["lora"] is None else (_adapted(model, known["lora"]), sizes.count)
     wants_reference = (known.get("kl_loss") or known.get("kl_reward")) and not frozen
-    groups = math.ceil(plain["groups_per_batch"] / known["num_minibatches"])
+    groups = math.ceil(config.groups_per_batch / known["num_minibatches"])
     read = longest.group(size) - size  # the last token of a sample predicts nothing
     row = min(max(known["micro_batch_tokens"], sum(longest)), math.ceil(groups * read / ranks))
     paths = math.ceil(groups * size * sum(longest) / ranks)
@@ -188,12 +178,12 @@ def activations(sizes: Sizes, row: int, copied: int, autocast: bool, held: bool,
 # ---- engines --------------------------------------------------------------------------------------------------------
 
 
-def engine_of(plain: dict[str, Any], model: Any, memory: int) -> Figures:
+def engine_of(config: Config, model: Any, memory: int) -> Figures:
     """Of an actor's embedded engine, or of one device of its SGLang server, on a device of `memory` bytes (0: unknown);
     with keys and values for one longest sequence at least."""
-    longest, known, sizes = sum(lengths_of(plain)), knobs_of(plain, "engine"), Sizes(model)
+    longest, known, sizes = sum(lengths_of(config)), with_defaults("engine", config.engine), Sizes(model)
     slots = known["slots"] or SLOTS
-    if plain["engine"]["name"] == "sglang":
+    if config.engine["name"] == "sglang":
         width = FLOAT if known["dtype"] == "float32" else HALF
         weights, token = width * sizes.count / known["tp_size"], sizes.kv(width) / known["tp_size"]
         server = {name.replace("_", "-"): value for name, value in (known.get("server") or {}).items()}
@@ -221,11 +211,11 @@ def engine_of(plain: dict[str, Any], model: Any, memory: int) -> Figures:
 def describe(config: Config, roles: Sequence[RoleSpec], model: Any, memory: int) -> str:
     """Devices of `memory` bytes each (0: unknown), the parts of each kind of process, and keys to change where a device
     is too small. Raises ConfigError for a config that peft refuses."""
-    plain, uses = plain_of(config), dict[bool, Figures]()
-    if plain["engine"]["name"] in ("torch", "sglang") and not all(role.essential for role in roles):
-        uses[False] = engine_of(plain, model, memory)
-    if plain["learner"]["name"] == "torch":
-        uses[True] = learner_of(plain, model) | {"runtime": RUNTIME}
+    uses = dict[bool, Figures]()
+    if config.engine["name"] in ("torch", "sglang") and not all(role.essential for role in roles):
+        uses[False] = engine_of(config, model, memory)
+    if config.learner["name"] == "torch":
+        uses[True] = learner_of(config, model) | {"runtime": RUNTIME}
     lines = [f"\nmodel: {parameters(model):,} parameters"]
     on: dict[str, list[RoleSpec]] = {}
     for role in roles:
@@ -249,7 +239,7 @@ def describe(config: Config, roles: Sequence[RoleSpec], model: Any, memory: int)
         whose = "each rank of the learner" if learns else "each device of an actor"
         lines.append(f"{whose}, {_size(sum(use.values()))}: {parts}")
     if on and memory:
-        lines += list(_hints(small, plain["engine"]["name"] == "sglang")) or ["it fits"]
+        lines += list(_hints(small, config.engine["name"] == "sglang")) or ["it fits"]
     return "\n".join(lines) + "\n"
 
 

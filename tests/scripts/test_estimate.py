@@ -68,14 +68,14 @@ SMALL = ["configs/quickstart.yaml", "model=small", "learner.num_minibatches=1", 
 
 
 def estimated(*overrides: str) -> dict[str, float]:
-    plain = estimate.plain_of(configs.load([*SMALL, *overrides]))
-    return estimate.learner_of(plain, estimate.model_of(plain))
+    config = configs.load([*SMALL, *overrides])
+    return estimate.learner_of(config, estimate.model_of(config))
 
 
 def measured(*overrides: str, **knobs: Any) -> tuple[dict[str, float], TorchLearner, Batch]:
     """The estimate of a small run, its learner, and a batch of the longest answers, which share only their prompts."""
     config = configs.load([*SMALL, *overrides])
-    longest = estimate.lengths_of(estimate.plain_of(config))
+    longest = estimate.lengths_of(config)
     model = qwen2(0, 13, **{k: v for k, v in config.model.items() if k != "name"})
     learner = TorchLearner(model, ppo, group, num_minibatches=1, **knobs)
     batch = random_batch(np.full((4, 8), longest.response), longest.prompt, 13)
@@ -103,13 +103,12 @@ def test_weights_and_optimizer_are_exact(lora: dict[str, int] | None) -> None:
 
 def test_engines_are_exact() -> None:
     config = configs.load([*SMALL, "engine.compute_dtype=bfloat16"])
-    plain = estimate.plain_of(config)
-    found = estimate.engine_of(plain, estimate.model_of(plain), 0)
+    found = estimate.engine_of(config, estimate.model_of(config), 0)
     model = qwen2(0, 13, **{k: v for k, v in config.model.items() if k != "name"})
     TorchEngine(model, slots=1, compute_dtype="bfloat16")
     assert found["weights"] == pytest.approx(nbytes(model.parameters()), rel=0.01)  # norms are too small to be seen
     cache = SlotCache(model.config, 64, model.device, torch.bfloat16)
-    cache.reserve(64, sum(estimate.lengths_of(plain)))
+    cache.reserve(64, sum(estimate.lengths_of(config)))
     assert found["keys and values"] == nbytes([cache.keys, cache.values])
 
 
@@ -156,7 +155,7 @@ def table(path: Path, *overrides: str, devices: int = 8) -> str:
     """The dry run's table of devices of 80 GB."""
     config = configs.load(["configs/qwen2.5/math.yaml", f"model.path={path}", *overrides])
     config = placed(config, Gpus("stated", devices))
-    return estimate.describe(config, plan(config), estimate.model_of(estimate.plain_of(config)), 80 * 10**9)
+    return estimate.describe(config, plan(config), estimate.model_of(config), 80 * 10**9)
 
 
 @pytest.mark.parametrize(
