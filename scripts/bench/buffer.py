@@ -5,8 +5,8 @@ of 12 KB. Ours is the real buffer process (ledger, bound, acknowledgements) with
 and a light learner; a queue of Python objects carries lists of dicts of arrays. Contenders take turns; a ratio is the
 median over rounds of the ratio within a round. One that does not answer is left out.
 
-Metrics: `tcp_over_raw_zmq`, `tcp_over_ray_queue`, `tcp_over_mp_queue`, `same_host_over_tcp`, `memory_over_off`,
-`fsync_over_off`, `ack_p99_ms` (push to acknowledgement under full load), and trajectories per second of each path.
+Metrics: `tcp_over_raw_zmq`, `tcp_over_ray_queue`, `tcp_over_mp_queue`, `same_host_over_tcp`, `fsync_over_off`,
+`ack_p99_ms` (push to acknowledgement under full load), and trajectories per second of each path.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ RATIOS = {
     "tcp_over_ray_queue": ("tcp", "ray_queue"),
     "tcp_over_mp_queue": ("tcp", "mp_queue"),
     "same_host_over_tcp": ("ipc", "tcp"),
-    "memory_over_off": ("tcp_memory", "tcp"),
     "fsync_over_off": ("tcp_fsync", "tcp"),
 }
 """Metric → path, path to divide by."""

@@ -20,6 +20,9 @@ from areal_like.types import Batch, Group, Sample
 from ..console.arguments import command, json_file
 from ..console.output import write_json
 
+SIGMA = float(np.log(4) / 1.645)
+"""Of log-normal lengths: p95 is 4 times the median."""
+
 
 def bench_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """The parser of `python -m scripts.bench.NAME`, with `--json FILE`."""

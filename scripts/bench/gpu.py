@@ -31,7 +31,6 @@ import tempfile
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,8 +57,9 @@ from transformers import PreTrainedModel
 from actors.engines.slot_cache import bytes_per_token
 from actors.engines.torch_engine import TorchEngine
 from actors.subscriber import Subscriber
+from areal_like.launch.forks import Forked
+from areal_like.launch.group import environment
 from areal_like.models.causal_lm import publishable, qwen2, read_state, state_of
-from areal_like.places import REPOSITORY
 from areal_like.types import Batch, Limits
 from areal_like.weights.state import State, TensorSpec
 from areal_like.wire.messages import Manifest
@@ -71,13 +71,13 @@ from learners.publication import Coding, Publisher
 from ..console.output import write_json
 from ..starting.estimate import Sizes
 from .engine import run_engine, run_generate
-from .figures import random_batch, tell, trained
+from .figures import SIGMA, random_batch, tell, trained
 
 Metrics = Iterator[dict[str, float]]
 LEARNER_BYTES = 24
 """Per parameter on one rank, at most: weights, masters, gradients, Adam's moments."""
-PROMPT, MEDIAN, SIGMA = 64, 512, float(np.log(4) / 1.645)
-"""Tokens of a prompt; log-normal lengths of the answers (p95/p50 = 4)."""
+PROMPT, MEDIAN = 64, 512
+"""Tokens of a prompt, and of the median answer."""
 RESPONSE, PREFIX = 256, 128
 """Tokens per sequence in `decode`, and of its prompt."""
 PEAKS = {"A100": 312e12, "H20": 148e12, "H100": 989e12, "H800": 989e12, "H200": 989e12, "B200": 2250e12}
@@ -368,25 +368,21 @@ def run_item(name: str, place: Place) -> None:
 
 def attempt(name: str, device: str, tiny: bool) -> tuple[dict[str, float], str]:
     """An item in a process of its own: what it found, and its error ("" if it ended well)."""
-    command = [sys.executable, "-m", "scripts.bench.gpu", "--item", name, "--device", device]
-    command += ["--tiny"] if tiny else []
+    words, variables = ["--item", name, "--device", device], environment(len(os.sched_getaffinity(0)))
+    words += ["--tiny"] if tiny else []
     with tempfile.TemporaryDirectory(prefix=f"gpu-{name}-") as made:
         found, log, error = Path(made) / "found", Path(made) / "log", ""
         found.touch()
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                [*command, "--folder", made], stdout=out, stderr=out, cwd=REPOSITORY, start_new_session=True
-            )
-            try:
-                if code := process.wait(ITEMS[name][0]):
-                    error = f"exit code {code}"
-            except subprocess.TimeoutExpired:
-                error = f"not done in {ITEMS[name][0]:.0f} s"
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
-            process.wait()
-        metrics = ChainMap(*map(json.loads, found.read_text().splitlines()))
-        return dict(metrics), error and f"{error}\n{log.read_text(errors='replace')[-2000:]}"
+        process = Forked("scripts.bench.gpu", [*words, "--folder", made], variables, log)
+        try:
+            if code := process.wait(ITEMS[name][0]):
+                error = f"exit code {code}"
+        except subprocess.TimeoutExpired:
+            error = f"not done in {ITEMS[name][0]:.0f} s"
+        process.end(signal.SIGKILL)  # with the processes that it has started
+        process.wait()
+        metrics = dict(ChainMap(*map(json.loads, found.read_text().splitlines())))
+        return metrics, error and f"{error}\n{log.read_text(errors='replace')[-2000:]}"
 
 
 def main(args: argparse.Namespace) -> None:

@@ -42,12 +42,10 @@ from learners.logprobs import token_logprobs
 from learners.losses.clipped import ppo
 from learners.passes import Passes
 
-from .figures import random_batch, tell
+from .figures import SIGMA, random_batch, tell
 from .trl import at_steps, trl_config
 
 VOCAB, GROUPS, SIZE, PROMPT, MEDIAN, LONGEST, BUDGET = 2048, 8, 8, 16, 64, 768, 4096
-SIGMA = float(np.log(4) / 1.645)
-"""Sigma of the log-normal lengths: p95 is 4 times the median."""
 TRL_SIZES = (4, 8, 16)
 LR = 1e-5
 
