@@ -17,7 +17,6 @@ from buffer.checks import RolloutsFail
 from .console.arguments import command, json_file, new_file, refusing
 from .console.output import console, table, write_json
 from .simulation import costs
-from .simulation.calibration import fitted, written
 from .simulation.costs import Costs
 from .simulation.run import SHARES, Simulation, difference, figures_of
 
@@ -35,7 +34,7 @@ def costs_of(config: Config, args: argparse.Namespace) -> Costs:
     """Raises ConfigError."""
     if not (args.costs or args.costs_from):
         return costs.of_timed(config)
-    return costs.as_configured(config, costs.read(args.costs) if args.costs else fitted(args.costs_from))
+    return costs.as_configured(config, costs.read(args.costs) if args.costs else costs.fitted(args.costs_from))
 
 
 def show(found: dict[str, float], measured: dict[str, float]) -> None:
@@ -63,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         console().print(f"costs: {cost.source}", soft_wrap=True)
         show(found, measured)
     if args.write_costs:
-        args.write_costs.write_text(written(cost))
+        args.write_costs.write_text(costs.written(cost))
     write_json(args.json, {"simulated": found, "measured": measured})
     return 0
 

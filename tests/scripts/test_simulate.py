@@ -10,7 +10,7 @@ import pytest
 from actors.engines.step_costs import StepCosts
 from areal_like.config import run_config as configs
 from scripts.simulate import main
-from scripts.simulation import calibration, costs
+from scripts.simulation import costs
 from scripts.simulation.actors import World
 from scripts.simulation.run import Simulation, Stuck
 
@@ -133,21 +133,21 @@ def made(folder, steps=60, base=0.05, per_token=1e-5):
 
 
 def test_costs_come_back(tmp_path):
-    found = calibration.fitted(made(tmp_path))
+    found = costs.fitted(made(tmp_path))
     assert (found.engine.base, found.engine.per_sequence, found.engine.per_token) == pytest.approx((1e-3, 2e-5, 1e-7))
     assert (found.learner.base, found.learner.per_token) == pytest.approx((0.056, 1e-5), rel=1e-3)
     assert found.learner.publish == pytest.approx(0.004)
     assert found.engine.prefill == pytest.approx(2e-4) and found.answers.trace == [[5, 6]] * 20
     assert found.answers.right == 0.25 and "decode step 0%, train step 0%" in found.source
-    (tmp_path / "costs.yaml").write_text(calibration.written(found))
+    (tmp_path / "costs.yaml").write_text(costs.written(found))
     assert costs.read(tmp_path / "costs.yaml") == found
     with pytest.raises(configs.ConfigError, match="expected at least 50"):
-        calibration.fitted(made(tmp_path, steps=49))
+        costs.fitted(made(tmp_path, steps=49))
 
 
 def test_a_fit_has_no_negative_costs_and_tells_its_error():
     columns = np.array([[1.0, 1.0, 1.0], [1.0, 2.0, 3.0], [4.0, 2.0, 3.0]])
-    found, error = calibration.fit(columns @ columns.T)
+    found, error = costs.fit(columns @ columns.T)
     assert found == pytest.approx([3.0, 0.0]) and error == pytest.approx(np.sqrt(2 / 29))
 
 
