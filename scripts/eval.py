@@ -12,6 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import pickle
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +36,6 @@ from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG
 from areal_like.tasks.heldout import own_rows
 
-from .analysis.step_model import step_model
 from .console.arguments import amount, command, json_file, positive, refusing
 from .console.output import console, shortened, table, visible, write_json
 
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 TIMEOUT, WORKERS, RIGHT = 30.0, 2, 1.0
 """Of verifiers: seconds and processes. Least reward of a right answer."""
+OF_WEIGHTS = ("name", "lora", "publish_dtype")
+"""Knobs of `learner=torch` that choose the weights; the others are about training."""
 PAIRED = {"difference": "+.3f", "low": "+.3f", "high": "+.3f", "better": "d", "worse": "d", "p": ".3f"}
 """Columns of a comparison of two models (`paired`), and their formats."""
 
@@ -80,7 +84,7 @@ class Question:
 
 def model_folder(given: Path) -> Path:
     """The model's folder: `given`, the final checkpoint of the run there, or what is made of a checkpoint of its way
-    (`scripts.analysis.step_model`). Raises UserError, OSError."""
+    (`step_model`). Raises UserError, OSError."""
     final = given / "checkpoints" / "final"
     for folder in (given, final):
         if (folder / "config.json").is_file():
@@ -92,6 +96,51 @@ def model_folder(given: Path) -> Path:
         instead = f"; evaluate its checkpoint {newest[1]}" if newest else ""
         raise ConfigError(f"{given}: no model yet ({final} is missing): it is written when a run ends{instead}")
     raise ConfigError(f"{given}: no model there (config.json is missing), and no run ({CONFIG} is missing)")
+
+
+def step_model(step: Path) -> Path:
+    """The model's folder of a checkpoint, written if it is not there. The checkpoint holds the learner's state, of
+    several ranks each its part: the run's learner, built here on the CPU as one rank, takes the weights of all files,
+    and writes them as they were published. Raises UserError (ConfigError: no run around it, a learner without a model)
+    and OSError."""
+    target, file = step / "model", step.resolve().parents[1] / CONFIG
+    if (target / "config.json").is_file():
+        return target
+    if not file.is_file():
+        raise ConfigError(f"{step} holds a learner's state; {file} is missing: leave it in its run's folder")
+    beside = target.with_name(f".model.{os.getpid()}.tmp")
+    try:
+        _write_model(configs.load_resolved(file), step, beside)
+        if not (target / "config.json").is_file():
+            beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target
+
+
+def _write_model(config: configs.Config, step: Path, folder: Path) -> None:
+    from transformers.utils import logging
+
+    from learners.build import build_trainer
+
+    logging.disable_progress_bar()
+    task: Any = build("task", config.task, config.run.seed)
+    if config.learner["name"] == "torch":
+        spec = {knob: value for knob, value in configs.select(config, "learner").items() if knob in OF_WEIGHTS}
+        model = build("model", config.model, config.run.seed, task.vocab_size)
+        any_loss, advantage = bind("loss", {"name": "dg"}), bind("advantage", {"name": "group"})
+        trainer: Any = build("learner", spec, model, any_loss, advantage, 1.0, config.run.seed)
+    else:
+        trainer = build_trainer(config)
+    try:
+        getattr(trainer, "load_weights", trainer.load_state)(step)
+    except (OSError, RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(f"{step}: the learner's state can't be read: {type(error).__name__}: {error}") from error
+    trainer.save(str(folder))
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{step}: learner={config.learner['name']} trains no model that could be asked")
+    if hasattr(task, "save_tokenizer"):
+        task.save_tokenizer(str(folder))
 
 
 def run_of(given: Path) -> configs.Config | None:
@@ -250,7 +299,6 @@ def paired(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
     changes, found = np.subtract(after, before), ttest_rel(after, before)
     low, high = found.confidence_interval(0.95)
     return {
-        "prompts": len(changes),
         "before": float(np.mean(before)),
         "after": float(np.mean(after)),
         "difference": float(np.mean(changes)),
@@ -262,19 +310,17 @@ def paired(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
     }
 
 
-def differences(
-    before: Sequence[Answers], after: Sequence[Answers], args: argparse.Namespace
-) -> dict[str, dict[str, float]]:
+def differences(before: Sequence[Answers], after: Sequence[Answers], samples: int) -> dict[str, dict[str, float]]:
     """Figure → how the second model differs on a set."""
-    ks = estimates.powers(args.samples)
+    ks = estimates.powers(samples)
     old, new = (estimates.by_prompt([each.rewards for each in side], ks, RIGHT) for side in (before, after))
     return {figure: paired(old[figure], new[figure]) for figure in old}
 
 
-def show_differences(title: str, sets: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+def show_differences(title: str, results: Mapping[str, Mapping[str, Any]]) -> None:
     made = table(title, "set", "figure", *PAIRED)
-    for name, figures in sets.items():
-        for figure, pair in figures.items():
+    for name, found in results.items():
+        for figure, pair in found["differences"].items():
             made.add_row(shortened(name, 14), figure, *(f"{pair[key]:{how}}" for key, how in PAIRED.items()))
     console().print(made)
 
@@ -308,21 +354,20 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError("--against: the tokenizers of the two models leave them other prompts")
         answers = [evaluate(args, folder, own) for folder, own in zip(folders, asked, strict=True)]
     data = [{name: figures(each, args) for name, each in found.items()} for found in answers]
-    changes = {}
     if args.against:
-        changes = {name: differences(answers[1][name], found, args) for name, found in answers[0].items()}
+        for name, each in answers[0].items():
+            changes = differences(answers[1][name], each, args.samples)
+            data[0][name] |= {"against": data[1][name], "differences": changes}
     if args.json != Path("-"):
         for name, each in answers[0].items():
             show_answers(name, each[: args.show])
         for given, found in zip(models, data, strict=True):
             show(found, args, given)
-        if changes:
-            show_differences(f"{args.model} minus {args.against}, prompt by prompt", changes)
+        if args.against:
+            show_differences(f"{args.model} minus {args.against}, prompt by prompt", data[0])
     for found, of_model in zip(data, answers, strict=True):
         for name, each in of_model.items():
             found[name]["answers"] = [asdict(answer) for answer in each]
-    for name, pairs in changes.items():
-        data[0][name] |= {"against": data[1][name], "differences": pairs}
     write_json(args.json, data[0])
     return 0
 

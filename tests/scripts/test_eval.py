@@ -109,7 +109,7 @@ def test_another_model_is_asked_the_same_and_compared(
     assert all(a["texts"] != b["texts"] for a, b in zip(mine, others, strict=True)), "other weights"
     pairs = [(sum(b["rewards"]) / 2, sum(a["rewards"]) / 2) for a, b in zip(mine, others, strict=True)]
     change = found["differences"]["reward"]
-    assert change["prompts"] == len(pairs) == 6
+    assert found["prompts"] == len(pairs) == 6
     assert change["difference"] == pytest.approx(sum(a - b for b, a in pairs) / 6)
     assert change["better"] == sum(a > b for b, a in pairs) and change["worse"] == sum(a < b for b, a in pairs)
     (tmp_path / "nothing").mkdir()
