@@ -17,6 +17,7 @@ from .ablation.runs import Folder, run_all, say
 from .ablation.study import MAIN, TUNE, Run
 from .console.arguments import EXIT_INTERRUPTED, command, positive, refusing
 from .console.process import Interrupted, Signals
+from .starting.earlier_runs import lock
 
 
 class Ablation:
@@ -74,7 +75,7 @@ class Ablation:
         then = ["--only", MAIN, "--slurm"] if stage == TUNE and self.args.only is None else ["--only", "report"]
         then += ["--parallel", str(self.args.parallel)] if self.args.parallel else []
         after = [str(self.file.resolve()), "--out", str(self.folder.path), *then]
-        jobs = slurm.make(stage, runs, self.folder, self.study.slurm, self.args.parallel, after)
+        jobs = slurm.Jobs(stage, runs, self.folder, self.study.slurm, self.args.parallel, after)
         if self.args.dry_run:
             return print(jobs.describe())
         for run in runs:
@@ -112,7 +113,8 @@ def main(argv: list[str] | None = None) -> int:
         elif args.only == "report":
             ablation.report()
         else:
-            with ablation.folder.locked():
+            ablation.folder.path.mkdir(parents=True, exist_ok=True)
+            with lock(ablation.folder.path):
                 return ablation.run()
     return 0
 

@@ -1,14 +1,8 @@
 """Measures of a finished run: one number per measure, and a curve, from `summary.json` and `metrics.jsonl`.
 
-    {summary: reward_after}                         a key of the summary
-    {metric: loss/clip_share}                       a key of metrics.jsonl: its mean over the run
-    {steps_to: 0.9}, {samples_to: 0.9}, {seconds_to: 0.9}      to the first evaluation with this held-out reward
-    {at_steps: 100}, {at_samples: 12800}, {at_seconds: 10}     held-out reward of the last evaluation by then: compares
-                                                               runs at equal samples or equal time
-
-Supervised runs have no rewards: measure `{summary: loss_after, better: lower}` and set `curve: {y: eval/loss}`.
-With `better: lower` tuning prefers low values (the default of `*_to`). A run that never reaches a target, or has no
-such key, has no number.
+docs/ablations.md shows how a study writes them. `*_to` is of the first evaluation with that held-out reward, `at_*` of
+the last one by then. Tuning prefers low values with `better: lower`, the default of `*_to`. A run that never reaches a
+target, or has no such key, has no number.
 """
 
 from __future__ import annotations

@@ -2,23 +2,20 @@
 outlives it.
 
 The folder of an ablation has a run's config (`configs/NAME.yaml`), its run folder (`runs/NAME`) and its output
-(`logs/NAME.log`). A run is finished when its folder has a summary. A killed run resumes from its last checkpoint
-(`resume=auto`); without a checkpoint it starts from scratch. A failed run does not stop the others.
-
-Runs at a time divide the machine's GPUs; one waits until enough are free. A run counts devices from 0 among those that
-it may see (`config.placement`), so it is started with its own in CUDA_VISIBLE_DEVICES. Slurm and Ray choose devices.
+(`logs/NAME.log`). A run is finished when its folder has a summary; a killed one resumes from its last checkpoint. Runs
+at a time divide the machine's GPUs: a run counts devices from 0 among those that it may see (`config.placement`), so it
+is started with its own in CUDA_VISIBLE_DEVICES. Slurm and Ray choose devices.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from areal_like.config import run_config as configs
@@ -72,17 +69,6 @@ class Folder:
         for key, value in (own | {"resume": "auto"}).items():
             config = configs.replace(config, key, value)
         configs.save(config, self.config(run))
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Reserve the folder. Raises ConfigError if another ablation uses it, OSError if it cannot be written."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"{self.path} is in use by another ablation; wait for it, or end it") from None
-            yield
 
 
 def wanted(config: Config) -> int:

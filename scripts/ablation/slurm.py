@@ -14,7 +14,6 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,33 @@ SCRIPT = SBATCH / "ablate.sbatch"
 LARGEST_ARRAY = 1000
 
 
-@dataclass(frozen=True)
 class Jobs:
-    """The jobs of a stage: `array` with its `arguments`, then `then`. `submit` writes the `files`: path → content."""
+    """The jobs of a stage: `array` with its `arguments`, then `then`. `submit` writes the `files`: path → content.
+    `parallel` bounds the tasks at once; `after`: arguments of `scripts.ablate` for the next stage."""
 
-    array: Path
-    then: Path
-    arguments: list[str]
-    files: dict[Path, str]
+    def __init__(
+        self,
+        stage: str,
+        runs: Sequence[Run],
+        folder: Folder,
+        options: Mapping[str, Any],
+        parallel: int | None,
+        after: list[str],
+    ):
+        here, name = folder.path / "slurm", f"{folder.path.name}-{stage}"
+        tasks, limit = min(len(runs), LARGEST_ARRAY), f"%{parallel}" if parallel else ""
+        lines = "".join(f"{folder.config(run)}\t{folder.run(run)}\n" for run in runs)
+        listed = here / f"{stage}-{hashlib.sha256(lines.encode()).hexdigest()[:8]}.runs"
+        array = {"job-name": name, "array": f"0-{tasks - 1}{limit}", "output": here / "%A_%a.log"} | dict(options)
+        then = {"job-name": f"{name}-then", "output": here / "%j.log"}
+        then |= {key: options[key] for key in ("partition", "account", "qos") if key in options}
+        command = shlex.join([sys.executable, "-m", f"{COMMANDS}.ablate", *after])
+        place, path = shlex.quote(os.getcwd()), shlex.quote(python_path())
+        self.array, self.then = here / f"{stage}.sbatch", here / f"{stage}-then.sbatch"
+        self.arguments = [str(listed), str(tasks)]
+        self.files: dict[Path, str] = {listed: lines, self.array: _with_lines(SCRIPT.read_text(), array)}
+        head = _with_lines("#!/bin/bash", then)
+        self.files[self.then] = f"{head}\ncd {place}\nPYTHONPATH={path} exec {command}\n"
 
     def submit(self) -> list[str]:
         """Returns the ids of the two jobs. Raises OSError where sbatch is missing or refuses."""
@@ -52,27 +70,6 @@ class Jobs:
         first = f"sbatch --parsable {shlex.join([str(self.array), *self.arguments])}"
         second = f"sbatch --parsable --dependency=afterany:JOB {shlex.quote(str(self.then))}"
         return "\n".join([f"$ {first}", self.files[self.array], f"$ {second}", self.files[self.then]])
-
-
-def make(
-    stage: str, runs: Sequence[Run], folder: Folder, options: Mapping[str, Any], parallel: int | None, after: list[str]
-) -> Jobs:
-    """`parallel` bounds the tasks at once; `after`: arguments of `scripts.ablate` for the next stage."""
-    here = folder.path / "slurm"
-    tasks, limit = min(len(runs), LARGEST_ARRAY), f"%{parallel}" if parallel else ""
-    lines = "".join(f"{folder.config(run)}\t{folder.run(run)}\n" for run in runs)
-    listed = here / f"{stage}-{hashlib.sha256(lines.encode()).hexdigest()[:8]}.runs"
-    name = f"{folder.path.name}-{stage}"
-    array = {"job-name": name, "array": f"0-{tasks - 1}{limit}", "output": here / "%A_%a.log"} | dict(options)
-    then = {"job-name": f"{name}-then", "output": here / "%j.log"}
-    then |= {key: options[key] for key in ("partition", "account", "qos") if key in options}
-    command = shlex.join([sys.executable, "-m", f"{COMMANDS}.ablate", *after])
-    place, path = shlex.quote(os.getcwd()), shlex.quote(python_path())
-    head = _with_lines("#!/bin/bash", then)
-    first, second = here / f"{stage}.sbatch", here / f"{stage}-then.sbatch"
-    files = {listed: lines, first: _with_lines(SCRIPT.read_text(), array)}
-    files[second] = f"{head}\ncd {place}\nPYTHONPATH={path} exec {command}\n"
-    return Jobs(first, second, [str(listed), str(tasks)], files)
 
 
 def _with_lines(script: str, options: Mapping[str, Any]) -> str:
