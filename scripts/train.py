@@ -40,19 +40,11 @@ from areal_like.wire.link import BusError
 
 from .console.arguments import EXIT_INTERRUPTED, command, whole
 from .console.process import Interrupted, Signals, lasting_output
-from .starting.earlier_runs import (
-    OF_A_START,
-    changes,
-    find_run_to_resume,
-    fit_to_replay,
-    holds_progress,
-    lock,
-    reopen_run_folder,
-)
+from .starting import earlier_runs
 from .starting.gpus import Gpus, gpus_here, memory_in, placed
 from .starting.preflight import preflight
 
-UNNAMED = (*OF_A_START, "run.trackers", "run.project")
+UNNAMED = (*earlier_runs.OF_A_START, "run.trackers", "run.project")
 """Settings that a run's name leaves out."""
 NAMED = 60
 """Most characters of a run's name that describe overrides."""
@@ -130,7 +122,7 @@ def resolve_folders(config: Config) -> Config:
 
 
 def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
-    return find_run_to_resume(config, Path(args.config).stem) if config.resume else None
+    return earlier_runs.find_run_to_resume(config, Path(args.config).stem) if config.resume else None
 
 
 # ---- the run folder -------------------------------------------------------------------------------------------------
@@ -208,14 +200,14 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     if notes := preflight(config):
         print(f"note: {notes}", file=sys.stderr)
     if config.replay:
-        config = fit_to_replay(config)
+        config = earlier_runs.fit_to_replay(config)
     earlier, stem = earlier_run(config, args), Path(args.config).stem
     if config.resume and not earlier:
         print(f"resume=auto: {config.run.dir} has no unfinished run of {config.run.name or stem}; a new one starts")
     if earlier:
-        held = lock(earlier)
-        config = provide_keys(reopen_run_folder(config, earlier), earlier)
-        changed = changes(config, earlier)
+        held = earlier_runs.lock(earlier)
+        config = provide_keys(earlier_runs.reopen_run_folder(config, earlier), earlier)
+        changed = earlier_runs.changes(config, earlier)
         print(f"resuming {earlier}{' with ' if changed else ''}{', '.join(changed)}")
         discard(earlier)
         (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run.run_folder
@@ -228,7 +220,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise OSError(error.errno, error.strerror, str(folder)) from None
-    return folder, config, lock(folder)
+    return folder, config, earlier_runs.lock(folder)
 
 
 # ---- the run --------------------------------------------------------------------------------------------------------
@@ -247,7 +239,7 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
 
     from .starting import estimate  # imports torch
 
-    config = fit_to_replay(config) if config.replay else config
+    config = earlier_runs.fit_to_replay(config) if config.replay else config
     roles = plan(config)
     launcher = launcher_of(config, Path(config.run.dir) / (config.run.name or "NAME"))
     print(describe(roles), describe_defaults(config), sep="\n")
@@ -341,7 +333,7 @@ def train(folder: Path, config: Config, held: TextIO, plain: bool, signals: Sign
         print(f"error: {in_words(error, folder)}", file=sys.stderr)
     finally:
         discard(folder)
-    if resumable and holds_progress(config, folder):
+    if resumable and earlier_runs.holds_progress(config, folder):
         print(f"to continue: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
     return code
 

@@ -67,17 +67,15 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
     earlier = configs.load_resolved(folder / CONFIG)
     if config.run.name not in (None, folder.name, earlier.run.name):  # the last: a folder that was renamed
         raise ConfigError(f"run.name={config.run.name}: {folder} is resumed under its own name; leave run.name out")
-    before, now = ({key: _value(each, key) for key in MUST_AGREE} for each in (earlier, config))
-    _refuse_change("resume", before, now, folder, "repeat the setting of then, or start a new run to change it")
-    before, now = (_state_of_learner(each) for each in (earlier, config))
-    hint = "its checkpoints' state does not fit; start a new run to change it (lr, schedule and others may change)"
-    _refuse_change("resume", before, now, folder, hint)
+    old, new = ({key: _value(each, key) for key in MUST_AGREE} | _state_of_learner(each) for each in (earlier, config))
+    hint = "repeat the setting of then, or start a new run (the learner's lr, schedule and others may change)"
+    _refuse_change("resume", old, new, folder, hint)
 
     # Groups in the buffer were admitted under the earlier bound.
-    old, new = (build("scheduler", each.scheduler, build("sizing", each.sizing)) for each in (earlier, config))
-    if new.max_staleness < old.max_staleness:
+    then, now = (build("scheduler", each.scheduler, build("sizing", each.sizing)) for each in (earlier, config))
+    if now.max_staleness < then.max_staleness:
         raise ConfigError(
-            f"resume: the staleness bound was {old.max_staleness} in {folder} and is {new.max_staleness} now: its "
+            f"resume: the staleness bound was {then.max_staleness} in {folder} and is {now.max_staleness} now: its "
             "groups may be older than that; start a new run to lower it"
         )
     _check_journal(earlier, config, folder)
