@@ -94,7 +94,6 @@ def measured(seconds: float, consumer: Callable[[], Takes], *others: Callable[[]
     finally:
         for process in running:
             process.kill()
-        for process in running:
             process.join()
 
 

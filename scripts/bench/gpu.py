@@ -1,14 +1,12 @@
 """Train step, decoding, weight updates and the whole loop on one GPU: `python -m scripts.bench.gpu [--json FILE]`.
 
-Without a GPU: `--device cpu --tiny` (the numbers mean little). Each item runs in a process of its own with a time
-limit; what it measured before a failure counts. FILE is written after every item. Exit code 1 if an item has failed.
-All models have random weights, of the shapes of Qwen2.5; nothing is downloaded.
+Each item runs in a process of its own with a time limit; what it measured before a failure counts. FILE is written
+after every item. Exit code 1 if an item has failed. All models have random weights, of the shapes of Qwen2.5.
 
 correct    gradients on the device against those on the CPU, the engine's logprobs against a forward pass:
            `gradient_error`, `logprob_error`
-train      PPO-clip, 64 samples of log-normal lengths, as many layers as fit: `train_mfu_SIZE`,
-           `train_tokens_per_second_SIZE`. FLOPs as in PaLM (arXiv 2204.02311, appendix B), the head for trained tokens
-           only, attention causal; recomputation does not count
+train      PPO-clip, 64 samples of log-normal lengths, as many layers as fit: `train_mfu_SIZE` (FLOPs as in PaLM, arXiv
+           2204.02311, appendix B; recomputation does not count), `train_tokens_per_second_SIZE`
 decode     64 and 512 sequences: `engine_tokens_per_second`, `engine_over_bandwidth` (of the rate at which the memory
            gives weights, keys and values; 512 sequences), `engine_over_generate` (transformers' static cache, 64
            sequences); sizes other than 0.5b append theirs
@@ -111,8 +109,10 @@ class Place:
     def shape(self, size: str) -> dict[str, Any]:
         return SIZES["tiny" if self.tiny else size]
 
-    def seconds(self, call: Callable[[], Any]) -> float:
-        """Until the device is done."""
+    def seconds(self, call: Callable[[], Any], warm_up: bool = False) -> float:
+        """Until the device is done. `warm_up`: a first call, which captures graphs and compiles, does not count."""
+        if warm_up:
+            call()
         wait = torch.cuda.synchronize if self.gpu else lambda: None
         wait()
         begin = time.perf_counter()
@@ -202,7 +202,7 @@ def layers_that_fit(place: Place, size: str) -> int:
 
 
 def flops(model: PreTrainedModel, batch: Batch) -> float:
-    """Of forward and backward of one train step, each sample by itself."""
+    """Of forward and backward of one train step, each sample by itself, the head for trained tokens."""
     config, head = model.config, model.get_output_embeddings().weight
     embedding = {id(model.get_input_embeddings().weight), id(head)}
     weights = sum(p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in embedding)
@@ -228,20 +228,15 @@ def decode(place: Place, size: str) -> Metrics:
     token, rates = bytes_per_token(model.config, engine._cache.dtype), {}
     for count in counts:
         decoded = partial(run_engine, engine, prompts[:count], np.full(count, response), greedy=False)
-        rates[count] = count * response / second(place, decoded)
+        rates[count] = count * response / place.seconds(decoded, warm_up=True)
     bound = count * speed / (read + count * (prefix + response / 2) * token)
     yield {f"engine_tokens_per_second{suffix}": rates[count], f"engine_over_bandwidth{suffix}": rates[count] / bound}
     del engine, model, decoded  # frees their memory
     reference = new_model(place, size).to(torch.bfloat16 if place.gpu else torch.float32)
     generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response), greedy=False)
     how = {"cache_implementation": "static", "disable_compile": True}
-    rate = counts[0] * response / second(place, partial(generate, **how))
+    rate = counts[0] * response / place.seconds(partial(generate, **how), warm_up=True)
     yield {f"engine_over_generate{suffix}": rates[counts[0]] / rate}
-
-
-def second(place: Place, call: Callable[[], Any]) -> float:
-    """Seconds of the second call; the first captures graphs and compiles."""
-    return [place.seconds(call) for _ in range(2)][1]
 
 
 def bandwidth(place: Place) -> float:

@@ -42,8 +42,7 @@ from learners.logprobs import token_logprobs
 from learners.losses.clipped import ppo
 from learners.passes import Passes
 
-from .figures import SIGMA, random_batch, tell
-from .trl import at_steps, trl_config
+from .figures import SIGMA, at_steps, random_batch, tell, trl_config
 
 VOCAB, GROUPS, SIZE, PROMPT, MEDIAN, LONGEST, BUDGET = 2048, 8, 8, 16, 64, 768, 4096
 TRL_SIZES = (4, 8, 16)

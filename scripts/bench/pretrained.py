@@ -27,8 +27,7 @@ from typing import Any
 
 from areal_like.places import REPOSITORY
 
-from .figures import bench_parser, rows_of, tell
-from .trl import at_steps, trl_config
+from .figures import at_steps, bench_parser, rows_of, tell, trl_config
 
 GROUPS, SIZE, ANSWER, LR, STEPS = 8, 8, 16, 4e-5, 5
 SILENT = "<jupyter_start>"
@@ -42,18 +41,13 @@ KEPT_BY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD
 
 
 def prepare(place: Path) -> None:
-    """The prompts, and a copy of the model with linked weights and an end token that is never sampled."""
+    """The prompts, and a copy of the model with an end token that is never sampled."""
     from examples import make_smollm2, make_sums
 
     make_sums.write(place / "sums")
     model, folder = Path(make_smollm2.FOLDER), place / "model"
     make_smollm2.make(model)
-    folder.mkdir()
-    for file in model.iterdir():
-        if file.suffix in (".safetensors", ".bin"):
-            (folder / file.name).symlink_to(file.resolve())
-        elif file.is_file():
-            shutil.copy(file, folder)
+    shutil.copytree(model, folder)
     ids = {t["content"]: t["id"] for t in json.loads((model / "tokenizer.json").read_text())["added_tokens"]}
     for name, key, value in (
         ("tokenizer_config", "eos_token", SILENT),

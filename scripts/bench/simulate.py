@@ -65,13 +65,6 @@ def simulated(overrides: Sequence[str]) -> Figures:
     return [Simulation(config, cost, history).run().figures for history in range(HISTORIES)]
 
 
-def compared(name: str, here: Figures, there: Figures) -> tuple[float, float]:
-    """Error of the simulated mean of a figure, and half of the range of the real ones."""
-    found = [each[name] for each in there]
-    middle, half = mean(found), (max(found) - min(found)) / 2
-    return difference(name, mean(each[name] for each in here), middle), abs(difference(name, middle + half, middle))
-
-
 def many() -> dict[str, float]:
     cost = costs.Costs(
         costs.Engine(base=0.018, per_sequence=2e-5, per_token=2e-8, apply=0.4),
@@ -95,9 +88,11 @@ def errors(repeats: int) -> dict[str, float]:
             there = [real(overrides, Path(place) / f"{number}-{repeat}") for repeat in range(repeats)]
             here, cells = simulated(overrides), []
             for name, metric in FIGURES.items():
-                error, scatter = compared(name, here, there)
+                values = [each[name] for each in there]
+                middle, half = mean(values), (max(values) - min(values)) / 2
+                error = difference(name, mean(each[name] for each in here), middle)
                 found[metric] = max(found[metric], abs(error))
-                cells.append(f"{error:+.1%} ±{scatter:.1%}")
+                cells.append(f"{error:+.1%} ±{abs(difference(name, middle + half, middle)):.1%}")
             shown.add_row(setting, *cells, f"{mean(each['samples_per_second'] for each in there):.0f}")
     console(150).print(shown)
     return found
