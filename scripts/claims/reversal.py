@@ -13,7 +13,6 @@ with all four at once. `--terminal`: no frictions, reward 1 for an answer withou
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,8 +91,8 @@ def answer(
     [L, P, G, H]. A token of `forced` [L, P, G, H] that is not negative replaces the sampled one."""
     samples, drawn = uniform.shape[2], uniform.flatten(1, 2)
     logits, read = decode(parameters, shape, prompts, [])
-    logits, *keys = (each.repeat_interleave(samples, 1) for each in (logits, *itertools.chain(*read)))
-    past, tokens, logprobs = list(zip(keys[::2], keys[1::2], strict=True)), list[Tensor](), list[Tensor]()
+    logits, tokens, logprobs = logits.repeat_interleave(samples, 1), list[Tensor](), list[Tensor]()
+    past = [(keys.repeat_interleave(samples, 0), values.repeat_interleave(samples, 0)) for keys, values in read]
     for place in range(uniform.shape[-1]):
         if place:
             logits, past = decode(parameters, shape, tokens[-1], past)

@@ -116,7 +116,7 @@ def transformer(seeds: list[int], shape: Shape) -> dict[str, Tensor]:
 
 
 Past = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer [L, N, heads, T, width/heads]."""
+"""Keys and values of each layer [L · N, heads, T, width/heads]."""
 
 
 def decode(parameters: Parameters, shape: Shape, tokens: Tensor, past: Past) -> tuple[Tensor, Past]:
@@ -131,13 +131,12 @@ def decode(parameters: Parameters, shape: Shape, tokens: Tensor, past: Past) -> 
     for layer in range(shape.layers):
         here = {name: parameters[f"{layer}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "up", "down")}
         qkv = torch.bmm(_norm(x, here["norm1"]), here["qkv"])
-        query, key, value = qkv.view(learners, count, length, 3, shape.heads, -1).permute(3, 0, 1, 4, 2, 5)
+        query, key, value = qkv.view(learners * count, length, 3, shape.heads, -1).permute(2, 0, 3, 1, 4)
         if past:
             key, value = (torch.cat([old, new], -2) for old, new in zip(past[layer], (key, value), strict=True))
         kept.append((key, value))
-        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-        mixed = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
-        x = x + torch.bmm(mixed.transpose(2, 3).reshape(x.shape), here["out"])
+        mixed = F.scaled_dot_product_attention(query, key, value, seen)
+        x = x + torch.bmm(mixed.transpose(1, 2).reshape(x.shape), here["out"])
         x = x + torch.bmm(F.relu(torch.bmm(_norm(x, here["norm2"]), here["up"])), here["down"])
     return torch.bmm(_norm(x, parameters["norm"]), parameters["head"]).unflatten(1, (count, length)), kept
 
