@@ -33,8 +33,6 @@ MEASURES = {
     "trained tokens per second": "trained_tokens_per_second",
 }
 """Name → key of the summary."""
-CURVE = 24
-"""Characters of a curve."""
 
 
 def runs_of(paths: Iterable[Path]) -> list[Path]:
@@ -87,7 +85,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     out = console()
     for number, row in enumerate(rows, 1):
         names = ", ".join(visible(Path(folder).resolve().name) for folder in row["runs"])
-        out.print(f"{number}: {names}  {sparkline(row['curve'], CURVE)}", soft_wrap=True)
+        out.print(f"{number}: {names}  {sparkline(row['curve'], 24)}", soft_wrap=True)
     if keys := list(rows[0]["settings"]):
         differ = table("what differs", "", *(str(number) for number in range(1, len(rows) + 1)))
         for key in keys:

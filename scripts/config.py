@@ -60,8 +60,7 @@ def of_fields(title: str, fields: Iterable[dataclasses.Field[Any]], base: Base, 
         kind, limits = type_and_range(str(each.type))
         default, meaning = base.get(f"{prefix}{each.name}", ("", ""))
         rows.append((each.name, kind, default, limits, meaning))
-    about = base.get(title, ("", ""))[1]
-    return f"## {title}\n\n{about}\n\n{table(rows)}" if about else f"## {title}\n\n{table(rows)}"
+    return "\n\n".join(filter(None, [f"## {title}", base.get(title, ("", ""))[1], table(rows)]))
 
 
 def component(kind: str, name: str) -> str:

@@ -1,9 +1,8 @@
 """Where every prompt of a run went: `areal-like ledger RUN`; `--verify` checks that its journal is sound.
 
-Reads the run's journal: how many groups were trained, filtered, dropped (why), or are still active, with lengths and
-rewards of those that were rolled out; a table for each task of a mixture. If the journal was cut at a checkpoint
-(`buffer.keep_journal=false`), the counts are complete, and all else covers the time since then. The length bias is the
-mean length of trained responses over that of all responses; one that was cut counts with the tokens that it had.
+Reads the run's journal: fates of all groups, with lengths and rewards of those that were rolled out; a table for each
+task of a mixture. If the journal was cut at a checkpoint (`buffer.keep_journal=false`), the counts are complete, and
+all else covers the time since then.
 
 `--verify` needs `buffer.keep_journal=true`; the run may have crashed and resumed any number of times:
 

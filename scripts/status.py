@@ -25,8 +25,6 @@ from .following.display import ledger_lines, print_summary
 from .following.running import Running, add_arguments
 
 REFRESH_SECONDS = 1.0
-WIDTH = 120
-"""Columns if there is no terminal."""
 STOPPING = {"": "", "now": ", stopping at the next batch", "drain": ", draining"}
 
 
@@ -59,6 +57,8 @@ def _actors(report: dict[str, Any]) -> Table:
     table = output.table("", *columns)
     for name, actor in sorted(report["actors"].items()):
         stats, version = actor["stats"], actor["version"]
+        wall = stats.get("whole:rollout/idle_share", 0.0)  # since the first lease
+        busy = f"{1.0 - stats.get('part:rollout/idle_share', 0.0) / wall:.0%}" if wall else "-"
         table.add_row(
             f"{name} ({actor['timed_out']} leases timed out)" if actor["timed_out"] else name,
             str(version) if version >= 0 else "none",
@@ -66,23 +66,15 @@ def _actors(report: dict[str, Any]) -> Table:
             str(actor["running"]),
             f"{stats.get('now:rollout/running', 0):.0f}",
             f"{stats.get('sum:rollout/sampled_tokens', 0):,.0f}",
-            _work(actor["engine"], stats),
+            busy if actor["engine"] == "serving" else actor["engine"],
             f"{actor['silent_seconds']:.1f} s ago",
         )
     return table
 
 
-def _work(engine: str, stats: dict[str, Any]) -> str:
-    """How busy an engine has been since its actor's first lease; or why it can't be busy now."""
-    wall = stats.get("whole:rollout/idle_share", 0.0)
-    if engine != "serving":
-        return engine
-    return f"{1.0 - stats.get('part:rollout/idle_share', 0.0) / wall:.0%}" if wall else "-"
-
-
 def follow(running: Running, args: argparse.Namespace) -> None:
     """Show or write the status as asked: once, or until the run ends."""
-    console, steps = output.console(WIDTH), running.config.run.steps
+    console, steps = output.console(), running.config.run.steps
     if args.json:
         output.write_json(args.json, running.look())
     elif not console.is_terminal:

@@ -52,37 +52,28 @@ def picture(text: str) -> Path:
     return path
 
 
-def _number(text: str, kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: str) -> Any:
-    """Raises argparse.ArgumentTypeError."""
-    try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not fits(value):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected {expected}")
-    return value
+def _number(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+    """An argument's type, which raises argparse.ArgumentTypeError."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not fits(value):
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected {expected}")
+        return value
+
+    return parse
 
 
-def positive(text: str) -> int:
-    return _number(text, int, lambda value: value >= 1, "a whole number of at least 1")
-
-
-def whole(text: str) -> int:
-    return _number(text, int, lambda value: value >= 0, "a whole number of at least 0")
-
-
-def amount(text: str) -> float:
-    return _number(text, float, lambda value: 0 <= value < math.inf, "a number of at least 0")
-
-
-def bound(text: str) -> float:
-    """Of the staleness."""
-    whole = lambda value: value == math.inf or (value >= 0 and value.is_integer())  # noqa: E731
-    return _number(text, float, whole, "a whole number of at least 0, or inf")
-
-
-def port(text: str) -> int:
-    return _number(text, int, lambda value: 0 <= value <= 65535, "a port: 0 (any free one) to 65535")
+positive = _number(int, lambda value: value >= 1, "a whole number of at least 1")
+whole = _number(int, lambda value: value >= 0, "a whole number of at least 0")
+amount = _number(float, lambda value: 0 <= value < math.inf, "a number of at least 0")
+bound = _number(
+    float, lambda value: value == math.inf or (value >= 0 and value.is_integer()), "a whole number from 0, or inf"
+)
+port = _number(int, lambda value: 0 <= value <= 65535, "a port: 0 (any free one) to 65535")
 
 
 @contextlib.contextmanager

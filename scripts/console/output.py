@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDTH = 110
+WIDTH = 120
 """Columns if there is no terminal."""
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -28,11 +28,8 @@ def console(width: int = WIDTH) -> Console:
 
 def visible(text: str) -> str:
     """Control characters, which could command the terminal, and those that hide or reorder text, as escapes."""
-    return "".join(each if _is_plain(each) else repr(each)[1:-1] for each in text)
-
-
-def _is_plain(character: str) -> bool:
-    return character.isprintable() or character in "\n\t\u200c\u200d" or category(character) == "Zs"
+    plain = {each for each in {*text} if each.isprintable() or each in "\n\t\u200c\u200d" or category(each) == "Zs"}
+    return "".join(each if each in plain else repr(each)[1:-1] for each in text)
 
 
 def shortened(text: str, widest: int = 60) -> str:

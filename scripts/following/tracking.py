@@ -36,10 +36,7 @@ class Tracking:
         self._waiting.put(lambda: self._each("add", row))
 
     def notes(self) -> list[str]:
-        found = []
-        while not self._notes.empty():
-            found.append(self._notes.get())
-        return found
+        return [self._notes.get() for _ in range(self._notes.qsize())]
 
     def end(self, summary: Mapping[str, object] | None) -> list[str]:
         """End the trackers; returns the last messages for the user, and where to look at the run."""

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from areal_like.config import run_config as configs
 from areal_like.config.registry import ConfigError
 from areal_like.run.metrics import MetricsFollower, Row
@@ -17,7 +19,7 @@ from areal_like.run.run_folder import CONFIG, RECORD, config_file, is_going_on, 
 from buffer.journal import JournalError, Recorded
 
 from ..following.display import FAULTS, faults
-from ..ledger import Account, Books, bias
+from ..ledger import Books, bias
 from ..samples import Texts
 from .excerpts import excerpts, short
 
@@ -26,8 +28,6 @@ JOURNAL_BYTES = 1 << 29
 """The ledger of a run with a longer journal has counts only: reading it would take minutes."""
 NOT_THE_RUNS = ("run.name", "run.dir", "resume", "replay")
 MOST_BUCKETS = 500
-HISTOGRAM = "staleness/histogram"
-"""The key of metrics.jsonl that is kept over time."""
 MOST_VALUES = 24
 """Rows of a heat map: more values share rows of equal width."""
 Numbers = tuple[float, int, float, float]
@@ -48,6 +48,9 @@ def contents(run: Path) -> dict[str, Any]:
             version = each["eval/version"]
             evaluations[version] = {"version": version, "reward": each["eval/reward"], "seconds": each.get("seconds")}
     evaluations |= {each["version"]: each for each in summary.get("evaluations", ())}
+    for version, each in evaluations.items():  # it counts at the step that made its weights
+        step = version * config.weight_sync_interval
+        evaluations[version] = {"step": min(step, summary.get("steps", step)), "sets": {}, **each}
     texts = Texts(run)
     ledger, unread = ledger_of(run, going_on, summary)
     record = json.loads((run / RECORD).read_text()) if (run / RECORD).is_file() else {}
@@ -65,42 +68,32 @@ def contents(run: Path) -> dict[str, Any]:
         "notes": [each for each in (texts.note, unread) if each],
         "faults": faults(summary.get("faults") or {key: row.get(key) for key in (*FAULTS, *row)}),
         "series": series(MetricsFollower(metrics).each_new_row(), int(row.get("step", 0))),
-        "evaluations": [_at_step(evaluations[version], config, summary) for version in sorted(evaluations)],
+        "evaluations": [evaluations[version] for version in sorted(evaluations)],
         "config": settings(config),
         "ledger": ledger,
         "samples": excerpts(run, texts, MOST_SAMPLE_BYTES),
     }
 
 
-def _at_step(found: Mapping[str, Any], config: configs.Config, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """An evaluation counts at the step that made its weights."""
-    step = int(found["version"]) * config.weight_sync_interval
-    return {"step": min(step, summary.get("steps", step)), "sets": {}, **found}
-
-
 def ledger_of(run: Path, going_on: bool, summary: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The ledger of a run that has ended, from its journal; with a note if that cannot be read, counts only."""
+    """Fates of the groups; of a run that has ended, by its journal, with lengths and rewards, and `bias`: mean length
+    of trained samples over that of all, minus 1. With a note if the journal cannot be read."""
     journal, note = run / "journal", ""
     if not going_on and 0 < sum(path.stat().st_size for path in journal.glob("*.wal")) <= JOURNAL_BYTES:
         try:
-            return ledger_data(Books().read(Recorded(journal, whole=True))), ""
+            accounts = Books().read(Recorded(journal, whole=True))
+            fates = [
+                {"fate": fate, "count": account.count, "samples": len(account.lengths), **account.figures()}
+                for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count)
+            ]
+            return {"fates": fates, "bias": short(bias(accounts))}, ""
         except (JournalError, OSError, ValueError, KeyError) as error:
             note = f"the ledger has counts only, because the journal cannot be read: {error}"
     counts = summary.get("ledger", {})
-    fates = {"trained": counts.get("trained", 0), "active": counts.get("active", 0)}
+    found = {"trained": counts.get("trained", 0), "active": counts.get("active", 0)}
     for kind in ("filtered", "dropped"):
-        fates |= {f"{kind}: {reason}": count for reason, count in counts.get(kind, {}).items()}
-    return {"fates": [{"fate": fate, "count": count} for fate, count in fates.items() if count]}, note
-
-
-def ledger_data(accounts: Mapping[str, Account]) -> dict[str, Any]:
-    """Fates with counts, lengths and rewards. `bias`: mean length of trained samples over that of all, minus 1."""
-    fates = [
-        {"fate": fate, "count": account.count, "samples": len(account.lengths), **account.figures()}
-        for fate, account in sorted(accounts.items(), key=lambda item: -item[1].count)
-    ]
-    shorter = bias(dict(accounts))
-    return {"fates": fates, "bias": None if math.isnan(shorter) else short(shorter)}
+        found |= {f"{kind}: {reason}": count for reason, count in counts.get(kind, {}).items()}
+    return {"fates": [{"fate": fate, "count": count} for fate, count in found.items() if count]}, note
 
 
 def settings(config: configs.Config) -> list[tuple[str, str, bool]]:
@@ -130,7 +123,7 @@ def series(rows: Iterable[Row], last: int, most: int = MOST_BUCKETS) -> dict[str
             if isinstance(value, int | float):
                 total, count, low, high = numbers[key].get(place, (0.0, 0, value, value))
                 numbers[key][place] = total + value, count + 1, min(low, value), max(high, value)
-        ages[place].update({float(age): count for age, count in row.get(HISTOGRAM, {}).items()})
+        ages[place].update({float(age): count for age, count in row.get("staleness/histogram", {}).items()})
     places = sorted(ages)
     columns = {key: _column([found.get(place) for place in places]) for key, found in numbers.items()}
     return {"width": width, "columns": columns, "ages": _shares([ages[place] for place in places])}
@@ -149,9 +142,8 @@ def _shares(counts: list[Counter[float]]) -> dict[str, Any]:
     if not values:
         return {"values": [], "shares": []}
     step = max(1.0, math.ceil((values[-1] - values[0] + 1) / MOST_VALUES))
-    shares = [[0.0] * len(counts) for _ in range(int((values[-1] - values[0]) // step) + 1)]
+    shares = np.zeros((int((values[-1] - values[0]) // step) + 1, len(counts)))
     for column, each in enumerate(counts):
         for value, count in each.items():
-            shares[int((value - values[0]) // step)][column] += count / each.total()
-    rounded = [[round(share, 3) for share in row] for row in shares]
-    return {"values": [values[0] + step * row for row in range(len(shares))], "shares": rounded}
+            shares[int((value - values[0]) // step), column] += count / each.total()
+    return {"values": [values[0] + step * row for row in range(len(shares))], "shares": shares.round(3).tolist()}

@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from areal_like.config import run_config as configs
 from areal_like.config.registry import build, is_supervised
@@ -57,10 +57,10 @@ def figures_of(run: Path) -> dict[str, float]:
     for row in rows:
         ages.update({int(age): count for age, count in row["staleness/histogram"].items()})
     rate, _ = _rate(ages.total(), [row["seconds"] for row in rows], WARMUP_STEPS)
-    return _figures(rate, ages, **{name: found[name] for name in (*SHARES, "seconds")})
+    return _figures(rate, ages, {name: found[name] for name in (*SHARES, "seconds")})
 
 
-def _figures(rate: float, ages: Counter[int], **others: float) -> dict[str, float]:
+def _figures(rate: float, ages: Counter[int], others: dict[str, float]) -> dict[str, float]:
     stale = {"staleness_mean": mean_of(ages), "staleness_max": float(max(ages, default=0))}
     return {"samples_per_second": rate, **stale, **others}
 
@@ -134,29 +134,23 @@ class Simulation:
 
     def run(self, warmup: int = WARMUP_STEPS) -> Outcome:
         """Rates leave out `warmup` train steps. Raises Stuck."""
-        log = logging.getLogger("buffer")
-        level, collects = log.level, gc.isenabled()
-        log.setLevel(logging.ERROR)  # it warns of stalls after virtual seconds
+        logging.disable(logging.WARNING)  # the buffer warns of stalls after virtual seconds
         gc.disable()  # the collector would look at millions of sequences
         try:
-            self._run()
+            report = self._run()
         finally:
-            log.setLevel(level)
-            if collects:
-                gc.enable()
-        learner, report = self.learner, self.learner.report
-        assert report is not None
-        ages = learner.ages
+            logging.disable(logging.NOTSET)
+            gc.enable()
+        learner, ages = self.learner, self.learner.ages
         rate, window = _rate(ages.total(), learner.seconds, warmup)
         idle, all_seconds = map(sum, zip(*learner.idled, strict=True))
         shares = idle / max(1e-9, all_seconds), learner.waited / max(1e-9, learner.elapsed)
-        figures = _figures(
-            rate, ages, **dict(zip(SHARES, shares, strict=True)), seconds=report["trained_seconds"] or 0.0
-        )
+        others = dict(zip(SHARES, shares, strict=True)) | {"seconds": report["trained_seconds"] or 0.0}
         tokens = rate * learner.tokens / max(1, ages.total())
-        return Outcome(figures, window, learner.slowest, ages, learner.lags, tokens)
+        return Outcome(_figures(rate, ages, others), window, learner.slowest, ages, learner.lags, tokens)
 
-    def _run(self) -> None:
+    def _run(self) -> dict[str, Any]:
+        """Returns the buffer's report."""
         self.learner.hello()
         for actor in self.actors:
             actor.hello()
@@ -170,3 +164,4 @@ class Simulation:
                 mark, since = now, self.timeline.events
             elif self.timeline.events - since > patience:
                 raise Stuck(f"stuck after train step {mark[0]}: {'; '.join(self.buffer.status.waits()[:3])[:480]}")
+        return self.learner.report

@@ -1,11 +1,9 @@
-"""Memory that a run needs, device by device, from its config alone.
+"""Memory that a run needs, device by device, from its config alone: `areal-like train CONFIG --dry-run --devices 8`.
 
-    areal-like train CONFIG --dry-run --devices 8 --device-memory 80GB
-
-Builds the model without memory (torch's meta device) from its knobs or its folder's config.json; reads no weights and
-no prompts. Formulas are of Llama-like models, for the longest answers that the config allows. Weights and optimizer
-are exact. Activations count the tensors that autograd keeps: within a tenth of what torch's allocator gives on a CPU
-in float32 (tests). Half precision, FSDP and runtimes are not measured.
+Builds the model without memory (torch's meta device) from its knobs or its folder's config.json. Formulas are of
+Llama-like models, for the longest answers that the config allows. Weights and optimizer are exact. Activations count
+the tensors that autograd keeps: within a tenth of what torch's allocator gives on a CPU in float32 (tests). Half
+precision, FSDP and runtimes are not measured.
 """
 
 from __future__ import annotations

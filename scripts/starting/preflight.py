@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,10 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         model_folder.check_weights(path)
         _check_vocabulary("model.path", path, model, task)
         model_folder.check_type(path, model)
-    return "; ".join(filter(None, notes(task, config)))
-
-
-def notes(task: Task, config: Config) -> Iterator[str]:
-    """Warnings about settings that are allowed but possibly not meant."""
-    yield from sharing(config)
-    if (rows := task.size("train")) < config.groups_per_batch:
-        yield f"groups_per_batch={config.groups_per_batch}: there are {rows} training prompts, so a batch repeats them"
+    notes = list(sharing(config))
+    if (rows := task.size("train")) < (size := config.groups_per_batch):
+        notes.append(f"groups_per_batch={size}: there are {rows} training prompts, so a batch repeats them")
+    return "; ".join(notes)
 
 
 def _built(kind: str, spec: Mapping[str, Any], base: type, *args: object) -> Any:
