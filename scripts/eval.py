@@ -119,11 +119,8 @@ def step_model(step: Path) -> Path:
 
 
 def _write_model(config: configs.Config, step: Path, folder: Path) -> None:
-    from transformers.utils import logging
-
     from learners.build import build_trainer
 
-    logging.disable_progress_bar()
     task: Any = build("task", config.task, config.run.seed)
     if config.learner["name"] == "torch":
         spec = {knob: value for knob, value in configs.select(config, "learner").items() if knob in OF_WEIGHTS}
@@ -344,9 +341,6 @@ def main(argv: list[str] | None = None) -> int:
     models = [given for given in (args.model, args.against) if given]
     with refusing():
         folders = [model_folder(given) for given in models]
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
         asked = [questions(args, folder) for folder in folders]  # a file is read with the model's own tokenizer
         for given, folder, own in zip(models, folders, asked, strict=True):
             check_vocabulary(given, folder, own)

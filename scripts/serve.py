@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_like.config.registry import build
 from areal_like.config.run_config import ConfigError
 
 from .console.arguments import command, port, positive, refusing
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 def codec_of(given: Path, model: Path) -> tuple[Codec, tuple[int, ...]]:
     """How text becomes tokens, and the tokens that end an answer: those of the model's tokenizer, else of its run's
     task. Raises ConfigError, ValueError, OSError."""
-    from areal_like.config.registry import build
     from areal_like.tasks.chat import TokenizerCodec, stop_tokens
 
     if (model / "tokenizer_config.json").is_file():
@@ -74,11 +74,6 @@ def main(argv: list[str] | None = None) -> int:
         if find_spec("aiohttp") is None:
             raise ConfigError("serve needs aiohttp: pip install 'areal_like[openai]'")
         folder = model_folder(args.model)
-        from transformers.utils import logging
-
-        from areal_like.config.registry import build
-
-        logging.disable_progress_bar()
         model = build("model", {"name": "folder", "path": str(folder)}, args.seed, 1)
         asyncio.run(serve(args, model, *codec_of(args.model, folder)))
     return 0
