@@ -38,6 +38,7 @@ types=$(mktemp)
 trap 'kill "$typing" 2> /dev/null || true; rm -f "$types"' EXIT
 nice -n 5 "$venv/bin/mypy" > "$types" 2>&1 &
 typing=$!
+"$venv/bin/python" -m pytest --collect-only -q > /dev/null || true  # compiles once what all workers will import
 # Each file is one worker's, so that what its tests share is made once. Many tests wait: four workers for two processors.
 failed=0
 "$venv/bin/python" -m pytest -n "${WORKERS:-4}" --dist loadfile --no-loadscope-reorder "$@" || failed=$?
