@@ -10,16 +10,13 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import chain
 
-import numpy as np
-
-from areal_like.wire.groups import CALL, FINISHES, RUN, Head, samples_of, versions_of
+from areal_like.wire.groups import Head, versions_of
 from areal_like.wire.messages import PartialHead
 from areal_like.wire.stored import Payload
 
 NO_SLOT = -1
 SLACK = 64
 """A heap is rebuilt when its outdated items exceed the number of groups by more than this."""
-_ABORTED = FINISHES.index("abort")
 
 
 class Stage(StrEnum):
@@ -53,10 +50,10 @@ class PartialGroup:
     @cached_property
     def lengths(self) -> dict[int, tuple[int, bool]]:
         """Sample index → response tokens so far, and whether the sample was cut; for samples that have begun."""
-        tokens, calls = Counter[int](), np.frombuffer(self.head.calls, CALL)
-        for index, n in zip(samples_of(self.head), np.frombuffer(self.head.runs, RUN)["n"].tolist(), strict=True):
-            tokens[index] += n
-        aborted = set(calls["sample"][calls["finish"] == _ABORTED].tolist())
+        tokens = Counter[int]()
+        for call in self.head.calls:
+            tokens[call.sample] += sum(n for _, n in call.runs)
+        aborted = {call.sample for call in self.head.calls if call.finish == "abort"}
         return {index: (count, index in aborted) for index, count in tokens.items()}
 
     @property

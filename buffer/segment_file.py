@@ -24,7 +24,7 @@ import xxhash
 
 from areal_like.wire.stored import Bytes, Extent, Payload, Stored, load
 
-FORMAT = 13
+FORMAT = 14
 """Version of the records (`buffer.events`) and of their layout in a file. A run of another format is refused."""
 MAGIC = b"areal-journal-%d\n" % FORMAT
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32
@@ -178,7 +178,6 @@ def _record_at(file: BinaryIO, number: int, at: int) -> _Found | None:
 
 
 def _is_whole(file: BinaryIO, extent: Extent) -> bool:
-    """Is a payload intact?"""
     file.seek(extent.offset)
     left, checksum = extent.size, xxhash.xxh3_64()
     while left and (piece := file.read(min(left, _READ_BYTES))):

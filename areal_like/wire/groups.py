@@ -12,10 +12,7 @@ looks only at the least and the greatest number of each.
 A partial group is the unfinished part of a group that an actor hands back, and that the next lease of it carries. A
 workflow depends only on the answers of the engine and the verifier, so only these are kept (`PartialSample`). The next
 actor starts the workflow again: it answers finished calls from the record, and continues the interrupted one at its
-next token, in the same stream of random numbers. Its columns are tokens, logprobs and maybe experts. In its head,
-`calls` has one `CALL` per call, those of a sample in their order; `runs` those of all calls; `scores` one `SCORE` per
-response that was verified; `digests` those of the versions that made a token; `positions` int32 counts those of each
-call that have experts."""
+next token, in the same stream of random numbers. Its columns are tokens, logprobs and maybe experts, call by call."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from areal_like.models.experts import NONE, Routing, Shape, is_shape, shape_of, 
 from areal_like.partial import CarriedSamples, PartialSample
 from areal_like.types import Completion, Finish, Group, Runs, Sample
 from areal_like.wire.frames import Frame, WireError
-from areal_like.wire.messages import PartialHead, Table
+from areal_like.wire.messages import PartialCall, PartialHead, Table
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -174,7 +171,6 @@ class Head:
 
     @property
     def rewards(self) -> list[float]:
-        """Per sample."""
         return np.frombuffer(self.rows, ROW)["reward"].tolist()  # type: ignore[no-any-return]
 
     @property
@@ -396,11 +392,6 @@ def _turn_rewards(
 
 # Partial groups
 
-CALL = np.dtype([("given", "<u8"), ("offset", "<i8"), ("sample", "<i4"), ("finish", "<i2"), ("runs", "<i4")])
-"""One call: digest of the tokens given, its offset, index of the sample, index into FINISHES, number of runs."""
-SCORE = np.dtype([("response", "<u8"), ("reward", "<f8"), ("sample", "<i4")])
-"""One score: digest of the response, reward, index of the sample."""
-
 
 def digest_of(tokens: np.ndarray) -> int:
     """A 64-bit hash of token ids, int [n]."""
@@ -412,21 +403,17 @@ def encode_partial(
 ) -> tuple[PartialHead, bytearray] | None:
     """A partial group's head and its payload, or None if no token was sampled. `digests` has at least the versions that
     made the tokens. A call whose tokens, logprobs and runs do not fit together is left out."""
-    calls, scores, kept = [], [], []
-    for index, sample in samples.items():
-        begun = [(key, call) for key, call in sample.calls.items() if _is_whole(call)]
-        calls += [(*key, index, FINISHES.index(call.finish), len(call.runs)) for key, call in begun]
-        kept += [call for _, call in begun]
-        scores += [(digest, score, index) for digest, score in sample.scores.items() if begun]
-    if not kept:
+    begun = [(index, *key, call) for index, sample in samples.items() for key, call in sample.calls.items()]
+    begun = [each for each in begun if _is_whole(each[-1])]
+    if not begun:
         return None
-    runs = [run for call in kept for run in call.runs]
-    found = {version: digests[version] for version in sorted({version for version, _ in runs})}
-    tables = np.array(calls, CALL).tobytes(), np.array(runs, RUN).tobytes(), np.array(scores, SCORE).tobytes()
-    shape, positions = shape_of([call.experts for call in kept]), b""
-    if shape != NONE:
-        positions = np.array([len(call.experts) for call in kept if call.experts is not None], np.int32).tobytes()
-    head = PartialHead(group_id, *tables, found, positions, shape)
+    kept = [call for *_, call in begun]
+    shape = shape_of([call.experts for call in kept])
+    positions = [0 if shape == NONE or call.experts is None else len(call.experts) for call in kept]
+    calls = [PartialCall(*each[:3], each[3].finish, each[3].runs, n) for each, n in zip(begun, positions, strict=True)]
+    scores = [(index, *score) for index in {call.sample for call in calls} for score in samples[index].scores.items()]
+    found = {version: digests[version] for version in sorted({version for call in kept for version, _ in call.runs})}
+    head = PartialHead(group_id, calls, scores, found, shape)
     sizes = _partial_sizes(head)
     payload = bytearray(sizes.bytes)
     tokens, logprobs, *_, experts = columns(payload, sizes)
@@ -442,41 +429,31 @@ def _is_whole(call: Completion) -> bool:
 
 
 def _partial_sizes(head: PartialHead) -> ColumnSizes:
-    tokens = int(np.add.reduce(np.frombuffer(head.runs, RUN)["n"], dtype=np.int64))
-    positions = int(np.add.reduce(np.frombuffer(head.positions, np.int32), dtype=np.int64))
-    return ColumnSizes(tokens, tokens, positions=positions, experts=head.experts)
+    tokens = sum(n for call in head.calls for _, n in call.runs)
+    return ColumnSizes(tokens, tokens, positions=sum(call.positions for call in head.calls), experts=head.experts)
 
 
 def decode_partial(head: PartialHead, payload: Frame, usable: Collection[int]) -> CarriedSamples:
     """The samples of `usable`. The arrays are views into `payload`."""
-    runs = np.frombuffer(head.runs, RUN).tolist()
     tokens, logprobs, *_, experts = columns(payload, _partial_sizes(head))
-    places = np.concatenate([[0], np.cumsum(np.frombuffer(head.positions, np.int32))]).tolist()
     found: dict[int, PartialSample] = {}
-    start = run = 0
-    for number, (given, offset, index, finish, n_runs) in enumerate(np.frombuffer(head.calls, CALL).tolist()):
-        mine = runs[run : run + n_runs]
-        end, run = start + sum(n for _, n in mine), run + n_runs
-        chosen = None if head.experts == NONE else experts[places[number] : places[number + 1]]
-        call = Completion(tokens[start:end], logprobs[start:end], mine, FINISHES[finish], chosen)
-        found.setdefault(index, PartialSample()).calls[given, offset] = call
-        start = end
-    for digest, score, index in np.frombuffer(head.scores, SCORE).tolist():
+    start = place = 0
+    for call in head.calls:
+        end, until = start + sum(n for _, n in call.runs), place + call.positions
+        chosen = None if head.experts == NONE else experts[place:until]
+        answer = Completion(tokens[start:end], logprobs[start:end], call.runs, call.finish, chosen)
+        found.setdefault(call.sample, PartialSample()).calls[call.given, call.offset] = answer
+        start, place = end, until
+    for index, digest, score in head.scores:
         found[index].scores[digest] = score
     return CarriedSamples({index: sample for index, sample in found.items() if index in usable}, dict(head.digests))
-
-
-def samples_of(head: PartialHead) -> list[int]:
-    """Index of the sample that each run of the head belongs to."""
-    calls = np.frombuffer(head.calls, CALL)
-    return np.repeat(calls["sample"], calls["runs"]).tolist()
 
 
 def versions_of(head: PartialHead) -> dict[int, set[int]]:
     """Sample → the versions that made its tokens."""
     found: dict[int, set[int]] = {}
-    for index, version in zip(samples_of(head), np.frombuffer(head.runs, RUN)["version"].tolist(), strict=True):
-        found.setdefault(index, set()).add(version)
+    for call in head.calls:
+        found.setdefault(call.sample, set()).update(version for version, _ in call.runs)
     return found
 
 
@@ -484,24 +461,14 @@ def check_partial(
     head: PartialHead, payload: Frame, vocab_size: int | None = None, routing: Routing | None = None
 ) -> None:
     """Raises WireError unless the head's numbers agree, also with the payload, which passes `check_columns`."""
-    name = f"partial group {head.id}"
-    calls, runs = table(head.calls, f"{name}: calls", CALL), table(head.runs, f"{name}: runs", RUN)
-    scores = table(head.scores, f"{name}: scores", SCORE) if head.scores else np.empty(0, SCORE)
-    if min(calls["sample"].min(), calls["offset"].min(), calls["finish"].min()) < 0 or calls["runs"].min() < 1:
-        raise WireError(f"{name}: a call's sample, offset, finish or number of runs is out of range")
-    if calls["finish"].max() >= len(FINISHES):
-        raise WireError(f"{name}: a call's finish is out of range")
-    covered_by(runs, calls["runs"], name)
-    if not is_shape(head.experts) or (head.experts == NONE) != (not head.positions):
-        raise WireError(f"{name}: experts of the shape {head.experts}")
-    if head.experts != NONE:
-        counts = table(head.positions, f"{name}: positions", np.dtype(np.int32))
-        if len(counts) != len(calls) or counts.min() < 0:
-            raise WireError(f"{name}: its positions are not those of its calls")
-    if (sizes := _partial_sizes(head)).bytes != len(payload):
+    name, made = f"partial group {head.id}", versions_of(head)
+    sizes = _partial_sizes(head)
+    if not is_shape(head.experts) or (head.experts == NONE and sizes.positions):
+        raise WireError(f"{name}: experts of the shape {head.experts} at {sizes.positions} positions")
+    if sizes.bytes != len(payload):
         raise WireError(f"{name}: the payload's size is not that of its samples")
-    if len(scores) and (not fits_float32(scores["reward"]) or not np.isin(scores["sample"], calls["sample"]).all()):
+    if any(index not in made or not fits_float32(score) for index, _, score in head.scores):
         raise WireError(f"{name}: a score is no float32 number, or of a sample that has not begun")
-    if head.digests.keys() != set(runs["version"].tolist()):
+    if head.digests.keys() != set[int]().union(*made.values()):
         raise WireError(f"{name}: needs the digest of each version that made it, and of no other")
     check_columns(head.id, columns(payload, sizes), vocab_size, routing, head.experts)

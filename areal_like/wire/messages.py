@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from areal_like.models.experts import NONE, Routing, Shape
+from areal_like.types import Finish
 from areal_like.types import Lease as OneLease
 
 MOST, MOST_STATS, MOST_HOPS, MAX_NAME, MAX_TEXT, MAX_SLOTS = 1 << 16, 128, 256, 100, 2000, 1 << 20
@@ -85,15 +86,26 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     probe: Probe | None = None
 
 
+class PartialCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A call of a sample to the engine: `given` is the digest of the tokens that the engine got, `offset` that of its
+    `Limits`. `positions`: those that have experts."""
+
+    sample: Annotated[int, Meta(ge=0, lt=MAX_SLOTS)]
+    given: int
+    offset: Count
+    finish: Finish
+    runs: Annotated[list[tuple[Version, Annotated[int, Meta(ge=1, lt=1 << 31)]]], Meta(min_length=1, max_length=MOST)]
+    positions: Count = 0
+
+
 class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
-    """The numbers of a partial group: see `areal_like.wire.groups`."""
+    """The numbers of a partial group: see `areal_like.wire.groups`. `scores`: (sample, digest of a response, its
+    reward). `digests`: of the versions that made a token."""
 
     id: Count
-    calls: bytes
-    runs: bytes
-    scores: bytes
+    calls: Annotated[list[PartialCall], Meta(min_length=1, max_length=MOST)]
+    scores: Annotated[list[tuple[Count, int, Finite]], Meta(max_length=MOST)]
     digests: Digests
-    positions: bytes = b""
     experts: Shape = NONE
 
 

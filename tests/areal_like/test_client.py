@@ -76,7 +76,7 @@ def test_a_group_is_sent_once_and_again_until_it_is_acknowledged(sent, monkeypat
 
 
 def test_many_leases_are_handed_back_in_several_messages_the_last_of_which_is_a_goodbye(sent) -> None:
-    partials = [(messages.PartialHead(each, b"", b"", b"", {}), bytes([each])) for each in (3, 70, 129)]
+    partials = [(messages.PartialHead(each, [], [], {}), bytes([each])) for each in (3, 70, 129)]
     ActorClient("", "actor-0", 1).hand_back(range(130), partials, True)
     assert [number for message, _ in sent for number in message.ids] == list(range(130))
     found = [([head.id for head in message.partials], payloads, message.leaving) for message, payloads in sent]

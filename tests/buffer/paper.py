@@ -6,7 +6,7 @@ from typing import Any
 import xxhash
 
 from areal_like.wire.groups import Head
-from areal_like.wire.messages import PartialHead
+from areal_like.wire.messages import PartialCall, PartialHead
 from areal_like.wire.stored import Extent, Payload, Stored, load
 from buffer.events import Admit, Event, Push, Snapshot, decode, encode
 from buffer.groups import GroupManager
@@ -16,7 +16,7 @@ from buffer.results import Results
 from buffer.staleness import Bound
 from buffer.store import Store
 
-LEFT = PartialHead(0, b"", b"", b"", {})
+LEFT = PartialHead(0, [PartialCall(0, 1, 0, "abort", [(0, 1)])], [], {})
 """In a record whose payload is what matters."""
 
 

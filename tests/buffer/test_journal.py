@@ -180,7 +180,7 @@ def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path, monke
     journal = Journal(tmp_path, sync=False, keep=False)
     journal.append(HandBack(1, LEFT), bytes(900))
     with pytest.raises(JournalError, match="expected at most 1000"):
-        journal.append(HandBack(1, PartialHead(1, b"x" * 1001, b"", b"", {})), bytes(1001))
+        journal.append(HandBack(1, PartialHead(1, [], [], {0: "x" * 1001})), bytes(1001))
     journal.append(Requeue(1))
     journal.commit()
     journal.close()
