@@ -7,19 +7,17 @@ over, nothing waits for the accelerator. A key `NAME/staleness_2` is NAME over t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from learners.collectives import Ranks
 
-WITH_MAX = {"loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
+WITH_MAX = {"ratio", "loss/ratio", "loss/behaviour_weight", "loss/trace_weight"}
 """Names that report `NAME/mean` and `NAME/max`."""
-FACTOR = "loss/factor"
-"""A factor of a token's objective: reports `NAME/mean` and `NAME/ess`, Kish's effective sample size as a share of the
-tokens."""
+WITH_ESS = {"ratio": "ess", "loss/factor": "loss/factor/ess"}
+"""Weights of tokens, which report `NAME/mean`, and the metric of Kish's effective sample size as a share of the tokens.
+"""
 BUCKETS = 65
 """Buckets that a 64-bit staleness may fall into."""
 
@@ -31,15 +29,6 @@ def bucket_of(staleness: np.ndarray) -> np.ndarray:
 
 def suffix_of(bucket: int) -> str:
     return f"/staleness_{2 ** (bucket - 1) if bucket else 0}"
-
-
-def buckets(staleness: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(suffix, members bool [N]) overall, and for each bucket of staleness (int64 [N]) that has members."""
-    if len(staleness):
-        yield "", np.ones(len(staleness), bool)
-    bucket = bucket_of(staleness)
-    for each in np.unique(bucket).tolist():
-        yield suffix_of(each), bucket == each
 
 
 class TokenTally:
@@ -90,32 +79,21 @@ class TokenTally:
             parts = {"": slice(None)} | {suffix_of(bucket): slice(bucket, bucket + 1) for bucket in there}
             for suffix, part in parts.items() if there else ():
                 count, total, squares = (float(each) for each in sums[:, row, part].sum(-1))
-                several = name in WITH_MAX or name == FACTOR
+                several = name in WITH_MAX or name in WITH_ESS
                 metrics[f"{name}{'/mean' if several else ''}{suffix}"] = total / count
                 if name in WITH_MAX:
                     metrics[f"{name}/max{suffix}"] = float(most[row, part].max())
-                if name == FACTOR:
-                    metrics[f"{name}/ess{suffix}"] = total**2 / (count * squares) if squares else 0.0
+                if name in WITH_ESS:
+                    metrics[f"{WITH_ESS[name]}{suffix}"] = total**2 / (count * squares) if squares else 0.0
         return metrics
 
 
-def drift(log_ratio: np.ndarray, staleness: np.ndarray) -> dict[str, float]:
-    """How far the policy at the start of the step (log start/behaviour of tokens, [N]) is from the behaviour policy,
-    overall and by staleness.
-
-    `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) per token (Schulman's estimators). `ess` is Kish's effective
-    sample size of the importance weights as a share of the tokens. `ratio/mean` and `ratio/max` are of these weights
-    (`loss/ratio` is the ratio that a loss clips or weighs by; some losses have none).
-    """
-    metrics: dict[str, float] = {}
-    for suffix, members in buckets(staleness):
-        d = log_ratio[members].astype(np.float64)
-        w = np.exp(d)
-        metrics[f"kl/k1{suffix}"] = float(-d.mean())
-        metrics[f"kl/k3{suffix}"] = float((w - 1 - d).mean())
-        metrics[f"ess{suffix}"] = float(w.mean() ** 2 / (w**2).mean())
-        metrics |= {f"ratio/mean{suffix}": float(w.mean()), f"ratio/max{suffix}": float(w.max())}
-    return metrics
+def drift(log_ratio: Tensor) -> dict[str, Tensor]:
+    """How far the policy at the start of the step is from the behaviour policy, per token, from log(start / behaviour)
+    [N]. `kl/k1` and `kl/k3` estimate KL(behaviour ‖ policy) (Schulman's estimators); `ratio` is the importance weight
+    (`loss/ratio` is the ratio that a loss clips or weighs by; some losses have none)."""
+    weight = log_ratio.double().exp()
+    return {"kl/k1": -log_ratio, "kl/k3": weight - 1 - log_ratio, "ratio": weight}
 
 
 def mismatch(log_ratio: np.ndarray, in_flight: np.ndarray) -> dict[str, float]:

@@ -152,13 +152,12 @@ class Step:
         self.backward_tokens = sum(ranks.gathered(self.backward_tokens))
         self.computed_tokens = sum(ranks.gathered(self.computed_tokens))
         known = ~self.proximal.isnan()
-        moved = log_ratio(self.proximal, self.behaviour, known)[known]
-        log_ratios, staleness = moved.cpu().numpy(), self.staleness[known].cpu().numpy()
-        fresh, in_flight = staleness == 0, self.in_flight[known].cpu().numpy()
-        metrics = (
-            self.tally.metrics(ranks) | drift(log_ratios, staleness) | mismatch(log_ratios[fresh], in_flight[fresh])
-        )
-        return metrics | {
+        moved, own, fresh = log_ratio(self.proximal, self.behaviour, known), known & self.own, self.staleness == 0
+        self.tally.add(drift(moved[own]), self.staleness[own])
+        fresh &= known
+        found = self.tally.metrics(ranks)
+        found |= mismatch(moved[fresh].cpu().numpy(), self.in_flight[fresh].cpu().numpy())
+        return found | {
             "loss": float(np.mean(self.losses)) if self.losses else 0.0,
             "grad_norm": float(np.mean(self.norms)) if self.norms else 0.0,
             "backward_tokens": self.backward_tokens,

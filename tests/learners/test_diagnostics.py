@@ -34,8 +34,9 @@ def test_a_tally_has_means_and_peaks_by_one_copy(monkeypatch):
 
 
 def test_drift_by_staleness_is_that_of_the_tokens_there():
-    moved, staleness = seeded(0).normal(0, 0.3, 50), np.arange(50) % 2
-    metrics = drift(moved, staleness)
+    moved, tally = seeded(0).normal(0, 0.3, 50), TokenTally()
+    tally.add(drift(torch.tensor(moved)), torch.arange(50) % 2)
+    metrics = tally.metrics(Ranks(1))
     for suffix, d in (("", moved), ("/staleness_0", moved[::2]), ("/staleness_1", moved[1::2])):
         w = np.exp(d)
         assert metrics[f"kl/k1{suffix}"] == pytest.approx(np.mean(-d))
@@ -43,7 +44,6 @@ def test_drift_by_staleness_is_that_of_the_tokens_there():
         assert metrics[f"ess{suffix}"] == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()))
         assert metrics[f"ratio/mean{suffix}"] == pytest.approx(w.mean())
         assert metrics[f"ratio/max{suffix}"] == pytest.approx(w.max())
-    assert drift(np.array([]), np.array([], int)) == {}
 
 
 def test_mismatch_is_of_tokens_before_and_after_an_update_in_flight():
