@@ -12,6 +12,7 @@ import msgspec
 
 from areal_like.wire.groups import Head
 from areal_like.wire.messages import PartialHead
+from areal_like.wire.stored import Extent
 
 
 class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=str.lower):
@@ -175,8 +176,6 @@ class Branch(_OfBatch):
     why: str
 
 
-_Extent = tuple[int, int, int, int]
-"""As `buffer.segment_file.Extent`."""
 ResultsState = tuple[dict[str, bytes], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
 """The prompts of each task (a table of `buffer.results.PROMPT`), the groups without a result (id → task, row), and the
 results that are not visible yet (group, task, row, rate, samples)."""
@@ -200,8 +199,8 @@ class Held(msgspec.Struct, array_like=True):
     pushed_by: str
     was_deferred: bool
     head: Head | None
-    stored: _Extent | None
-    left: tuple[PartialHead, _Extent] | None
+    stored: Extent | None
+    left: tuple[PartialHead, Extent] | None
     task: str = ""
 
 

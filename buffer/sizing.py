@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Annotated, Any, NamedTuple
 
-State = Any
-"""Plain data, as the journal keeps it."""
-
 
 class GroupLengths(NamedTuple):
     """One group as it ended or was broken off. `tokens`: of each response so far. `cut`: the response was not done (its
@@ -54,10 +51,10 @@ class Sizing:
         return {}
 
     def state_dict(self) -> object:
-        """The state as plain data; None: no state."""
+        """The state as plain data, as the journal keeps it; None: no state."""
         return None
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Restore the state that `state_dict` gave."""
 
 
@@ -158,7 +155,7 @@ class Sagc(Sizing):
     def state_dict(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in _REMEMBERED}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: Any) -> None:
         for name in _REMEMBERED:
             setattr(self, name, state[name])
 

@@ -176,7 +176,6 @@ class Store:
             self.results.leave(entry.id)
 
     def _set_partial(self, entry: Entry, left: PartialGroup | None) -> None:
-        """Keep `left` for the next lease."""
         self.bytes -= entry.size
         entry.partial = left
         self.bytes += entry.size
@@ -276,8 +275,8 @@ class Store:
             results=self.results.state() if self.results else None,
         )
 
-    def _stored(self, extent: tuple[int, int, int, int] | None) -> Payload:
-        return Stored(self.read, extent=Extent(*extent)) if extent else b""
+    def _stored(self, extent: Extent | None) -> Payload:
+        return Stored(self.read, extent=extent) if extent else b""
 
 
 def _held(entry: Entry) -> events.Held:
