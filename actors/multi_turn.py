@@ -15,7 +15,7 @@ from areal_like.interfaces import Codec, RewardFunction, RolloutEngine
 from areal_like.types import Finish, Limits, Prompt, Sample
 
 
-async def multi_turn(  # noqa: PLR0913 (some are knobs)
+async def multi_turn(
     engine: RolloutEngine,
     reward: RewardFunction,
     prompt: Prompt,
@@ -24,7 +24,6 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     *,
     environment: Mapping[str, Any],
     max_turns: Annotated[int, "[1, inf)"] = 8,
-    turn_tokens: Annotated[int, "[1, inf)"] | None = None,
     timeout: Annotated[float, "(0, 1e7]"] = 120.0,
 ) -> Sample | None:
     """One trajectory of many turns: the model acts, the environment answers, until it ends the episode.
@@ -32,8 +31,8 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
     `environment` names an `Environment`, e.g. `{name: tools, tools: [calculator]}`. What it shows becomes loss-masked
     tokens of the response; the prompt's codec turns text into tokens, and the model's own tokens are never encoded
     again, unless the chat template rewrites its turns: then the sample forks (`Sample.forks`). `limits.max_tokens`
-    bounds the response, answers of the environment included; `turn_tokens` each turn. A call of the environment that
-    waits for more than `timeout` seconds raises EpisodeError.
+    bounds the response, answers of the environment included. A call of the environment that waits for more than
+    `timeout` seconds raises EpisodeError.
 
     The sample's reward is the sum over its turns (`Sample.turn_rewards`); a turn without its own reward earns what
     the task's verifier gives for its tokens. An episode that still runs after `max_turns`, or when the tokens are used
@@ -48,7 +47,7 @@ async def multi_turn(  # noqa: PLR0913 (some are knobs)
         transcript = Transcript(first, limits)
         finish: Finish = "length"
         for turn in range(max_turns):
-            action = await engine.generate(transcript.tokens, transcript.limits(turn_tokens), request)
+            action = await engine.generate(transcript.tokens, transcript.limits(), request)
             if action.finish == "abort":
                 return None
             transcript.said(action)

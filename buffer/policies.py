@@ -15,7 +15,7 @@ entry per sample of a group. A filtered group counts under its reason, and its s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from areal_like.wire.groups import Head
 
@@ -70,9 +70,7 @@ def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:
     return ""
 
 
-def zero_variance(
-    rewards: Sequence[float], lengths: Sequence[int], *, tolerance: Annotated[float, "[0, inf)"] = 0.0
-) -> str:
-    """Leave out groups whose rewards are all equal, up to `tolerance`: their advantages are zero. This is the dynamic
-    sampling of DAPO (arXiv 2503.14476, section 3.2)."""
-    return "zero variance" if max(rewards) - min(rewards) <= tolerance else ""
+def zero_variance(rewards: Sequence[float], lengths: Sequence[int]) -> str:
+    """Leave out groups whose rewards are all equal: their advantages are zero. This is the dynamic sampling of DAPO
+    (arXiv 2503.14476, section 3.2)."""
+    return "zero variance" if max(rewards) == min(rewards) else ""
