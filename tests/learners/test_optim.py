@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from learners.collectives import Ranks
-from learners.optim import MasterAdamW
-from learners.schedules import Schedule
+from learners.optim import MasterAdamW, Schedule
 from tests.seeds import shifted, torch_seeded
 
 KNOBS = {
