@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.weights.digest import mixed
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -38,12 +40,4 @@ def uniform(key: int) -> float:
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1), float64 [n], from keys uint64 [n] and positions int64 [n]."""
-    with np.errstate(over="ignore"):
-        x = _mixed(keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
-    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return (mixed(keys, positions + 1) >> np.uint64(11)).astype(np.float64) * 2.0**-53

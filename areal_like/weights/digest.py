@@ -57,7 +57,7 @@ def _sums(words: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Lanes:
     return np.array([x.sum(dtype=np.uint64), ((x & LOW) * (x >> HALF)).sum(dtype=np.uint64)])
 
 
-def mixed(words: NDArray[np.uint64], positions: NDArray[np.uint64] | int) -> NDArray[np.uint64]:
+def mixed(words: NDArray[np.uint64], positions: NDArray[np.int64 | np.uint64] | int) -> NDArray[np.uint64]:
     x = words + np.asarray(positions, np.uint64) * K
     x ^= x >> np.uint64(30)
     x *= A
