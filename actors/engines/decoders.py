@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from actors.engines import ragged_attention
 from actors.engines.slot_cache import ATTENTION, SlotCache
 from areal_like.models.causal_lm import routers_of
 from areal_like.models.model_folder import ROUTED
@@ -223,7 +222,6 @@ def check_batch_invariant(model: PreTrainedModel, device: torch.device, compute_
         "torch with oneDNN": (there := torch.backends.mkldnn.is_available()),
         "a CPU with bfloat16 products (or engine.compute_dtype=float32)": compute_dtype == "float32"
         or (there and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
-        "numba": ragged_attention.kernels() is not None,
     }
     if lacking := [name for name, there in missing.items() if not there]:
         raise ValueError(f"engine.batch_invariant needs {' and '.join(lacking)}")

@@ -56,8 +56,7 @@ def begin(keys: torch.Tensor, lengths: np.ndarray, batch_invariant: bool = False
     """For a step over the slots 0..n-1 of a cache; None: torch's attention is to be used."""
     if not (batch_invariant or _pays(keys, len(lengths), int(lengths.max()))):
         return None
-    found = kernels()
-    return None if found is None else Ragged(found, np.ascontiguousarray(lengths, np.int64))
+    return Ragged(kernels(), np.ascontiguousarray(lengths, np.int64))
 
 
 def _pays(keys: torch.Tensor, slots: int, time: int) -> bool:
@@ -68,13 +67,12 @@ def _pays(keys: torch.Tensor, slots: int, time: int) -> bool:
 
 @cache
 def _compile(dim: int, dtype: torch.dtype) -> None:
-    if found := kernels():
-        log.info("attention to keys of %d numbers: compiled now, unless an earlier run has", dim)
-        one = torch.zeros(1, 1, 1, dim)
-        try:
-            Ragged(found, np.ones(1, np.int64))(one.to(dtype), one.to(dtype), one.to(dtype), 1.0)
-        except OSError as error:  # it works in this process all the same
-            log.warning("compiled attention was not kept for later runs (%s)", error)
+    log.info("attention to keys of %d numbers: compiled now, unless an earlier run has", dim)
+    one = torch.zeros(1, 1, 1, dim, dtype=dtype)
+    try:
+        Ragged(kernels(), np.ones(1, np.int64))(one, one, one, 1.0)
+    except OSError as error:  # it works in this process all the same
+        log.warning("compiled attention was not kept for later runs (%s)", error)
 
 
 def _numbers(cache: torch.Tensor) -> np.ndarray:
@@ -98,10 +96,5 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 @cache
-def kernels() -> ModuleType | None:
-    """None where they can't be used."""
-    try:
-        return importlib.import_module("actors.engines.ragged_kernels")
-    except (ImportError, OSError) as error:
-        log.warning("attention reads padding, which is slow for long answers: numba can't be used (%s)", error)
-        return None
+def kernels() -> ModuleType:
+    return importlib.import_module("actors.engines.ragged_kernels")

@@ -18,6 +18,8 @@ from numba.core.typing import BaseContext as TypingContext
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
+from areal_like.weights.kernels import Array, Intrinsic, compiled
+
 BLOCK = 64
 """Positions whose keys or values all query heads of a group read before the next ones."""
 _ORDER = {"reassoc", "contract", "nsz", "arcp"}
@@ -27,8 +29,6 @@ _LEAST, _HALF, _ONE, _ZERO = np.float32(-126.0), np.float32(0.5), np.float32(1.0
 _C6, _C5, _C4 = np.float32(1.535336188319500e-4), np.float32(1.339887440266574e-3), np.float32(9.618437357674640e-3)
 _C3, _C2, _C1 = np.float32(5.550332471162809e-2), np.float32(2.402264791363012e-1), np.float32(6.931472028550421e-1)
 
-Array = np.ndarray
-Intrinsic = tuple[Signature, Callable[[BaseContext, ir.IRBuilder, Signature, list[ir.Value]], ir.Value]]
 _intrinsic: Callable[[Callable[..., Intrinsic]], Callable[..., np.float32]] = intrinsic
 _inlined = njit(nogil=True, fastmath=_ORDER, inline="always")
 
@@ -152,8 +152,4 @@ def kernel(width: int, dtype: str) -> Callable[..., None]:
 
     # Files of its own: processes that compile different ones at once could mix up those of one name.
     attend.__qualname__ = f"attend_{width}_{dtype.removeprefix('torch.')}"
-    try:
-        made: Callable[..., None] = njit(nogil=True, fastmath=_ORDER, cache=True)(attend)
-    except RuntimeError:  # nowhere to keep it
-        made = njit(nogil=True, fastmath=_ORDER)(attend)
-    return made
+    return compiled(attend, fastmath=_ORDER)

@@ -34,12 +34,12 @@ Intrinsic = tuple[Signature, Callable[[BaseContext, ir.IRBuilder, Signature, lis
 _intrinsic: Callable[[Callable[..., Intrinsic]], Callable[..., np.uint64]] = intrinsic
 
 
-def compiled(function: F) -> F:
+def compiled(function: F, **options: object) -> F:
     """Compile at the first call. The kernels run without the interpreter's lock."""
     try:
-        return njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
+        return njit(nogil=True, cache=True, **options)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # nowhere to keep it
-        return njit(nogil=True)(function)  # type: ignore[no-any-return]
+        return njit(nogil=True, **options)(function)  # type: ignore[no-any-return]
 
 
 def _prefetch(builder: ir.IRBuilder, place: ir.Value, ahead: int, write: bool) -> None:
@@ -243,7 +243,6 @@ def encode_mask(old: Array, new: Array, mask: Array, codes: Array, big: Array, f
 def apply_gaps(
     bits: Array, words: Array, first: int, gaps: Array, far: Array, codes: Array, big: Array, lanes: Array
 ) -> None:
-    """Step the elements that the gaps lead to."""
     width, i, f, b = bits.itemsize * 8, np.int64(-1), np.int64(0), np.int64(0)
     places = np.empty(min(_TILE, gaps.size), np.int64)
     for start in range(0, gaps.size, _TILE):
@@ -270,7 +269,6 @@ def apply_gaps(
 
 @compiled
 def apply_mask(bits: Array, mask: Array, codes: Array, big: Array) -> None:
-    """Step the elements of the mask."""
     width, k, b = bits.itemsize * 8, 0, 0
     for at in range(mask.size):
         left = mask[at]
