@@ -57,8 +57,8 @@ class LengthTrace:
 class GeneratedPrompts(ABC):
     """The base of tasks with generated prompts; a subclass draws one (`_draft`).
 
-    Raises ValueError for an unknown split, and where the task has so few different prompts that none falls into a
-    split; IndexError for a row outside its split. `trace`: knobs of a `LengthTrace`.
+    Raises ValueError where the task has so few different prompts that none falls into a split; IndexError for a row
+    outside its split. `trace`: knobs of a `LengthTrace`.
     """
 
     def __init__(self, seed: int, train_size: int, heldout_size: int, trace: Mapping[str, Any] | None = None):
@@ -71,8 +71,6 @@ class GeneratedPrompts(ABC):
         self._heldout: dict[int, Prompt] = {}
 
     def size(self, split: str) -> int:
-        if split not in self._sizes:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SPLITS)}")
         return self._sizes[split]
 
     def prompt(self, split: str, row: int) -> Prompt:

@@ -47,7 +47,7 @@ class Jsonl(FileTask):
         role = len(self._codec.opening(({"role": "user", "content": ""},)))
         beside = len((self._suffix + (self._system or "")).encode()) + role  # a system message of its own
         room = min(tokens, self._max_prompt_tokens) - beside
-        return [number for number, row in enumerate(self._rows.of(split)) if row.most_tokens(role) > room]
+        return [number for number, row in enumerate(self._rows.splits[split]) if row.most_tokens(role) > room]
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str], dict[str, object]]:
         """The verifier of a response as "module:name", its arguments (answer, response text) and its knobs."""

@@ -59,11 +59,9 @@ class ReasoningGym(TextTask, GeneratedPrompts):
         GeneratedPrompts.__init__(self, seed, train_size, heldout_size)
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[object, ...], dict[str, object]]:
-        """The verifier of a response, and its arguments."""
         return "areal_like.tasks.procedural:score", (*prompt.answer, self._text(tokens)), {"extract": self._extract}
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
-        """The same score, computed in this process."""
         from areal_like.tasks.procedural import score
 
         name, config, index = prompt.answer

@@ -61,20 +61,14 @@ class Rows:
             counts = f"{len(train)} training rows and {len(heldout)} held-out rows (split by prompt)"
             hint = "add rows with other prompts, or name a file of held-out rows in task.heldout_path"
             raise ValueError(f"task.path: got {counts}, expected at least 1 of each: {hint}")
-        self._splits: dict[str, list[Row]] = {}
+        self.splits: dict[str, list[Row]] = {}
         for split, found in (("train", train), ("heldout", heldout)):
             order = np.random.Generator(np.random.Philox(key=stream_key(seed))).permutation(len(found))
-            self._splits[split] = [found[i] for i in order]
-
-    def of(self, split: str) -> list[Row]:
-        """Raises ValueError."""
-        if split not in self._splits:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(self._splits)}")
-        return self._splits[split]
+            self.splits[split] = [found[i] for i in order]
 
     def row(self, split: str, row: int) -> tuple[Row, str]:
         """A row, and how messages call it. Raises IndexError."""
-        rows = self.of(split)
+        rows = self.splits[split]
         if not 0 <= row < len(rows):
             raise IndexError(f"row {row} of split {split!r}, which has {len(rows)}")
         return rows[row], f"{rows[row].place} (row {row} of {split})"
@@ -86,11 +80,11 @@ class TaskOfRows:
     _rows: Rows
 
     def size(self, split: str) -> int:
-        return len(self._rows.of(split))
+        return len(self._rows.splits[split])
 
     def place(self, split: str, row: int) -> str:
         """The origin of a row, such as "path:line"."""
-        return self._rows.of(split)[row].place
+        return self._rows.splits[split][row].place
 
 
 class FileTask(TaskOfRows, TextTask, ABC):
