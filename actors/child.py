@@ -66,7 +66,6 @@ class Child:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code; None: it runs."""
         return self._process.poll()
 
     def kill(self) -> None:

@@ -16,7 +16,6 @@ class Credit:
         self._due = False
 
     def lease(self, launch: int) -> None:
-        """A lease of `launch` sequences."""
         self._smallest = min(self._smallest, launch)
 
     def begin(self) -> None:

@@ -57,7 +57,6 @@ class GroupRewards:
         return [replace(sample, reward=reward) for sample, reward in zip(samples, found, strict=True)]
 
     def stats(self) -> dict[str, float]:
-        """Metrics of its own, as in `actors.measures`."""
         return self._object.stats() if hasattr(self._object, "stats") else {}
 
     async def close(self) -> None:

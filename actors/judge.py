@@ -141,7 +141,6 @@ class Judge:
         return reply
 
     def stats(self) -> dict[str, float]:
-        """As in `actors.measures`."""
         names = ("requests", "cached", "failures", "request_tokens", "reply_tokens")
         counted = {f"sum:judge/{name}": float(getattr(self, name)) for name in names}
         return counted | quotient("judge/seconds", self.seconds, self.requests)

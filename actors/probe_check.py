@@ -84,7 +84,6 @@ class ServedProbe:
         )
 
     def close(self) -> None:
-        """Give up a probe that still runs."""
         if self._task:
             self._task.cancel()
             self._task = None

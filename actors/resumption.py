@@ -111,7 +111,6 @@ class Recorder:
 
     @property
     def waits_for_engine(self) -> bool:
-        """A call to the engine is open."""
         return self._open > 0
 
     @property
@@ -123,5 +122,4 @@ class Recorder:
         self._closed = True
 
     async def idle(self) -> None:
-        """Wait until no call to the engine is open."""
         await self._idle.wait()

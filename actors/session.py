@@ -37,7 +37,6 @@ class Session:
         self._said_at = time.monotonic()
 
     async def receive(self) -> None:
-        """Handle the buffer's messages until the process ends."""
         while True:
             self.handle(await self.client.dealer.receive())
 
@@ -68,7 +67,6 @@ class Session:
                 self._on_refused(message.reason)
 
     def renew(self) -> None:
-        """Start a new session."""
         self.welcomed, self._said_at = False, time.monotonic()
         self.worker.hello_again()
         if self.worker.engine.version >= 0:

@@ -91,7 +91,6 @@ class Subscriber:
             self._news.set()
 
     async def run(self) -> None:
-        """Apply versions as they are announced, until the process ends."""
         while True:
             await self._news.wait()
             self._news.clear()

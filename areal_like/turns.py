@@ -64,7 +64,6 @@ class TurnOrder:
             member.go()
 
     def close(self) -> None:
-        """Once all members have ended."""
         os.close(self._news)
 
     def wait(

@@ -76,7 +76,6 @@ class GroupManager:
         return self.store.slots, self.store.entries
 
     def begin(self, batch: int) -> None:
-        """The learner begins, or resumes, at `batch`."""
         self.commit(events.Begin(batch))
         if self.age:
             self.age.begin(self.bound.batch_version(batch))
@@ -255,7 +254,6 @@ class GroupManager:
         return faulty
 
     def finish(self, batch: int) -> None:
-        """The learner has trained `batch`: its groups leave."""
         self.commit(events.Finish(batch))
 
     def _planned_for(self, batch: int) -> Sequence[int]:

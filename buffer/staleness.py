@@ -54,11 +54,9 @@ class Batches:
         return self._firsts[near - self._batch] + (batch - near) * self.usual
 
     def size(self, batch: int) -> int:
-        """Groups of a batch."""
         return self.first(batch + 1) - self.first(batch)
 
     def of(self, slot: int) -> int:
-        """The batch of a slot."""
         if slot >= self._firsts[-1]:
             return self.opened + (slot - self._firsts[-1]) // self.usual
         if slot < self._firsts[0]:

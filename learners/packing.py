@@ -147,7 +147,6 @@ class Columns:
         return self._places[ranges(self._trained_starts[samples], self.trained_counts[samples])]
 
     def trained_tokens(self, samples: np.ndarray) -> int:
-        """Number of trained tokens of the given samples."""
         return int(self.trained_counts[samples].sum())
 
     @property

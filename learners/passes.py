@@ -42,7 +42,6 @@ class Passes:
         self._micro_batch_tokens, self._half, self._experts = micro_batch_tokens, half_matrices, experts
 
     def precision(self) -> torch.autocast:
-        """The context of a forward pass."""
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._half)
 
     def microbatches(self, columns: Columns | None, samples: np.ndarray) -> Iterator[MicroBatch]:

@@ -72,7 +72,6 @@ class Coding:
 
     @classmethod
     def of(cls, section: Any) -> Coding:
-        """From the config's section."""
         return cls(**{each.name: section[each.name] for each in fields(cls)})
 
 

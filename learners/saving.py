@@ -65,11 +65,9 @@ class Saving:
             self._adapters.save(f"{folder}/adapter", adapters)
 
     def save_state(self, folder: Path) -> None:
-        """Write the state that the next train step depends on, except its batch."""
         torch.save(self._optimizer.state_dict(), folder / file_of(self._ranks.rank, self._ranks.count))
 
     def load_state(self, folder: Path) -> None:
-        """Load the state that `save_state` wrote: the same next batch then gives the same bits."""
         file = folder / file_of(self._ranks.rank, self._ranks.count)
         self._optimizer.load_state_dict(torch.load(file, weights_only=True, map_location=self._model.device))
 
@@ -83,5 +81,4 @@ class Saving:
 
 
 def file_of(rank: int, ranks: int) -> str:
-    """The name of a rank's file in a checkpoint."""
     return "learner.pt" if ranks == 1 else f"learner-{rank}-of-{ranks}.pt"

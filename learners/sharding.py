@@ -30,7 +30,6 @@ from learners.logprobs import use_logprob_head
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder's layers, in order."""
     return list(model.get_decoder().layers)
 
 

@@ -59,7 +59,6 @@ class TimedLearner:
         return state
 
     def save(self, folder: str) -> None:
-        """Write the bytes to `folder/weights.bin`."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "weights.bin").write_bytes(next(self._state.tensors())[1].tobytes())
 

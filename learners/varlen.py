@@ -38,7 +38,6 @@ def _how(scale: float | None, window: int | None) -> dict[str, Any]:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Is this a device that the kernel supports?"""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
 
 

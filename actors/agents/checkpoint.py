@@ -61,7 +61,6 @@ class CheckpointServer:
         return await answered(chat, self._reply(chat, number, prompt))
 
     async def _reply(self, chat: chats.Chat, number: int, prompt: np.ndarray) -> chats.ChatReply:
-        """Raises RefusedRequest."""
         try:
             completion = await self._engine.generate(prompt, self._limits(prompt, chat, number), str(number))
         except ValueError as error:

@@ -56,7 +56,6 @@ class Endpoint:
             started.set_exception(error)
 
     def _conversation(self, request: web.Request) -> Conversation:
-        """Raises RefusedRequest."""
         key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if key not in self._conversations:
             why = "this endpoint takes the key of a sample that has not ended, as a bearer token"

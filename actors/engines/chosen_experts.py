@@ -34,7 +34,6 @@ class ChosenExperts:
         return torch.stack([each for each in self._newest if each is not None], 1)
 
     def reserve(self, time: int) -> None:
-        """Make room for sequences of this many tokens."""
         extra = time - self._kept.shape[1]
         if extra > 0:
             more = max(extra, self._kept.shape[1])

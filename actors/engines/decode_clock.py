@@ -65,7 +65,6 @@ class TimedRequest:
 
     @property
     def made(self) -> int:
-        """Tokens in `runs`."""
         return sum([count for _, count in self.runs])
 
 

@@ -73,7 +73,6 @@ def shifted(x: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def refuse_nan(logprobs: np.ndarray) -> None:
-    """Raises RuntimeError if one is not a number."""
     if np.isnan(logprobs).any():
         raise RuntimeError("the model's logits are NaN or infinite: its weights are broken")
 

@@ -243,7 +243,6 @@ class SglangEngine:
         self._busy_since = now if any(server.load for server in self._servers) else None
 
     def abort(self, requests: Iterable[str]) -> None:
-        """End the named requests now; their callers get the tokens so far, with finish "abort"."""
         names = set(requests)
         for call in self._calls:
             if call.name in names:
@@ -271,7 +270,6 @@ class SglangEngine:
     # ---- weights
 
     async def load(self, update: Update) -> None:
-        """Give new weights to all servers; returns when every later token is from the new version."""
         async with self._updating:
             begin, base = monotonic(), self._held.digest
             patch = await asyncio.to_thread(self._held.advance, update)
@@ -324,7 +322,6 @@ class SglangEngine:
             server.ready.set()
 
     async def until_up(self) -> None:
-        """Wait for the first server that accepts requests."""
         await self._pick()
 
     @property

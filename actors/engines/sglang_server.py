@@ -74,7 +74,6 @@ class SglangServer:
         return self._process.pid if self._process else None
 
     def beat(self) -> None:
-        """Note a sign of work."""
         self._quiet = 0.0
 
     async def keep(self, equip: Callable[[SglangServer], Awaitable[None]], timeout: float, restarts: int) -> None:

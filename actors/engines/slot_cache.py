@@ -189,7 +189,6 @@ class PooledCache(SlotCache):
         super().__init__(config, slots, device, dtype, most)
 
     def clear(self) -> None:
-        """Forget every sequence."""
         super().clear()
         self._pool.zero_()  # broken weights may have left NaN
 

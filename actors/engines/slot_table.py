@@ -81,7 +81,6 @@ class SlotTable:
         return len(self.requests)
 
     def add(self, request: SlotRequest) -> int:
-        """Give the request the next slot."""
         slot, prompt, limits = len(self.requests), request.prompt, request.limits
         length, end = len(prompt), len(prompt) + limits.max_tokens
         self._widen(end, len(limits.stop))
@@ -176,7 +175,6 @@ class SlotTable:
 
 
 def whole(request: SlotRequest, finish: Finish) -> Completion:
-    """All that a request has got, over every stay in a slot."""
     tokens, logprobs = ([part[i] for part in request.before] for i in (0, 1))
     none, experts = np.zeros(0), joined_experts(request.experts)
     return Completion(

@@ -101,7 +101,6 @@ class TimedEngine:
             applied.set_result(None)
 
     def abort(self, requests: Iterable[str]) -> None:
-        """End the named requests now; their callers get the tokens of all complete steps, with finish "abort"."""
         names = set(requests)
         self._abort([call for call in self._calls if call.name in names])
 
@@ -116,7 +115,6 @@ class TimedEngine:
         return {**clock.totals, "running": float(len(clock.running)), "waiting": float(len(clock.waiting))}
 
     def progress(self) -> dict[str, int]:
-        """Tokens so far of each request that runs, by name; calls of one name add up."""
         self._advance()
         found: dict[str, int] = {}
         for call in self._clock.running:

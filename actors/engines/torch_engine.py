@@ -157,7 +157,6 @@ class TorchEngine:
         return [Scored("", self.version, [row[: len(n) - 1] for row, n in zip(logprobs, sequences, strict=True)])]
 
     async def load(self, update: Update) -> None:
-        """Apply new weights between two decode steps; returns when every later token is from the new version."""
         if not self._table.requests:
             self._apply(update)
             return
@@ -166,7 +165,6 @@ class TorchEngine:
         await applied
 
     def abort(self, requests: Iterable[str]) -> None:
-        """End the named requests now; their callers get the tokens so far, with finish "abort"."""
         names = set(requests)
         for request in [*self._table.requests, *self._waiting]:
             if request.name in names:
@@ -327,7 +325,6 @@ class TorchEngine:
     # ---- ends
 
     def _end(self, request: SlotRequest, finish: Finish) -> None:
-        """Answer its caller with what the request has; after the step, if one is under way."""
         if self._stepping:
             self._ending.append((request, finish))
         else:

@@ -40,7 +40,11 @@ def _problem(value: object, annotation: ast.expr | None) -> str:
         case ast.Constant(value=str(text)):
             return _problem(value, ast.parse(text, mode="eval").body)
         case ast.BinOp(op=ast.BitOr(), left=left, right=right):
-            return _of_union(annotation, _problem(value, left), _problem(value, right))
+            problems = _problem(value, left), _problem(value, right)
+            if "" in problems:
+                return ""
+            # The range of the branch whose type the value has, rather than both types.
+            return next((problem for problem in problems if _MUST in problem), f"expected {_shown(annotation)}")
         case ast.Subscript(
             value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, ast.Constant(value=str(text))])
         ):
@@ -60,13 +64,6 @@ def _problem(value: object, annotation: ast.expr | None) -> str:
             fits = isinstance(value, _SCALARS[name]) and isinstance(value, bool) == (name == "bool") and value == value
             return "" if fits else f"expected {name}"
     return ""
-
-
-def _of_union(annotation: ast.expr, *problems: str) -> str:
-    """If the value has the type of one branch but lies outside its range, report the range."""
-    if "" in problems:
-        return ""
-    return next((problem for problem in problems if _MUST in problem), f"expected {_shown(annotation)}")
 
 
 def _of_items(values: Sequence[object], inner: ast.expr) -> str:

@@ -110,16 +110,11 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
         chosen = found[f"{kind}.compute_dtype"] = "bfloat16" if half else "float32"
         half = (known[kind].get("compute_dtype") or chosen) == "bfloat16"  # an engine rounds as its learner does
     known["actors"] = {"count": actors.count, "threads": actors.threads}
-    return {key: value for key, value in found.items() if _is_unset(key, known)}
-
-
-def _is_unset(key: str, known: Mapping[str, Mapping[str, object]]) -> bool:
-    kind, _, knob = key.partition(".")
-    return known[kind].get(knob, "") is None
+    places = {key: key.split(".") for key in found}
+    return {key: found[key] for key, (kind, knob) in places.items() if known[kind].get(knob, "") is None}
 
 
 def _slots(config: Config, threads: int, actors: int) -> int:
-    """Per actor."""
     size = int(with_defaults("sizing", config.sizing).get("group_size", 1))
     versions: float = 1 + with_defaults("scheduler", config.scheduler).get("max_staleness", 0)  # may be infinite
     allowed = config.groups_per_batch * size * versions / actors

@@ -227,7 +227,6 @@ def check(kind: str, spec: Mapping[str, object]) -> None:
 
 
 def check_knobs(target: str, path: str, values: Mapping[str, object]) -> None:
-    """Raises ConfigError."""
     _validate_knobs(signature(target), path, path.rpartition(".")[2], values)
 
 
@@ -319,7 +318,6 @@ def target(kind: str, name: str) -> str:
 
 
 def described(kind: str, name: str) -> Signature:
-    """Raises ConfigError."""
     try:
         found = signature(target(kind, name))
         if kind != "loss":

@@ -101,7 +101,6 @@ def with_every_knob(config: Config) -> Config:
 
 
 def select(config: Config, key: str) -> Any:
-    """The value of a dotted key, as plain data."""
     value = OmegaConf.select(cast(DictConfig, config), key)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 

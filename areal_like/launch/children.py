@@ -191,7 +191,6 @@ class Children:
         return False
 
     def _actor_died(self, role: RoleSpec, pid: int, code: int) -> None:
-        """Raises RunFailed."""
         name, (report, error) = self._name(role), self._words.of(role.name, code, self._lives[role.name])
         self._lives[role.name] += 1
         delay = None if code == EXIT_USER_ERROR else self._restarts.delay(role.name)

@@ -23,7 +23,6 @@ class ProcessGroup(subprocess.Popen[bytes]):
     """A role's process, which leads a process group."""
 
     def end(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 

@@ -155,7 +155,6 @@ class RayLauncher(Launcher):
                     )
 
     def _start_hosts(self, roles: list[RoleSpec]) -> None:
-        """One in each place."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

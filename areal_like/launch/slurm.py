@@ -47,7 +47,6 @@ class Submission:
     script: Path
 
     def submit(self) -> str:
-        """Submit; returns the job's id. Raises OSError if sbatch is missing or refuses."""
         return sbatch(self.command[2:], self.environment)
 
     def describe(self) -> str:

@@ -29,7 +29,6 @@ class Routing(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of expert numbers."""
         return np.dtype(np.uint8 if self.experts <= 1 << 8 else np.uint16)
 
     @property

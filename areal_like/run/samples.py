@@ -75,7 +75,6 @@ class Kept(msgspec.Struct, omit_defaults=True):
 
     @property
     def staleness(self) -> int:
-        """In versions."""
         return self.version - min((version for version, _ in self.runs), default=self.version)
 
 

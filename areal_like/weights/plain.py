@@ -118,7 +118,6 @@ def apply_gaps(
 
 
 def apply_mask(bits: np.ndarray, mask: np.ndarray, codes: np.ndarray, big: np.ndarray) -> None:
-    """Step the elements of the mask."""
     _step_at(bits, np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")), codes, big)
 
 

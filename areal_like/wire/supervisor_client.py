@@ -56,7 +56,6 @@ class SupervisorClient:
         self.dealer.send(messages.Stop(drain))
 
     def lost(self, name: str, pid: int, how: str, *, for_good: bool = False, by_itself: bool = False) -> None:
-        """Report a dead process: see `Lost`."""
         self.dealer.send(messages.Lost(name, pid, how[: messages.MAX_TEXT], for_good, by_itself))
 
     def close(self) -> None:
