@@ -1,8 +1,6 @@
 """A program that ends with this process, however that ends: Linux kills it (PR_SET_PDEATHSIG). Its own children have no
 such signal: a guard in their process group kills all that remain in it when its pipe to this process breaks."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

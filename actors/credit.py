@@ -1,7 +1,5 @@
 """Free places of the engine, as the buffer knows them: a sequence counts from its lease until its end is reported."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The way from the held weights to a version: a route of hops per part of the weights, and their bytes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from functools import partial

@@ -10,8 +10,6 @@ as JSON values (`described`), and returns the rewards to train on, one finite nu
 A group whose group reward fails is dropped as "group reward crashed". Answers to a held-out prompt are a group, too.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -2,8 +2,6 @@
 reply is kept, by the content of its request: a resume repeats no request. One that fails after all retries, or brings
 no grade, costs its group ("group reward crashed")."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

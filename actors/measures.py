@@ -2,8 +2,6 @@
 of ended ones; of `part` and `whole`, two such sums, the metric is part ÷ whole; `now` adds up over the present actors;
 `mean` and `max` are over those of them that report it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

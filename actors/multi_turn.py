@@ -1,7 +1,5 @@
 """The workflow of several turns: the model acts, an environment answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any

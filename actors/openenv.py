@@ -1,8 +1,6 @@
 """Environments of OpenEnv, behind their server: `reset` and `step` by its WebSocket protocol, a session per episode.
 Code that a model writes runs in that server, which is responsible for the sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json

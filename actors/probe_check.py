@@ -7,8 +7,6 @@ An alarm is an error in the actor's log, a note in the user's terminal and a fau
 recorded behaviour logprobs are the server's own, so losses still correct for them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

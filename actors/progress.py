@@ -8,8 +8,6 @@ legitimately silent:
     the engine has no `progress`           as long as the call is open: such an engine has to watch itself
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Hands weights on to other actors, as the learner's publisher does: deltas unchanged, once they are verified and
 applied here; whole weights from the replica's bits. While the replica changes, the answer is "later"."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from areal_like.weights.delta import ends_of

@@ -4,8 +4,6 @@ The worker gives each workflow a `Recorder` in place of the engine. If an earlie
 comes from that record. An interrupted call continues at its next token, in the same stream of random numbers
 (`Limits.offset`): one completion made by several versions, as after an update in flight."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """An environment as a workflow sees it: with time limits and checked answers."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

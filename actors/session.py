@@ -7,8 +7,6 @@ earlier agreements are void: the buffer gives the leases to others, and the acto
 finished groups and pushes them until they are acknowledged, in any session: the buffer takes the first push of each.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -5,8 +5,6 @@ asks one source at a time, the nearest first. It leaves a relay, and avoids it f
 has nothing new, or lacks the wanted version. For the publisher it waits, and asks again for missing data.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

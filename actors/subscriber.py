@@ -10,8 +10,6 @@ continues. Overtaken versions are skipped. Each mismatch (a checksum, a base, a 
 to whole weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

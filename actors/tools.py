@@ -5,8 +5,6 @@ A call is text between two marks, by default as Qwen's and Hermes' chat template
 their results, in order (`error: ...` for a failed one); a turn without one is the answer, for the task's verifier.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -6,8 +6,6 @@ interrupted sample: the workflow starts again there, and the earlier answers of 
 at once (`actors.resumption`). So a workflow may depend only on its arguments and those answers.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Estimates from held-out answers: mean rewards, pass@k, and intervals of 95 %. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

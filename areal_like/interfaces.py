@@ -1,7 +1,5 @@
 """The seams between rooms, as Protocols. Any object with these methods fits; inheritance is not needed."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

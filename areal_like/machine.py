@@ -1,7 +1,5 @@
 """Resources of this machine: cores, whether they compute in bfloat16, a GPU. Asks the system, not torch."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Unfinished samples: an interrupted group goes back to the buffer with them, and a later lease brings them along."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from areal_like.types import Completion

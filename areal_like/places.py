@@ -1,7 +1,5 @@
 """Paths of this project's files: next to its packages in a clone, within `areal_like` where it is installed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

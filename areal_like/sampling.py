@@ -3,8 +3,6 @@
 A counter-based generator (splitmix64's finaliser over key + position), so scheduling cannot change the drawn tokens.
 Inverse-CDF sampling turns the one number into a token."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

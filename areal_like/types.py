@@ -5,8 +5,6 @@ Plain dataclasses over NumPy arrays: importable without torch, sglang or ray. Sh
 made the weights (0 = the initial weights). A *run* is `(version, n)`: n consecutive tokens sampled at that version.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple

@@ -1,8 +1,6 @@
 """Checks of what peers send: pushes against leases and published weights. Also ends a run in which all groups fail, or
 whose verifier hangs. No I/O."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -11,8 +11,6 @@ MOST_IN_A_ROW leases, finishes nothing between, and none of its other leases mov
 taken new weights for another timeout.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """What the buffer hands out: leases to actors, within the bound and their free slots, and batches to the learner."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The active groups: each with its stage, slot, lease and payload; and their index by stage, holder and slot."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ holds v. Weights may change while a round is decoded; the result has the version
 a time. A round that falls due meanwhile is skipped, except the final one.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ A record is written as msgpack, [tag, field, ...]; its payload is kept beside it
 If you change a field or its meaning, raise `buffer.segment_file.FORMAT`: an older journal is then refused, not misread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

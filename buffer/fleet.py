@@ -1,7 +1,5 @@
 """All actors together: the totals of their reports (`actors.measures`), and the tree in which weights reach them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean

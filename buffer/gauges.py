@@ -1,7 +1,5 @@
 """What the buffer measures about the flow of groups: for the metrics of each train step and for the final report."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter, defaultdict

@@ -4,8 +4,6 @@ No I/O; time is passed in. All changes go through `GroupManager.commit`, so the 
 crash.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -8,8 +8,6 @@ publisher keeps two.
 A run begins at version 0, or at the checkpoint of a resume. A slot that needs an earlier version gets that one.
 """
 
-from __future__ import annotations
-
 from areal_like.config.conflicts import AGES
 from areal_like.config.registry import ConfigError
 from areal_like.run.checkpoints import is_due

@@ -1,7 +1,5 @@
 """Files for people to read: held-out answers, and finished groups that are not trained."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

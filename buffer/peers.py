@@ -4,8 +4,6 @@ A restarted actor process sends hello under its old name and replaces the old pr
 of is known to `buffer.store` alone. Times are in seconds of `Peers.clock`.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

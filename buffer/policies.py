@@ -12,8 +12,6 @@ Filters: (rewards, lengths, *, knobs) → "" to keep, or a reason. `rewards` and
 entry per sample of a group. A filtered group counts under its reason, and its slot goes to another prompt at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 

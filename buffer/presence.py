@@ -1,7 +1,5 @@
 """Actors that join, fall silent, die, leave or push unfit groups; the start of the run once enough are ready."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 

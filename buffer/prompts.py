@@ -5,8 +5,6 @@ has as many prompts as its ratio; each task has its own epochs. With a sampler (
 determines the task, but the row also depends on recorded results. New rows come in the order of the first epoch.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple

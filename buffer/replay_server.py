@@ -1,8 +1,6 @@
 """Feeds a learner from the journal of an earlier run: the same batches in the same order, without actors. Its run then
 repeats bit for bit on the same machine; or the learner trains another loss on the same trajectories."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

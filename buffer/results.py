@@ -5,8 +5,6 @@ Opening a batch makes all results so far visible, so with rounds the order in wh
 draws. A resume undoes none of these events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

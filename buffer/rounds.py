@@ -1,7 +1,5 @@
 """The scheduler of synchronous training: one round of groups per batch, on the weights of the batch before."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated

@@ -5,8 +5,6 @@ id. So the choice follows from recorded events, and the audit makes it again. A 
 often than they occur in the data: `areal-like ledger` shows this bias.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated

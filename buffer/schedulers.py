@@ -6,8 +6,6 @@ more than a batch has places (`buffer.store`). To write your own, inherit from `
 config as `module:Name`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple

@@ -9,8 +9,6 @@ Mark and checksum fit only this place of this file. `durable`: everything before
 record was written. So an intact record whose `durable` lies beyond a damaged one proves that no crash has torn it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

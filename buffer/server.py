@@ -9,8 +9,6 @@ A message that does not fit the run is refused (WireError) before it has changed
 process, and a resume restores its state from the journal.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 

@@ -4,8 +4,6 @@ Rank 0 is the learner: it alone asks for batches and reports trained ones. A bat
 together; the others fetch their shares over their own connections, again until the batch is trained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -12,8 +12,6 @@ group takes the slot that a rejected or dropped group leaves, so capacity cannot
 The *deadline* of a group with tokens of some version is the first slot that may not hold them (`Bound.deadline`).
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from bisect import bisect_right

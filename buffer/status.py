@@ -1,7 +1,5 @@
 """The state of a run for people, as plain data: its levels, its actors and the waiting roles."""
 
-from __future__ import annotations
-
 import logging
 import math
 

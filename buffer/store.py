@@ -26,8 +26,6 @@ writes it, the store applies it; after a crash `buffer.recovery` applies the sam
 event: admitted = trained + filtered + dropped (by reason) + active.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from areal_like.wire.stored import Extent, Payload, Read, Stored

@@ -3,8 +3,6 @@ publishes the merged model, base + scale · B A, rounded to the published dtype,
 adapters, so actors need not know about LoRA. The learner differentiates the sum before rounding, so on-policy ratios
 are 1 up to that rounding. B starts at 0, so version 0 has the bits that actors start with."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Annotated
 

@@ -9,8 +9,6 @@ A penalty on tokens (KL to a reference in the reward) reaches the first form as 
 the second form token by token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -15,8 +15,6 @@ such copies live for one block of one layer only, and the backward pass makes th
 transformers builds no mask for an attention function with an unknown name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Metrics of a batch that need no model: rewards, lengths, staleness. NumPy only, shared by all learners."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

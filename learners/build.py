@@ -1,7 +1,5 @@
 """Builds the trainer that a config names."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -5,8 +5,6 @@ So a resume continues with the same batches. Every rank takes its share. The fir
 held-out rows, every `eval.every` steps.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

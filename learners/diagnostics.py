@@ -5,8 +5,6 @@ over, nothing waits for the accelerator. A key `NAME/staleness_2` is NAME over t
 (train version − version of the token): 0, 1, 2–3, 4–7 and so on, each named by its lower end.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -5,8 +5,6 @@ KL(student ‖ teacher) on the student's own prefixes is what on-policy distilla
 alone; with `top` it is summed over the teacher's k most likely tokens, as a term of the loss.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Encodes one part of the weights, block by block, while the learner still casts later blocks."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

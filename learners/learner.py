@@ -10,8 +10,6 @@ not depend on how minibatches are cut into micro-batches, up to floating-point s
 the same state give the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal

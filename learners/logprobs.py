@@ -2,8 +2,6 @@
 positions that predict a trained token, some of them at a time, so the logits of a large vocabulary are never all in
 memory; the backward pass computes a piece again. Temperature is applied as in the engines: logits / temperature."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@
 tokens with the same shares and the same denominator.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Annotated, Literal

@@ -8,8 +8,6 @@ and freed, so micro-batches add up in float32. With several ranks each holds mas
 parameter (`learners.sharding`), and copies to and from the parts that FSDP owns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

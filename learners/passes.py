@@ -3,8 +3,6 @@
 Every rank computes its own groups in the same number of micro-batches, because all ranks together gather a sharded
 model's layers; its last ones may be empty."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

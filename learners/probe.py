@@ -7,8 +7,6 @@ weights derived from those received, copies for a kernel, and positions. The lea
 without gradient and random numbers, so no bit of a run depends on it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -2,8 +2,6 @@
 publishes its part of the weights and has its own file in a checkpoint; only for a model folder does rank 0 put the
 parts together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -6,8 +6,6 @@ loss is divided by the denominator of the whole minibatch. Every rank must make 
 passes.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence

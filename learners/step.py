@@ -1,8 +1,6 @@
 """One train step in progress: a batch on the device, the numbers of its tokens, and its metrics. The learner makes one
 per batch and fills it in. It gives losses their `LossBatch` for any of the batch's trained tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A learner without a model, for system experiments: it sleeps for a set time and publishes bytes that change. No
 torch."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 CUDA, in half precision, with heads of at most 256. Everything else is computed in blocks (`learners.attention`), as is
 all attention of a process in which the kernel fails at its first call."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

@@ -4,8 +4,6 @@ It refuses fields that would change how tokens are sampled (behaviour logprobs m
 computes for the same tokens), unless the `Terms` ignore them, and fields that ask for missing features.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 kept, and keys are ignored. A `seed` of the request names its stream of random numbers: the same request gets the same
 answer."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count

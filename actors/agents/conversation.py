@@ -11,8 +11,6 @@ The path to the last turn, by the order of requests, is trained; other turns are
 part of the sample's stream of random numbers, so a repeated request gets another answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from bisect import bisect_left

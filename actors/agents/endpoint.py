@@ -3,8 +3,6 @@
 A bearer token, the sample's key, identifies its agent. A client that hangs up ends its request, and its slot in the
 engine is free at once. The first sample starts the server, which is a task of its event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -9,8 +9,6 @@ Both get the model's URL, a key (it identifies the sample), and the row: `{"mess
   when it ends, when its result is not needed any more, and when the actor exits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

@@ -4,8 +4,6 @@ sample → conversation, with a key ──► the agent, told base URL, key and 
        ◄── the path to the last turn, as one trajectory ◄── reward: the agent's, or the verifier's of the last turn
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence

@@ -1,8 +1,6 @@
 """Notes which experts the routers of the embedded engine's model choose for its running sequences (router replay), when
 a sequence reaches a position: if it is recomputed under new weights, the record of its tokens does not change."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

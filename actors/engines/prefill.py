@@ -1,8 +1,6 @@
 """Fills the KV cache of sequences so that each prompt goes through the model once, however many share it: samples of a
 group when they join, in any later step, and again when a weight update recomputes all. Its last token is not shared."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Iterator
 

@@ -5,8 +5,6 @@ apart. Steps that are large enough to pay for loading numba take compiled kernel
 `batch_invariant` ones: what a slot gets from a kernel does not depend on the others.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ heads, which LLVM unrolls, and a dtype, and kept beside this file or in numba's 
 polynomial that is computed for several positions at once (the coefficients of Cephes' exp2f).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

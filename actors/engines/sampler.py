@@ -1,7 +1,5 @@
 """From logits to tokens and behaviour logprobs, for all sequences of a decode step at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -13,8 +13,6 @@ A request that ended without `abort` (its server died, was replaced, or paused w
 another server, from the returned tokens. Waits for a server that is ready (unblocked by `watch`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import uuid

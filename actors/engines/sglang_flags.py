@@ -1,7 +1,5 @@
 """The arguments of SGLang servers, and the models that they may serve."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from pathlib import Path

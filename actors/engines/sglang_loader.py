@@ -5,8 +5,6 @@ result. Needs torch, NumPy, and only the objects that SGLang passes to it.
 patch the digest of all parameters is compared. `install`, a plugin of SGLang, wraps SGLang's own method (`answered`).
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Sequence

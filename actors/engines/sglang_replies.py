@@ -2,8 +2,6 @@
 default of a server or of a model's folder (`generation_config.json`) cuts the distribution: behaviour logprobs are
 those of softmax(logits / temperature), as the learner computes them."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

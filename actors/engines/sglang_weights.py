@@ -7,8 +7,6 @@ of its weights. Servers read patches and weights from anonymous memory (memfd) o
 server stays paused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import mmap

@@ -8,8 +8,6 @@ Driven by `torch_engine`: `reserve`, then a `begin_...` sets the slots of the ne
 per layer. No value in the tensors is NaN (a masked position has weight 0, and 0 · NaN is NaN): zeros, not empty memory.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

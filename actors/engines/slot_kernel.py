@@ -1,8 +1,6 @@
 """Attention of one new token per slot by PyTorch's flash attention (CUDA, half precision), which reads each sequence
 only as far as it goes. It is compared with the usual attention once per process, before the first use."""
 
-from __future__ import annotations
-
 import logging
 
 import torch

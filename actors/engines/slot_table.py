@@ -4,8 +4,6 @@ Slots 0..n-1 are in use, always: a sequence that leaves is replaced by the last 
 on plain views. Driven by `torch_engine`, which mirrors `remove` in the KV cache.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

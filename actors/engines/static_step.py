@@ -6,8 +6,6 @@ is first needed. Graphs hold addresses: weights are written in place, and keys a
 (`slot_cache.PooledCache`). Rows beyond the running sequences compute on free slots.
 """
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -3,8 +3,6 @@
 The time of a step runs to the begin of the next one, so it includes the work of the process between two; the prefill of
 sequences that join, and weight updates, are not part of it."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The timed engine: takes the time of an accelerator (`actors.engines.decode_clock`), without a model. A busy event
 loop delays the answers, never the simulated accelerator."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Iterable

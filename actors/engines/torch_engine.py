@@ -16,8 +16,6 @@ The step task waits for `_wake` when there is nothing to do; unblocked by `gener
 step or, where `interruptible` is false, of the running sequences (nothing is admitted meanwhile).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Iterable

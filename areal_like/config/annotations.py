@@ -4,8 +4,6 @@ It understands int, float, bool, str, None, Literal, unions, list, tuple, Sequen
 `Annotated[float, "(0, 1]"]` for a number with a range: "[0, 1)" is at least 0 and below 1, "(0, inf)" above 0 and
 finite. No range contains nan; one that ends with "inf]" contains infinity. Other annotations accept every value."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,7 +1,5 @@
 """Settings that contradict one another, though each is valid in isolation: refused before any process starts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from string import Template

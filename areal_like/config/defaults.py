@@ -17,8 +17,6 @@
 A resume or a replay has the same values, except for defaults of learning that its own settings change. Imports no
 torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Held-out prompts in a config: the section `eval`, its sets, and how each of them is rolled out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ then its values. A *choice* is a plain string for a key that has a folder of fil
 changes replaces the inherited one whole, at any depth: knobs of one never reach another. Lists are replaced, never
 joined; interpolations (`${run.seed}`) stay text until the whole tree is there."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ Devices are counted from 0, among those that the starter sees. A rank of the lea
 servers (engine.replicas * engine.tp_size), in the order of the lists. `auto` gives the first devices to the learner and
 the next ones to the actors; a single device is shared. Slurm and Ray choose devices by their number (`Needs`)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ until it is used, and a config is refused in milliseconds. `module:Name` is acce
 To add a component: write it, and add one line to `COMPONENTS`. A yaml in `configs/KIND/` is for a choice that sets more
 than one component's defaults."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

@@ -6,8 +6,6 @@
 overrides, `configs/base.yaml` has the defaults and explains each key. The result is resolved and read-only. No
 torch."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

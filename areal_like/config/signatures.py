@@ -1,8 +1,6 @@
 """The parameters of a function or class, read from its source: nothing is imported. It follows imports from other
 modules, aliases and `functools.partial`, but no other call, and no `import *`."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

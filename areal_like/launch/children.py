@@ -2,8 +2,6 @@
 
 `poll` is called many times a second and never waits; `end` waits for a fixed time, and raises nothing."""
 
-from __future__ import annotations
-
 import logging
 import re
 import signal

@@ -3,8 +3,6 @@
 For debugging, notebooks and tests. Roles run the same code and send the same messages as in separate processes. An
 error of any role ends the run: RunFailed, with that error as its cause."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

@@ -1,7 +1,5 @@
 """Starts a plan as processes of this machine. Each leads a process group, so that its own children end with it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Ends of roles and runs: exceptions for the starter, exit codes in words, and the last lines of logs."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import dataclass
 from pathlib import Path

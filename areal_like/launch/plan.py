@@ -1,7 +1,5 @@
 """Placement as data: which processes a run consists of. Every launcher starts from the same plan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The host of one role on a Ray cluster, in a process of Ray that imports this module and nothing else of the
 project."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ Outside of an allocation, the launcher submits a batch script (`scripts/slurm/tr
 `scripts.train`; the plan's options stand on sbatch's command line. Inside, srun starts each role: it passes on the
 process's exit code, and signals to the process, but keeps SIGTERM for itself, so SIGUSR2 asks processes to end."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,8 +1,6 @@
 """Folders for local sockets: short enough for Unix. The next start removes folders whose owner was killed: the owner
 locks a file in its folder until it ends, so process ids, which may mislead, are not needed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

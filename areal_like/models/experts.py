@@ -4,8 +4,6 @@ learner (rollout routing replay, R3, arXiv 2510.11370).
 uint8 or uint16 [N, layers, k]: k experts per input position in each of the layers that have experts. A token is
 predicted at the position before it, so T tokens have T − 1 such positions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 

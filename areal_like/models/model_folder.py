@@ -1,8 +1,6 @@
 """Checks a model's Hugging Face folder without loading the model: its config, and whether the weights are whole. Of
 each safetensors file only the header is read, and compared with the file's size."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

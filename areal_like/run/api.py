@@ -1,7 +1,5 @@
 """Runs from Python: `train` starts one, and `Run` reads the contents of its folder. No torch."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

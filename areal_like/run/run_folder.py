@@ -3,8 +3,6 @@
 A resume writes its config and record to `RUN/next/`. With the first train step the learner puts them in the place of
 the earlier ones (`note_step`); a start that ends before that leaves the folder's record as it was (`discard`)."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

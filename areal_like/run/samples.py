@@ -7,8 +7,6 @@
 The learner writes the first file, the buffer the others. The first two share `run.samples_bytes`, spread over the run's
 steps. A full disk ends the writing of samples, never the run."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 A file per role, `spans/ROLE.jsonl`, has an object per span: `name`, and `begin` and `end` in seconds since 1970;
 adjacent spans of a name are joined. A full disk ends the recording alone."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

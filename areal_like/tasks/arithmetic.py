@@ -1,7 +1,5 @@
 """Arithmetic: `a + b =` to the digits of the sum, then EOS. No leading zeros; most significant digit first."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import numpy as np

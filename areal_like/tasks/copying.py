@@ -1,8 +1,6 @@
 """Copy and Reverse: repeat the digits of the prompt, forwards or backwards. The prompt is `digits SEP`, as text
 `digits>`; the response is exactly `digits` tokens, and nothing stops it early."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import numpy as np

@@ -7,8 +7,6 @@ The assistant's text and the end of each of its turns are trained; all else is o
 rollout, so reinforcement learning can go on where imitation ends.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import pairwise

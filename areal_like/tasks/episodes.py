@@ -1,7 +1,5 @@
 """Prompts for environments that need none: a row is an episode's seed (`seed_of`); the environment adds its text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated

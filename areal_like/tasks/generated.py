@@ -3,8 +3,6 @@
 A hash of the prompt's *content* chooses the split that it may appear in, and rows are drawn again until theirs allows
 them: the two splits share no prompt, by construction. Within a split a prompt may recur."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """The held-out sets of a run: its own (the first held-out rows of its task, or of each task of a mixture) by `eval.*`,
 and others by name (`eval.sets`): the same rows answered differently, another task, or all rows of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

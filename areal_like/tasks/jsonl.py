@@ -1,7 +1,5 @@
 """Jsonl: prompts and answers from a file with one JSON object per line, for any local tokenizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pkgutil import resolve_name

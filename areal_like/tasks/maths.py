@@ -1,8 +1,6 @@
 """Verifiers of text answers: plain functions `(answer: str, response: str) -> float`, so that they can run in another
 process under a time limit: sympy may never finish on an answer that looks harmless."""
 
-from __future__ import annotations
-
 import logging
 import re
 from decimal import Decimal

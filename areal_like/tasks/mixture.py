@@ -3,8 +3,6 @@
 The rows of a split are those of the first task, then those of the second, and so on; a prompt names its task
 (`Prompt.task`). `buffer.prompts` draws from them by ratio."""
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_right

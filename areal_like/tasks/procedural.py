@@ -3,8 +3,6 @@
 An item follows from (data set, config, index), so only these travel, and the verifier's process makes the item again.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

@@ -3,8 +3,6 @@
 A row's item follows from (seed, split, row); the verifier is the data set's own `score_answer`, in the reward pool.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable, Mapping

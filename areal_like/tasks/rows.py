@@ -1,7 +1,5 @@
 """The rows of a task: read from a file with one JSON object per line; some are held out, the others are trained."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import logging

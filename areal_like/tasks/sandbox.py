@@ -13,8 +13,6 @@ isolation="weak" works everywhere. It is for faulty programs, not for attacks: l
 files, sockets, processes and ctypes, which a program can bypass.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -9,8 +9,6 @@ gives the share of cases that pass. Optional too: `isolation`, and `SandboxLimit
 that is out of time earns 0.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

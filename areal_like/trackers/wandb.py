@@ -1,7 +1,5 @@
 """Weights & Biases. Its own settings count: WANDB_MODE=offline, WANDB_PROJECT, WANDB_API_KEY, WANDB_ENTITY."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

@@ -4,8 +4,6 @@ Per segment the smallest coding is taken: nothing if nothing has changed; gaps a
 steps for more (from about a twelfth); the bits themselves where steps are many and large. NumPy (`weights.plain`) is
 the truth; for large states compiled kernels do the same, which choose from a sample: exact for any choice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

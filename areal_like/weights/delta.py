@@ -3,8 +3,6 @@ part. The head names both versions, their digests and the layout. Steps must be 
 checks that it holds exactly the bits of `base`, and compares digests afterwards. `read` checks everything before
 anything is written: applying cannot fail half-way."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

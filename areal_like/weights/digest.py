@@ -7,8 +7,6 @@ two mixes, and the lanes of parts add up to those of the whole.
 It detects accidents: `mix` is a bijection, so the first lane detects *every* change of a single word; others go
 undetected with chance 2^-128. It is no defence against forged weights: keys decide who may publish (`wire.keys`)."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

@@ -4,8 +4,6 @@ A subscriber names the version that it holds, and gets the shortest route from t
 deltas, or a base snapshot (a copy of the whole weights, made on request when the last one is old) and the deltas after
 it. Each part of the weights has its own history. No sockets; safe for several threads."""
 
-from __future__ import annotations
-
 import threading
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ Why it is fast: it compares 64 elements at once, collects the positions of chang
 so the loops over changes have no unpredictable branch, and prefetches, as hardware does not look beyond a page of 4
 KB."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

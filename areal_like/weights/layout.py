@@ -5,8 +5,6 @@ Tensors with one dimension or few elements are sent as plain bytes. Blocks tile 
 segment begins at a word. Weights that come in parts (`weights.state`) have a layout per part; segments have their
 position in the whole, which the digest needs."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

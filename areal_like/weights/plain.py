@@ -6,8 +6,6 @@ sign-magnitude number are mapped to a whole number that grows with the value, on
 payloads lie beyond the infinities), the difference is taken mod 2^width, and written as a *code*: 0 for -1, 1 for +1, 2
 for -2, and so on. A gap takes a byte, a code half of one; larger ones are escapes, in lists of their own."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from areal_like.weights.digest import lanes_at

@@ -8,8 +8,6 @@ codes (two to a byte), big (as far), body (dense bits). All but the body are com
 `unpack` trusts nothing: the size of every plane follows from the segments and the numbers of changes, a compressed one
 must announce exactly that size, and every position must lie within its segment. Raises DeltaError."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ All parts reach a version together, each by its own route. The replica reads and
 it applies the first. It applies a delta only to the bits that it was made from, and compares the digests of its part
 and of the whole. On a mismatch it raises `Desync`, and holds nothing until it gets whole weights. No I/O."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ them in chunks. `Gone`: a hop is no longer held, ask for the newest version. A p
 instead of the requested one: so a relay that lags still brings others forward. If there is nothing new yet, `Later` is
 repeated until a plan can be made."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ multiple of `ALIGN` bytes, and bytes between two of them are zero. Equal bits me
 A learner of several ranks cuts every tensor by rows (FSDP), and publishes in *parts*: rank r's part has the whole words
 that begin in its shard, so parts tile the weights, and numbers of words (changes, lanes) add up over parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,8 +1,6 @@
 """Copies between main memory and a GPU, by pinned memory, so that they overlap with computing; on a CPU, plain
 copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ The header is `[SCHEMA, kind, message]`; a message that does not fit is refused 
 Two processes whose messages differ have different schemas. A payload is a frame of its own, which the buffer keeps and
 forwards as it came (`areal_like.wire.groups`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 

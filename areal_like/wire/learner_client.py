@@ -1,7 +1,5 @@
 """The client of the buffer for the learner."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

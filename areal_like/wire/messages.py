@@ -3,8 +3,6 @@
 A kind's name on the wire is its class name in lower case. Payloads are separate frames after the message. First come
 the requests of the starter, actors and learner, then the answers of the buffer, then those of sources of weights."""
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal

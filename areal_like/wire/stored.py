@@ -1,7 +1,5 @@
 """A payload in memory, in a file of the journal, or both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The client of the buffer for a process that starts or watches a run."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

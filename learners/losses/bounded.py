@@ -2,8 +2,6 @@
 leaving tokens out of the policy gradient `r A` (M2PO, DPPO). The last three need a token's probability under behaviour
 and current policy only."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

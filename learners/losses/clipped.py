@@ -1,8 +1,6 @@
 """Losses that clip a probability ratio: once the policy has moved far enough, a token has no gradient. A ratio to the
 proximal policy leaves proximal/behaviour to a correction (`learners.losses.corrections`)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

@@ -11,8 +11,6 @@ Masked tokens may hold any value, NaN included: they change neither the loss nor
 no gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial

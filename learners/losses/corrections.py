@@ -7,8 +7,6 @@ all knobs, the others are names for some of their values. A weight over its boun
 *rejected*.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

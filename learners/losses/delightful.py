@@ -2,8 +2,6 @@
 A · surprisal, with surprisal = −log π(token) under the CURRENT policy. The gate passes unlikely successes, and holds
 back failures that are already unlikely."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

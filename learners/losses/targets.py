@@ -3,8 +3,6 @@
 Both normalise over a whole minibatch, so a plan computes their weights (`contract.MinibatchPlan`).
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,8 +1,6 @@
 """Calls a loss once on two tokens before a run begins: one without a gradient would otherwise be found late or never,
 since an entropy bonus or a KL term moves the weights in any case."""
 
-from __future__ import annotations
-
 from bdb import BdbQuit
 from collections.abc import Iterator
 from typing import Any

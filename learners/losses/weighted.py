@@ -2,8 +2,6 @@
 The reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function.
 `sft` is the same with A = 1 on tokens that a task demonstrates."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 
