@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from areal_like.config.registry import ConfigError, as_spec, check, check_knobs
+from areal_like.config.registry import ConfigError, as_spec, check, check_knobs, within
 from areal_like.config.schema import OWN, Config, Knobs
 
 _SET_NAME = re.compile(r"[A-Za-z][\w-]*")
@@ -51,10 +51,8 @@ def task_spec(config: Config, given: str | Mapping[str, object]) -> Knobs:
 
 def check_heldout(config: Config) -> None:
     """Raises ConfigError."""
-    try:
+    with within("eval."):
         check("workflow", heldout_workflow(config))
-    except ConfigError as error:
-        raise ConfigError(f"eval.{error}", f"eval.{error.key}") from None
     own = as_spec(config.eval)
     _check_samples("eval", own)
     members = config.task.get("tasks") or ()
@@ -71,11 +69,9 @@ def check_heldout(config: Config) -> None:
         every, usual = spec.get("every", own["every"]), own["every"]
         if every and (not usual or every % usual):
             raise ConfigError(f"{key}.every: got {every}, expected a multiple of eval.every={usual}", "eval.sets")
-        try:
+        with within(f"{key}.", key):
             _check_task(config, spec.get("task"), list(members))
             check("workflow", heldout_workflow(config, spec.get("workflow")))
-        except ConfigError as error:
-            raise ConfigError(f"{key}.{error}", key) from None
 
 
 def _check_samples(key: str, section: Knobs) -> None:

@@ -7,12 +7,13 @@ until it is used, and a config is refused in milliseconds. `module:Name` is acce
 To add a component: write it, and add one line to `COMPONENTS`. A yaml in `configs/KIND/` is for a choice that sets more
 than one component's defaults."""
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -150,6 +151,15 @@ class ConfigError(UserError):
         self.key = key
 
 
+@contextlib.contextmanager
+def within(prefix: str, key: str = "") -> Iterator[None]:
+    """Put a prefix before the text of a ConfigError, and before its key (or `key` in its place)."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}", key or f"{prefix}{error.key}") from None
+
+
 # Using components
 
 
@@ -258,10 +268,8 @@ def _validate_knobs(found: Signature, prefix: str, name: str, values: Mapping[st
         elif problem := misfit(value, found.knobs[knob].annotation):
             raise ConfigError(f"{path}: {problem}", path)
         elif knob in COMPONENTS:  # it takes a spec of this kind, or just a name
-            try:
+            with within(path.removesuffix(knob), path):
                 check(knob, as_spec(value, knob))
-            except ConfigError as error:
-                raise ConfigError(f"{path.removesuffix(knob)}{error}", path) from None
     missing = [knob for knob, known in found.knobs.items() if known.default is REQUIRED and knob not in values]
     if missing:
         path = f"{prefix}.{missing[0]}"

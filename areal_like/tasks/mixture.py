@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from areal_like.config.registry import ConfigError, as_spec, build, check
+from areal_like.config.registry import ConfigError, as_spec, build, check, within
 from areal_like.interfaces import Task
 from areal_like.types import Prompt
 
@@ -44,7 +44,10 @@ class Mixture:
         workflows: Mapping[str, object] | None = None,
     ):
         check_members({"tasks": tasks, "ratios": ratios, "workflows": workflows})
-        self.members: dict[str, Task] = {name: _built(name, spec, seed) for name, spec in tasks.items()}
+        self.members: dict[str, Task] = {}
+        for name, spec in tasks.items():
+            with within(f"task.tasks.{name}: ", "task.tasks"):
+                self.members[name] = build("task", as_spec(spec), seed)
         self.ratios = smallest_ratios({name: (ratios or {}).get(name, 1) for name in tasks})
         self.workflows = dict(workflows or {})
         first, *others = self.members
@@ -96,14 +99,6 @@ class Mixture:
             found.save_tokenizer(folder)
 
 
-def _built(name: str, spec: str | Mapping[str, object], seed: int) -> Task:
-    try:
-        task: Task = build("task", as_spec(spec), seed)
-        return task
-    except ConfigError as error:
-        raise ConfigError(f"task.tasks.{name}: {error}", "task.tasks") from None
-
-
 def check_members(knobs: Mapping[str, object]) -> None:
     """Check a mixture's knobs, as far as their text allows. Raises ConfigError."""
     tasks = knobs.get("tasks")
@@ -131,10 +126,8 @@ def check_members(knobs: Mapping[str, object]) -> None:
 def _check_one(kind: str, key: str, spec: object) -> None:
     if not isinstance(spec, str | Mapping):
         raise ConfigError(f"{key}: want {{name: ..., knobs}}, got {spec!r}", key)
-    try:
+    with within(f"{key}: ", key):
         check(kind, as_spec(spec))
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}", key) from None
 
 
 def smallest_ratios(ratios: Mapping[str, object]) -> dict[str, int]:
