@@ -132,10 +132,6 @@ class Group:
     seconds: float = 0.0
     actor: str = ""
 
-    @property
-    def oldest_version(self) -> int:
-        return min(sample.oldest_version for sample in self.samples)
-
 
 class Lease(NamedTuple):
     """The right and the duty of one actor to roll out one prompt.

@@ -77,8 +77,9 @@ class Load(NamedTuple):
 
 
 class DecodeClock:
-    """At most `slots` sequences run, others wait, first in, first out. `interruptible` False: an update waits for the
-    running sequences. `totals`: running totals, in simulated seconds."""
+    """At most `slots` sequences run, those in `waiting` wait, first in, first out; call `advance` once after all that
+    are added at one time. `interruptible` False: an update waits for the running sequences. `totals`: running totals,
+    in simulated seconds."""
 
     def __init__(self, cost: DecodeCost, slots: int, *, interruptible: bool = True):
         self.cost, self.slots, self._interruptible = cost, slots, interruptible
@@ -91,10 +92,6 @@ class DecodeClock:
         self._loads: deque[Load] = deque()
         self._applied: deque[tuple[float, Callable[[], None]]] = deque()  # to be called at their time
         self.totals = dict.fromkeys(TOTALS, 0.0)
-
-    def submit(self, request: TimedRequest) -> None:
-        """Queue a sequence. Call `advance` once after all submissions of one time."""
-        self.waiting.append(request)
 
     def load(self, load: Load) -> None:
         """Queue an update. Call `advance` before and after."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from areal_like.models.experts import joined_experts
-from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits, Runs
 
 NO_TOKEN = -1
@@ -109,12 +108,8 @@ class SlotTable:
         n = len(self.requests)
         return self.tokens[self._rows[:n], self.lengths[:n] - 1]
 
-    def draws(self) -> np.ndarray:
-        """float64 [n]: the uniform number that decides each sequence's next token."""
-        return uniforms(*self.stream())
-
     def stream(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys uint64 [n] and positions int64 [n] of those numbers."""
+        """Keys uint64 [n] and positions int64 [n] of the uniform numbers that decide each sequence's next token."""
         n = len(self.requests)
         return self._keys[:n], self.lengths[:n] + self._shifts[:n]
 

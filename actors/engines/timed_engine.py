@@ -69,7 +69,7 @@ class TimedEngine:
             self._advance()
             loop.call_soon(self._advance)  # once for all that come in this turn of the loop
         self._calls[call] = limits, future
-        self._clock.submit(call)
+        self._clock.waiting.append(call)
         try:
             return await future
         except asyncio.CancelledError:

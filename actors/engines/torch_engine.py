@@ -39,6 +39,7 @@ from actors.engines.step_costs import StepCosts
 from areal_like.config.defaults import SLOTS
 from areal_like.interfaces import Scored
 from areal_like.models.causal_lm import write_state
+from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.replica import Update
 
@@ -318,7 +319,7 @@ class TorchEngine:
         if self._chosen:
             self._chosen.decoded(lengths, self._chosen.newest().cpu().numpy())
         temperatures = table.temperatures[:n]
-        return sample(logits, temperatures, table.draws() if temperatures.any() else None)
+        return sample(logits, temperatures, uniforms(*table.stream()) if temperatures.any() else None)
 
     # ---- ends
 

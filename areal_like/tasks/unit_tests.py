@@ -12,6 +12,7 @@ that is out of time earns 0.
 import json
 import math
 import re
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -48,15 +49,10 @@ def same(value: object, expected: object) -> bool:
     if isinstance(value, dict) and isinstance(expected, dict):
         return value.keys() == expected.keys() and all(same(value[key], expected[key]) for key in value)
     if isinstance(value, int | float) and isinstance(expected, int | float) and float in (type(value), type(expected)):
-        return value == expected or _is_close(value, expected)
-    return bool(value == expected)
-
-
-def _is_close(value: float, expected: float) -> bool:
-    try:
-        return math.isclose(value, expected, rel_tol=1e-9)
-    except OverflowError:  # an int beyond all floats
+        with suppress(OverflowError):  # an int beyond all floats
+            return value == expected or math.isclose(value, expected, rel_tol=1e-9)
         return False
+    return bool(value == expected)
 
 
 def _checked(tests: str) -> dict[str, Any]:

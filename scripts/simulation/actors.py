@@ -238,7 +238,7 @@ class SimulatedActor:
         sample = _Sample("", length, whole <= group.longest, begins, self._decoded, group.prompt + made)
         sample.group, sample.index, sample.key, sample.right, sample.before = group, index, key, right, before
         if length > 0:
-            self.engine.submit(sample)
+            self.engine.waiting.append(sample)
         else:  # it was complete, but not yet verified
             self.timeline.at(begins, self._decoded, sample, "stop" if sample.stops else "length")
         return sample

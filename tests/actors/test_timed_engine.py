@@ -196,7 +196,7 @@ def test_prompts_cost_their_prefill():
     clock, ends = DecodeClock(DecodeCost(base=1.0, prefill=0.5), slots=4), {}
     for name, prompt, length in (("a", 4, 2), ("b", 2, 3)):
         ended = lambda request, finish: ends.update({request.name: (clock.now, finish, request.made)})  # noqa: E731
-        clock.submit(TimedRequest(name, length, True, 0.0, ended, prompt))
+        clock.waiting.append(TimedRequest(name, length, True, 0.0, ended, prompt))
     while (due := clock.due()) < math.inf:
         clock.advance(due)
     assert ends == {"a": (5.0, "stop", 2), "b": (6.0, "stop", 3)}  # 3 s of prefill, then the steps

@@ -54,7 +54,7 @@ async def poisoning(engine, reward, prompt, limits, request):
     from actors.workflows import single_turn
 
     def poison(group) -> None:
-        if group.oldest_version >= 2 and not os.environ.get("POISONED"):
+        if min(sample.oldest_version for sample in group.samples) >= 2 and not os.environ.get("POISONED"):
             os.environ["POISONED"] = "yes"
             sample = group.samples[-1]
             sample.tokens = np.concatenate([sample.tokens[:-1], np.array([BAD_TOKEN], np.int32)])
