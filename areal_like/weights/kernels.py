@@ -18,13 +18,14 @@ from numba.core.typing import BaseContext as TypingContext
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
+from areal_like.weights.digest import LOW, A, B, K
+from areal_like.weights.plain import ESCAPE_CODE, ESCAPE_GAP
+
 _AHEAD = 512
 """Bytes to prefetch."""
 _TILE = 4096
 """Elements per tile: compared, or applied, in one pass."""
-_ESCAPE_GAP, _ESCAPE_CODE = 255, 15
-_K, _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_LOW, _ONE = np.uint64(0xFFFFFFFF), np.uint64(1)
+_ONE = np.uint64(1)
 
 Array = np.ndarray
 F = TypeVar("F", bound=Callable[..., object])
@@ -105,9 +106,9 @@ def _changes(old: Array, new: Array, at: int) -> np.uint64:
 def _mixed(x: np.uint64) -> np.uint64:
     """As `digest.mixed`, of a word that its position times K was added to."""
     x ^= x >> np.uint64(30)
-    x *= _A
+    x *= A
     x ^= x >> np.uint64(27)
-    x *= _B
+    x *= B
     return x ^ (x >> np.uint64(31))
 
 
@@ -120,9 +121,9 @@ def _count(words: Array, first: int, width: int, places: Array, n: int, sign: in
         at = places[k] >> shift
         if at != last:
             last = at
-            x = _mixed(words[at] + np.uint64(first + at) * _K)
+            x = _mixed(words[at] + np.uint64(first + at) * K)
             one += x
-            two += (x & _LOW) * (x >> np.uint64(32))
+            two += (x & LOW) * (x >> np.uint64(32))
     factor = np.uint64(sign)
     lanes[0] += factor * one
     lanes[1] += factor * two
@@ -131,12 +132,12 @@ def _count(words: Array, first: int, width: int, places: Array, n: int, sign: in
 @compiled
 def sweep(words: Array, first: int) -> Array:
     one, two = np.uint64(0), np.uint64(0)
-    offset = np.uint64(first) * _K
+    offset = np.uint64(first) * K
     for i in range(words.size):
         x = _mixed(words[i] + offset)
-        offset += _K  # adding up lets the compiler use vectors
+        offset += K  # adding up lets the compiler use vectors
         one += x
-        two += (x & _LOW) * (x >> np.uint64(32))
+        two += (x & LOW) * (x >> np.uint64(32))
     lanes = np.empty(2, np.uint64)
     lanes[0], lanes[1] = one, two
     return lanes
@@ -196,14 +197,14 @@ def encode_gaps(  # noqa: PLR0913
         for j in range(n):
             gap = places[j] - before - 1
             before = places[j]
-            gaps[k + j] = min(gap, _ESCAPE_GAP)
-            far[f] = gap - _ESCAPE_GAP
-            f += gap >= _ESCAPE_GAP
+            gaps[k + j] = min(gap, ESCAPE_GAP)
+            far[f] = gap - ESCAPE_GAP
+            f += gap >= ESCAPE_GAP
         for j in range(n):
             code = _step(old[places[j]], new[places[j]], width)
-            codes[c + j] = min(code, _ESCAPE_CODE)
+            codes[c + j] = min(code, ESCAPE_CODE)
             big[b] = code
-            b += code >= _ESCAPE_CODE
+            b += code >= ESCAPE_CODE
         k, c = k + n, c + n
         if first >= 0:
             _count(new_words, first, width, places, n, 1, sums)
@@ -228,9 +229,9 @@ def encode_mask(old: Array, new: Array, mask: Array, codes: Array, big: Array, f
             i = np.int64(at) + np.int64(_lowest(bits))
             bits &= bits - _ONE
             code = _step(old[i], new[i], width)
-            codes[c] = min(code, _ESCAPE_CODE)
+            codes[c] = min(code, ESCAPE_CODE)
             big[b] = code
-            b += code >= _ESCAPE_CODE
+            b += code >= ESCAPE_CODE
             c += 1
     changes: int = c - fill[2]
     fill[2], fill[3] = c, b
@@ -247,7 +248,7 @@ def apply_gaps(
         n = min(_TILE, gaps.size - start)
         for k in range(n):
             gap = np.int64(gaps[start + k])
-            if gap == _ESCAPE_GAP:
+            if gap == ESCAPE_GAP:
                 gap += np.int64(far[f])
                 f += 1
             i += gap + 1
@@ -257,7 +258,7 @@ def apply_gaps(
             _count(words, first, width, places, n, -1, lanes)
         for k in range(n):
             code = np.int64(codes[start + k])
-            if code == _ESCAPE_CODE:
+            if code == ESCAPE_CODE:
                 code = np.int64(big[b])
                 b += 1
             bits[places[k]] = _stepped(bits[places[k]], code, width)
@@ -275,7 +276,7 @@ def apply_mask(bits: Array, mask: Array, codes: Array, big: Array) -> None:
             left &= left - _ONE
             code = np.int64(codes[k])
             k += 1
-            if code == _ESCAPE_CODE:
+            if code == ESCAPE_CODE:
                 code = np.int64(big[b])
                 b += 1
             bits[i] = _stepped(bits[i], code, width)

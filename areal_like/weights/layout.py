@@ -17,8 +17,6 @@ from areal_like.weights.state import TensorSpec, spans
 
 MIN_COUNT = 4096
 """Below this many elements a tensor gets no coding of its own."""
-BITS_OF: dict[int, type] = {8: np.uint8, 16: np.uint16, 32: np.uint32}
-"""Width in bits → NumPy type."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Segment:
         return words[self.start // 8 : self.stop // 8]
 
     def bits(self, buffer: np.ndarray) -> np.ndarray:
-        return buffer[self.start : self.start + self.nbytes].view(BITS_OF[self.width])
+        return buffer[self.start : self.start + self.nbytes].view(f"u{self.width // 8}")
 
 
 @dataclass(frozen=True)
