@@ -463,8 +463,8 @@ def check_partial(
     """Raises WireError unless the head's numbers agree, also with the payload, which passes `check_columns`."""
     name, made = f"partial group {head.id}", versions_of(head)
     sizes = _partial_sizes(head)
-    if not is_shape(head.experts) or (head.experts == NONE and sizes.positions):
-        raise WireError(f"{name}: experts of the shape {head.experts} at {sizes.positions} positions")
+    if not is_shape(head.experts):
+        raise WireError(f"{name}: experts of the shape {head.experts}")
     if sizes.bytes != len(payload):
         raise WireError(f"{name}: the payload's size is not that of its samples")
     if any(index not in made or not fits_float32(score) for index, _, score in head.scores):
