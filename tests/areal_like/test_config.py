@@ -199,9 +199,10 @@ def test_a_wrong_value_is_refused_in_one_line_with_its_key(key: str, overrides: 
 
 def test_a_refusal_says_where_the_value_came_from(folder: Path) -> None:
     write(folder, "mine.yaml", extends="base", scheduler={"max_staleness": 3}, learner={"lrr": 1})
-    for argv, origin in ((["mine"], r"mine\.yaml"), (["base", "learner.lrr=1"], "command line")):
+    cases = {"mine": r"mine\.yaml", "base learner.lrr=1": "command line", "base eval.workflow.turns=3": "command line"}
+    for argv, origin in cases.items():
         with pytest.raises(ConfigError, match=rf"\[from {origin}\]"):
-            load(argv)
+            load(argv.split())
 
 
 @pytest.mark.parametrize(
