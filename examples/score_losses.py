@@ -8,8 +8,6 @@ left in the optimizer's buffer. Prints the norm of each loss's gradient, the nor
 its variance, and the cosines between losses. A CPU is enough for small models.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

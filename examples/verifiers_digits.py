@@ -6,8 +6,6 @@
 `kind`: single (say the digits again), turns (say each digit that is shown, turn by turn), tools (ask a tool for a sum).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import verifiers as vf

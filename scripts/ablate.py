@@ -4,8 +4,6 @@ Checks the study and the config of every possible run, tunes if the study asks f
 `results.csv`, `results.md` and `curves.png`. The same command again continues: finished runs stay, killed ones resume.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

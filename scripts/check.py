@@ -6,8 +6,6 @@ does not hold. `--kind loss ppo` checks a shipped component. From a test: `areal
 AssertionError.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

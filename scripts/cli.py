@@ -3,8 +3,6 @@
 `areal-like train quickstart mode=sync` is `python -m scripts.train quickstart mode=sync` of a clone.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -6,8 +6,6 @@ runs in it, an ablation's for instance, stands for its runs. `areal-like eval A 
 prompt.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ Type, default, range and meaning are read from the code and from `configs/base.y
 `--markdown FILE` writes all parts (`docs/config.md`).
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

@@ -5,8 +5,6 @@ then leases. An actor that leaves gently (Ctrl-C, SIGTERM) hands its partial gro
 killed, its leases go to others. Ends when the run does; with --wait it waits until the run starts or resumes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

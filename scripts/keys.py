@@ -4,8 +4,6 @@ A run on TCP without named keys makes its own (`keys/` in the run folder). Make 
 for machines that do not see the run folder; keep it outside of the run folders. `wire/keys.py` describes its files.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

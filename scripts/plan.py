@@ -5,8 +5,6 @@ sync with tail batching, and async with several bounds. Prints the best plans an
 config of the first.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

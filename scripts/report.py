@@ -5,8 +5,6 @@ new. The texts of the model and of the user are in the data alone, as JSON in wh
 policy (Content-Security-Policy) lets it load nothing, and run only the scripts that were put in here.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -5,8 +5,6 @@ them, in versions (green: 0, yellow, red); tokens that are not trained are dim. 
 dropped sample. The samples are in RUN/samples (`areal_like.run.samples`); `run.samples_bytes` bounds them.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys

@@ -4,8 +4,6 @@ The buffer is the production code; actors and learner are modelled. Costs come f
 train steps or more (`--costs-from`), or from the config where engine and learner are timed.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

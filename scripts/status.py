@@ -4,8 +4,6 @@ Shows waiting processes, staleness, the ledger, each actor's version and work, a
 Any number of these may run at once; nothing in the run waits for them. For a finished run it shows the summary.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys

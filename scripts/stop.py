@@ -4,8 +4,6 @@ Without --drain the learner stops at its next batch and writes a checkpoint; the
 run trains all admitted groups, and only as many new ones as complete the last batch. Then it ends as a complete run
 does: checkpoint, last evaluation, summary."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -7,8 +7,6 @@ An actor generates, evaluates (held-out prompts), or has an update of its weight
 publishes, or writes a checkpoint. The rest is waiting: for another process, or for the disk.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny random checkpoints as Hugging Face folders, with tokenizer and chat template, as the tests write them."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes of a test, forked from the fork server of the test session, so that none imports torch again."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

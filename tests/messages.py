@@ -1,7 +1,5 @@
 """Valid messages of every kind, for tests of what reads them."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -4,8 +4,6 @@
 ends when all processes have written a file there. They run until then: no two of them can have had the same device one
 after the other."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

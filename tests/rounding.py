@@ -7,8 +7,6 @@ Two kinds of claim:
   (AdamW makes a move of size lr out of any gradient above its `eps`, and so out of the rounding of a zero.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

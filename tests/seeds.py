@@ -1,8 +1,6 @@
 """Where numerical tests get their random numbers. `AREAL_TEST_SEED=7 python -m pytest tests/learners` gives all of them
 other ones: what holds for one draw alone is no property of the code. Child processes inherit it."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The documentation as a site: it builds, its links resolve, and it loads nothing from a network."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`docs/extending.md`: its snippets form one module in a user's folder, and its commands run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

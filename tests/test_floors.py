@@ -1,7 +1,5 @@
 """The floors of the house, read from every module's source: who may import whom, and where the mode may be named."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib

@@ -3,8 +3,6 @@
 Software receives, reports, exits, requires; a noun replaces a clause that stands for one; 0.95, not .95.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -5,8 +5,6 @@ the last one by then. Tuning prefers low values with `better: lower`, the defaul
 target, or has no such key, has no number.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from functools import cached_property

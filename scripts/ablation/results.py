@@ -1,7 +1,5 @@
 """Turns finished runs into `results.csv`, `results.md` and `curves.png`. Works at any time; lists missing runs."""
 
-from __future__ import annotations
-
 import csv
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ at a time divide the machine's GPUs: a run counts devices from 0 among those tha
 is started with its own in CUDA_VISIBLE_DEVICES. Slurm and Ray choose devices.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

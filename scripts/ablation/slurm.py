@@ -7,8 +7,6 @@ again and resumes. A task may make several runs of a list, which is named by its
 when they start, so a later submission leaves it alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

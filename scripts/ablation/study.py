@@ -3,8 +3,6 @@
 A run's name ends in a hash of its config: a changed study keeps the runs that are still in it.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

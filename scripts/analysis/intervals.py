@@ -1,8 +1,6 @@
 """Statistics of repeated runs: means with bootstrap intervals, markdown tables. A missing number (None or NaN: a failed
 run, a target never reached) is left out and counted."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Sequence

@@ -9,8 +9,6 @@ Metrics: `tcp_over_raw_zmq`, `tcp_over_ray_queue`, `tcp_over_mp_queue`, `same_ho
 `ack_p99_ms` (push to acknowledgement under full load), and trajectories per second of each path.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import multiprocessing

@@ -8,8 +8,6 @@ gather; XOR and zstd level 1. Metrics: `ratio_1pct`, `ratio_01pct` (full ÷ delt
 `apply_over_memcpy` (1 %, with the digest), and for every contender `CONTENDER_DENSITY_{ratio,encode,apply}`.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Any

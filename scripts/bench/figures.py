@@ -1,7 +1,5 @@
 """Common parts of benches: `--json FILE`, a line per metric, runs, random batches, fastest of several rounds, TRL."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

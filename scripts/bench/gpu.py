@@ -15,8 +15,6 @@ update     12 updates of 1 % of the elements while 8 sequences run: `update_seco
 one_card   `configs/bench/one_card.yaml`, trained samples per second with η = 2 over sync: `async_over_sync`
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -9,8 +9,6 @@ clipping and AdamW count, with the fastest `per_device_train_batch_size`. Metric
 `step_over_trl`, `*_tokens_per_second` (of real input tokens), `*_peak_bytes`.
 """
 
-from __future__ import annotations
-
 import resource
 import tempfile
 from collections.abc import Callable

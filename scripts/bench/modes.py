@@ -9,8 +9,6 @@ Metrics: `MODE_SCENARIO` (samples per second), `MODE_over_sync_SCENARIO`, `tail_
 "rounds"; `sagc_straggler_share` and `sagc_budget` of SAGC's controller alone under drifting lengths.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

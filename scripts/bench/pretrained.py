@@ -11,8 +11,6 @@ Metrics: `async_over_trl`, `sync_over_trl` (TRL's seconds over ours), `*_seconds
 `computed_over_unique`: tokens that all of the learner's forward passes computed for a batch, over its unique ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ below 1, are differences; the others are relative. Metrics: `samples_error_max`,
 (largest of all settings); with `--actors-10000`: `actors_10000_minutes`, `actors_10000_gb`.
 """
 
-from __future__ import annotations
-
 import resource
 import tempfile
 import time

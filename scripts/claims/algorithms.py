@@ -4,8 +4,6 @@ Learners share no parameters, so the gradient of the sum of their losses is each
 over tokens sees all learners as one batch; a loss's plan over a minibatch is made per learner.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial

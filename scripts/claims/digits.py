@@ -9,8 +9,6 @@ actor's weights are exactly D steps old. Error: share of images whose most likel
 share of samples that have a gradient.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import deque
 from collections.abc import Sequence

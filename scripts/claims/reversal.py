@@ -10,8 +10,6 @@ faults of the actor (magnitudes are not the paper's). H = 10; rates are tuned wi
 with all four at once. `--terminal`: no frictions, reward 1 for an answer without a mistake, H = 7 to 10.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import deque
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ of failures* is Σ over wrong arms of π_b(arm) · |gradient across ∇π*|²; t
 with ∇π*. The actor is the learner, or stale: still uniform.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Row l of every tensor belongs to learner l, and rows never mix: a stack of learn
 alone, up to rounding.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

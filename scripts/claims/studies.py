@@ -1,7 +1,5 @@
 """A study tunes every algorithm's learning rate on one grid and measures it with fresh seeds."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Checks arguments of commands before any work: a refusal is one sentence and exit code 2."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

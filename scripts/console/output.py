@@ -1,7 +1,5 @@
 """Output of commands: a console, tables, JSON files."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What ends a command or its output: signals, which it takes when it can; a reader of its output that is gone."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

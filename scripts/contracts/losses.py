@@ -1,7 +1,5 @@
 """The contract of losses (`learners.losses.contract`), as checks on made-up input."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Runs in progress: finds the buffer of a run folder and talks to it, for `status`, `stop` and `join`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ A tracker that fails is reported once and then no longer used. A slow one gets `
 can stop or slow a run.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Everything the page shows of a run, as data for JSON; read from the run's folder, also during the run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

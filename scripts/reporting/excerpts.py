@@ -3,8 +3,6 @@
 Sample files may be many times larger than a page. They are read twice: to choose, and to take the chosen ones.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

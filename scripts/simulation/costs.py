@@ -3,8 +3,6 @@
 They come from the config's timed parts (`of_timed`), from a file (`read`), or are fitted to a run (`fitted`), from its
 metrics and the sums of its actors (`actors.engines.step_costs`)."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

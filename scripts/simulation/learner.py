@@ -1,7 +1,5 @@
 """A modelled learner: it asks for batches, takes the time of a train step, publishes. See `learners.main`."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A whole run in virtual time: the production buffer with modelled peers. Figures of it, and of a real run."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import math

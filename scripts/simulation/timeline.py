@@ -1,7 +1,5 @@
 """Virtual time: events in order, the wire between the buffer and its peers, and the turns of the buffer."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

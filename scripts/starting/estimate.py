@@ -6,8 +6,6 @@ the tensors that autograd keeps: within a tenth of what torch's allocator gives 
 precision, FSDP and runtimes are not measured.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The GPUs of this machine, asked of CUDA or stated by the user, and the placement that they allow."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Checks before any process starts, of the machine, files and tasks: `areal_like.config` has checked the values."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """A task of products and a desk calculator as its environment. A turn that ends with `=` is a call, which the desk
 answers with its display, `00408|`; a turn that ends with `|` is the answer."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from actors.tools import calculator

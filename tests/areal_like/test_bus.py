@@ -1,7 +1,5 @@
 """Sockets over real files and ports: nothing is lost or reordered, bad messages are refused."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

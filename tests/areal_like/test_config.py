@@ -1,7 +1,5 @@
 """Config files, overrides, the checks of values and between keys, and saved configs."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Knobs that are not set: their values, by the trained model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Forked processes behave as if started with `python -m`, and share one server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

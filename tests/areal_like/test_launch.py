@@ -1,7 +1,5 @@
 """The local launcher and its roles, with real processes: restarts, printed lines, and remains."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

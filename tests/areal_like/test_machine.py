@@ -1,7 +1,5 @@
 """Cores and number formats, as the system reports them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

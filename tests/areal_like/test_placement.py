@@ -1,7 +1,5 @@
 """The plan of devices: assignments, refusals, and that real processes see only their own devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Ray clusters that answer, refuse, or stay silent, each played by a process; and nodes that do not answer."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import subprocess

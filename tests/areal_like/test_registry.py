@@ -1,7 +1,5 @@
 """The registry against Python itself: the knobs read from source are those of `inspect`, and of a call."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from pathlib import Path

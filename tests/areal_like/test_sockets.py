@@ -1,7 +1,5 @@
 """Folders for local sockets: their paths are short enough, and those of dead owners are removed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,8 +1,6 @@
 """Frames with anything wrong in them are read as a message whose numbers agree, or refused with a `WireError`; reading
 takes memory in proportion to the received bytes."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The embedded engine with a switch that hangs it: `engine.name=tests.chaos.hanging:HangingEngine`."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Faults at random moments in one run: the ledger holds, each group is trained once, and the final weights are those of
 an undisturbed run over the recorded batches. `CHAOS=10 python -m pytest tests/chaos` makes ten times as many."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

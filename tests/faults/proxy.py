@@ -9,8 +9,6 @@ It runs in a thread of the test. A link's owner is the process that has its othe
            has forgotten it)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

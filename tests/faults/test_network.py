@@ -4,8 +4,6 @@ The engine and the learner are timed ones (no torch), evaluations go on all the 
 of each kind to lose.
 """
 
-from __future__ import annotations
-
 import random
 import socket
 import time

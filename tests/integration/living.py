@@ -1,7 +1,5 @@
 """A live run in its own folder, with all of its processes: to be watched, killed and started again."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

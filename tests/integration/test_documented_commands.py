@@ -1,7 +1,5 @@
 """Every command in the README and the docs: it runs here, scaled down, or in the test that `ELSEWHERE` names."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

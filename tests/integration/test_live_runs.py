@@ -1,7 +1,5 @@
 """Runs that are inspected, joined, stopped and drained from outside, with real processes."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

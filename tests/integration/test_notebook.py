@@ -1,7 +1,5 @@
 """The notebook of the docs runs from top to bottom."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

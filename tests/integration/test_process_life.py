@@ -3,8 +3,6 @@
 The engine and the learner are the timed ones (no model, no torch), so that a run takes a second or two.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

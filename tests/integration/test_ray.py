@@ -1,7 +1,5 @@
 """Real Ray: a cluster of a few nodes on this machine, runs that `launcher=ray` places on it, and deaths of parts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

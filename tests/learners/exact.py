@@ -2,8 +2,6 @@
 and rotary angles go through float32 in a model of any dtype; here they do not. Two orders of summation then differ by
 1e-16 of the terms, far below AdamW's `eps`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel

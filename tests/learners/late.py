@@ -4,8 +4,6 @@ not come.
 python -m tests.learners.late RANK FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -6,8 +6,6 @@ leaves in FOLDER/RANK.pt, by way of making: metrics of a train step, the digests
 rank 0 of the weights after it.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from functools import partial

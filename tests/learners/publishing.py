@@ -6,8 +6,6 @@ Rank 0 trains and publishes as `learners.main` does, and has beside it the truth
 step. What it has seen is left in FOLDER/found.json. The other ranks follow until they are ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

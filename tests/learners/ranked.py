@@ -5,8 +5,6 @@
 trains these of `CASES` and leaves the result in FOLDER/RANK.pt.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil

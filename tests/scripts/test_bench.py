@@ -1,7 +1,5 @@
 """Every bench at its smallest size: it ends, and writes the metrics that others read; their values are not checked."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial

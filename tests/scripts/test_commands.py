@@ -1,7 +1,5 @@
 """Every module of `scripts` as a command: quick help, refusals before any work, a clear end."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

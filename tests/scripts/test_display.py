@@ -1,7 +1,5 @@
 """The display of `train`: the facts of `metrics.jsonl`, complete at any width, and nothing twice."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The dry run's estimate against published sizes and the memory of a small run; what fits a card of 80 GB."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

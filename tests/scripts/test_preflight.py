@@ -1,7 +1,5 @@
 """Checks before a run starts, of devices, packages, functions, files and addresses: each refusal names its key."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The report as a file: its content, what cannot break out of it, its size."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

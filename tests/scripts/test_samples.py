@@ -1,7 +1,5 @@
 """Samples in the terminal: any text of the model, any filter of the user, any place of the task."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line of `scripts.train`, up to the point where processes would start."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

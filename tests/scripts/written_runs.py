@@ -1,7 +1,5 @@
 """Run folders as runs leave them, written by the classes that runs use, without a run."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs, ablations and faults on a real Slurm cluster of three nodes on this machine (`tests.slurm.cluster`)."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import os

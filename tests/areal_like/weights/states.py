@@ -1,7 +1,5 @@
 """Random weights and changes to them, for the tests of this folder."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from areal_like.weights import digest as compiled

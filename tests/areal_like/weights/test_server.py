@@ -1,7 +1,5 @@
 """Answers of a server of weights, over a real socket; the served weights are made up."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator
