@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from areal_like.partial import CarriedSamples
 from areal_like.types import Group
@@ -18,7 +19,19 @@ from areal_like.wire.messages import Message, PartialHead
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
+"""Seconds until a push without an answer is repeated. They double each time: a buffer that is stopped answers nothing,
+and all repeats wait in this process."""
 MAX_GROUPS_PER_PUSH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Pushed:
+    """A pushed group; at `due` (monotonic seconds), `wait` seconds after the last push, it is pushed again."""
+
+    head: Head
+    payload: Frame
+    due: float
+    wait: float
 
 
 class ActorClient:
@@ -32,7 +45,7 @@ class ActorClient:
         self.name, self.slots = name, slots
         self.dealer = AsyncDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="actor")
         self._ready: dict[int, None] = {}  # groups to push, in order
-        self._unacknowledged: dict[int, tuple[float, Head, Frame]] = {}  # when each was sent, in seconds
+        self._unacknowledged: dict[int, _Pushed] = {}
         self.relay: messages.Relay | None = None
 
     def send(self, message: Message) -> None:
@@ -48,26 +61,26 @@ class ActorClient:
         """Send a `Heartbeat`, and repeat pushes that got no answer."""
         self.dealer.send(messages.Heartbeat(stats, progress, heldout))
         now = time.monotonic()
-        for group_id, (sent, head, payload) in list(self._unacknowledged.items()):
-            if now - sent > RETRY_SECONDS:
-                log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, now - sent)
-                self._push_soon(head, payload)
+        for group_id, pushed in list(self._unacknowledged.items()):
+            if now > pushed.due:
+                log.warning("group %d: no acknowledgement for %.0f s, pushing it again", group_id, pushed.wait)
+                self._push_soon(replace(pushed, due=now + 2 * pushed.wait, wait=2 * pushed.wait))
 
     def push(self, group: Group) -> None:
-        self._push_soon(*encode_group(group))
+        self._push_soon(_Pushed(*encode_group(group), time.monotonic() + RETRY_SECONDS, RETRY_SECONDS))
 
-    def _push_soon(self, head: Head, payload: Frame) -> None:
+    def _push_soon(self, pushed: _Pushed) -> None:
         if not self._ready:
             asyncio.get_running_loop().call_soon(self._push_ready)
-        self._unacknowledged[head.id] = time.monotonic(), head, payload
-        self._ready[head.id] = None
+        self._unacknowledged[pushed.head.id] = pushed
+        self._ready[pushed.head.id] = None
 
     def _push_ready(self) -> None:
         found = [self._unacknowledged[each] for each in self._ready if each in self._unacknowledged]
         self._ready.clear()
         for start in range(0, len(found), MAX_GROUPS_PER_PUSH):
             some = found[start : start + MAX_GROUPS_PER_PUSH]
-            self.dealer.send(messages.Push(pack_heads([head for _, head, _ in some])), [data for *_, data in some])
+            self.dealer.send(messages.Push(pack_heads([each.head for each in some])), [each.payload for each in some])
 
     def acknowledged(self, ids: Iterable[int]) -> None:
         for group_id in ids:
