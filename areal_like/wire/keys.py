@@ -16,8 +16,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 from zmq.auth import create_certificates, load_certificate
@@ -35,6 +36,13 @@ ROLES = ("learner", "actor", "operator")
 _ROLE = re.compile(r"^\s*role\s*=\s*(\S+)\s*$", re.MULTILINE)
 TELL_SECONDS = 10.0
 """Minimum seconds between log lines about rejected clients."""
+
+
+class Listed(NamedTuple):
+    """A client of an allow-list: its public key, and its role."""
+
+    key: bytes
+    role: str
 
 
 class KeysError(UserError):
@@ -108,16 +116,33 @@ def client_pair(folder: str | Path, role: str) -> tuple[bytes, bytes, bytes]:
     return (*_secret(only if only.exists() and not own.exists() else own), _load(Path(folder) / "server.key")[0])
 
 
-def listed(folder: Path) -> dict[bytes, str]:
-    """Public keys of an allow-list, with their roles. Raises KeysError, OSError."""
+def listed(folder: Path, known: Mapping[Path, Listed]) -> dict[Path, Listed]:
+    """The files of an allow-list, with their content. One that cannot be read now counts as it is `known`; one with
+    other content than a key and a role counts for nothing."""
     found = {}
-    for path in folder.iterdir():
-        if path.suffix == ".key":
-            role = _ROLE.search(path.read_text())
-            if not role or role[1] not in SENDS:
-                raise KeysError(f"{path}: got role {role and role[1][:40]!r}, expected one of {', '.join(SENDS)}")
-            found[_load(path)[0]] = role[1]
+    try:
+        paths = [path for path in folder.iterdir() if path.suffix == ".key"]
+    except OSError as error:
+        log.error("can't read the allow-list %s, which counts as it was: %s", folder, error)
+        return dict(known)
+    for path in paths:
+        try:
+            found[path] = _listed(path)
+        except FileNotFoundError:
+            pass  # removed just now
+        except OSError as error:
+            log.error("can't read %s, which counts as it was: %s", path, error)
+            found |= {path: known[path]} if path in known else {}
+        except (KeysError, ValueError) as error:
+            log.error("its client is not let in: %s", error)
     return found
+
+
+def _listed(path: Path) -> Listed:
+    role = _ROLE.search(path.read_text())
+    if not role or role[1] not in SENDS:
+        raise KeysError(f"{path}: got role {role and role[1][:40]!r}, expected one of {', '.join(SENDS)}")
+    return Listed(load_certificate(path)[0], role[1])
 
 
 def _secret(path: Path) -> tuple[bytes, bytes]:
@@ -148,16 +173,14 @@ class Guard(ThreadAuthenticator):
         if not self.folder.is_dir():
             raise KeysError(f"{self.folder} is missing: it holds the public key of every client that may connect")
         self._roles: dict[bytes, str] = {}
+        self._listed = listed(self.folder, {})
         self.configure_curve_callback(DOMAIN, self)
         self.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Called by the authenticator's thread. Raises nothing: an exception would end the thread."""
-        try:
-            self._roles = listed(self.folder)
-        except (OSError, ValueError) as error:
-            log.error("can't read the allow-list, so no client is let in: %s", error)
-            return False
+        self._listed = listed(self.folder, self._listed)
+        self._roles = {each.key: each.role for each in self._listed.values()}
         now = time.monotonic()
         if key not in self._roles and now - self._logged_at >= TELL_SECONDS:
             self._logged_at = now
