@@ -121,7 +121,8 @@ async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
     missed = 0
     while missed < MISSES:
         await asyncio.sleep(LOOK_SECONDS)
-        missed = 0 if role.offered("buffer") == endpoint else missed + 1
+        if (found := role.offered("buffer")) is not None:
+            missed = 0 if found == endpoint else missed + 1
     log.warning("the run has ended, or continues with another buffer: ending")
 
 

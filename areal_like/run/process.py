@@ -125,12 +125,14 @@ class Role:
         beside.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "host": socket.gethostname()}))
         beside.replace(folder / f"{service}.json")
 
-    def offered(self, service: str) -> str:
-        """Endpoint of a service; empty if it is not there."""
+    def offered(self, service: str) -> str | None:
+        """Endpoint of a service; empty if it is not there, None if its file cannot be read now."""
         try:
             return str(json.loads((self.run / RENDEZVOUS / f"{service}.json").read_text())["endpoint"])
         except FileNotFoundError:
             return ""
+        except OSError:  # a network file system has such moments
+            return None
 
     def find(self, service: str) -> str:
         """Wait for a service and return its endpoint. Raises BusError after `launcher.ready_timeout` seconds."""
