@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+from areal_like.errors import UserError
 from areal_like.types import Batch
 from areal_like.wire.groups import OR
 from learners.untrainable import Untrainable
@@ -30,6 +31,8 @@ class Attestation:
 
     def __init__(self, run: Path, recorded: Path | None = None, *, writes: bool = True):
         self._known: dict[int, set[str]] = defaultdict(set)
+        self.resumed: int | None = None
+        """The version of the checkpoint that the learner has loaded: its weights were published before."""
         self._own, self._compared, self._read = run / FILE, (recorded or run) / FILE, 0
         if writes:
             self._own.touch()
@@ -39,10 +42,16 @@ class Attestation:
             self._read_on()
 
     def add(self, version: int, digest: str) -> None:
-        """Record weights that are about to be published. Any thread may call this."""
+        """Record weights that are about to be published. Any thread may call this. Raises UserError if those of a
+        checkpoint are other weights than were published."""
         if self._own == self._compared:
             if digest in self._known[version]:
                 return  # a resume has repeated it
+            if version == self.resumed and self._known[version]:
+                raise UserError(
+                    f"the checkpoint's weights have the digest {digest}, but {self._own} has version {version} with "
+                    f"{' or '.join(sorted(self._known[version]))}: the checkpoint is damaged; remove it"
+                )
             self._known[version].add(digest)
         with self._own.open("a") as file:
             file.write(f"{version} {digest}\n")

@@ -69,9 +69,11 @@ class TrainLoop:
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
+        checkpoints.check(folder)
         self.trainer.load_state(folder)
-        meta = checkpoints.meta(folder)
-        self.progress = RunProgress(**progress_of(self.run_folder, meta, meta["steps"]))
+        found = checkpoints.progress(folder)
+        self.progress = RunProgress(**progress_of(self.run_folder, found, found["steps"]))
+        self.attestation.resumed = self.version
         log.info("resumed from %s, version %d", folder, self.version)
 
     def run(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Checkpoints of the learner on disk: written to a temporary folder, then renamed, so each one is whole or absent.
 
-`RUN/checkpoints/step-N/` holds the learner's own files and `meta.json`; N counts train steps: it contains batches
-0..N−1."""
+`RUN/checkpoints/step-N/` holds the learner's own files and `meta.json`: the `progress`, and the digest of each file. N
+counts train steps: the checkpoint contains batches 0..N−1."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from areal_like.errors import UserError
 from areal_like.run.run_folder import sync
 
 META = "meta.json"
+READ_BYTES = 1 << 24
 FULL_BYTES = 1 << 20
 """Bytes: with less free space than this, the disk counts as full."""
 
@@ -33,18 +37,58 @@ def latest(run: Path, up_to: float = math.inf) -> tuple[int, Path] | None:
     return next((each for each in reversed(steps) if each[0] <= up_to), None)
 
 
+def steps_done(run: Path) -> int:
+    """Train steps of the newest whole checkpoint."""
+    found = latest(run)
+    return found[0] if found else 0
+
+
 def is_due(steps: int, every: int, interval: int) -> bool:
     """Is a checkpoint due after `steps` train steps? Every `every` steps (0: never), moved to the next step whose
     weights are published (every `interval` steps): only those can be resumed from."""
     return every > 0 and steps % interval == 0 and steps // every > (steps - interval) // every
 
 
-def meta(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / META).read_text())
-    return found
+class Damaged(UserError):
+    """A file of a checkpoint is not the one that was written."""
+
+    def __init__(self, folder: Path, name: str):
+        whole = latest(folder.parents[1], up_to=int(folder.name.removeprefix("step-")) - 1)
+        rest = f"from {whole[1].name}" if whole else "from the start"
+        super().__init__(f"{folder / name} is damaged: remove {folder}, and the run resumes {rest}")
 
 
-def write(run: Path, step: int, fill: Callable[[Path], None], meta: Mapping[str, object], keep: int) -> Path:
+def progress(folder: Path) -> dict[str, Any]:
+    """The progress at a checkpoint. Raises Damaged."""
+    return dict(_meta(folder)["progress"])
+
+
+def check(folder: Path) -> None:
+    """Compare all files of a checkpoint with their digests. Raises Damaged."""
+    for name, digest in _meta(folder)["files"].items():
+        if not (folder / name).is_file() or _digest(folder / name) != digest:
+            raise Damaged(folder, name)
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    try:
+        digest, text = (folder / META).read_bytes().split(b"\n")
+        if digest != xxhash.xxh3_128_hexdigest(text).encode():
+            raise ValueError
+        return dict(json.loads(text))
+    except ValueError:
+        raise Damaged(folder, META) from None
+
+
+def _digest(path: Path) -> str:
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def write(run: Path, step: int, fill: Callable[[Path], None], progress: Mapping[str, object], keep: int) -> Path:
     """Make a durable checkpoint of the files that `fill` writes into a folder, then delete all but the newest `keep`.
     Does nothing if a complete checkpoint of this step exists. Raises OSError, before it deletes."""
     target = folder_of(run, step)
@@ -56,7 +100,9 @@ def write(run: Path, step: int, fill: Callable[[Path], None], meta: Mapping[str,
     try:
         with _full_disk_is_named(beside):
             fill(beside)
-        (beside / META).write_text(json.dumps(meta))
+        files = {path.relative_to(beside).as_posix(): _digest(path) for path in beside.rglob("*") if path.is_file()}
+        text = json.dumps({"progress": progress, "files": files}).encode()
+        (beside / META).write_bytes(xxhash.xxh3_128_hexdigest(text).encode() + b"\n" + text)
         for path in [*beside.rglob("*"), beside]:
             sync(path)
         shutil.rmtree(target, ignore_errors=True)

@@ -1,7 +1,5 @@
 """Existing run folders: continue one (`resume`), train on its record (`replay`), reserve it (`lock`)."""
 
-from __future__ import annotations
-
 import fcntl
 import re
 import time
@@ -129,7 +127,7 @@ def _check_work_left(config: Config, folder: Path) -> None:
     found, run = checkpoints.latest(folder), config.run
     if not found or ((steps := found[0]) <= run.steps and not (folder / SUMMARY).exists()):
         return
-    meta = progress_of(folder, checkpoints.meta(found[1]), steps)
+    meta = progress_of(folder, checkpoints.progress(found[1]), steps)
     if reason := reason_to_stop(run, steps, meta["seconds"], meta["evaluations"]):
         asked = f"run.steps={run.steps}; raise it" if steps >= run.steps else f"{reason}; change what ends the run"
         raise ConfigError(f"resume: nothing to do: {steps} train steps are done in {folder}; {asked} to train on")

@@ -1,7 +1,5 @@
 """The files of a run that grow: metrics, samples and spans survive half a line, damage and a full disk."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -10,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.run import samples, spans
+from areal_like.run import checkpoints, samples, spans
 from areal_like.run.metrics import Follower, MetricsFollower, MetricsLog, keep_lines
 from areal_like.run.samples import TRAINED, Kept, SampleLog, kept
 from areal_like.run.spans import Busy, Span, Spans
@@ -142,3 +140,25 @@ def test_several_things_at_once_are_one_span_and_a_long_one_is_written_in_pieces
     busy.leave()
     assert len((tmp_path / "spans" / "actor-0.jsonl").read_text().splitlines()) == 2
     assert spans.read(tmp_path)["actor-0"] == [Span("generate", 1.0, 3.0)]
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("name", ["learner.pt", "parts/1.pt", checkpoints.META])
+def test_a_bit_that_flips_in_a_checkpoint_is_named_with_its_file_and_the_checkpoint_before(
+    tmp_path: Path, name: str
+) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "parts").mkdir()
+        for each in ("learner.pt", "parts/1.pt"):
+            (folder / each).write_bytes(each.encode() * 1000)
+
+    folders = [checkpoints.write(tmp_path, step, fill, {"steps": step}, keep=2) for step in (1, 2)]
+    checkpoints.check(folders[1])
+    assert checkpoints.progress(folders[1]) == {"steps": 2}
+    content = bytearray((folders[1] / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folders[1] / name).write_bytes(content)
+    with pytest.raises(checkpoints.Damaged, match=rf"step-00000002/{name} is damaged.*from step-00000001"):
+        checkpoints.check(folders[1])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from areal_like.errors import UserError
 from areal_like.types import Batch, Group
 from learners.attestation import FILE, Attestation, AttestationError
 
@@ -58,3 +59,13 @@ def test_a_replay_asks_the_record_of_the_run_that_is_replayed(tmp_path: Path) ->
     with pytest.raises(AttestationError):
         again.check(batch({0: "another loss"}))
     assert (recorded / FILE).read_text() == "0 d0\n" and (replay / FILE).read_text() == "0 another loss\n"
+
+
+def test_a_checkpoint_with_other_weights_than_were_published_ends_the_run(tmp_path: Path) -> None:
+    Attestation(tmp_path).add(3, "d3")
+    again = Attestation(tmp_path)
+    again.resumed = 3
+    again.add(3, "d3")
+    with pytest.raises(UserError, match="the checkpoint is damaged"):
+        again.add(3, "other")
+    again.add(4, "d4")
