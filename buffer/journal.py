@@ -3,9 +3,9 @@
 The journal is a folder of segment files (`buffer.segment_file`). `append` collects records. `commit` writes them
 together, with one write and one fsync; `advance` does the same without waiting for the disk.
 
-`rotate` begins a segment with a snapshot of the state; a resume reads no earlier segment. Payloads stay where they were
-written; the snapshot has their places. A rotation deletes a segment that holds no payload still in use, after it has
-read back the new segment. `keep`: delete nothing, for replays.
+`rotate` begins a segment with a snapshot of the state, at a checkpoint of the learner; a resume from there reads no
+earlier segment. Payloads stay where they were written; the snapshot has their places. A rotation deletes segments that
+no kept checkpoint needs, after it has read back the new one. `keep`: delete nothing, for replays.
 
 A crash can tear the last write: a resume cuts it off and continues. Damage before an intact later record is an error,
 and so is a segment without its snapshot. A full disk leaves the file as it was before the commit, and the records wait.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ import msgspec
 
 from areal_like.run.run_folder import sync as sync_folder
 from areal_like.wire.stored import Payload, Read, Stored
-from buffer.events import Event, Snapshot, decode, encode
+from buffer.events import Event, Finish, Snapshot, decode, encode
 from buffer.segment_file import (
     MAGIC,
     Item,
@@ -63,10 +64,11 @@ def reader(folder: Path) -> Read:
 
 
 class Journal:
-    """Appends to the newest segment of `folder`. `sync`: fsync at each commit. `keep`: never delete a segment. Of the
-    `appended` records the first `committed` are durable."""
+    """Appends to the newest segment of `folder`. `sync`: fsync at each commit. `keep`: never delete a segment; else
+    those for a resume from the last `checkpoints` rotations stay. Of the `appended` records the first `committed` are
+    durable."""
 
-    def __init__(self, folder: Path, *, sync: bool, keep: bool):
+    def __init__(self, folder: Path, *, sync: bool, keep: bool, checkpoints: int = 1):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.sync, self.keep = folder, sync, keep
         self._pending: list[Item] = []
@@ -76,6 +78,7 @@ class Journal:
         self._in_flight_until = self.appended = self.committed = 0
         existing = segments(folder)
         self._number = number_of(existing[-1]) if existing else 1
+        self._needed = deque([{self._number, *map(number_of, existing)}], maxlen=checkpoints)
         self._file = SegmentFile(path_of(folder, self._number), self._number, sync=sync, new=not existing)
         self._read = reader(folder)
         if self.sync:
@@ -154,7 +157,8 @@ class Journal:
             raise
         self._file.close()
         self._file, self._number = new, number
-        needed = {number, *(each.extent.segment for each in held if each.extent)}
+        self._needed.append({number, *(each.extent.segment for each in held if each.extent)})
+        needed = set[int]().union(*self._needed)
         for path in [] if self.keep else segments(self.folder):
             if number_of(path) not in needed:
                 try:
@@ -170,19 +174,39 @@ class Journal:
 @dataclass(frozen=True)
 class Recorded:
     """The records of a journal, oldest first; each iteration reads the files again. Their payloads are `Stored`: `load`
-    reads them. Those of the newest segment are all that a resume needs: they begin with its snapshot, unless it is the
-    first segment. `whole`: those of all segments. `repair`: cut a torn tail off the newest segment. `check`: also check
-    the bytes of payloads. Iterating raises JournalError."""
+    reads them. Those of the newest segment are all that a resume from the newest checkpoint needs: they begin with its
+    snapshot, unless it is the first segment. `next_batch`: those for a resume that begins with this batch, if they are
+    there. `whole`: those of all segments. `repair`: cut a torn tail off the newest segment. `check`: also check the
+    bytes of payloads. Iterating raises JournalError."""
 
     folder: Path
     whole: bool = False
     repair: bool = False
     check: bool = False
+    next_batch: int | None = None
 
     def __iter__(self) -> Iterator[Record]:
         paths = segments(self.folder)
-        for path in paths if self.whole else paths[-1:]:
+        first = 0 if self.whole else len(paths) - 1
+        if self.next_batch is not None and not self.whole:
+            first = _first_before(self.next_batch, paths)
+        for path in paths[max(0, first) :]:
             yield from _records(path, path == paths[-1], self.repair, self.check)
+
+
+def _first_before(batch: int, paths: Sequence[Path]) -> int:
+    """The place of the first segment for a resume at this batch: none before it has later training."""
+    first = len(paths) - 1
+    for place in range(first - 1, -1, -1):
+        if number_of(paths[place + 1]) > number_of(paths[place]) + 1:
+            break  # it is there for payloads alone
+        events = (each.event for each in _records(paths[place], newest=False, repair=False, check=False))
+        trained = [event.batch for event in events if isinstance(event, Finish)]
+        if any(each >= batch for each in trained):
+            first = place
+        elif trained:
+            break
+    return first
 
 
 def scan(folder: Path) -> Iterator[Record]:

@@ -18,7 +18,7 @@ from areal_like.run.run_folder import CONFIG, NEXT
 from areal_like.tasks.heldout import sets_of
 from areal_like.wire.bus import Router
 from buffer import recovery
-from buffer.checks import MOST_ANSWERS, VerifierTimeouts
+from buffer.checks import MOST_ANSWERS, Unverified
 from buffer.dispatch import Dispatcher
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
@@ -46,8 +46,7 @@ def restore(role: Role, groups: GroupManager) -> tuple[int, Journal | None]:
     """Restore the state from the journal of an earlier process of this run. Returns the number of train steps done, and
     the journal to write to (None: off). Raises JournalError."""
     folder, options = role.run / "journal", role.config.buffer
-    checkpoint = checkpoints.latest(role.run)
-    steps = checkpoint[0] if checkpoint else 0
+    steps, keep = checkpoints.steps_done(role.run), role.config.checkpoint.keep
     found = sum(1 for _ in Recorded(folder, repair=True, check=True))
     if steps and not found:
         raise JournalError(
@@ -55,10 +54,10 @@ def restore(role: Role, groups: GroupManager) -> tuple[int, Journal | None]:
         )
     journal = None
     if options.journal != "off":
-        journal = Journal(folder, sync=options.journal == "fsync", keep=options.keep_journal)
+        journal = Journal(folder, sync=options.journal == "fsync", keep=options.keep_journal, checkpoints=keep)
         sys.setswitchinterval(SWITCH_SECONDS)
     record = journal.append if journal else record_nothing
-    recovery.restore(groups, Recorded(folder), steps, time.monotonic(), record, reader(folder))
+    recovery.restore(groups, Recorded(folder, next_batch=steps), steps, time.monotonic(), record, reader(folder))
     check_payloads(folder, groups.store.payloads())
     if found:
         log.info("restored from the journal: %s; the learner continues at batch %d", groups.store.ledger(), steps)
@@ -120,7 +119,7 @@ def build_server(config: Config, dispatcher: Dispatcher, samples: KeptSamples | 
         heartbeat_timeout=config.buffer.heartbeat_timeout,
         lease_timeout=config.buffer.lease_timeout,
         ready_timeout=config.launcher.get("ready_timeout", math.inf),
-        verifiers=VerifierTimeouts(config.task.name, config.rewards.timeout, config.rewards.max_timeouts, window),
+        verifiers=Unverified(config.task.name, config.rewards.timeout, config.rewards.max_unverified, window),
         samples=samples,
     )
 

@@ -62,8 +62,9 @@ def restore(
     that a snapshot names. Raises JournalError."""
     store = groups.store
     store.read = read
-    for each in standing(records, next_batch):
-        store.apply(each.event, each.payload, now)
+    for number, each in enumerate(standing(records, next_batch)):
+        if number == 0 or not isinstance(each.event, Snapshot):  # a later one adds nothing
+            store.apply(each.event, each.payload, now)
     held = store.bound.batches.first(next_batch)
     if store.counts.trained > held:  # groups that a snapshot counts as trained can't be served again
         raise JournalError(

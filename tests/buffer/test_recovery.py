@@ -1,5 +1,6 @@
 """Crashes with events in a fixed order (random ones: `test_histories`), and the files that a start needs."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,7 +155,8 @@ def started(run: Path, kind: str = "memory") -> tuple[int, GroupManager, Callabl
     """(train steps done, the state, how to end the process)."""
     replay = GroupManager(Bound(1, 2), fifo)
     options = SimpleNamespace(journal=kind, keep_journal=False)
-    steps, journal = main.restore(SimpleNamespace(run=run, config=SimpleNamespace(buffer=options)), replay)
+    config = SimpleNamespace(buffer=options, checkpoint=SimpleNamespace(keep=2))
+    steps, journal = main.restore(SimpleNamespace(run=run, config=config), replay)
     assert (journal is None) == (kind == "off")
     assert journal is None or journal.sync == (kind == "fsync")
 
@@ -202,6 +204,28 @@ def test_a_payload_whose_file_is_gone_is_noticed_at_the_start(tmp_path: Path) ->
     segments(tmp_path / "journal")[0].unlink()
     with pytest.raises(JournalError, match="payloads of active groups reach up to byte"):
         started(tmp_path)
+
+
+def test_a_resume_from_the_checkpoint_before_the_newest_serves_the_batches_since_then_again(tmp_path: Path) -> None:
+    """The newest one was damaged, and removed."""
+    _, replay, end = started(tmp_path)
+    batches = []
+    for step in range(3):
+        admit_and_push(replay, 2 * step, 2 * step + 1, version=step)
+        batches.append(train(replay, step))
+        checkpoints.write(tmp_path, step + 1, lambda folder: None, {}, keep=2)
+        replay.record.__self__.rotate(replay.store.snapshot, replay.store.payloads())
+    end()
+    assert [path.stem for path in segments(tmp_path / "journal")] == ["000003", "000004"]
+    shutil.rmtree(checkpoints.folder_of(tmp_path, 3))
+    for _ in range(2):  # the second time with the records of the first
+        steps, replay, end = started(tmp_path)
+        assert (steps, replay.store.counts.trained) == (2, 4)
+        end()
+    _, replay, end = started(tmp_path)
+    assert {bytes(load(each.payload))[0] for each in replay.store.entries.of(Stage.WAITING)} == {4, 5}
+    assert train(replay, 2) == batches[2] and replay.store.counts.trained == 6
+    end()
 
 
 def test_group_sizes_and_the_metrics_that_explain_them_survive_a_crash(tmp_path: Path) -> None:
