@@ -4,8 +4,6 @@ Checks the config, makes the run folder, starts the processes of the plan, shows
 prints the summary. Ctrl-C or SIGTERM ends every process. Nothing heavy is imported here.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno
@@ -32,6 +30,8 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.machine import has_gpu
 from areal_like.places import COMMANDS, INSTALLED, REPOSITORY
+from areal_like.run import checkpoints
+from areal_like.run.metrics import keep_steps
 from areal_like.run.process import EXIT_PAUSED
 from areal_like.run.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
 from areal_like.wire import keys
@@ -210,6 +210,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         changed = earlier_runs.changes(config, earlier)
         print(f"resuming {earlier}{' with ' if changed else ''}{', '.join(changed)}")
         discard(earlier)
+        keep_steps(earlier / "metrics.jsonl", checkpoints.steps_done(earlier))  # before anybody reads them
         (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run.run_folder
         write_record(config, earlier / NEXT, argv)
         return earlier, config, held

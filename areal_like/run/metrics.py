@@ -49,13 +49,18 @@ def keep_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
         beside.replace(path)
 
 
+def keep_steps(path: Path, done: int) -> None:
+    """Remove the rows of steps after `done` from a metrics file."""
+    keep_lines(path, lambda line: (_row(line) or {"step": math.inf})["step"] <= done)
+
+
 class MetricsLog:
     """Appends rows; each is in the file when `write` returns. A full disk raises OSError. Rows of steps after `done`
     are removed first: a resumed run writes them again."""
 
     def __init__(self, path: Path, done: int = 0):
         self.path = path
-        keep_lines(path, lambda line: (_row(line) or {"step": math.inf})["step"] <= done)
+        keep_steps(path, done)
         self._file = path.open("ab")
 
     def write(self, row: Mapping[str, object]) -> None:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -25,7 +25,7 @@ class Board:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.3f}.{socket.gethostname()}.{os.getpid()}"
         self._file = (folder / name).open("wb")
-        self._writer = RecordWriter(self._file)
+        self._writer, self._begun = RecordWriter(self._file), False
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.where = f"tensorboard --logdir {shlex.quote(str(folder))}"
 
@@ -35,6 +35,10 @@ class Board:
 
     def add(self, row: Mapping[str, object]) -> None:
         known = numbers(row)
+        if not self._begun:  # steps from here on, of an earlier start, were undone: TensorBoard forgets them
+            self._begun = True
+            begin = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=time.time(), step=int(known["step"]), session_log=begin))
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
         self._write(Event(wall_time=time.time(), step=int(known["step"]), summary=Summary(value=values)))
 

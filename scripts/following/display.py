@@ -23,6 +23,7 @@ from rich.table import Table
 from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config
 from areal_like.launch.outcome import Death
+from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import RENDEZVOUS, SUMMARY
 from areal_like.wire.supervisor_client import SupervisorClient
@@ -55,7 +56,7 @@ class Display:
     def __init__(self, config: Config, folder: Path, plain: bool):
         self.config, self.run, self.folder = config, config.run, folder
         self.alone = is_supervised(config)
-        self.follower = MetricsFollower(folder / "metrics.jsonl")
+        self.follower, self._done = MetricsFollower(folder / "metrics.jsonl"), checkpoints.steps_done(folder)
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         live = self.console.is_terminal and not self.console.is_dumb_terminal and not plain
         self.live = Live(console=self.console, auto_refresh=False) if live else None
@@ -124,7 +125,7 @@ class Display:
         measured = "eval/loss" if self.alone else "eval/reward"
         if row.get(measured) is not None:
             self.held_out = f"{row[measured]:.3f} (v{row['eval/version']})"
-        if self._tracking:
+        if self._tracking and row["step"] > self._done:  # trackers have those of an earlier start
             self._tracking.row(row)
 
     def _talk_to_buffer(self, now: float) -> None:

@@ -1,7 +1,5 @@
 """What each tracker receives can be read back with its own package, offline."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,10 @@ def test_tensorboard_has_the_numbers(tmp_path: Path) -> None:
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.5), (2, 0.25)]
     assert set(events.Tags()["scalars"]) == {"step", "reward/mean", "loss"}
+    resumed = [{"step": 2, "reward/mean": 0.75}, {"step": 3, "reward/mean": 1.0}]
+    fed(Board(a_run(folder)), resumed)
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.5), (2, 0.75), (3, 1.0)]
 
 
 @pytest.mark.slow
