@@ -10,6 +10,7 @@ not depend on how minibatches are cut into micro-batches, up to floating-point s
 the same state give the same bits.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
@@ -37,7 +38,9 @@ from learners.router_replay import RouterReplay
 from learners.saving import Saving
 from learners.sharding import Computing, hold_in, prepare, reshard
 from learners.step import Step
-from learners.untrainable import Untrainable, is_of_the_data, unknown_tokens
+from learners.untrainable import OutOfMemory, Untrainable, is_of_the_data, unknown_tokens
+
+log = logging.getLogger(__name__)
 
 
 class TorchLearner:
@@ -161,7 +164,12 @@ class TorchLearner:
             fault = unknown_tokens(batch, self.vocab_size) or (self.distrust(batch) if self.distrust else "")
             if fault := next(filter(None, self.ranks.gathered(fault)), ""):
                 raise Untrainable(f"batch {batch.index} can't be trained: {fault}")
-            return self._train(batch)
+            try:
+                return self._train(batch)
+            except torch.OutOfMemoryError as error:
+                if self.optimizer.steps > before or self.ranks.count > 1:
+                    raise
+                return self._train_in_halves(batch, str(error))
         except Exception as error:
             self.optimizer.zero_grad()
             # An error on one rank in the middle of a step passes unchanged: others may wait for that rank.
@@ -169,6 +177,19 @@ class TorchLearner:
                 raise
             text = f"batch {batch.index} can't be trained: {type(error).__name__}: {error}"
             raise Untrainable(text, self.optimizer.steps > before) from error
+
+    def _train_in_halves(self, batch: Batch, why: str) -> dict[str, Any]:
+        """Like `_train`, in micro-batches of half the tokens, from now on. Raises OutOfMemory."""
+        self.optimizer.zero_grad()
+        torch.cuda.empty_cache()
+        half = self._passes.halve()
+        log.warning("out of memory: trying again with learner.micro_batch_tokens=%d (%s)", half, why)
+        try:
+            return self._train(batch)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"learner.micro_batch_tokens: got {2 * half} and then {half}, expected fewer for this device: {error}"
+            ) from None
 
     def _train(self, batch: Batch) -> dict[str, Any]:
         lr = self.optimizer.current_lr

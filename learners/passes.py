@@ -42,6 +42,11 @@ class Passes:
     def precision(self) -> torch.autocast:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._half)
 
+    def halve(self) -> int:
+        """Halve the tokens of a micro-batch; returns their number."""
+        self._micro_batch_tokens //= 2
+        return self._micro_batch_tokens
+
     def microbatches(self, columns: Columns | None, samples: np.ndarray) -> Iterator[MicroBatch]:
         """This rank's micro-batches of the given samples: as many as others have, so the last may have no tokens."""
         cuts: list[np.ndarray] = []

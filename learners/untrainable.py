@@ -7,9 +7,11 @@ The loop in `learners.main` has the buffer set the batch aside (`buffer.set_asid
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from areal_like.config.registry import is_supervised
+from areal_like.errors import UserError
 from areal_like.types import Batch
 
 log = logging.getLogger(__name__)
@@ -26,9 +28,14 @@ class Untrainable(RuntimeError):
         self.moved = moved
 
 
+class OutOfMemory(UserError):
+    """A batch does not fit into the device's memory, nor does it in smaller micro-batches."""
+
+
 def is_of_the_data(error: BaseException) -> bool:
-    """False for errors after which this process cannot use the GPU: "CUDA error: device-side assert triggered"."""
-    return isinstance(error, DATA_FAULTS) and "CUDA error" not in str(error)
+    """False for a lack of memory, and for errors after which this process cannot use the GPU: "CUDA error: device-side
+    assert triggered"."""
+    return isinstance(error, DATA_FAULTS) and not re.search(r"CUDA error|out of memory|not enough memory", str(error))
 
 
 def unknown_tokens(batch: Batch, vocab_size: int) -> str:

@@ -11,7 +11,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.corrections import capped
-from learners.untrainable import Untrainable
+from learners.untrainable import OutOfMemory, Untrainable
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.seeds import seeded
 
@@ -122,3 +122,24 @@ def test_a_fault_of_the_data_leaves_no_trace_before_the_first_optimizer_step(fai
     if fails_at == 1:
         one.train(second), other.train(second)
         torch.testing.assert_close(state_of_training(one), state_of_training(other), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("fits", [32, 31])
+def test_a_lack_of_memory_halves_the_micro_batches_once_and_is_no_fault_of_the_data(fits: int):
+    learner, other, (batch,) = learner_of(micro_batch_tokens=64), learner_of(micro_batch_tokens=32), batches(1)
+    accumulate = learner._accumulate
+
+    def scarce(*args, **kwargs):
+        found = accumulate(*args, **kwargs)  # with gradients, which must go
+        if learner._passes._micro_batch_tokens > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return found
+
+    learner._accumulate = scarce
+    if fits == 31:
+        with pytest.raises(OutOfMemory, match=r"micro_batch_tokens: got 64 and then 32.*Tried to allocate"):
+            learner.train(batch)
+        return
+    learner.train(batch)
+    other.train(batch)
+    assert learner.snapshot().digest() == other.snapshot().digest()
