@@ -96,7 +96,8 @@ class Entry:
     refused: int = 0  # refused pushes
     timeouts: int = 0  # leases revoked because they made no progress
     deaths: int = 0  # of actors that held it and died by themselves
-    failed_on: str = ""  # the last actor whose push was refused or whose lease was revoked: another should try
+    failed: bool = False  # on an actor that could not roll it out
+    failed_on: str = ""  # the last actor that failed, whose push was refused, or whose lease was revoked
 
     def leased_to(self, actor: str, version: int) -> None:
         self.actor, self.lease_version = actor, version

@@ -21,6 +21,9 @@ MOST_REFUSED = 3
 """A group is dropped after this many refused pushes. An actor gets no more leases after this many refused groups in a
 row, until it joins again."""
 
+MOST_FAILED = 8
+"""After so many groups in a row that failed on it, an actor gets no more leases while others work."""
+
 
 # ---- actors ---------------------------------------------------------------------------------------------------------
 
@@ -29,8 +32,8 @@ row, until it joins again."""
 class Actor:
     """`peer`: routing id. `pid`: process id on its own host. `slots`: sequences that its engine decodes at once.
     `version`: the weights it last applied (−1: none yet). `leased`, `ended`: sequences since it joined. `refused`: its
-    refused groups in a row. `timed_out`: consecutive leases revoked for lack of progress. `benched_until`: it gets no
-    leases before then (`buffer.deadlines`)."""
+    refused groups in a row, `failed`: those that it could not roll out. `timed_out`: consecutive leases revoked for
+    lack of progress. `benched_until`: it gets no leases before then (`buffer.deadlines`)."""
 
     name: str
     peer: bytes
@@ -42,6 +45,7 @@ class Actor:
     ended: int = 0
     stats: Stats = field(default_factory=dict)
     refused: int = 0
+    failed: int = 0
     timed_out: int = 0
     benched_until: float = -math.inf
     benched_at: int = -1  # the version that it held when it was benched
@@ -88,9 +92,10 @@ class Fleet:
         self.tree.leave(actor.name)
 
     def at_work(self, now: float) -> list[Actor]:
-        """Actors that may get leases. One with too many refused groups in a row never does. A benched actor, or one
-        whose engine does not serve, does only if there is no other."""
+        """Actors that may get leases. One with too many refused groups in a row never does. A benched actor, one whose
+        engine does not serve, or one on which too many groups in a row failed, does only if there is no other."""
         actors = [actor for actor in self if actor.refused < MOST_REFUSED]
+        actors = [actor for actor in actors if actor.failed < MOST_FAILED] or actors
         return not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
 
 

@@ -9,7 +9,7 @@ from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail, check_hand_back
 from buffer.dispatch import Dispatcher
 from buffer.entries import LEASED, PartialGroup, Stage
-from buffer.peers import MOST_REFUSED, Actor
+from buffer.peers import MOST_FAILED, MOST_REFUSED, Actor
 from buffer.sizing import GroupLengths
 
 log = logging.getLogger(__name__)
@@ -125,6 +125,20 @@ class Presence:
             self.remove(actor)
         if fault:
             raise fault
+
+    def passes_on(self, actor: Actor, message: messages.Failed) -> bool:
+        """A group failed on this actor. Does another actor get it? Once, if it was not the answers that were
+        rejected: the actor may be the cause, and would take the prompts from the others."""
+        entry, others = self.groups.store.entries[message.id], self.peers.fleet.at_work(self.peers.clock())
+        actor.failed += 1
+        if actor.failed == MOST_FAILED:
+            last = f"{message.reason} {message.detail}"
+            log.warning("%s: %d groups in a row failed on it, the last: %s", actor.name, MOST_FAILED, last)
+        if message.reason == "rejected" or entry.failed or not any(each is not actor for each in others):
+            return False
+        entry.failed, entry.failed_on = True, actor.name
+        self.groups.requeue(entry.id)
+        return True
 
     def refuse(self, actor: Actor, faults: Mapping[int, WireError]) -> None:
         """End the leases of pushed groups that do not fit the run: other actors roll them out again. A group is dropped

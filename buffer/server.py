@@ -180,8 +180,9 @@ class Server:
                 check_left_out(cut, redrawn, held[group_id])
                 self.groups.commit(LeaveOut(group_id, tuple(cut), redrawn))
             case messages.Failed(group_id, reason, detail):
-                self.groups.drop(group_id, reason[:LONGEST_REASON], detail)
-                self.failures.add(group_id, reason, detail)
+                if not self.presence.passes_on(actor, message):
+                    self.groups.drop(group_id, reason[:LONGEST_REASON], detail)
+                    self.failures.add(group_id, reason, detail)
             case messages.HandBack():
                 self.presence.hand_back(actor, message, payloads)
             case messages.Relay(endpoint, key):
@@ -219,7 +220,7 @@ class Server:
         if taken:
             self.phase.progress_at = now
             self.failures.count = 0
-            actor.refused = 0
+            actor.refused = actor.failed = 0
         if accepted := [head.id for head in heads if head.id not in faults]:
             self.outbox.put(actor.peer, messages.Pushed(accepted))  # foreign groups too, or they would come again
         if foreign:

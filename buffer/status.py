@@ -6,7 +6,7 @@ import math
 from buffer.checks import FailedGroups
 from buffer.dispatch import Dispatcher
 from buffer.entries import UNFINISHED, Stage
-from buffer.peers import MOST_REFUSED, Actor
+from buffer.peers import MOST_FAILED, MOST_REFUSED, Actor
 
 log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
@@ -75,6 +75,10 @@ class Status:
         for actor in peers.fleet:
             if actor.refused >= MOST_REFUSED:
                 lines.append(f"{actor.name} gets no leases: {actor.refused} groups of it in a row were refused")
+            elif actor.failed >= MOST_FAILED:
+                lines.append(
+                    f"{actor.name} gets no leases while others work: {actor.failed} groups in a row failed on it"
+                )
             elif not entries.held_by(actor.name) and actor.engine == "serving":
                 behind = actor.version < peers.weights.version
                 lines.append(f"{actor.name} waits for {'weights' if behind else 'the learner (staleness bound)'}")

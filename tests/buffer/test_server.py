@@ -6,6 +6,7 @@ import pytest
 
 from areal_like.wire.link import BusError
 from buffer.events import LeaveOut
+from buffer.peers import MOST_FAILED
 from buffer.policies import none, zero_variance
 from buffer.rounds import SyncScheduler
 from buffer.schedulers import AsyncScheduler
@@ -108,3 +109,37 @@ def test_a_group_on_which_actors_die_again_and_again_is_dropped(by_itself: bool)
     dropped = house.store.ledger()["dropped"]
     assert dropped.get("actor died", 0) == (len(held) - 1) * by_itself
     assert held[0] in house.store.entries, "it was pushed before"
+
+
+@pytest.mark.parametrize(("reason", "tries"), [("reward crashed", 2), ("rejected", 1)])
+def test_a_group_that_failed_goes_to_another_actor_once(reason: str, tries: int) -> None:
+    """But not where its answers were rejected."""
+    house = House(asynchronous()).start()
+    (group_id, *_), others = house.leases("actor-0"), house.leases("actor-1")
+    for name in house.names[:tries]:
+        assert group_id in house.leases(name) and group_id in house.store.entries
+        house.say(name, "failed", {"id": group_id, "reason": reason, "detail": "why"})
+        for each in others:
+            house.push("actor-1", each, 0)
+    assert house.store.ledger()["dropped"] == {reason: 1}
+
+
+def test_an_actor_on_which_all_fails_takes_no_prompt_from_the_others() -> None:
+    house, failed = House(asynchronous()).start(), list[int]()
+
+    def play(version: int) -> None:
+        for group_id in house.store.entries.held_by("actor-0").copy():
+            failed.append(group_id)
+            house.say("actor-0", "failed", {"id": group_id, "reason": "failed", "detail": "no such module"})
+        for group_id in house.store.entries.held_by("actor-1").copy():
+            house.push("actor-1", group_id, version)
+
+    for batch in range(2 * MOST_FAILED):
+        house.want(batch)
+        while len(house.batches()) <= batch:
+            play(batch)
+        house.trained(batch)
+    assert MOST_FAILED <= len(failed) < MOST_FAILED + B and "actor-0 gets no leases" in str(
+        house.server.status.report()
+    )
+    assert not house.store.ledger()["dropped"] and {*failed} <= {each for batch in house.batches() for each in batch}
