@@ -154,7 +154,7 @@ async def serve(role: Role) -> None:
     subscriber.probe = ServedProbe(engine, role.name, config.weights.probe_error)
     client.relay = subscriber.relay.offer if subscriber.relay else None
     timeout = rewards.timeout if rewards.workers else math.inf
-    rewards_of = partial(reward_function, pool=pool, timeout=timeout)
+    rewards_of = partial(reward_function, pool=pool, timeout=timeout, on_error=rewards.on_error)
     reward, rollout = rewards_of(task), rollout_of(config, task, rewards_of)
     group_rewards = GroupRewards(config.group_reward, pool, role.run / "judge", role.name)
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans, group_rewards)

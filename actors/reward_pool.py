@@ -39,8 +39,19 @@ LATEST = 1024
 """Number of calls for the quantiles."""
 
 
+MACHINE = (ImportError, OSError)
+"""Errors of the machine that a verifier runs on, whatever the answer."""
+
+
 class RewardError(RuntimeError):
     """A verifier raised, returned no finite number, or crashed its worker."""
+
+    redraw = True
+    """Whether the sample is drawn again."""
+
+
+class MachineError(RewardError):
+    """The machine's fault, and not the answer's: no worker process, or an error of `MACHINE`."""
 
 
 class RewardTimeout(RewardError):
@@ -63,7 +74,7 @@ class RewardPool:
             self._free.put_nowait(worker)
         self._closed = False
         self.answered = 0  # calls of any verifier that have ended, also of one that runs in this process
-        self.calls = self.timeouts = self.errors = 0
+        self.calls = self.timeouts = self.errors = self.unverified = 0
 
     async def score(self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None) -> float:
         """The number that the function `verifier` ("module:name") returns for these arguments and knobs (JSON values).
@@ -80,7 +91,7 @@ class RewardPool:
         self.calls += 1
         try:
             if self._closed:
-                raise RewardError("the reward pool is closed")
+                raise MachineError("the reward pool is closed")
             score, seconds = await worker.call(line, request["verifier"], self._timeout)
             self._seconds.append(seconds)
             return score
@@ -99,7 +110,7 @@ class RewardPool:
     def stats(self) -> dict[str, float]:
         """As in `actors.measures`: `timeouts` of single answers, `errors` (all other failures), quantiles of the latest
         answered calls. Without calls of the pool only numbers above 0."""
-        names = ("answered", "calls", "timeouts", "errors")
+        names = ("answered", "calls", "timeouts", "errors", "unverified")
         found = {f"sum:rewards/{name}": float(getattr(self, name)) for name in names}
         p50, p99 = np.quantile(self._seconds, [0.5, 0.99]) if self._seconds else (0.0, 0.0)
         found |= {"max:rewards/seconds_p50": float(p50), "max:rewards/seconds_p99": float(p99)}
@@ -123,14 +134,14 @@ class _Worker:
     async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[Any, float]:
         """Returns the score, or the scores, and the seconds that they took."""
         try:
-            reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}", RewardError)
+            reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}", MachineError)
             if "error" not in reply:
                 reply = await self._reply(self._read(), timeout, verifier, RewardTimeout)
         except BaseException:
             await self.kill()
             raise
         if "error" in reply:  # the verifier's own failure: its worker is well and stays
-            raise RewardError(f"{verifier} raised {reply['error']}")
+            raise (MachineError if reply["machine"] else RewardError)(f"{verifier} raised {reply['error']}")
         if reply["seconds"] > timeout:
             raise RewardTimeout(f"{verifier} took more than {timeout:g} s")
         return reply["score"], reply["seconds"]
@@ -159,7 +170,7 @@ class _Worker:
         finally:
             task.cancel()
         if not line:
-            raise RewardError(f"{what}: its worker process died")
+            raise (late if late is MachineError else RewardError)(f"{what}: its worker process died")
         return json.loads(line)
 
     async def _begin(self, request: bytes) -> bytes:
@@ -192,7 +203,8 @@ class _Here:
         try:
             return _score(resolve_name(verifier), json.loads(request)), time.monotonic() - begin
         except (Exception, SystemExit) as error:
-            raise RewardError(f"{verifier} raised {type(error).__name__}: {error}") from error
+            kind = MachineError if isinstance(error, MACHINE) else RewardError
+            raise kind(f"{verifier} raised {type(error).__name__}: {error}") from error
 
     async def kill(self) -> None:
         """There is nothing to kill."""
@@ -219,7 +231,7 @@ def _answer(request: dict[str, Any], replies: TextIO) -> None:
         begin = time.monotonic()
         reply = {"score": _score(verifier, request), "seconds": time.monotonic() - begin}
     except Exception as error:  # MemoryError among them
-        reply = {"error": f"{type(error).__name__}: {error}"[:1000]}
+        reply = {"error": f"{type(error).__name__}: {error}"[:1000], "machine": isinstance(error, MACHINE)}
     print(json.dumps(reply), file=replies, flush=True)
 
 

@@ -1,63 +1,89 @@
 """From a task to the reward function that workflows call: in this process, or in the reward pool.
 
 A task whose verifier may be slow, hang or crash has `verification` (`areal_like.interfaces.PooledTask`): its calls go
-to the pool. Either way an answer that can't be verified in time earns 0 (RollPacker, §4), and is counted.
+to the pool. Either way an answer that can't be verified in time earns 0 (RollPacker, §4), and so, by default, does one
+whose verifier raises; both are counted. To draw another sample instead would leave out what cannot be parsed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 
 import numpy as np
 
-from actors.reward_pool import RewardError, RewardPool, RewardTimeout
+from actors.reward_pool import MACHINE, MachineError, RewardError, RewardPool, RewardTimeout
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
 from areal_like.wire.groups import LARGEST_REWARD
 
+log = logging.getLogger(__name__)
+MOST_LOGGED = 5
 
-def reward_function(task: Task, pool: RewardPool, *, timeout: float = math.inf) -> RewardFunction:
-    """`async (prompt, tokens) -> float` for this task. Raises RewardError, and nothing else, for any error in the
-    task's code: that costs the sample, not its group. `timeout`: seconds that a verifier in this process may wait."""
+
+def reward_function(
+    task: Task, pool: RewardPool, *, timeout: float = math.inf, on_error: str = "zero"
+) -> RewardFunction:
+    """`async (prompt, tokens) -> float` for this task. `timeout`: seconds that a verifier in this process may wait.
+    Raises RewardError, and nothing else: MachineError for a fault of the machine and, unless `on_error` is "zero",
+    RewardError for any error in the task's code."""
     if not hasattr(task, "members"):
-        return _of_one(task, pool, timeout)
-    each = {name: _of_one(member, pool, timeout) for name, member in task.members.items()}
+        return _Verifier(task, pool, timeout, on_error)
+    each = {name: _Verifier(member, pool, timeout, on_error) for name, member in task.members.items()}
     return lambda prompt, tokens: each[prompt.task](prompt, tokens)
 
 
-def _of_one(task: Task, pool: RewardPool, timeout: float) -> RewardFunction:
-    name = f"{type(task).__module__}:{type(task).__qualname__}.reward"
+class _Verifier:
+    """The reward function of a task without members."""
 
-    async def verify(prompt: Prompt, tokens: np.ndarray) -> float:
-        nonlocal name
-        if isinstance(task, PooledTask):
-            name, arguments, *knobs = task.verification(prompt, tokens)
-            try:
-                return await pool.score(name, *arguments, knobs=dict(*knobs))
-            except RewardTimeout:
-                return 0.0  # the pool counts it
-        limit = asyncio.timeout(timeout if timeout < math.inf else None)
+    def __init__(self, task: Task, pool: RewardPool, timeout: float, on_error: str):
+        self._task, self._pool, self._timeout, self._on_error = task, pool, timeout, on_error
+        self._name = f"{type(task).__module__}:{type(task).__qualname__}.reward"
+        self._logged = 0
+
+    async def __call__(self, prompt: Prompt, tokens: np.ndarray) -> float:
         try:
-            async with limit:
-                return await task.reward(prompt, tokens)
-        except TimeoutError:
-            if not limit.expired():
+            return await self._checked(prompt, tokens)
+        except MachineError:
+            raise
+        except RewardTimeout:
+            pass
+        except RewardError as error:
+            error.redraw = self._on_error == "redraw"
+            if self._on_error != "zero":
                 raise
-            pool.timeouts += 1
-            return 0.0
+            self._logged += 1
+            if self._logged <= MOST_LOGGED:
+                log.warning("an answer earns 0: %s", error)
+        finally:
+            self._pool.answered += 1
+        self._pool.unverified += 1
+        return 0.0
 
-    async def reward(prompt: Prompt, tokens: np.ndarray) -> float:
+    async def _checked(self, prompt: Prompt, tokens: np.ndarray) -> float:
         try:
-            score = float(await verify(prompt, tokens))
+            score = float(await self._verified(prompt, tokens))
         except RewardError:
             raise
         except Exception as error:
-            raise RewardError(f"the task's verifier {name} raised {type(error).__name__}: {error}") from error
-        finally:
-            pool.answered += 1
+            kind = MachineError if isinstance(error, MACHINE) else RewardError
+            raise kind(f"the task's verifier {self._name} raised {type(error).__name__}: {error}") from error
         if not abs(score) <= LARGEST_REWARD:
-            raise RewardError(f"the task's verifier {name} returned {score:g}: expected a finite number in float32")
+            text = f"the task's verifier {self._name} returned {score:g}: expected a finite number in float32"
+            raise RewardError(text)
         return score
 
-    return reward
+    async def _verified(self, prompt: Prompt, tokens: np.ndarray) -> float:
+        if isinstance(self._task, PooledTask):
+            self._name, arguments, *knobs = self._task.verification(prompt, tokens)
+            return await self._pool.score(self._name, *arguments, knobs=dict(*knobs))
+        limit = asyncio.timeout(self._timeout if self._timeout < math.inf else None)
+        try:
+            async with limit:
+                return await self._task.reward(prompt, tokens)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._pool.timeouts += 1
+            raise RewardTimeout(f"{self._name} took more than {self._timeout:g} s") from None

@@ -287,7 +287,7 @@ class Worker:
                 return sample
             except tuple(CRASHES) as error:
                 crash = self.failures.crashed(error)
-                if attempt == RESAMPLES or group.handed_back:
+                if attempt == RESAMPLES or group.handed_back or not getattr(error, "redraw", True):
                     raise
                 group.redrawn.append(crash)
                 attempt, record = attempt + 1, PartialSample()

@@ -128,14 +128,14 @@ class FailedGroups:
 
 
 MOST_ANSWERS = 32
-"""The most answers that `VerifierTimeouts` considers, even if a batch has more: each may take its full time."""
+"""The most answers that `Unverified` considers, even if a batch has more: each may take its full time."""
 
 
 @dataclass(slots=True)
-class VerifierTimeouts:
-    """Counts answers and late answers (over `timeout` seconds) of the verifier `name`, from the totals that actors
-    report. An answer whose check exceeds its time limit earns 0, so with a verifier that always hangs a run would look
-    healthy but learn nothing. The run ends if the late share of the newest `window` answers reaches `limit` (None:
+class Unverified:
+    """Counts the answers of the task `name`, and those that earned 0 without a verdict, from the totals that actors
+    report: their verifier raised, or took more than `timeout` seconds. With a verifier that always does a run would
+    look healthy but learn nothing. The run ends if their share of the newest `window` answers reaches `limit` (None:
     never)."""
 
     name: str = ""
@@ -147,21 +147,21 @@ class VerifierTimeouts:
 
     def see(self, actor: str, stats: Stats) -> None:
         """Note an actor's totals; they restart when the actor does. Raises RolloutsFail."""
-        totals = float(stats.get("sum:rewards/answered", 0.0)), float(stats.get("sum:rewards/timeouts", 0.0))
+        totals = float(stats.get("sum:rewards/answered", 0.0)), float(stats.get("sum:rewards/unverified", 0.0))
         before = self._totals.get(actor, (0.0, 0.0))
         self._totals[actor] = totals
-        answered, late = totals if totals[0] < before[0] else (totals[0] - before[0], totals[1] - before[1])
+        answered, failed = totals if totals[0] < before[0] else (totals[0] - before[0], totals[1] - before[1])
         if answered > 0:
-            self._newest.append((answered, late))
+            self._newest.append((answered, failed))
             self._check()
 
     def _check(self) -> None:
         answered = sum(each for each, _ in self._newest)
         while answered - self._newest[0][0] >= self.window:
             answered -= self._newest.popleft()[0]
-        late = sum(each for _, each in self._newest)
-        if self.limit is not None and answered >= self.window and late >= self.limit * answered:
+        failed = sum(each for _, each in self._newest)
+        if self.limit is not None and answered >= self.window and failed >= self.limit * answered:
             raise RolloutsFail(
-                f"{late:.0f} of the last {answered:.0f} answers earned 0: the verifier of task {self.name} overran "
-                f"rewards.timeout ({self.timeout:g} s). It hangs or needs more time; see rewards.max_timeouts"
+                f"{failed:.0f} of the last {answered:.0f} answers earned 0: the verifier of task {self.name} raised "
+                f"(see the actors' logs) or overran rewards.timeout ({self.timeout:g} s); see rewards.max_unverified"
             )

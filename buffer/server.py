@@ -17,7 +17,7 @@ from areal_like.wire.frames import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads,
 from areal_like.wire.groups import Head, unpack_heads
 from areal_like.wire.messages import Message
 from buffer.checks import (
-    VerifierTimeouts,
+    Unverified,
     check_left_out,
     check_published,
     check_stats,
@@ -58,7 +58,7 @@ class Server:
         heartbeat_timeout: float,
         ready_timeout: float = math.inf,
         lease_timeout: float = 0.0,
-        verifiers: VerifierTimeouts | None = None,
+        verifiers: Unverified | None = None,
         samples: KeptSamples | None = None,
     ):
         self.dispatcher = dispatcher
@@ -66,7 +66,7 @@ class Server:
         self.store, self.outbox, self.gauges = self.groups.store, dispatcher.outbox, dispatcher.gauges
         self.router, self.fleet = self.peers.router, self.peers.fleet
         self.learner, self.weights, self.phase = self.peers.learner, self.peers.weights, self.peers.phase
-        self.verifiers, self.samples = verifiers or VerifierTimeouts(), samples or KeptSamples()
+        self.verifiers, self.samples = verifiers or Unverified(), samples or KeptSamples()
         self.deadlines = Deadlines(dispatcher, lease_timeout)
         self.failures = self.deadlines.failures
         self.presence = Presence(dispatcher, heartbeat_timeout, ready_timeout)

@@ -213,7 +213,7 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
 
     engine = TorchEngine(model, slots=args.slots)
     pool = RewardPool(workers=WORKERS, timeout=TIMEOUT)
-    reward, task = reward_function(question.task, pool, timeout=TIMEOUT), question.task
+    reward, task = reward_function(question.task, pool, timeout=TIMEOUT, on_error="drop"), question.task
     shown = question.prompts()
 
     async def sample(prompt: Prompt, number: int, i: int) -> Any:

@@ -68,7 +68,8 @@ class Actors:
 class Rewards:
     workers: Annotated[int, "[0, inf)"]
     timeout: Annotated[float, "[0.01, 1e7]"]
-    max_timeouts: Annotated[float, "(0, 1]"] | None
+    on_error: Literal["zero", "redraw", "drop"]
+    max_unverified: Annotated[float, "(0, 1]"] | None
     memory_limit: Annotated[int, "[67108864, inf)"] | None
 
 

@@ -44,6 +44,7 @@ FAULTS = {
     "train/nonfinite_steps": "train steps without a finite loss or gradient",
     "served/alarms": "alarms: an engine computes other logprobs than the learner",
     "rewards/timeouts": "verifier time-outs (they earn 0)",
+    "rewards/unverified": "answers without a verdict of their verifier (they earn 0)",
     "rewards/errors": "errors of verifiers",
     "rewards/resamples": "samples drawn again after their reward crashed",
     "rollout/refused": "groups refused",

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.reward_pool import RewardError, RewardPool, RewardTimeout
+from actors.reward_pool import MachineError, RewardError, RewardPool, RewardTimeout
 from actors.rewards import reward_function
 from areal_like.tasks.copying import Copy
 
@@ -165,14 +165,40 @@ async def no_number(*_):
         ("reward", no_number),
     ],
 )
-def test_any_error_of_a_verifier_costs_its_sample(name, found, monkeypatch):
-    """After a RewardError the worker draws the sample again; any other error would cost the group."""
+def test_an_answer_whose_verifier_fails_earns_nothing_or_is_given_up(name, found, monkeypatch):
     monkeypatch.setattr(Copy, name, found, raising=False)
 
     async def test(pool):
-        with pytest.raises(RewardError, match="the task's verifier"):
-            await rewarded(Copy(0, digits=4), pool, 3)
-        assert pool.answered == 1
+        assert await rewarded(Copy(0, digits=4), pool, 3) == 0.0 and pool.unverified == 1
+        for on_error in ("redraw", "drop"):
+            with pytest.raises(RewardError, match="the task's verifier") as error:
+                await rewarded(Copy(0, digits=4), pool, 3, on_error=on_error)
+            assert error.value.redraw == (on_error == "redraw")
+        assert (pool.answered, pool.unverified) == (3, 1)
+
+    in_pool(test)
+
+
+def no_library(*_):
+    raise ImportError("no such library")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("reward", no_library),
+        ("verification", lambda *_: ("no_such_module:f", ())),
+        ("verification", lambda *_: ("os:listdir", ("/no/such/folder",))),
+    ],
+)
+def test_a_fault_of_the_machine_earns_nobody_nothing(name, found, monkeypatch):
+    """The sample is drawn again: to give it 0 would be a choice of data."""
+    monkeypatch.setattr(Copy, name, found, raising=False)
+
+    async def test(pool):
+        with pytest.raises(MachineError) as error:
+            await rewarded(Copy(0, digits=4), pool, 3, on_error="zero")
+        assert error.value.redraw and pool.unverified == 0
 
     in_pool(test)
 
@@ -184,6 +210,6 @@ def test_a_verifier_of_this_process_that_waits_too_long_earns_nothing():
 
     async def test(pool):
         found = [await rewarded(Hanging(0, digits=4), pool, token, timeout=0.1) for token in (3, 4)]
-        assert found == [1.0, 0.0] and pool.timeouts == 1
+        assert found == [1.0, 0.0] and (pool.timeouts, pool.unverified) == (1, 1)
 
     in_pool(test)

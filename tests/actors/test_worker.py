@@ -167,7 +167,13 @@ async def test_crashes_of_a_reward_are_reported_with_their_group_drawn_again_or_
         assert play.worker.failures.note == "no sample ends: reward crashed: bo om", "in printable words"
 
 
-@pytest.mark.parametrize(("result", "reason"), [(None, "rejected"), (RuntimeError("boom"), "failed")])
+FINAL = RewardError("boom")
+FINAL.redraw = False
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"), [(None, "rejected"), (RuntimeError("boom"), "failed"), (FINAL, "reward crashed")]
+)
 @looped
 async def test_a_group_that_cannot_be_completed_is_given_up_with_a_reason(result, reason: str, play: Play) -> None:
     await play.lease()
