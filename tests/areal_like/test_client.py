@@ -75,6 +75,24 @@ def test_a_group_is_sent_once_and_again_until_it_is_acknowledged(sent, monkeypat
     assert [([each[0] for each in groups], count) for groups, count in pushed] == [([7, 8, 9], 3), ([8], 1)]
 
 
+def test_repeats_of_a_push_come_ever_later(sent, monkeypatch) -> None:
+    """All of them wait in the actor's memory while the buffer is stopped."""
+    now = 0.0
+    monkeypatch.setattr(actor_client, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def scenario() -> None:
+        nonlocal now
+        client = ActorClient("", "actor-0", 1)
+        client.push(Group(7, [sample([(0, 2)])], {0: "d"}))
+        for second in range(300):
+            now = float(second)
+            await asyncio.sleep(0)
+            client.heartbeat({}, {}, {})
+
+    asyncio.run(scenario())
+    assert len([message for message, _ in sent if isinstance(message, messages.Push)]) == 6
+
+
 def test_many_leases_are_handed_back_in_several_messages_the_last_of_which_is_a_goodbye(sent) -> None:
     partials = [(messages.PartialHead(each, [], [], {}), bytes([each])) for each in (3, 70, 129)]
     ActorClient("", "actor-0", 1).hand_back(range(130), partials, True)
