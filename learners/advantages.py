@@ -201,16 +201,20 @@ def turn(
     std: bool | Literal["population", "sample"] = False,
 ) -> np.ndarray:
     """Credit by turns: return from a turn on − its group's mean at the same turn, float64 [N]. `gamma` discounts per
-    turn; `std` as in `group`. Without rewards of turns it equals `group`. Turn-level credit in group-relative training
-    is MT-GRPO's idea (arXiv 2505.11821); ours has a return from each turn on in place of its mix of normalised turn and
-    outcome advantages."""
+    turn; `std` as in `group`. A turn that no other sample of the group reached has the advantage of the turn before it:
+    the baseline there, less the reward earned since, is all that the group shows about it. Without rewards of turns it
+    equals `group`. Turn-level credit in group-relative training is MT-GRPO's idea (arXiv 2505.11821); ours has a return
+    from each turn on in place of its mix of normalised turn and outcome advantages."""
     number = episodes.turns.number if episodes.turns else np.zeros(len(episodes.sample), np.int64)
     keys, cell = np.unique(np.stack([episodes.sample, number]), axis=1, return_inverse=True)  # a cell: a sample's turn
     owner, turn_of_cell = keys
     earned = np.bincount(cell, episodes.per_token(episodes.rewards), minlength=len(owner))
-    returns = discounted_sums(earned, np.append(owner[1:] != owner[:-1], True)[: len(owner)], gamma)
+    begins = np.append(True, owner[1:] != owner[:-1])[: len(owner)]
+    returns = discounted_sums(earned, np.roll(begins, -1), gamma)
     _, peers = np.unique(np.stack([episodes.groups[owner], turn_of_cell]), axis=1, return_inverse=True)
-    return group(returns, peers, std=std)[cell]
+    compared = begins | (np.bincount(peers)[peers] > 1)
+    newest = np.maximum.accumulate(np.where(compared, np.arange(len(owner)), 0))
+    return group(returns, peers, std=std)[newest][cell]
 
 
 @per_token

@@ -124,10 +124,14 @@ def test_each_turn_earns_at_its_last_trained_token_and_the_rest_at_the_end():
 
 def test_credit_by_turns_against_a_loop():
     made = with_turns([0.75, 1.0, 0.5, 0.375], [7, 7, 7, 8])
-    # Return from each turn on: sample 0: 0.75, 0.5; sample 1: 1; sample 2: 0.5; sample 3 (alone): nothing above.
+    # Return from the first turn on: sample 0: 0.75; sample 1: 1; sample 2: 0.5; sample 3 is alone. Sample 0 alone has a
+    # second turn.
     first = (0.75 + 1.0 + 0.5) / 3
-    expected = [0.75 - first] * 2 + [0.0] * 3 + [1 - first] * 2 + [0.5 - first] + [0.0] * 2
+    expected = [0.75 - first] * 5 + [1 - first] * 2 + [0.5 - first] + [0.0] * 2
     np.testing.assert_allclose(turn(made), expected, atol=1e-12)
+    decisive = turns_of([[(0, 0.0), (1, 0.0), (2, 1.0)], [(0, 0.0)]], np.array([0, 0, 0, 1]), np.array([0, 1, 2, 0]))
+    alone = Episodes(np.array([1.0, 0.0]), np.zeros(2, int), np.array([0, 0, 0, 1]), np.zeros(4), decisive)
+    np.testing.assert_allclose(turn(alone), [0.5, 0.5, 0.5, -0.5])
     sample = np.array([0, 0, 1, 1])
     turns = turns_of([[(0, 0.0), (1, 1.0)], [(0, 0.0), (1, 0.0)]], sample, np.array([0, 1, 0, 1]))
     discounted = Episodes(np.array([1.0, 0.0]), np.zeros(2, int), sample, np.zeros(4), turns)
