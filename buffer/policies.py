@@ -68,7 +68,12 @@ def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:
     return ""
 
 
+NOISE = 1e-6
+"""Relative difference of rewards that are equal: each may be a sum of parts."""
+
+
 def zero_variance(rewards: Sequence[float], lengths: Sequence[int]) -> str:
-    """Leave out groups whose rewards are all equal: their advantages are zero. This is the dynamic sampling of DAPO
-    (arXiv 2503.14476, section 3.2)."""
-    return "zero variance" if max(rewards) == min(rewards) else ""
+    """Leave out groups whose rewards are all equal, up to rounding: their advantages are zero. This is the dynamic
+    sampling of DAPO (arXiv 2503.14476, section 3.2)."""
+    least, most = min(rewards), max(rewards)
+    return "zero variance" if most - least <= NOISE * max(abs(least), abs(most)) else ""

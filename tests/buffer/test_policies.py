@@ -6,7 +6,7 @@ from areal_like.wire.groups import make_head
 from buffer.batching import Holder, rescue
 from buffer.entries import LEASED, Stage
 from buffer.groups import GroupManager
-from buffer.policies import Waiting, fifo, in_order, windowed
+from buffer.policies import Waiting, fifo, in_order, windowed, zero_variance
 from buffer.staleness import Bound
 
 B = 2
@@ -122,3 +122,11 @@ HOPELESS = [Holder(n, n, 4, running=n > 1, here=n < 2) for n in range(3)]
 )
 def test_rescue(picked: list[int], holders: list[Holder], found: tuple[int, ...]) -> None:
     assert rescue(picked, holders, 4) == found
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept"),
+    [([1.0, 1.0], False), ([0.3, 0.1 + 0.2], False), ([-7.0, -7.000001], False), ([0.0, 1e-3], True), ([0.0], False)],
+)
+def test_rewards_that_differ_by_rounding_are_equal(rewards: list[float], kept: bool) -> None:
+    assert zero_variance(rewards, []) == ("" if kept else "zero variance")
