@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from areal_like.config.registry import COMPONENTS, ConfigError, component_hint, nearest
+from areal_like.config.schema import TEXTS
 from areal_like.places import CONFIGS
 
 COMMAND_LINE = "command line"
@@ -151,7 +152,8 @@ def _read(path: Path, *state: int) -> Tree:
 
 
 def parse_override(text: str) -> tuple[str, Value]:
-    """`key=value` as the dotted key and the value, which is read as yaml (nothing after `=` means null)."""
+    """`key=value` as the dotted key and the value, which is read as yaml (nothing after `=` means null); that of a key
+    of `TEXTS` is a text."""
     key, equals, value = text.partition("=")
     if not (equals and all(key.split(".")) and not key.startswith("-")):
         raise ConfigError(f"{text!r} is no override; write key=value, such as learner.lr=1e-3")
@@ -159,7 +161,8 @@ def parse_override(text: str) -> tuple[str, Value]:
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{text!r}: the value is not valid yaml: {' '.join(str(error).split())}", key) from None
-    return key, _with_infinities(cast(Tree, parsed)["value"])
+    found = _with_infinities(cast(Tree, parsed)["value"])
+    return key, value if key in TEXTS and not isinstance(found, str | None) else found
 
 
 def _with_infinities(value: Value) -> Value:

@@ -154,10 +154,12 @@ OWN = "heldout"
 _SHAPES = (Run, Sampling, Eval, Actors, Rewards, Buffer, Weights, Security, Checkpoint)
 SECTIONS: dict[str, type] = {shape.__name__.lower(): shape for shape in _SHAPES}
 
-RANGES = {
-    f"{name}.{field.name}".strip("."): limits
+_TYPES = {
+    f"{name}.{field.name}".strip("."): str(field.type)
     for name, shape in {"": Config, **SECTIONS}.items()
     for field in dataclasses.fields(shape)
-    if (limits := type_and_range(str(field.type))[1])
 }
+RANGES = {key: limits for key, kind in _TYPES.items() if (limits := type_and_range(kind)[1])}
 """Key → the interval of its number (`areal_like.config.annotations`); of knobs see their component."""
+TEXTS = {key for key, kind in _TYPES.items() if kind in ("str", "str | None") or kind.startswith("Literal")}
+"""Keys of texts: `run.name=0123` is no number, and `buffer.journal=off` no truth value."""
