@@ -19,6 +19,7 @@ from actors.agents import chat as bodies
 from actors.agents.chat import RefusedRequest
 from actors.agents.conversation import Conversation
 from actors.measures import AGENTS
+from areal_like.wire.bus import bypass_proxies
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
@@ -45,6 +46,7 @@ class Endpoint:
 
     async def run(self, started: asyncio.Future[None]) -> None:
         """Serve until cancelled; `started` receives the start, or its failure."""
+        bypass_proxies()
         handlers = {("POST", "/v1/chat/completions"): self._complete, ("GET", "/v1/models"): self._models}
         try:
             async with listening(handlers | {("*", "/{other:.*}"): self._other}) as self.base_url:

@@ -58,9 +58,7 @@ async def _call(name: str, base_url: str, key: str, row: dict[str, Any]) -> Rewa
 
 
 async def _run(command: list[str], base_url: str, key: str, row: dict[str, Any]) -> Reward:
-    # Not behind a proxy.
-    direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
-    ours = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "no_proxy": direct, "NO_PROXY": direct}
+    ours = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key}
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         given.write(json.dumps(row).encode())
         given.seek(0)

@@ -34,7 +34,7 @@ from areal_like.config.run_config import Config, ConfigError, load_resolved, rep
 from areal_like.errors import UserError
 from areal_like.launch import sockets
 from areal_like.run.run_folder import RENDEZVOUS, config_file
-from areal_like.wire.bus import NODE, deliver, is_loopback, own_address
+from areal_like.wire.bus import NODE, bypass_proxies, deliver, is_loopback, own_address
 from areal_like.wire.link import BusError
 
 EXIT_USER_ERROR = 2
@@ -166,6 +166,7 @@ def _config_of(run: Path, path: Path) -> Config:
 def prepare_process() -> None:
     """Raise the limit of open files, of which each peer takes one, and tune malloc and the garbage collector for
     batches: megabytes that come and go, and many small objects without cycles."""
+    bypass_proxies()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.set_threshold(20_000, 20, 20)

@@ -73,6 +73,13 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
+def bypass_proxies() -> None:
+    """Let this process and its children reach loopback and this host without a proxy."""
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    direct = ",".join(filter(None, [known, "localhost", "127.0.0.1", own_address()]))
+    os.environ |= {"no_proxy": direct, "NO_PROXY": direct}
+
+
 def _configure(sock: Socket, options: Options) -> None:
     defaults: Options = {zmq.LINGER: 0, zmq.HANDSHAKE_IVL: HANDSHAKE_MS}
     for option, value in (defaults | options).items():

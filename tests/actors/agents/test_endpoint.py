@@ -59,6 +59,20 @@ async def test_a_key_is_needed_and_ends_with_its_sample():
     assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
 
 
+@looped
+async def test_it_is_reached_without_the_proxy_of_the_environment(monkeypatch):
+    for name, value in {"http_proxy": "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": "elsewhere"}.items():
+        monkeypatch.setenv(name, value)
+
+    async def asks(base_url, key, row):
+        headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(trust_env=True, headers=headers) as session:
+            assert (await session.get(base_url + "/models")).status == 200
+        await said(base_url, key, row["messages"])
+
+    await rollout(asks, engine_of())
+
+
 def test_a_client_that_hangs_up_frees_its_slot_and_may_ask_again():
     async def impatient(base_url, key, row):
         asked = asyncio.create_task(said(base_url, key, row["messages"]))
