@@ -12,7 +12,7 @@ from typing import Any
 from areal_like.config.registry import is_supervised
 from areal_like.config.schema import OWN
 from areal_like.run import checkpoints
-from areal_like.run.run_folder import SUMMARY, note_step
+from areal_like.run.run_folder import SUMMARY, note_step, write
 from areal_like.wire.messages import Manifest
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,5 @@ def on_clock_of_run(evaluations: list[dict[str, Any]], seconds: float) -> list[d
 
 def write_summary(run: Path, summary: dict[str, Any]) -> None:
     """A summary exists only for a finished run, and is complete."""
-    beside = run / "summary.tmp"
-    beside.write_text(json.dumps(summary, indent=2) + "\n")
     note_step(run)  # even if no step was left
-    beside.replace(run / SUMMARY)
+    write(run / SUMMARY, json.dumps(summary, indent=2) + "\n")

@@ -33,7 +33,17 @@ from areal_like.places import COMMANDS, INSTALLED, REPOSITORY
 from areal_like.run import checkpoints
 from areal_like.run.metrics import keep_steps
 from areal_like.run.process import EXIT_PAUSED
-from areal_like.run.run_folder import CONFIG, NEXT, RECORD, RENDEZVOUS, SUBMITTED, SUMMARY, discard, room_wanted
+from areal_like.run.run_folder import (
+    CONFIG,
+    NEXT,
+    RECORD,
+    RENDEZVOUS,
+    SUBMITTED,
+    SUMMARY,
+    discard,
+    room_wanted,
+    write,
+)
 from areal_like.wire import keys
 from areal_like.wire.bus import NODE, is_loopback
 from areal_like.wire.link import BusError
@@ -166,7 +176,7 @@ def write_record(config: Config, folder: Path, argv: list[str]) -> None:
     configs.save(config, folder / CONFIG)
     command = ["python", "-m", f"{COMMANDS}.train", *argv]
     record = {"command": command, "commit": commit(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    write(folder / RECORD, json.dumps(record, indent=2) + "\n")
 
 
 def commit() -> str | None:
@@ -286,9 +296,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     path = folder / SUMMARY
     deaths, left_out = launcher.running.deaths, launcher.running.left_out
     summary = json.loads(path.read_text()) | {"restarts": len(deaths) - len(left_out), "left_out": left_out}
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(summary, indent=2) + "\n")
-    beside.replace(path)
+    write(path, json.dumps(summary, indent=2) + "\n")
     return summary
 
 

@@ -25,6 +25,7 @@ from areal_like.config.registry import COMPONENTS, ConfigError, check, key_hint,
 from areal_like.config.schema import RANGES, SECTIONS, Config, Knobs
 from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.places import CONFIGS
+from areal_like.run.run_folder import write
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
 
@@ -78,11 +79,9 @@ def from_tree(tree: Tree) -> Config:
     return _read_only(_typed(tree))
 
 
-def save(config: Config, path: str | Path) -> None:
-    """Write the resolved config as yaml, under a temporary name first: a file is the old one or the new one."""
-    beside = Path(path).with_suffix(".tmp")
-    beside.write_text(to_yaml(config), encoding="utf-8")
-    beside.replace(path)
+def save(config: Config, path: Path) -> None:
+    """Write the resolved config as yaml."""
+    write(path, to_yaml(config))
 
 
 def to_yaml(config: Config) -> str:

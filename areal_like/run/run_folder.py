@@ -45,6 +45,7 @@ def note_step(run: Path) -> None:
     for name in (RECORD, CONFIG):
         with contextlib.suppress(FileNotFoundError):
             (run / NEXT / name).replace(run / name)
+    sync(run)
     discard(run)
 
 
@@ -117,6 +118,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file's text, durably: a reader sees the old one or the new one. Raises OSError."""
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.write_text(text, encoding="utf-8")
+    sync(beside)
+    beside.replace(path)
+    sync(path.parent)
 
 
 def reason_to_stop(run: Run, steps: int, seconds: float, evaluations: Sequence[Mapping[str, float]]) -> str:
