@@ -40,7 +40,7 @@ LATEST = 1024
 
 
 MACHINE = (ImportError, OSError)
-"""Errors of the machine that a verifier runs on, whatever the answer."""
+"""Errors of the machine that a verifier runs on; the answer is not the cause."""
 
 
 class RewardError(RuntimeError):
