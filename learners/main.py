@@ -109,7 +109,7 @@ class TrainLoop:
             progress.count(row, staleness, on_clock_of_run(info.pop("evaluations"), start.seconds))
             samples.keep(batch, progress.steps, getattr(self.trainer, "numbers", None))
             self._write(info | row)
-            progress.check_finite(self.run_folder, self.config.run.max_nonfinite)
+            progress.check(self.run_folder, self.config.run, row.get("mismatch_kl"))
             reason = self._reason_to_stop()
             self._checkpoint(last=bool(reason))
         log.info("training ends: %s", reason)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.config.registry import is_supervised
-from areal_like.config.schema import OWN
+from areal_like.config.schema import OWN, Run
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import SUMMARY, note_step, write
 from areal_like.wire.messages import Manifest
@@ -24,7 +24,8 @@ FAULTS = ("rewards/", "refused/", "served/alarms")
 class RunProgress:
     """What a checkpoint stores beside the trainer's own state: `steps` trained batches; `seconds` since the first
     lease; `elapsed` since the first batch, of which `waited` were spent waiting; `staleness`, the sum over the trained
-    `samples`, in versions; `nonfinite`, steps whose loss or gradient was not finite."""
+    `samples`, in versions; `nonfinite`, steps whose loss or gradient was not finite; `mismatched_in_a_row`, steps
+    in which engine and learner computed different logprobs."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -36,6 +37,7 @@ class RunProgress:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     nonfinite: int = 0
     nonfinite_in_a_row: int = 0
+    mismatched_in_a_row: int = 0
 
     @property
     def idle_share(self) -> float:
@@ -64,8 +66,17 @@ class RunProgress:
             row |= {f"eval/{key}": newest[key] for key in ("reward", "loss", "version", "length") if key in newest}
             row |= heldout_metrics(newest.get("sets", {}))
 
-    def check_finite(self, run: Path, most: int) -> None:
-        """Raises NotFinite if the last `most` steps had no finite loss or gradient."""
+    def check(self, run: Path, limits: Run, mismatch: float | None) -> None:
+        """Raises NotFinite if too many steps in a row had no finite loss or gradient, Mismatch if in as many steps
+        tokens of the present weights had other logprobs in the engine (`mismatch_kl`; None: there were none)."""
+        most, bound = limits.max_nonfinite, limits.max_mismatch or math.inf
+        if mismatch is not None:
+            self.mismatched_in_a_row = self.mismatched_in_a_row + 1 if mismatch > bound else 0
+        if self.mismatched_in_a_row >= most:
+            raise Mismatch(
+                f"run.max_mismatch: got a mismatch_kl of {mismatch:.3g}, expected at most {bound:g}, in {most} train "
+                "steps in a row: the engine computes another model than the learner, so no sample is of this policy"
+            )
         if self.nonfinite_in_a_row >= most:
             good = checkpoints.latest(run, up_to=self.steps - most)
             raise NotFinite(
@@ -112,6 +123,10 @@ class RunProgress:
             "ledger": report["ledger"],
             "faults": {name: value for name, value in report.items() if name.startswith(FAULTS)} | found["faults"],
         }
+
+
+class Mismatch(RuntimeError):
+    """Engine and learner disagree about the model."""
 
 
 class NotFinite(RuntimeError):

@@ -33,6 +33,7 @@ class Run:
     target_reward: Annotated[float, "[-inf, inf]"] | None
     max_untrainable: Annotated[int, "[1, inf)"]
     max_nonfinite: Annotated[int, "[1, inf)"]
+    max_mismatch: Annotated[float, "(0, inf)"] | None
     samples_bytes: Annotated[int, "[0, inf)"]
     trackers: list[str]
     project: str

@@ -15,7 +15,7 @@ from areal_like.wire.messages import Manifest
 from learners.attestation import Attestation, AttestationError
 from learners.main import TrainLoop
 from learners.probe import Reference
-from learners.progress import NotFinite
+from learners.progress import Mismatch, NotFinite
 from learners.untrainable import Untrainable
 from tests.learners.batches import make_batch
 from tests.seeds import seeded
@@ -152,6 +152,15 @@ def test_steps_that_are_not_finite_are_counted_and_so_many_in_a_row_end_the_run(
     made = loop(tmp_path / "ends", [well, well, NAN, NAN, NAN], *more, "run.steps=99")
     with pytest.raises(NotFinite, match=r"got 3 train steps in a row, up to step 5, .*step-00000002\. Fix"):
         made.run()
+
+
+def test_an_engine_of_another_model_ends_the_run(tmp_path: Path) -> None:
+    """Steps without fresh tokens are no evidence."""
+    well, kls = {"loss": 0.0, "grad_norm": 1.0}, (1.7, 0.1, 1.7, None, 1.7)
+    steps = [well | ({} if kl is None else {"mismatch_kl": kl}) for kl in kls]
+    with pytest.raises(Mismatch, match=r"run\.max_mismatch: got a mismatch_kl of 1\.7, .* in 2 train steps in a row"):
+        loop(tmp_path, steps, "run.max_nonfinite=2", "run.steps=99").run()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
 
 
 def test_a_run_that_goes_on_keeps_the_round_behind_its_last_step_and_knows_none_before_its_first(
