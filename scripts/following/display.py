@@ -285,7 +285,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
             f"learner {show('learner_idle_share', '{:.0%}')}",
             **(ledger_lines(summary["ledger"]) if "ledger" in summary else {}),
             "actor restarts": str(summary.get("restarts", 0)),
-            **{f"{name} was left out": words.splitlines()[0] for name, words in summary.get("left_out", {}).items()},
+            "left out": "; ".join(words.splitlines()[0] for words in summary.get("left_out", {}).values()),
         }
     lines |= {
         "faults": faults(summary.get("faults", {})),
