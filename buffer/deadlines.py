@@ -17,9 +17,11 @@ from collections import Counter
 
 from areal_like.wire import messages
 from buffer.checks import FailedGroups
-from buffer.dispatch import Dispatcher
 from buffer.entries import Entry
-from buffer.peers import Actor
+from buffer.evaluation import Evaluation
+from buffer.gauges import Gauges
+from buffer.groups import GroupManager
+from buffer.peers import Actor, Peers
 
 log = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
@@ -32,10 +34,10 @@ class Deadlines:
     """Revokes leases that made no progress for `timeout` seconds (0: never). `failures`: groups that failed in a
     row."""
 
-    def __init__(self, dispatcher: Dispatcher, timeout: float):
-        self.peers, self.groups, self.evaluation = dispatcher.peers, dispatcher.groups, dispatcher.evaluation
-        self.gauges, self.timeout = dispatcher.gauges, timeout
-        self.failures = FailedGroups(most=4 * self.groups.bound.groups_per_batch)
+    def __init__(self, peers: Peers, groups: GroupManager, evaluation: Evaluation, gauges: Gauges, timeout: float):
+        self.peers, self.groups, self.evaluation, self.gauges = peers, groups, evaluation, gauges
+        self.timeout = timeout
+        self.failures = FailedGroups(most=4 * groups.bound.groups_per_batch)
         self._next_check = -math.inf
 
     def enforce(self, now: float) -> None:

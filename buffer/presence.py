@@ -7,9 +7,12 @@ from areal_like.wire import messages
 from areal_like.wire.frames import Payloads, WireError
 from areal_like.wire.link import BusError
 from buffer.checks import RolloutsFail, check_hand_back
-from buffer.dispatch import Dispatcher
 from buffer.entries import LEASED, PartialGroup, Stage
-from buffer.peers import MOST_FAILED, MOST_REFUSED, Actor
+from buffer.evaluation import Evaluation
+from buffer.gauges import Gauges
+from buffer.groups import GroupManager
+from buffer.outbox import Outbox
+from buffer.peers import MOST_FAILED, MOST_REFUSED, Actor, Peers
 from buffer.sizing import GroupLengths
 
 log = logging.getLogger(__name__)
@@ -21,11 +24,20 @@ class Presence:
     """Enough actors must be ready within `ready_timeout` seconds; one that is silent for `heartbeat_timeout` seconds
     has left. The groups of an actor that has left keep their slots, and other actors get leases of them."""
 
-    def __init__(self, dispatcher: Dispatcher, heartbeat_timeout: float, ready_timeout: float):
-        self.peers, self.groups, self.evaluation = dispatcher.peers, dispatcher.groups, dispatcher.evaluation
-        self.outbox, self.gauges = dispatcher.outbox, dispatcher.gauges
+    def __init__(
+        self,
+        peers: Peers,
+        groups: GroupManager,
+        evaluation: Evaluation,
+        outbox: Outbox,
+        gauges: Gauges,
+        heartbeat_timeout: float,
+        ready_timeout: float,
+    ):
+        self.peers, self.groups, self.evaluation = peers, groups, evaluation
+        self.outbox, self.gauges = outbox, gauges
         self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
-        self._born = self._last_turn = self.peers.clock()
+        self._born = self._last_turn = peers.clock()
 
     def hello(self, peer: bytes, message: messages.Hello) -> None:
         """A process joins. Raises WireError."""

@@ -67,10 +67,11 @@ class Server:
         self.router, self.fleet = self.peers.router, self.peers.fleet
         self.learner, self.weights, self.phase = self.peers.learner, self.peers.weights, self.peers.phase
         self.verifiers, self.samples = verifiers or Unverified(), samples or KeptSamples()
-        self.deadlines = Deadlines(dispatcher, lease_timeout)
+        self.deadlines = Deadlines(self.peers, self.groups, self.evaluation, self.gauges, lease_timeout)
         self.failures = self.deadlines.failures
-        self.presence = Presence(dispatcher, heartbeat_timeout, ready_timeout)
-        self.status = Status(dispatcher, self.failures)
+        decided = self.peers, self.groups, self.evaluation, self.outbox, self.gauges
+        self.presence = Presence(*decided, heartbeat_timeout, ready_timeout)
+        self.status = Status(*decided, self.failures, dispatcher.max_bytes)
         self.gauges.since_step = self.learner.steps
         self.groups.on_drop = self._on_drop
         self.gauges.measures_lengths = len(dispatcher.scheduler.sizing.sizes) > 1

@@ -4,19 +4,30 @@ import logging
 import math
 
 from buffer.checks import FailedGroups
-from buffer.dispatch import Dispatcher
 from buffer.entries import UNFINISHED, Stage
-from buffer.peers import MOST_FAILED, MOST_REFUSED, Actor
+from buffer.evaluation import Evaluation
+from buffer.gauges import Gauges
+from buffer.groups import GroupManager
+from buffer.outbox import Outbox
+from buffer.peers import MOST_FAILED, MOST_REFUSED, Actor, Peers
 
 log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
 
 
 class Status:
-    def __init__(self, dispatcher: Dispatcher, failures: FailedGroups):
-        self.peers, self.groups, self.evaluation = dispatcher.peers, dispatcher.groups, dispatcher.evaluation
-        self.outbox, self.gauges, self.max_bytes = dispatcher.outbox, dispatcher.gauges, dispatcher.max_bytes
-        self.store, self.failures = self.groups.store, failures
+    def __init__(
+        self,
+        peers: Peers,
+        groups: GroupManager,
+        evaluation: Evaluation,
+        outbox: Outbox,
+        gauges: Gauges,
+        failures: FailedGroups,
+        max_bytes: int,
+    ):
+        self.peers, self.groups, self.evaluation, self.outbox, self.gauges = peers, groups, evaluation, outbox, gauges
+        self.store, self.failures, self.max_bytes = groups.store, failures, max_bytes
 
     def report(self) -> dict[str, object]:
         peers, now, bound = self.peers, self.peers.clock(), self.store.bound.max_staleness
