@@ -31,11 +31,12 @@ from learners.distillation import Teacher
 from learners.logprobs import forward_candidates
 from learners.losses.contract import LossFunction, marks_of, merged
 from learners.objective import Objective, frozen, without_cut_answers
-from learners.optim import MasterAdamW, Schedule
+from learners.optim import MasterAdamW
 from learners.packing import MicroBatch, cut_groups
 from learners.passes import Passes, Planner
 from learners.router_replay import RouterReplay
 from learners.saving import Saving
+from learners.schedules import Schedule
 from learners.sharding import Computing, hold_in, prepare, reshard
 from learners.step import Step
 from learners.untrainable import OutOfMemory, Untrainable, is_of_the_data, unknown_tokens
@@ -49,7 +50,7 @@ class TorchLearner:
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the actors' sampling temperature. A batch
     is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
     and gone through `num_minibatch_epochs` times. `micro_batch_tokens` bounds the input tokens of a micro-batch. `lr`,
-    `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps): see `learners.optim`; configs
+    `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps): see `learners.schedules`; configs
     fill in None by the kind of model (`config.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype of the
     published weights; gradients are taken at these values, held in float32.
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from learners.collectives import Ranks
-from learners.optim import MasterAdamW, Schedule
+from learners.optim import MasterAdamW
+from learners.schedules import Schedule
 from tests.seeds import shifted, torch_seeded
 
 KNOBS = {
