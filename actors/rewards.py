@@ -1,8 +1,8 @@
 """From a task to the reward function that workflows call: in this process, or in the reward pool.
 
 A task whose verifier may be slow, hang or crash has `verification` (`areal_like.interfaces.PooledTask`): its calls go
-to the pool. Either way an answer that can't be verified in time earns 0 (RollPacker, §4), and so, by default, does one
-whose verifier raises; both are counted. To draw another sample instead would leave out what cannot be parsed.
+to the pool. An answer that can't be verified in time earns 0 (RollPacker, §4), and so, by default, does one whose
+verifier raises; both are counted. Drawing again would leave out what cannot be parsed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ def reward_function(
     task: Task, pool: RewardPool, *, timeout: float = math.inf, on_error: str = "zero"
 ) -> RewardFunction:
     """`async (prompt, tokens) -> float` for this task. `timeout`: seconds that a verifier in this process may wait.
-    Raises RewardError, and nothing else: MachineError for a fault of the machine and, unless `on_error` is "zero",
-    RewardError for any error in the task's code."""
+    Raises MachineError for a fault of the machine and, unless `on_error` is "zero", RewardError for any other."""
     if not hasattr(task, "members"):
         return _Verifier(task, pool, timeout, on_error)
     each = {name: _Verifier(member, pool, timeout, on_error) for name, member in task.members.items()}
@@ -35,8 +34,6 @@ def reward_function(
 
 
 class _Verifier:
-    """The reward function of a task without members."""
-
     def __init__(self, task: Task, pool: RewardPool, timeout: float, on_error: str):
         self._task, self._pool, self._timeout, self._on_error = task, pool, timeout, on_error
         self._name = f"{type(task).__module__}:{type(task).__qualname__}.reward"

@@ -22,7 +22,7 @@ MOST_REFUSED = 3
 row, until it joins again."""
 
 MOST_FAILED = 8
-"""After so many groups in a row that failed on it, an actor gets no more leases while others work."""
+"""An actor on which so many groups in a row failed gets no leases while others work."""
 
 
 # ---- actors ---------------------------------------------------------------------------------------------------------

@@ -69,11 +69,11 @@ def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:
 
 
 NOISE = 1e-6
-"""Relative difference of rewards that are equal: each may be a sum of parts."""
+"""Relative difference of equal rewards."""
 
 
 def zero_variance(rewards: Sequence[float], lengths: Sequence[int]) -> str:
-    """Leave out groups whose rewards are all equal, up to rounding: their advantages are zero. This is the dynamic
-    sampling of DAPO (arXiv 2503.14476, section 3.2)."""
+    """Leave out groups whose rewards are equal, up to rounding: their advantages are zero. The dynamic sampling of DAPO
+    (arXiv 2503.14476, section 3.2)."""
     least, most = min(rewards), max(rewards)
     return "zero variance" if most - least <= NOISE * max(abs(least), abs(most)) else ""

@@ -21,9 +21,9 @@ longer get a slot is deferred: it joins a queue, first in, first out, from which
 RECALLED may have a slot; RUNNING, QUEUED, WAITING and SERVED have one; REDUNDANT and DEFERRED have none. A group that
 leaves untrained gives its slot back, and the next one takes the lowest that is free.
 
-Only `Store.apply` changes the store (but for notes on leases). `buffer.groups` decides and makes an event, the journal
-writes it, the store applies it; after a crash `buffer.recovery` applies the same events. Conservation holds after every
-event: admitted = trained + filtered + dropped (by reason) + active.
+Only `Store.apply` changes the store (but for notes on leases): `buffer.groups` makes an event, the journal writes it,
+the store applies it, again after a crash (`buffer.recovery`). After every event: admitted = trained + filtered +
+dropped (by reason) + active.
 """
 
 from collections.abc import Callable

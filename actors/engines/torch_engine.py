@@ -1,19 +1,18 @@
 """The embedded engine: a transformers model in the actor's own process, with continuous batching and in-flight updates.
 
-One asyncio task makes one decode step for all running sequences, then yields to the event loop once, so messages,
-aborts and weight updates are handled between two steps. A long prefill yields between its forwards, too; ends and
-updates wait for the end of the step.
+One asyncio task makes one decode step for all running sequences, then yields to the event loop once: messages, aborts
+and weight updates come between two steps. A long prefill yields between its forwards, too.
 
     generate() → waiting (first in, first out) → slot, KV of all but the last token prefilled → one token per step
                → finished | aborted | cancelled: slot freed, caller answered
 
-Every token, the first one included, comes from the one decode path: a prefill only fills the KV cache. So a weight
-update with `kv_policy="recompute"` is just one more prefill of all running sequences under the new weights.
+Every token, the first one included, comes from one decode path, and a prefill only fills the KV cache: a weight update
+with `kv_policy="recompute"` is one more prefill of all running sequences.
 
-On a GPU a step is a replayed CUDA graph over memory that is taken once (`static_step`); all else is the same code.
+On a GPU a step is a replayed CUDA graph (`static_step`); all else is the same code.
 
 The step task waits for `_wake` when there is nothing to do; unblocked by `generate`. `load` waits for the end of the
-step or, where `interruptible` is false, of the running sequences (nothing is admitted meanwhile).
+step or, where `interruptible` is false, of the running sequences.
 """
 
 import asyncio

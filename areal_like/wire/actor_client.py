@@ -19,14 +19,13 @@ from areal_like.wire.messages import Message, PartialHead
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
-"""Seconds until a push without an answer is repeated. They double each time: a buffer that is stopped answers nothing,
-and all repeats wait in this process."""
+"""Seconds until a push without an answer is repeated, doubled each time: all repeats wait in this process."""
 MAX_GROUPS_PER_PUSH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Pushed:
-    """A pushed group; at `due` (monotonic seconds), `wait` seconds after the last push, it is pushed again."""
+    """A group to push again at `due` (monotonic seconds), `wait` seconds after the last push."""
 
     head: Head
     payload: Frame
