@@ -44,7 +44,7 @@ class Passes:
 
     def halve(self) -> int:
         """Halve the tokens of a micro-batch; returns their number."""
-        self._micro_batch_tokens //= 2
+        self._micro_batch_tokens = max(1, self._micro_batch_tokens // 2)
         return self._micro_batch_tokens
 
     def microbatches(self, columns: Columns | None, samples: np.ndarray) -> Iterator[MicroBatch]:

@@ -1,6 +1,6 @@
 """Train step, decoding, weight updates and the whole loop on one GPU: `python -m scripts.bench.gpu [--json FILE]`.
 
-Each item runs in a process of its own with a time limit; what it measured before a failure counts. FILE is written
+Each item runs in a process of its own with a time limit; figures before a failure count. FILE is written
 after every item. Exit code 1 if an item has failed. All models have random weights, of the shapes of Qwen2.5.
 
 correct    gradients on the device against those on the CPU, the engine's logprobs against a forward pass:
