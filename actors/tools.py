@@ -16,13 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pkgutil import resolve_name
 from typing import Annotated, Literal
 
+from areal_like.errors import EpisodeError
 from areal_like.interfaces import Outcome
-from areal_like.tasks.sandbox import OutOfTime, SandboxLimits, run
+from areal_like.tasks.sandbox import OutOfTime, SandboxError, SandboxLimits, run
 from areal_like.types import Prompt
 
 Tool = Callable[..., str | Awaitable[str]]
-"""A function of keyword arguments, all of them text, numbers, or what else JSON has; its result is shown to the model.
-Raises ValueError where the model should see the error. The same arguments must give the same result."""
+"""A function of keyword arguments, all of them text, numbers, or what else JSON has; its result, or the error that it
+raises, is shown to the model. EpisodeError, ImportError and SandboxError are faults of the machine: the sample is drawn
+again. The same arguments must give the same result."""
 
 RESULT_MARKS = ("<tool_response>\n", "\n</tool_response>")
 MAX_CHARACTERS = 256
@@ -161,15 +163,19 @@ class Tools:
         return Outcome("\n".join(each.join(RESULT_MARKS) for each in shown), 0.0, False)
 
     async def _result(self, call: str) -> str:
-        """The text that is shown for a call."""
+        """The text that is shown for a call. Raises EpisodeError."""
         self.tool_calls += 1
         try:
             tool, arguments = self._parse(call.strip())
             result = tool(**arguments)
             return str(await result if inspect.isawaitable(result) else result)
-        except ValueError as error:
+        except EpisodeError:
+            raise
+        except (ImportError, SandboxError) as error:
+            raise EpisodeError(f"a tool cannot run here: {error!r}") from error
+        except Exception as error:  # a tool may raise anything for the model's arguments
             self.tool_errors += 1
-            return f"error: {error}"
+            return f"error: {error}" if isinstance(error, ValueError) else f"error: {type(error).__name__}: {error}"
 
     def _parse(self, call: str) -> tuple[Tool, dict[str, object]]:
         """Raises ValueError, in words for the model."""
@@ -178,7 +184,7 @@ class Tools:
             name, arguments = fields.get("name"), {**fields.get("arguments", {})}
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise ValueError('a call is {"name": ..., "arguments": {...}}') from None
-        if name not in self._tools:
+        if not isinstance(name, str) or name not in self._tools:
             raise ValueError(f"there is no tool {name!r}; there are {', '.join(self._tools)}")
         try:
             inspect.signature(self._tools[name]).bind(**arguments)

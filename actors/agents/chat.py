@@ -190,14 +190,15 @@ def _call(place: str, call: Any) -> dict[str, Any]:
 
 
 def assistant_message(text: str, number: int, tools: Sequence[Any], marks: tuple[str, str]) -> dict[str, Any]:
-    """The model's answer as a plain message; with tools, calls in it that can all be read become `tool_calls`."""
+    """The model's answer as a plain message; with tools, calls in it that can all be read (a name,
+    an object of arguments) become `tool_calls`."""
     before, *rest = text.split(marks[0]) if tools else [text]
     try:
         calls = [json.loads(part.partition(marks[1])[0]) for part in rest]
         found = [(call["name"], call.get("arguments", {})) for call in calls]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         found = []
-    if not found:
+    if not found or not all(isinstance(name, str) and isinstance(given, dict) for name, given in found):
         return {"role": "assistant", "content": text}
     return {
         "role": "assistant",

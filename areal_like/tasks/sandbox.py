@@ -25,8 +25,8 @@ from typing import IO, Literal
 _PROGRAM = Path(__file__).with_name("sandboxed.py")
 
 
-class SandboxError(RuntimeError):
-    """The sandbox itself could not be set up; nothing of the program was run."""
+class SandboxError(OSError):
+    """The sandbox itself could not be set up, the machine's fault; nothing of the program was run."""
 
 
 class OutOfTime(Exception):

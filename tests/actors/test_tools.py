@@ -8,6 +8,7 @@ import pytest
 
 from actors import tools as module
 from actors.tools import Tools
+from areal_like.errors import EpisodeError
 from areal_like.interfaces import Outcome
 from areal_like.tasks.sandbox import SandboxError, SandboxLimits
 
@@ -35,6 +36,8 @@ def test_calls_are_answered_in_order_and_a_turn_without_one_is_the_answer_for_th
     [
         ("<tool_call>12*34</tool_call>", "a call is"),
         ("<tool_call>[1]</tool_call>", "a call is"),
+        ('<tool_call>{"name": ["calculator"], "arguments": {}}</tool_call>', "there is no tool ['calculator']"),
+        ('<tool_call>{"name": "calculator", "arguments": "1"}</tool_call>', "a call is"),
         (call("calculater", expression="1"), "there is no tool 'calculater'; there are calculator"),
         (call("calculator", text="1"), "calculator: "),
         ("<tool_call>" + "[" * 100_000, "a call is"),
@@ -48,6 +51,28 @@ def test_mistakes_are_shown(action, words):
     assert not outcome.done and (tools.tool_calls, tools.tool_errors) == (1, 1)
 
 
+def broken(error: str, a: int = 0) -> str:
+    raise {"import": ImportError, "sandbox": SandboxError, "episode": EpisodeError}[error]
+
+
+async def added(a: int, b: int) -> int:
+    return a + b
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [("added", {"a": "x", "b": 1}, "TypeError: "), ("broken", {"error": [1]}, "TypeError: "),
+     ("broken", {"error": "?"}, "KeyError: '?'"), *(("broken", {"error": each}, None) for each in ("import", "sandbox", "episode"))],
+)  # fmt: skip
+def test_an_error_of_a_tool_is_shown_and_one_of_the_machine_ends_the_episode(name, arguments, words):
+    tools = Tools(tools=[f"{__name__}:{name}"])
+    if words is None:
+        with pytest.raises(EpisodeError):
+            step(tools, call(name, **arguments))
+    else:
+        assert step(tools, call(name, **arguments)).observation.startswith(f"<tool_response>\nerror: {words}")
+
+
 @pytest.fixture(params=["python", "python_weak"])
 def python(request, monkeypatch):
     """The text shown for a program."""
@@ -55,7 +80,7 @@ def python(request, monkeypatch):
     tools = Tools(tools=["calculator", request.param])
     try:
         step(tools, call(request.param, code="1"))
-    except SandboxError as error:
+    except EpisodeError as error:
         pytest.skip(str(error))
 
     def run(code):

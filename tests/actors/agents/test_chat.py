@@ -95,6 +95,14 @@ def test_what_was_served_is_known_again(text: str) -> None:
     assert len(message.get("tool_calls", [])) == text.count("<tool_call>")
 
 
+@pytest.mark.parametrize(
+    "call", ['{"name": ["add"]}', '{"name": "add", "arguments": "{}"}', '{"name": "add"} [', "[1]"]
+)
+def test_a_call_that_cannot_be_read_stays_text(call: str) -> None:
+    text = f"<tool_call>{call}</tool_call>"
+    assert assistant_message(text, 3, [{"type": "function"}], MARKS) == {"role": "assistant", "content": text}
+
+
 @pytest.mark.parametrize("text", ["four", 'I add. \n<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'])
 def test_events_bring_what_a_completion_brings(text: str) -> None:
     chat = chat_of(stream=True, tools=[{"type": "function"}], stream_options={"include_usage": True})
