@@ -32,6 +32,7 @@ from areal_like.interfaces import RewardFunction, Task
 from areal_like.run.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
 from areal_like.run.spans import Spans
 from areal_like.tasks.heldout import sets_of
+from areal_like.tasks.sandbox import WALL
 from areal_like.weights.state import State
 from areal_like.wire.actor_client import ActorClient
 from areal_like.wire.keys import KeysError
@@ -153,7 +154,7 @@ async def serve(role: Role) -> None:
     subscriber.relay = build_relay(role, subscriber)
     subscriber.probe = ServedProbe(engine, role.name, config.weights.probe_error)
     client.relay = subscriber.relay.offer if subscriber.relay else None
-    timeout = rewards.timeout if rewards.workers else math.inf
+    timeout = WALL * rewards.timeout if rewards.workers else math.inf
     rewards_of = partial(reward_function, pool=pool, timeout=timeout, on_error=rewards.on_error)
     reward, rollout = rewards_of(task), rollout_of(config, task, rewards_of)
     group_rewards = GroupRewards(config.group_reward, pool, role.run / "judge", role.name)

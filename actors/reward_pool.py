@@ -1,11 +1,12 @@
 """Verifiers in processes of their own: a verifier that hangs or crashes costs its sample, not the actor.
 
 A worker is `python -m actors.reward_pool`, started at the first call that needs it. It reads and writes lines of JSON:
-in comes `{verifier, arguments, knobs}`; out comes one line when the verifier is imported and one with its score and the
-seconds that it took, which count against its limit: this process may have been busy when the answer came. A call that
-overruns its time, or is cancelled, kills the worker's process group; the next call starts a new worker. Workers end
-with the actor: at the end of their input, by the parent-death signal (Linux), which reaches one that hangs, too, and by
-a guard (`actors.child`), which kills all that a verifier has started.
+in comes `{verifier, arguments, knobs, limit}`; out comes one line when the verifier is imported and one with its score
+and the seconds that it took. Its processor time is limited, by a signal that ends the worker: a busy machine changes no
+reward. Wall time is limited tenfold. A call that overruns its time, or is cancelled, kills the worker's process group;
+the next call starts a new worker. Workers end with the actor: at the end of their input, by the parent-death signal
+(Linux), which reaches one that hangs, too, and by a guard (`actors.child`), which kills all that a verifier has
+started.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from actors.child import GUARD, die_with_parent
+from areal_like.tasks.sandbox import WALL
 
 START_SECONDS = 60.0
 """Seconds that a worker has to start and import the verifier, not counted as the verifier's own. Overrunning this is an
@@ -55,14 +57,15 @@ class MachineError(RewardError):
 
 
 class RewardTimeout(RewardError):
-    """A verifier did not answer in time."""
+    """A verifier used up its processor time or, tenfold, the wall time."""
 
 
 class RewardPool:
     """Scores with up to `workers` verifiers at a time. With 0 workers they run in this process without any limits, so
     that a person can debug a verifier.
 
-    timeout: seconds of a call once it has begun. memory_limit: bytes of data a worker may have (RLIMIT_DATA).
+    timeout: seconds of processor time of a call once it has begun. memory_limit: bytes of data a worker may have
+    (RLIMIT_DATA).
     """
 
     def __init__(self, *, workers: int = 1, timeout: float = 10.0, memory_limit: int | None = None):
@@ -86,7 +89,7 @@ class RewardPool:
         return await self._called({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}, "several": True})
 
     async def _called(self, request: dict[str, Any]) -> Any:
-        line = json.dumps(request).encode() + b"\n"
+        line = json.dumps(request | {"limit": self._timeout}).encode() + b"\n"
         worker = await self._free.get()
         self.calls += 1
         try:
@@ -136,17 +139,18 @@ class _Worker:
         try:
             reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}", MachineError)
             if "error" not in reply:
-                reply = await self._reply(self._read(), timeout, verifier, RewardTimeout)
-        except BaseException:
-            await self.kill()
+                reply = await self._reply(self._read(), WALL * timeout, verifier, RewardTimeout)
+        except BaseException as error:
+            ended = await self.kill()
+            if isinstance(error, RewardError) and ended == -signal.SIGPROF:
+                raise RewardTimeout(f"{verifier} took more than {timeout:g} s of processor time") from None
             raise
         if "error" in reply:  # the verifier's own failure: its worker is well and stays
             raise (MachineError if reply["machine"] else RewardError)(f"{verifier} raised {reply['error']}")
-        if reply["seconds"] > timeout:
-            raise RewardTimeout(f"{verifier} took more than {timeout:g} s")
         return reply["score"], reply["seconds"]
 
-    async def kill(self) -> None:
+    async def kill(self) -> int | None:
+        """Returns how its process has ended, where one ran."""
         guard, process, self._guard, self._process = self._guard, self._process, None, None
         if guard is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -155,6 +159,7 @@ class _Worker:
             await process.wait()
         if guard is not None:
             guard.communicate()
+        return process.returncode if process else None
 
     async def _reply(
         self, reading: Coroutine[Any, Any, bytes], seconds: float, what: str, late: type[RewardError]
@@ -229,9 +234,11 @@ def _answer(request: dict[str, Any], replies: TextIO) -> None:
         verifier = resolve_name(request["verifier"])
         print("{}", file=replies, flush=True)
         begin = time.monotonic()
+        signal.setitimer(signal.ITIMER_PROF, request["limit"])  # then SIGPROF ends this process
         reply = {"score": _score(verifier, request), "seconds": time.monotonic() - begin}
     except Exception as error:  # MemoryError among them
         reply = {"error": f"{type(error).__name__}: {error}"[:1000], "machine": isinstance(error, MACHINE)}
+    signal.setitimer(signal.ITIMER_PROF, 0)
     print(json.dumps(reply), file=replies, flush=True)
 
 

@@ -67,8 +67,8 @@ class Task(Protocol):
         ...
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
-        """Score a response (int32 [R], filler excluded), in the actor: a call that overruns `rewards.timeout` earns 0.
-        Use `PooledTask` for slow verifiers."""
+        """Score a response (int32 [R], filler excluded), in the actor: a call that waits for more than ten times
+        `rewards.timeout` earns 0. Use `PooledTask` for slow verifiers."""
         ...
 
 

@@ -5,7 +5,8 @@ isolation="full" the kernel enforces (Linux, user namespaces permitted):
 
 - files: none but a memory file system of its own of 1 MiB, as its root; what it may import is loaded before;
 - network and other processes: namespaces of its own, with no interface in them and no other process; no sockets;
-- no new processes or threads, limits on CPU time, address space and file size; wall time by a kill from here;
+- no new processes or threads, limits on processor time, address space and file size; a kill from here where the wall
+  time is tenfold, as of a program that sleeps;
 - no environment variables, no inherited descriptors, no capabilities, and where we are root, another user (nobody).
 
 The sandbox shares the kernel. If the machine forbids user namespaces (some containers), `run` raises SandboxError.
@@ -15,6 +16,8 @@ files, sockets, processes and ctypes, which a program can bypass.
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +25,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from areal_like.tasks.sandboxed import OUT_OF_TIME
+
 _PROGRAM = Path(__file__).with_name("sandboxed.py")
+START_SECONDS = 60.0
+"""Wall seconds that a sandbox has to start, not counted as the program's own."""
+WALL = 10
+"""The wall time of a program, as a multiple of its processor time: a busy machine must not change a result."""
 
 
 class SandboxError(OSError):
@@ -35,7 +44,8 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What a program may use: wall seconds, bytes of address space, bytes per file (its results, too)."""
+    """What a program may use: seconds of processor time (rounded up), bytes of address space, bytes per file (its
+    results, too)."""
 
     seconds: float = 5.0
     memory: int = 256 << 20
@@ -71,22 +81,25 @@ def _execute(folder: str, given: IO[bytes], results: IO[bytes], seconds: float) 
     process = subprocess.Popen(
         command, stdin=given, stdout=results, stderr=subprocess.PIPE, cwd=folder, env={}, start_new_session=True
     )
-    in_time = True
+    assert process.stderr is not None
+    started, in_time = select.poll(), True
+    started.register(process.stderr, select.POLLIN)
     try:
-        process.wait(seconds)
+        if started.poll(START_SECONDS * 1000):
+            process.wait(WALL * seconds)
+            in_time = process.returncode not in (OUT_OF_TIME, -signal.SIGKILL)
     except subprocess.TimeoutExpired:
         in_time = False
     finally:
         process.kill()
         process.wait()
-    assert process.stderr is not None
     with process.stderr as told:
         said = told.read().decode(errors="replace")
     # The program cannot write here, so it cannot pass its own failure off as one of the sandbox.
     if said != "ready":
-        raise SandboxError(said[-1000:] or f"no sandbox within {seconds:g} s")
+        raise SandboxError(said[-1000:] or f"no sandbox within {START_SECONDS:g} s")
     if not in_time:
-        raise OutOfTime(f"more than {seconds:g} s")
+        raise OutOfTime(f"more than {seconds:g} s of processor time, or {WALL * seconds:g} s")
 
 
 def _value(line: bytes) -> list[object] | None:

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import time
 
 FOR_PROGRAMS = (
     "ast bisect collections.abc copy dataclasses datetime decimal enum fractions functools heapq io itertools operator "
@@ -21,6 +22,8 @@ FOR_PROGRAMS = (
 for module in FOR_PROGRAMS.split():
     importlib.import_module(module)
 
+OUT_OF_TIME = 124
+"""Exit code of the process that waits for a program which used up its processor time."""
 NOBODY = 65534
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
@@ -55,7 +58,7 @@ def become_nobody() -> None:
     check(LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")  # or /proc/self would stay root's
 
 
-def enter_namespaces(caller: int) -> None:
+def enter_namespaces(caller: int, seconds: float) -> None:
     """Returns in a child, which is process 1 of its namespace. Its parent only waits, so the caller can kill it."""
     user, group = os.geteuid(), os.getegid()
     if LIBC.unshare(NAMESPACES) != 0:
@@ -68,8 +71,8 @@ def enter_namespaces(caller: int) -> None:
     child = os.fork()
     if child:
         die_with_parent(caller)  # again: as another user, and in a new user namespace, it had no such signal
-        os.waitpid(child, 0)
-        os._exit(0)
+        used = os.wait4(child, 0)[2]
+        os._exit(OUT_OF_TIME if used.ru_utime + used.ru_stime >= math.ceil(seconds) else 0)
     os.close(held)
     die_with_parent()
     os.set_blocking(alive, False)
@@ -92,7 +95,7 @@ def leave_files() -> None:
 def limit(seconds: float, memory: int, output: int) -> None:
     check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
     for what, most in (
-        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # after the wall time, which the caller reports
+        (resource.RLIMIT_CPU, math.ceil(seconds + time.process_time())),
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, output),
         (resource.RLIMIT_NPROC, 1),  # itself
@@ -128,12 +131,12 @@ def refuse(event: str, arguments: tuple[object, ...]) -> None:
         raise PermissionError(f"{event} is not permitted here")
 
 
-def lock_in(isolation: str, caller: int) -> None:
+def lock_in(isolation: str, caller: int, seconds: float) -> None:
     die_with_parent(caller)
     if isolation == "full":
         if os.geteuid() == 0:
             become_nobody()
-        enter_namespaces(caller)
+        enter_namespaces(caller, seconds)
         leave_files()
         no_capabilities = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
         check(LIBC.capset(*no_capabilities), "capset")
@@ -152,7 +155,7 @@ def main() -> None:
     replies = os.dup(1)
     try:
         devnull = os.open(os.devnull, os.O_RDWR)
-        lock_in(request["isolation"], int(sys.argv[1]))
+        lock_in(request["isolation"], int(sys.argv[1]), request["seconds"])
         limit(request["seconds"], request["memory"], request["output"])
         if request["isolation"] == "full":
             refuse_sockets()

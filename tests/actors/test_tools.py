@@ -62,7 +62,8 @@ async def added(a: int, b: int) -> int:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [("added", {"a": "x", "b": 1}, "TypeError: "), ("broken", {"error": [1]}, "TypeError: "),
-     ("broken", {"error": "?"}, "KeyError: '?'"), *(("broken", {"error": each}, None) for each in ("import", "sandbox", "episode"))],
+     ("broken", {"error": "?"}, "KeyError: '?'"), ("broken", {"error": "import"}, None),
+     ("broken", {"error": "sandbox"}, None), ("broken", {"error": "episode"}, None)],
 )  # fmt: skip
 def test_an_error_of_a_tool_is_shown_and_one_of_the_machine_ends_the_episode(name, arguments, words):
     tools = Tools(tools=[f"{__name__}:{name}"])
@@ -100,7 +101,7 @@ def python(request, monkeypatch):
         ("print('\\ud800')", "?"),
         ("print('a')\n1 / 0", "error: a\nZeroDivisionError: division by zero"),
         ("import os\nos._exit(0)", "error: the program has ended by itself, or needs too much memory"),
-        ("while True: pass", "error: the program was ended: more than 1 s"),
+        ("while True: pass", "error: the program was ended: more than 1 s of processor time, or 10 s"),
     ],
 )
 def test_a_program_is_run_and_its_output_is_shown(python, code, shown):

@@ -8,6 +8,8 @@ import tempfile
 
 import pytest
 
+from actors.reward_pool import MACHINE
+from areal_like.tasks import sandbox
 from areal_like.tasks.sandbox import OutOfTime, SandboxError, SandboxLimits, run
 from areal_like.tasks.unit_tests import same, unit_tests
 from tests.actors.test_reward_pool import ends
@@ -39,8 +41,22 @@ def test_values_come_back_in_the_order_of_the_calls(isolation):
     ],
 )
 def test_an_endless_program_is_killed(body, isolation):
+    """One that sleeps is ended by the far limit on wall time."""
     with pytest.raises(OutOfTime):
-        answer(body, isolation, seconds=0.8)
+        answer(body, isolation, seconds=0.1)
+
+
+@BOTH
+def test_time_without_the_processor_is_no_time_of_a_program(isolation, monkeypatch):
+    monkeypatch.setattr(sandbox, "WALL", 1e6)
+    assert answer("import time\ntime.sleep(0.2)\nreturn 1", isolation, seconds=1e-3) == [1]
+
+
+def test_a_sandbox_that_does_not_start_is_a_fault_of_the_machine(monkeypatch):
+    monkeypatch.setattr(sandbox, "START_SECONDS", 0.0)
+    with pytest.raises(SandboxError) as error:
+        answer("return 1", "weak")
+    assert isinstance(error.value, MACHINE)
 
 
 @BOTH
@@ -139,7 +155,7 @@ def test_nothing_is_left_behind_when_the_caller_is_killed_while_the_sandbox_is_s
         "        while os.getppid() == caller: time.sleep(0.01)\n"
         "    return child\n"
         "os.fork = forked\n"
-        "sandboxed.lock_in('full', caller)\n"
+        "sandboxed.lock_in('full', caller, 1.0)\n"
         "time.sleep(3600)\n"
     )
     command = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inside!r}])"]
