@@ -16,7 +16,7 @@ import numpy as np
 from actors.reward_pool import MACHINE, MachineError, RewardError, RewardPool, RewardTimeout
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
-from areal_like.wire.groups import LARGEST_REWARD
+from areal_like.wire.messages import LARGEST_REWARD
 
 log = logging.getLogger(__name__)
 MOST_LOGGED = 5

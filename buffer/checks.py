@@ -2,14 +2,19 @@
 whose verifier hangs. No I/O."""
 
 import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import add
 
-from areal_like.models.experts import Routing
+import numpy as np
+
 from areal_like.wire import messages
 from areal_like.wire.frames import Frame, Payloads, WireError
-from areal_like.wire.groups import Head, check_partial, check_payload, unpack_heads, versions_of
+from areal_like.wire.groups import ROW, Head, check_partial, check_payload, decode_group, unpack_heads, versions_of
 from areal_like.wire.messages import PartialHead
 from buffer.entries import Entry
 from buffer.fleet import Stats
@@ -17,8 +22,52 @@ from buffer.fleet import Stats
 log = logging.getLogger(__name__)
 WORDS = ("engine", "engine_note")
 """The stats of an actor that are text; all others are numbers (`buffer.peers.Actor.engine`)."""
-MOST_REDRAWN = 8
-"""Redraws of one sample."""
+STATISTIC = re.compile(
+    r"(sum|part|whole|now|mean|max):(rollout|engine|agents|turns|rewards|judge|served)/[\w./-]+", re.ASCII
+)
+MOST_REDRAWN, MOST_CONTEXTS = 8, 64
+"""Redraws of one sample; contexts of one that progress may count."""
+
+
+@dataclass(slots=True)
+class AnswerLimits:
+    """How long answers are at most: `longest(row)` tokens (None: not known) in each context. `one_prompt`: all samples
+    of a group have the same prompt."""
+
+    longest: Callable[[int], int] | None = None
+    one_prompt: bool = False
+    _most: int = 0  # for the rows so far: most groups need no other look
+
+    def of(self, row: int, tokens: float) -> float:
+        """The limit of a row, or of rows before it if `tokens` are within that."""
+        if self.longest and tokens > self._most:
+            self._most = max(self._most, most := self.longest(row))
+            return most
+        return self._most if self.longest else math.inf
+
+    def allows_progress(self, entry: Entry, tokens: int) -> bool:
+        """Can a lease of this group have made so many tokens?"""
+        contexts = entry.launch * (MOST_CONTEXTS if not self.one_prompt else MOST_REDRAWN)
+        return tokens <= contexts * self.of(entry.row, tokens / contexts)
+
+    def check(self, head: Head, payload: Frame, row: int, positions: int | None) -> None:
+        """Raises WireError for a prompt or an answer that is longer than its limit, or prompts that differ."""
+        rows = np.frombuffer(head.rows, ROW)
+        prompts, responses = rows["prompt"].tolist(), rows["response"].tolist()
+        longest, whole = max(responses), max(map(add, prompts, responses))
+        allowed, room = self.of(row, longest), positions or math.inf
+        if longest > allowed or whole > room:
+            for sample in decode_group(head, payload).samples:
+                contexts = 1 + len(sample.forks)
+                if sample.response_length > contexts * allowed or len(sample.tokens) > contexts * room:
+                    lengths = f"{sample.prompt_length} + {sample.response_length} tokens in {contexts} contexts"
+                    raise WireError(f"group {head.id}: {lengths}, where {allowed:g} in {room:g} positions fit")
+        if self.one_prompt:
+            view, first, start = memoryview(payload), bytes(memoryview(payload)[: 4 * prompts[0]]), 0
+            for prompt, response in zip(prompts, responses, strict=True):
+                if view[start : start + 4 * prompt] != first:
+                    raise WireError(f"group {head.id}: its samples have several prompts")
+                start += 4 * (prompt + response)
 
 
 def faults_of_push(
@@ -26,12 +75,12 @@ def faults_of_push(
     payloads: Payloads,
     entries: Mapping[int, Entry],
     digests: Mapping[int, str],
-    vocab_size: int | None = None,
-    routing: Routing | None = None,
+    model: messages.Model | None,
+    limits: AnswerLimits,
 ) -> dict[int, WireError]:
-    """Faulty groups: group id → its fault. A group must fit its lease, its payload and published weights (`digests`),
-    and the learner must be able to train on it (`check_payload`): its model knows `vocab_size` tokens and chooses
-    experts by `routing` (None: not known). A deferred group may have another size now."""
+    """Faulty groups: group id → its fault. A group must fit its lease, its payload, published weights (`digests`) and
+    the `limits`, and the learner's `model` must be able to train on it (`check_payload`). A deferred group may have
+    another size now."""
     faults: dict[int, WireError] = {}
     for head, payload in zip(heads, payloads, strict=True):
         entry = entries.get(head.id)
@@ -41,7 +90,9 @@ def faults_of_push(
             _check_digests(head.id, head.digests, entry, digests)
             if len(payload) != head.size:
                 raise WireError(f"group {head.id}: its payload has {len(payload)} bytes where {head.size} belong")
-            check_payload(head, payload, vocab_size, routing)
+            check_payload(head, payload, model)
+            if entry:
+                limits.check(head, payload, entry.row, model.positions if model else None)
         except WireError as error:
             faults[head.id] = error
     return faults
@@ -53,12 +104,23 @@ def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry) -> 
         raise WireError(f"group {entry.id} can't have that many cut or redrawn samples")
 
 
-def check_stats(stats: dict[str, float | str]) -> dict[str, float | str]:
-    """Returns `stats`: an actor's running totals as numbers, the state of its engine as text. Raises WireError."""
+def check_stats(stats: Stats) -> None:
+    """Raises WireError unless they are an actor's own (`actors.measures`): its running totals as numbers, the state of
+    its engine as text."""
     for name, value in stats.items():
-        if (name in WORDS) != isinstance(value, str) or (isinstance(value, str) and not value.isprintable()):
-            raise WireError(f"stats: {name!r} is {'printable text' if name in WORDS else 'a number'}")
-    return stats
+        if name in WORDS:
+            if not isinstance(value, str) or not value.isprintable():
+                raise WireError(f"stats: {name!r} is printable text")
+        elif isinstance(value, str) or not STATISTIC.fullmatch(name):
+            raise WireError(f"stats: {name!r} is no number of an actor")
+        elif value < 0 and name.startswith(("sum:", "whole:")):
+            raise WireError(f"stats: {name!r} is {value:g}, expected at least 0")
+
+
+def check_credit(ended: int, leased: int) -> None:
+    """Raises WireError if more sequences ended than were leased."""
+    if ended > leased:
+        raise WireError(f"credit: {ended} sequences ended of {leased} leased")
 
 
 def check_hand_back(
@@ -66,14 +128,13 @@ def check_hand_back(
     payloads: Payloads,
     entries: Mapping[int, Entry],
     digests: Mapping[int, str],
-    vocab_size: int | None = None,
-    routing: Routing | None = None,
+    model: messages.Model | None,
 ) -> None:
     """Raises WireError if a partial group does not fit its lease, its payload or published weights."""
     if len(heads) != len(payloads):
         raise WireError(f"{len(payloads)} payloads for {len(heads)} partial groups")
     for head, payload in zip(heads, payloads, strict=True):
-        check_partial(head, payload, vocab_size, routing)
+        check_partial(head, payload, model)
         entry = entries.get(head.id)
         if entry and max(versions_of(head)) >= entry.launch:
             raise WireError(f"partial group {head.id}: it has {entry.launch} samples")
@@ -81,16 +142,24 @@ def check_hand_back(
 
 
 def checked_answer(
-    message: messages.Evaluated, payloads: Payloads, vocab_size: int | None
+    message: messages.Evaluated, payloads: Payloads, model: messages.Model | None, digests: Mapping[int, str]
 ) -> tuple[Head, Frame] | None:
     """The sample of a held-out result, if the message has one. Raises WireError."""
+    if not {message.oldest, message.newest} <= digests.keys() or message.oldest > message.newest:
+        raise WireError(f"no versions {message.oldest} to {message.newest} were published")
     if message.answer is None:
         return None
     heads = unpack_heads(message.answer)
     if not len(heads) == heads[0].samples == len(payloads) == 1 or len(payloads[0]) != heads[0].size:
         raise WireError("a held-out answer must be one sample, with its payload")
-    check_payload(heads[0], payloads[0], vocab_size)
-    return heads[0], payloads[0]
+    (head,), (payload,) = heads, payloads
+    if [message.reward, message.length, message.oldest, message.newest] != [
+        *head.rewards, head.tokens, head.oldest, head.newest
+    ]:  # fmt: skip
+        raise WireError("a held-out result must be that of its answer")
+    check_payload(head, payload, model)
+    AnswerLimits().check(head, payload, 0, model.positions if model else None)
+    return head, payload
 
 
 def _check_digests(
@@ -135,32 +204,35 @@ MOST_ANSWERS = 32
 class Unverified:
     """Counts the answers of the task `name`, and those that earned 0 without a verdict, from the totals that actors
     report: their verifier raised, or took more than `timeout` seconds. With a verifier that always does a run would
-    look healthy but learn nothing. The run ends if their share of the newest `window` answers reaches `limit` (None:
-    never)."""
+    look healthy but learn nothing. The run ends if, with `window` answers in all, their share of each actor's newest
+    `window` reaches `limit` (None: never): one actor alone may be the cause."""
 
     name: str = ""
     timeout: float = 0.0
     limit: float | None = None
     window: int = MOST_ANSWERS
     _totals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _newest: deque[tuple[float, float]] = field(default_factory=deque)
+    _newest: defaultdict[str, deque[tuple[float, float]]] = field(default_factory=partial(defaultdict, deque))
 
-    def see(self, actor: str, stats: Stats) -> None:
-        """Note an actor's totals; they restart when the actor does. Raises RolloutsFail."""
+    def see(self, actor: str, stats: Stats, present: Collection[str]) -> None:
+        """Note an actor's totals; they restart when the actor does. `present`: all actors. Raises RolloutsFail."""
         totals = float(stats.get("sum:rewards/answered", 0.0)), float(stats.get("sum:rewards/unverified", 0.0))
         before = self._totals.get(actor, (0.0, 0.0))
         self._totals[actor] = totals
         answered, failed = totals if totals[0] < before[0] else (totals[0] - before[0], totals[1] - before[1])
         if answered > 0:
-            self._newest.append((answered, failed))
-            self._check()
+            newest = self._newest[actor]
+            newest.append((answered, failed))
+            while sum(each for each, _ in newest) - newest[0][0] >= self.window:
+                newest.popleft()
+            self._check([self._newest[name] for name in present])
 
-    def _check(self) -> None:
-        answered = sum(each for each, _ in self._newest)
-        while answered - self._newest[0][0] >= self.window:
-            answered -= self._newest.popleft()[0]
-        failed = sum(each for _, each in self._newest)
-        if self.limit is not None and answered >= self.window and failed >= self.limit * answered:
+    def _check(self, of_actors: list[deque[tuple[float, float]]]) -> None:
+        counts = [[sum(each[0] for each in newest), sum(each[1] for each in newest)] for newest in of_actors]
+        answered, failed = (sum(each[column] for each in counts) for column in (0, 1))
+        if self.limit is None or answered < self.window:
+            return
+        if all(each[1] >= self.limit * each[0] > 0 for each in counts):
             raise RolloutsFail(
                 f"{failed:.0f} of the last {answered:.0f} answers earned 0: the verifier of task {self.name} raised "
                 f"(see the actors' logs) or overran rewards.timeout ({self.timeout:g} s); see rewards.max_unverified"

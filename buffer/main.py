@@ -18,7 +18,7 @@ from areal_like.run.run_folder import CONFIG, NEXT
 from areal_like.tasks.heldout import sets_of
 from areal_like.wire.bus import Router
 from buffer import recovery
-from buffer.checks import MOST_ANSWERS, Unverified
+from buffer.checks import MOST_ANSWERS, AnswerLimits, Unverified
 from buffer.dispatch import Dispatcher
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
@@ -112,7 +112,18 @@ def build_dispatcher(
     )
 
 
-def build_server(config: Config, dispatcher: Dispatcher, samples: KeptSamples | None = None) -> Server:
+def answer_limits(config: Config, task: Task) -> AnswerLimits:
+    def longest(row: int) -> int:
+        prompt = task.prompt("train", row)
+        return (config.sampling.max_new_tokens or prompt.max_tokens) + max(prompt.filler, default=0)
+
+    plain = config.workflow.name == "single_turn" and not getattr(task, "workflows", None)
+    return AnswerLimits(longest, one_prompt=plain)
+
+
+def build_server(
+    config: Config, dispatcher: Dispatcher, samples: KeptSamples | None = None, limits: AnswerLimits | None = None
+) -> Server:
     window = min(dispatcher.samples_per_batch, MOST_ANSWERS)
     return Server(
         dispatcher,
@@ -120,6 +131,7 @@ def build_server(config: Config, dispatcher: Dispatcher, samples: KeptSamples | 
         lease_timeout=config.buffer.lease_timeout,
         ready_timeout=config.launcher.get("ready_timeout", math.inf),
         verifiers=Unverified(config.task.name, config.rewards.timeout, config.rewards.max_unverified, window),
+        limits=limits,
         samples=samples,
     )
 
@@ -140,7 +152,7 @@ def main(role: Role) -> None:
     dispatcher = build_dispatcher(config, task, router, Outbox(router, journal), groups, scheduler)
     dispatcher.peers.learner.steps = steps
     restore_scheduler(scheduler, groups, dispatcher.gauges)
-    server = build_server(config, dispatcher, KeptSamples(role.run, config.run, steps))
+    server = build_server(config, dispatcher, KeptSamples(role.run, config.run, steps), answer_limits(config, task))
     role.offer("buffer", router.endpoint)
     try:
         server.run()

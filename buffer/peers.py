@@ -12,7 +12,6 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from areal_like.models.experts import Routing
 from areal_like.wire import messages
 from areal_like.wire.bus import Router
 from buffer.fleet import RelayTree, Stats, Totals
@@ -115,8 +114,7 @@ class Learner:
     wanted: messages.Want | None = None  # its open request
     steps: int = 0  # batches trained
     redo: int = 0  # batches set aside
-    vocab_size: int | None = None  # tokens that its model knows (None: not known yet)
-    routing: Routing | None = None  # what its model's routers choose (None: it does not replay the engine's experts)
+    model: messages.Model | None = None  # None: not known
 
 
 @dataclass(slots=True)

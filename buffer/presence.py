@@ -16,6 +16,8 @@ from buffer.peers import MOST_FAILED, MOST_REFUSED, Actor, Peers
 from buffer.sizing import GroupLengths
 
 log = logging.getLogger(__name__)
+ROLES = ("buffer", "learner")
+"""Names that no actor has."""
 MOST_DEATHS = 3
 """A group is dropped if this many actors died by themselves while they held it."""
 
@@ -45,6 +47,8 @@ class Presence:
         actor = fleet.by_peer.get(peer)
         if not name.isprintable():
             raise WireError("a name must consist of printable characters")
+        if message.role == "actor" and (not message.slots or name in ROLES):
+            raise WireError(f"an actor needs slots, and another name than {', '.join(ROLES)}")
         if actor and actor.name != name:
             raise WireError(f"this connection already belongs to {actor.name}")
         if message.role == "learner":
@@ -96,7 +100,8 @@ class Presence:
             held = len(self.groups.store.entries.held_by(dead.name))
             log.warning("%s %s: its %d leases go to others", dead.name, message.how, held)
             self.remove(dead, message.how if message.by_itself else "")
-        if message.for_good and message.name not in peers.left_out and peers.expected_actors > 1:
+        counted = message.name in peers.left_out or message.name in ROLES
+        if message.for_good and not counted and peers.expected_actors > 1:
             peers.expected_actors -= 1
             peers.left_out[message.name] = message.how
             log.warning("%s is left out: the run continues without it", message.name)
@@ -121,13 +126,13 @@ class Presence:
         ids = sorted(entries.held_by(actor.name).keys() & set(message.ids))
         fault: WireError | None = None
         try:
-            learner, digests = self.peers.learner, self.peers.weights.digests
-            check_hand_back(heads, payloads, entries, digests, learner.vocab_size, learner.routing)
+            check_hand_back(heads, payloads, entries, self.peers.weights.digests, self.peers.learner.model)
             left = {head.id: PartialGroup(head, part) for head, part in zip(heads, payloads, strict=True)}
         except WireError as error:
             fault = error
         for group_id in ids:
             entry, partial = entries[group_id], left.get(group_id)
+            actor.failed += not message.leaving and entry.stage is not Stage.RECALLED
             if partial and entry.stage is Stage.RECALLED and self.gauges.measures_lengths:
                 tokens, cut = zip(*partial.lengths.values(), strict=True)
                 self.gauges.seen.append(GroupLengths(tokens, cut).of(entry.launch))

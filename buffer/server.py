@@ -17,7 +17,9 @@ from areal_like.wire.frames import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads,
 from areal_like.wire.groups import Head, unpack_heads
 from areal_like.wire.messages import Message
 from buffer.checks import (
+    AnswerLimits,
     Unverified,
+    check_credit,
     check_left_out,
     check_published,
     check_stats,
@@ -59,6 +61,7 @@ class Server:
         ready_timeout: float = math.inf,
         lease_timeout: float = 0.0,
         verifiers: Unverified | None = None,
+        limits: AnswerLimits | None = None,
         samples: KeptSamples | None = None,
     ):
         self.dispatcher = dispatcher
@@ -67,6 +70,7 @@ class Server:
         self.router, self.fleet = self.peers.router, self.peers.fleet
         self.learner, self.weights, self.phase = self.peers.learner, self.peers.weights, self.peers.phase
         self.verifiers, self.samples = verifiers or Unverified(), samples or KeptSamples()
+        self.limits = limits or AnswerLimits()
         self.deadlines = Deadlines(self.peers, self.groups, self.evaluation, self.gauges, lease_timeout)
         self.failures = self.deadlines.failures
         decided = self.peers, self.groups, self.evaluation, self.outbox, self.gauges
@@ -169,6 +173,7 @@ class Server:
             case messages.Push():
                 self._on_push(actor, message, payloads)
             case messages.Credit(ended):
+                check_credit(ended, actor.leased)
                 actor.ended = ended
             case messages.Heartbeat():
                 self._on_heartbeat(actor, message)
@@ -191,12 +196,13 @@ class Server:
 
     def _on_heartbeat(self, actor: Actor, message: messages.Heartbeat) -> None:
         now = self.peers.clock()
-        actor.stats = check_stats(message.stats)
-        self.fleet.totals.note(actor.name, actor.peer, actor.stats)
-        self.verifiers.see(actor.name, actor.stats)
+        check_stats(message.stats)
+        self.fleet.totals.note(actor.name, actor.peer, message.stats)
+        actor.stats = message.stats
+        self.verifiers.see(actor.name, actor.stats, self.fleet.by_name)
         held, serves = self.store.entries.held_by(actor.name), actor.engine == "serving"
-        for group_id in message.progress if serves else held:
-            if group_id in held:
+        for group_id, tokens in message.progress.items() if serves else dict.fromkeys(held, 0).items():
+            if group_id in held and self.limits.allows_progress(held[group_id], tokens):
                 held[group_id].moved_at = now
         self.evaluation.note_moved(actor.name, message.heldout, now)
         if not serves:
@@ -236,8 +242,8 @@ class Server:
         heads = unpack_heads(message.table)
         if len(heads) != len(payloads):
             raise WireError(f"push: {len(payloads)} payloads for {len(heads)} groups")
-        known = self.learner.vocab_size, self.learner.routing
-        return heads, faults_of_push(heads, payloads, self.store.entries, self.weights.digests, *known)
+        known = self.weights.digests, self.learner.model, self.limits
+        return heads, faults_of_push(heads, payloads, self.store.entries, *known)
 
     def _may_push(self, actor: Actor, group_id: int) -> bool:
         """Has this actor ever had a lease of the group? The first push of any holder wins. Also True for groups that
@@ -261,8 +267,8 @@ class Server:
         return new
 
     def _on_evaluated(self, actor: Actor, message: messages.Evaluated, payloads: Payloads) -> None:
-        answer = checked_answer(message, payloads, self.learner.vocab_size)
         number = self.evaluation.row_of(actor.name, message.id)
+        answer = checked_answer(message, payloads, self.learner.model, self.weights.digests)
         if number is None:
             return
         found = AnswerResult(message.reward, message.length, message.oldest, message.newest)
@@ -276,8 +282,8 @@ class Server:
         if peer != self.learner.peer:
             raise WireError(ONLY_THE_LEARNER)
         match message:
-            case messages.Model(vocab_size, routing):  # groups with other tokens or experts are refused
-                self.learner.vocab_size, self.learner.routing = vocab_size, routing
+            case messages.Model():
+                self.learner.model = message
             case messages.Published(manifest):
                 self._on_published(manifest)
             case messages.Want(index, version):

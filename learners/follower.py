@@ -85,7 +85,7 @@ class LeadingTrainer:
     """Rank 0's trainer: all ranks execute each of its calls."""
 
     def __init__(self, trainer: TorchLearner):
-        self._trainer, self.vocab_size = trainer, trainer.vocab_size
+        self._trainer, self.facts = trainer, trainer.facts
         self.numbers = trainer.numbers  # of its own share of the batch
         self.staleness = trainer.staleness
 

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from areal_like.models.causal_lm import specs_of
 from areal_like.types import Batch
+from areal_like.wire.messages import Model
 from learners.adapters import Adapters
 from learners.advantages import Advantage, needs_current
 from learners.attention import use_packed_attention
@@ -120,7 +121,8 @@ class TorchLearner:
         apart = self.objective.needs_reference and lora is None
         self._reference = frozen(self.model, dtype) if apart else self.model
         self._replay = RouterReplay(self.model) if router_replay else None
-        self.routing = self._replay.routing if self._replay else None
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.facts = Model(self.vocab_size, self._replay.routing if self._replay else None, longest)
         self._teacher = None if teacher is None else Teacher(self.model, self.ranks, dtype, **teacher)
         models = [self.model, self._reference, *([self._teacher.model] if self._teacher else [])]
         entropies = bool(self.objective.entropy_bonus)  # are differentiated

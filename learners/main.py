@@ -80,7 +80,7 @@ class TrainLoop:
         """Returns the summary."""
         progress, start = self.progress, dataclasses.replace(self.progress)
         samples = TrainedSamples(self.run_folder, self.config.run, progress.steps)
-        self.client.hello(getattr(self.trainer, "vocab_size", None), getattr(self.trainer, "routing", None))
+        self.client.hello(getattr(self.trainer, "facts", None))
         if not self.alone:
             self._publish(self.version)
         self._want(progress.steps)

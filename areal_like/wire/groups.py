@@ -16,7 +16,6 @@ next token, in the same stream of random numbers. Its columns are tokens, logpro
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,11 @@ import numpy as np
 import xxhash
 from numpy.typing import ArrayLike, NDArray
 
-from areal_like.models.experts import NONE, Routing, Shape, is_shape, shape_of, width
+from areal_like.models.experts import NONE, Shape, is_shape, shape_of, width
 from areal_like.partial import CarriedSamples, PartialSample
 from areal_like.types import Completion, Finish, Group, Runs, Sample
 from areal_like.wire.frames import Frame, WireError
-from areal_like.wire.messages import PartialCall, PartialHead, Table
+from areal_like.wire.messages import LARGEST_REWARD, Model, PartialCall, PartialHead, Table
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -39,10 +38,9 @@ FINISHES: tuple[Finish, ...] = get_args(Finish)
 RUN = np.dtype([("version", "<i4"), ("n", "<i4")])
 FORK = 2
 """In a loss mask (1: trained, 0: not): see `Sample.forks`."""
-LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""The largest reward: the learner computes in float32, where a larger one would be infinite."""
-LOGPROB_ROUNDING = 1e-6
-"""The largest log probability: an engine that takes the log of a softmax may give a certain token this much above 0."""
+LEAST_LOGPROB, LOGPROB_ROUNDING = -80.0, 1e-6
+"""No engine samples a token of so small a probability, and float32 could not hold its ratio to 1. The largest: an
+engine that takes the log of a softmax may give a certain token this much above 0."""
 least_of, most_of = np.minimum.reduce, np.maximum.reduce  # an array's own `min` takes twice as long: tables are small
 
 
@@ -92,24 +90,28 @@ def columns(payload: Frame, sizes: ColumnSizes) -> Columns:
     )
 
 
-def check_columns(
-    group_id: int, found: Columns, vocab_size: int | None, routing: Routing | None = None, shape: Shape = NONE
-) -> None:
-    """Raises WireError unless a learner can train on them: token ids in the vocabulary (None: of unknown size),
-    logprobs finite and at most 0, loss masks 0, 1 or FORK, and experts (of `shape`) those of the model's `routing`."""
+def check_columns(group_id: int, found: Columns, model: Model | None, shape: Shape = NONE) -> None:
+    """Raises WireError unless a learner can train on them: token ids in the vocabulary of its `model` (None: not
+    known), logprobs from LEAST_LOGPROB to 0, loss masks 0, 1 or FORK with a 1 among them, and experts (of `shape`)
+    those of its routing."""
     tokens, logprobs, masks, *_, experts = found
-    if vocab_size is not None and most_of(tokens.view(np.uint32)) >= vocab_size:  # negative ids are large
+    if model and most_of(tokens.view(np.uint32)) >= model.vocab_size:  # negative ids are large
         least = int(least_of(tokens))
         wrong = least if least < 0 else int(most_of(tokens))
-        text = f"token {wrong} is not in the vocabulary of {vocab_size}: does its actor use the same task and model?"
+        text = (
+            f"token {wrong} is not in the vocabulary of {model.vocab_size}: does its actor use the same task and model?"
+        )
         raise WireError(f"group {group_id}: {text}")
     least_logprob, most = float(least_of(logprobs)), float(most_of(logprobs))
-    if not (math.isfinite(least_logprob) and most <= LOGPROB_ROUNDING):
-        text = f"logprobs from {least_logprob:g} to {most:g}: they must be finite and at most 0"
+    if not (least_logprob >= LEAST_LOGPROB and most <= LOGPROB_ROUNDING):  # also for NaN
+        text = f"logprobs from {least_logprob:g} to {most:g}: expected {LEAST_LOGPROB:g} to 0"
         raise WireError(f"group {group_id}: {text}")
-    if len(masks) and most_of(masks) > FORK:
-        raise WireError(f"group {group_id}: its loss mask is not made of 0, 1 and {FORK}")
-    if routing and (problem := routing.problem(shape, experts)):
+    if len(masks) and (largest := most_of(masks)) != 1:
+        if largest > FORK:
+            raise WireError(f"group {group_id}: its loss mask is not made of 0, 1 and {FORK}")
+        if not (masks == 1).any():
+            raise WireError(f"group {group_id}: its loss mask leaves no token to train")
+    if model and model.routing and (problem := model.routing.problem(shape, experts)):
         raise WireError(f"group {group_id}: {problem}")
 
 
@@ -138,8 +140,8 @@ def starts_of(counts: NDArray[np.integer]) -> NDArray[np.int64]:
     return ends - counts
 
 
-def fits_float32(rewards: ArrayLike) -> bool:
-    """Is each of them a finite number that float32 can hold?"""
+def are_rewards(rewards: ArrayLike) -> bool:
+    """Is each of them at most LARGEST_REWARD in size?"""
     return bool(most_of(np.abs(rewards), axis=None) <= LARGEST_REWARD)  # False for NaN
 
 
@@ -278,8 +280,8 @@ def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
             raise WireError("groups: a sample's number of turns is negative")
         if least_of(rows["finish"]) < 0 or most_of(rows["finish"]) >= len(FINISHES):
             raise WireError("groups: a sample's finish is out of range")
-    if not fits_float32(rows["reward"]):
-        raise WireError("groups: a reward is not a finite number, or too large for float32")
+    if not are_rewards(rows["reward"]):
+        raise WireError(f"groups: a reward is no number of at most {LARGEST_REWARD:g}")
     if np.logical_or.reduce(covered_by(runs, rows["runs"], "groups") != rows["response"]):
         raise WireError("groups: the runs of a sample do not cover its response")
 
@@ -289,12 +291,12 @@ def _sizes(head: Head, n_prompts: int, n_turns: int) -> ColumnSizes:
     return ColumnSizes(tokens, head.tokens, head.tokens, n_turns, tokens - head.samples, head.experts)
 
 
-def check_payload(head: Head, payload: Buffer, vocab_size: int | None, routing: Routing | None = None) -> None:
-    """Raises WireError unless a learner can train on the group: see `check_columns`; rewards of turns fit float32."""
+def check_payload(head: Head, payload: Buffer, model: Model | None) -> None:
+    """Raises WireError unless a learner can train on the group: see `check_columns`; rewards of turns are in range."""
     rows = np.frombuffer(head.rows, ROW)  # a few numbers: Python adds them up sooner than NumPy
     sizes = _sizes(head, sum(rows["prompt"].tolist()), sum(rows["turns"].tolist()))
     found = columns(payload, sizes)
-    check_columns(head.id, found, vocab_size, routing, head.experts)
+    check_columns(head.id, found, model, head.experts)
     if sizes.turns:
         try:
             _turn_rewards(rows.tolist(), *found[3:5])
@@ -383,8 +385,10 @@ def _turn_rewards(
 ) -> list[list[tuple[int, float]]]:
     """Per sample its pairs (place, reward)."""
     counts, responses = [row[3] for row in rows], np.array([row[1] for row in rows])
-    if not fits_float32(rewards) or (places < 0).any() or (places >= np.repeat(responses, counts)).any():
-        raise WireError("groups: the reward of a turn is no float32 number, or its place is not in the response")
+    if not are_rewards(rewards) or (places < 0).any() or (places >= np.repeat(responses, counts)).any():
+        raise WireError(
+            f"groups: the reward of a turn is no number of at most {LARGEST_REWARD:g}, or its place is not there"
+        )
     pairs = list(zip(places.tolist(), rewards.tolist(), strict=True))
     ends = np.cumsum(counts).tolist()
     return [pairs[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -457,9 +461,7 @@ def versions_of(head: PartialHead) -> dict[int, set[int]]:
     return found
 
 
-def check_partial(
-    head: PartialHead, payload: Frame, vocab_size: int | None = None, routing: Routing | None = None
-) -> None:
+def check_partial(head: PartialHead, payload: Frame, model: Model | None = None) -> None:
     """Raises WireError unless the head's numbers agree, also with the payload, which passes `check_columns`."""
     name, made = f"partial group {head.id}", versions_of(head)
     sizes = _partial_sizes(head)
@@ -467,8 +469,8 @@ def check_partial(
         raise WireError(f"{name}: experts of the shape {head.experts}")
     if sizes.bytes != len(payload):
         raise WireError(f"{name}: the payload's size is not that of its samples")
-    if any(index not in made or not fits_float32(score) for index, _, score in head.scores):
-        raise WireError(f"{name}: a score is no float32 number, or of a sample that has not begun")
+    if any(index not in made for index, *_ in head.scores):
+        raise WireError(f"{name}: a score is of a sample that has not begun")
     if head.digests.keys() != set[int]().union(*made.values()):
         raise WireError(f"{name}: needs the digest of each version that made it, and of no other")
-    check_columns(head.id, columns(payload, sizes), vocab_size, routing, head.experts)
+    check_columns(head.id, columns(payload, sizes), model, head.experts)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from areal_like.models.experts import Routing
 from areal_like.types import Batch
 from areal_like.wire import messages
 from areal_like.wire.bus import Dealer
@@ -56,11 +55,10 @@ class LearnerClient:
             self._last_sent[type(message)] = message
             self.dealer.send(message)
 
-    def hello(self, vocab_size: int | None = None, routing: Routing | None = None) -> None:
-        """`routing`: of the experts that the learner replays; see `Model`."""
+    def hello(self, model: messages.Model | None = None) -> None:
         self.send(messages.Hello("learner", self.name, os.getpid(), 0))
-        if vocab_size is not None:
-            self.send(messages.Model(vocab_size, routing))
+        if model:
+            self.send(model)
 
     def published(self, manifest: messages.Manifest) -> None:
         self.send(messages.Published(manifest))

@@ -4,7 +4,6 @@ A kind's name on the wire is its class name in lower case. Payloads are separate
 the requests of the starter, actors and learner, then the answers of the buffer, then those of sources of weights."""
 
 import re
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -14,13 +13,18 @@ from areal_like.models.experts import NONE, Routing, Shape
 from areal_like.types import Finish
 from areal_like.types import Lease as OneLease
 
+LARGEST_REWARD = 1e9
+"""Sums of squares over a batch stay finite in float32, in which the learner computes."""
 MOST, MOST_STATS, MOST_HOPS, MAX_NAME, MAX_TEXT, MAX_SLOTS = 1 << 16, 128, 256, 100, 2000, 1 << 20
 """Entries of any list or map, of an actor's stats, of a plan; characters of a name, of a text; slots of an engine."""
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Version = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Held = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 """A version, or -1: none."""
-Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Finite = Annotated[float, Meta(ge=-1e18, le=1e18)]
+"""Sums and squares of such numbers stay finite."""
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Reward = Annotated[float, Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 """For people, or a place."""
@@ -52,7 +56,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     each, too, or empty where no payload has any."""
 
     groups: Annotated[
-        list[tuple[Count, Annotated[int, Meta(gt=0, lt=1 << 31)], Finite]], Meta(min_length=1, max_length=MOST)
+        list[tuple[Count, Annotated[int, Meta(gt=0, lt=1 << 31)], Seconds]], Meta(min_length=1, max_length=MOST)
     ]
     rows: bytes
     runs: bytes
@@ -102,7 +106,7 @@ class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
 
     id: Count
     calls: Annotated[list[PartialCall], Meta(min_length=1, max_length=MOST)]
-    scores: Annotated[list[tuple[Count, int, Finite]], Meta(max_length=MOST)]
+    scores: Annotated[list[tuple[Count, int, Reward]], Meta(max_length=MOST)]
     digests: Digests
     experts: Shape = NONE
 
@@ -197,7 +201,7 @@ class Evaluated(Message):
     failed."""
 
     id: Count
-    reward: Finite
+    reward: Reward
     oldest: Held
     newest: Held
     length: Count
@@ -212,11 +216,12 @@ class Applied(Message):
 
 
 class Model(Message):
-    """After hello: the vocabulary of the learner's model, and its routing where it replays experts; other groups are
-    refused."""
+    """After hello, of the learner's model: its vocabulary, its `positions` (None: no limit), and its routing where it
+    replays experts. Other groups are refused."""
 
     vocab_size: Count
     routing: Routing | None = None
+    positions: Count | None = None
 
 
 class Published(Message):

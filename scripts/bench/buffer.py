@@ -137,7 +137,7 @@ def light_learner(endpoint: str) -> Takes:
     """Takes batches as fast as they come, publishes a version after each."""
     prepare_process()
     client, index = LearnerClient(endpoint), 0
-    client.hello(VOCABULARY)
+    client.hello(messages.Model(VOCABULARY))
     client.published(messages.Manifest(0, "digest"))
     client.want(0, 0)
 

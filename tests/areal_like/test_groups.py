@@ -23,7 +23,7 @@ from areal_like.wire.groups import (
     pack_heads,
     unpack_heads,
 )
-from areal_like.wire.messages import Push
+from areal_like.wire.messages import Model, Push
 
 
 @st.composite
@@ -131,7 +131,8 @@ def test_claimed_sizes_are_exact_beyond_64_bits() -> None:
         (table(rows=b""), "rows"),
         (table(rows=b"abc"), "rows"),
         (table(runs=b"abc"), "runs"),
-        (table((2, 3, 0, 0, 2, float("nan"))), "finite"),
+        (table((2, 3, 0, 0, 2, float("nan"))), "reward"),
+        (table((2, 3, 0, 0, 2, 3e38)), "reward"),
         (table((2, 4, 0, 0, 2, 0.5)), "cover"),
         (table((2, 3, 7, 0, 2, 0.5)), "finish"),
         (table((2, 3, 0, -1, 2, 0.5)), "turns"),
@@ -181,14 +182,14 @@ def test_samples_that_make_no_sense_are_refused(members: list[Sample], reason: s
 def test_experts_travel_only_if_all_samples_have_them_and_must_be_the_models() -> None:
     mixed, payload = encode_group(group_of(1, [CHOSEN, SAMPLE]))
     assert mixed.experts == NONE
-    check_payload(mixed, payload, None, Routing(2, 2, 16))
+    check_payload(mixed, payload, Model(99, Routing(2, 2, 16)))
     head, payload = encode_group(group_of(1, [CHOSEN, CHOSEN]))
     assert len(payload) == head.size == encode_group(group_of(1, [SAMPLE, SAMPLE]))[0].size + 2 * 20
     for routing in (None, Routing(2, 2, 20)):
-        check_payload(head, payload, None, routing)
+        check_payload(head, payload, Model(99, routing))
     for routing, words in ((Routing(2, 2, 19), "expert 19 where .* has 19"), (Routing(1, 4, 20), r"has \(1, 4, 1\)")):
         with pytest.raises(WireError, match=words):
-            check_payload(head, payload, None, routing)
+            check_payload(head, payload, Model(99, routing))
 
 
 def test_groups_that_disagree_on_a_version_both_keep_their_digest() -> None:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from buffer.checks import RolloutsFail
+from buffer.checks import MOST_REDRAWN, AnswerLimits, RolloutsFail
 from buffer.deadlines import MOST_IN_A_ROW, MOST_PER_GROUP
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
 
@@ -53,6 +53,16 @@ def train_batch_0(house: House) -> None:
 
 def sent(house: House, name: str, kind: str) -> list[dict]:
     return [body for who, said, body in house.router.sent if (who, said) == (name, kind)]
+
+
+def test_progress_beyond_the_longest_answer_holds_no_lease(clock: Clock) -> None:
+    house = stuck_house()
+    house.server.limits = AnswerLimits(lambda row: 5, one_prompt=True)
+    hung, most = running(house, "actor-0"), 8 * MOST_REDRAWN * 5  # a group's
+    clock.passes(house, 2 * TIMEOUT, "actor-0", "actor-1", progress=dict.fromkeys(hung, most))
+    assert running(house, "actor-0") == hung
+    clock.passes(house, 1.2 * TIMEOUT, "actor-0", "actor-1", progress=dict.fromkeys(hung, most + 1))
+    assert {"ids": hung, "hand_back": False} in sent(house, "actor-0", "cancel")
 
 
 def test_leases_without_progress_go_to_another_actor_and_the_batch_is_served(clock: Clock) -> None:

@@ -82,15 +82,17 @@ def test_numbers_of_actors_are_combined_as_their_keys_say_and_replace_none_of_th
     house = House(asynchronous(max_staleness=1)).start()
     own = house.server.gauges.levels(house.server.peers, house.store, 0.0)
     for name, value in (("actor-0", 2.0), ("actor-1", 6.0)):
-        keys = ["sum:a/sum", "now:a/now", "mean:a/mean", "max:a/max", "part:a/share", "part:a/none", "whole:a/none"]
-        stats = dict.fromkeys([*keys, "sum:buffer/bytes", "sum:rollout/actors", "unheard of:a/way", "bare"], value)
-        stats |= {"whole:a/share": 10.0, "part:a/none": 0.0, "whole:a/none": 0.0}
-        house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats | {"mean:a/one": 3.0} if value > 2 else stats})
+        keys = ["sum:rollout/sum", "now:rollout/now", "mean:rollout/mean", "max:rollout/max", "part:rollout/share"]
+        stats = dict.fromkeys([*keys, "sum:rollout/actors"], value) | {"whole:rollout/share": 10.0}
+        stats |= {"part:rollout/none": 0.0, "whole:rollout/none": 0.0}
+        house.say(
+            name, "heartbeat", SIGN_OF_LIFE | {"stats": stats | {"mean:rollout/one": 3.0} if value > 2 else stats}
+        )
     told = house.server.gauges.levels(house.server.peers, house.store, 0.0)
-    assert {key: value for key, value in told.items() if key not in own} == {
-        "a/sum": 8.0, "a/now": 8.0, "a/mean": 4.0, "a/max": 6.0, "a/share": 0.4, "a/none": 0.0, "a/one": 3.0
-    }  # fmt: skip
-    assert (told["buffer/bytes"], told["rollout/actors"]) == (own["buffer/bytes"], own["rollout/actors"])
+    names = {"sum": 8.0, "now": 8.0, "mean": 4.0, "max": 6.0, "share": 0.4, "none": 0.0, "one": 3.0}
+    new = {f"rollout/{name}": value for name, value in names.items()}
+    assert {key: value for key, value in told.items() if key not in own} == new
+    assert told["rollout/actors"] == own["rollout/actors"]
 
 
 @pytest.mark.parametrize("by_itself", [True, False])

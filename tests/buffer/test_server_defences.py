@@ -1,45 +1,56 @@
 """The controller against wrong digests, false groups, unknown peers, endless failure and silence."""
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import to_builtins
 
 from areal_like.types import Group, Sample
 from areal_like.wire.groups import Head, encode_group
 from areal_like.wire.link import BusError
-from buffer.checks import RolloutsFail
+from buffer.checks import AnswerLimits, RolloutsFail, Unverified
 from buffer.entries import LEASED, Stage
+from buffer.peers import MOST_FAILED
 from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
 
 
 def started(**options: Any) -> House:
     """The learner's model knows 13 tokens."""
     house = House(asynchronous(max_staleness=options.pop("max_staleness", 0)), **options).start()
-    house.say("learner", "model", {"vocab_size": 13})
+    house.say("learner", "model", {"vocab_size": 13, "positions": 4})
+    house.server.limits = AnswerLimits(lambda row: 2, one_prompt=True)
     return house
 
 
 # ---- groups that nobody can train on --------------------------------------------------------------------------------
 
 
-def bad_group(group_id: int, **changes: Any) -> tuple[Head, bytes]:
-    """8 samples of 3 tokens and 2 logprobs, with two turns each; one sample is changed."""
+def bad_group(group_id: int, unchanged: int = 7, **changes: Any) -> tuple[Head, bytes]:
+    """8 samples of 3 tokens and 2 logprobs, with two turns each; those after the `unchanged` are changed."""
     fields = {"tokens": np.ones(3, np.int32), "logprobs": np.full(2, -0.5, np.float32), "reward": 1.0}
     fields |= {"prompt_length": 1, "loss_mask": np.ones(2, bool), "runs": [(0, 2)], "finish": "stop"}
     fields |= {"turn_rewards": [(0, 0.5), (1, 0.5)]}
-    samples = [Sample(**fields)] * 7 + [Sample(**(fields | changes))]
+    samples = [Sample(**fields)] * unchanged + [Sample(**(fields | changes))] * (8 - unchanged)
     head, payload = encode_group(Group(group_id, samples, {0: "d0"}))
     return head, bytes(payload)
 
 
 WRONG_TOKEN = {"tokens": np.array([1, 13, 1], np.int32)}
+LONGER = {"tokens": np.ones(4, np.int32), "logprobs": np.zeros(3, np.float32), "loss_mask": np.ones(3, bool)}
+LONGER |= {"runs": [(0, 3)]}
 BAD = [
     ("tokens", WRONG_TOKEN),
     ("tokens", {"tokens": np.array([1, 1, -1], np.int32)}),
     ("logprobs", {"logprobs": np.array([-1, 50], np.float32)}),
     ("logprobs", {"logprobs": np.array([-np.inf, -1], np.float32)}),
     ("logprobs", {"logprobs": np.array([-1, np.nan], np.float32)}),
+    ("logprobs", {"logprobs": np.array([-1, -100], np.float32)}),
+    ("prompts", {"tokens": np.array([2, 1, 1], np.int32)}),
+    ("lengths", {"tokens": np.ones(5, np.int32), "prompt_length": 3}),
+    ("lengths", LONGER),
     ("loss mask", {"loss_mask": np.full(2, 7, np.uint8).view(bool)}),
     ("turn rewards", {"turn_rewards": [(0, 1e300), (1, 0.0)]}),
     ("turn rewards", {"turn_rewards": [(0, 0.0), (2, 0.0)]}),
@@ -56,6 +67,7 @@ def push_bad(house: House, name: str, group_id: int) -> None:
     [
         ("", bad_group),
         *((column, lambda group_id, changes=changes: bad_group(group_id, **changes)) for column, changes in BAD),
+        ("loss mask", lambda group_id: bad_group(group_id, 0, loss_mask=np.zeros(2, bool))),
         ("form", lambda group_id: group(group_id, 0, samples=7)),
         ("form", lambda group_id: group(group_id, 1)),  # version 1 is not published
         ("size", lambda group_id: (group(group_id, 0)[0], b"short")),
@@ -155,6 +167,7 @@ def test_an_actor_says_nothing_about_a_group_that_another_one_rolls_out(kind: st
 
 
 HELLO = {"role": "actor", "name": "actor-0", "pid": 1, "slots": 256}
+EVALUATED = {"id": 0, "reward": 1.0, "oldest": 0, "newest": 0, "length": 4, "answer": None}
 
 
 @pytest.mark.parametrize(
@@ -168,8 +181,16 @@ HELLO = {"role": "actor", "name": "actor-0", "pid": 1, "slots": 256}
         ("checkpointed", {"step": 1}),
         ("applied", {"version": 0, "digest": "other"}),
         ("applied", {"version": 1000, "digest": "x"}),
-        ("heartbeat", SIGN_OF_LIFE | {"stats": {"wall_seconds": "y"}}),
-        ("heartbeat", SIGN_OF_LIFE | {"stats": {"wall_seconds": float("nan")}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"sum:rollout/x": "y"}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"sum:rollout/x": float("nan")}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"sum:rollout/x": -1.0}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"mean:rollout/x": 1.7e308}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"sum:buffer/bytes": 1.0}}),
+        ("heartbeat", SIGN_OF_LIFE | {"stats": {"rollout/x": 1.0}}),
+        ("credit", {"ended": 65}),
+        ("evaluated", EVALUATED | {"reward": 3e38}),
+        ("evaluated", EVALUATED | {"newest": 1}),
+        ("evaluated", EVALUATED | {"answer": table(group(0, 0, samples=1)[0])["table"]}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"engine": 1.0}}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"engine_note": "\n"}}),
         ("heartbeat", SIGN_OF_LIFE | {"progress": {"x": 1}}),
@@ -182,6 +203,7 @@ HELLO = {"role": "actor", "name": "actor-0", "pid": 1, "slots": 256}
         ("hello", HELLO | {"role": "god"}),
         ("hello", HELLO | {"name": "a\n"}),
         ("hello", HELLO | {"slots": 2**63}),
+        ("hello", HELLO | {"slots": 0}),
     ],
 )
 def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) -> None:
@@ -196,6 +218,88 @@ def test_messages_that_nobody_should_send_change_nothing(kind: str, body: dict) 
         for group_id in house.leases(name):
             house.push(name, group_id, 0)
     assert len(house.batches()) == 1, "the run goes on"
+
+
+def test_leases_that_an_actor_hands_back_unasked_count_as_failures() -> None:
+    house = started(max_staleness=float("inf"))
+    for _ in range(MOST_FAILED):
+        some = min(house.store.entries.held_by("actor-0"))
+        house.say("actor-0", "hand_back", {"ids": [some], "partials": [], "leaving": False})
+    before = len(house.leases("actor-0"))
+    house.finish(min(house.store.entries.held_by("actor-1")), 0)
+    rest = sorted(house.store.entries.held_by("actor-0"))
+    house.say("actor-0", "hand_back", {"ids": rest, "partials": [], "leaving": False})
+    assert len(house.leases("actor-0")) == before, "others work"
+
+
+def test_all_actors_together_have_a_limited_number_of_metrics() -> None:
+    house = started(actors=3)
+    for number, name in enumerate(house.names):
+        stats = {f"sum:rollout/{number}/{each}": 1.0 for each in range(100)}
+        house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats})
+    assert house.router.refused == 1 and not house.server.fleet.by_name["actor-2"].stats
+
+
+def test_answers_without_a_verdict_end_the_run_only_if_no_actor_has_a_verifier_that_works() -> None:
+    unverified, names = Unverified("task", 5.0, limit=0.5, window=8), ["actor-0", "actor-1"]
+    for answered in range(0, 64, 8):
+        for name, failed in zip(names, (answered, 0), strict=True):
+            unverified.see(name, {"sum:rewards/answered": answered, "sum:rewards/unverified": failed}, names)
+    with pytest.raises(RolloutsFail):
+        unverified.see("actor-0", {"sum:rewards/answered": 64.0, "sum:rewards/unverified": 64.0}, names[:1])
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "hello": HELLO,
+    "heartbeat": {"stats": {"sum:rollout/x": 1.0, "mean:rollout/y": 1.0, "engine": "serving"}}
+    | {"progress": {0: 1}, "heldout": {0: 1}},
+    "credit": {"ended": 0},
+    "evaluated": EVALUATED,
+    "left_out": {"id": 0, "cut": [1], "redrawn": ["why"]},
+    "failed": {"id": 0, "reason": "failed", "detail": ""},
+    "applied": {"version": 0, "digest": "d0"},
+    "relay": {"endpoint": "tcp://127.0.0.1:1", "key": ""},
+    "hand_back": {"ids": [0], "partials": [], "leaving": False},
+    "lost": {"name": "actor-9", "pid": 0, "how": "", "for_good": True},
+    "push": {"table": table(group(0, 0)[0])["table"]},
+}
+WORST = [float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1.7e308, -1, 1, 2**31, 2**62, 2**64 - 1]
+WORST += ["", "x" * 3000, None, True, [], {}, [[]], ["x"] * 70_000, "learner", "actor-1", "\n", b"\xff"]
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """The value with each of the worst in its place, or in one place within it."""
+    yield from WORST
+    if isinstance(value, dict):
+        yield from (value | {key: worse} for key in value for worse in changed(value[key]))
+        yield from (value | {worse: each} for each in list(value.values())[:1] for worse in WORST if worse.__hash__)
+    elif isinstance(value, list | tuple):
+        yield from ([*value[:n], worse, *value[n + 1 :]] for n in range(len(value)) for worse in changed(value[n]))
+
+
+@pytest.mark.parametrize("kind", sorted(BODIES))
+def test_the_worst_values_of_an_actor_neither_end_nor_stall_nor_poison_the_run(kind: str) -> None:
+    house = started(evaluate=2, actors=3)
+    for name in BODIES[kind] if kind != "push" else ():
+        for worse in changed(BODIES[kind][name]):
+            house.say("actor-0", kind, BODIES[kind] | {name: worse})
+    for worse in changed(to_builtins(BODIES[kind]["table"], builtin_types=(bytes,))) if kind == "push" else ():
+        house.say("actor-0", kind, {"table": worse}, group(0, 0)[1])
+    assert {"actor-1", "actor-2"} <= house.server.fleet.by_name.keys() or kind == "lost"
+    house.want(0)
+    for _ in range(2):
+        for name in house.names[1:] + house.names[:1]:
+            for group_id in sorted(house.store.entries.held_by(name)):
+                house.push(name, group_id, 0)
+    assert len(house.batches()) == 1
+    report = house.server.status.report()
+    numbers = [each for each in flat(report) if isinstance(each, float)]
+    assert numbers and all(abs(each) < 1e30 for each in numbers) and json.dumps(report, allow_nan=False)
+
+
+def flat(value: Any) -> Iterator[Any]:
+    for each in value.values() if isinstance(value, dict) else value:
+        yield from flat(each) if isinstance(each, dict | list | tuple) else [each]
 
 
 @pytest.mark.parametrize(("kind", "body", "refused"), [("credit", {"ended": 1}, 0), ("heartbeat", SIGN_OF_LIFE, 1)])

@@ -139,7 +139,7 @@ def test_a_learner_that_does_not_replay_ignores_experts_and_so_does_the_referenc
     batch = make_batch(seeded(1))
     forced = with_experts(batch, lambda sample: others(sample, 2))
     plain = learner_of(moe(), router_replay=False, publish_dtype="float32")
-    assert plain.routing is None
+    assert plain.facts.routing is None
     torch.testing.assert_close(logprobs_of(plain, forced), logprobs_of(plain, batch), rtol=1e-5, atol=1e-6)
     for lora in (None, {"rank": 2, "alpha": 2.0, "targets": ["q_proj"]}):
         learner = learner_of(moe(), kl_loss=0.1, publish_dtype="float32", lora=lora)
