@@ -46,7 +46,8 @@ class GroupRewards:
                 found = [float(each) for each in await self._object.score(*group)]
             else:
                 found = await self._pool.scores(target(KIND, self.name), *group, knobs=self._knobs)
-        except RewardError:
+        except RewardError as error:
+            self._pool.note = str(error)
             raise
         except Exception as error:
             raise RewardError(f"group_reward={self.name} raised {type(error).__name__}: {error}") from error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import measures
+from actors.failures import REASON_CHARACTERS, printable
 from actors.group_rewards import GroupRewards
 from actors.heldout import Heldout
 from actors.probe_check import ServedProbe
@@ -81,13 +82,16 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
         return None
 
 
-async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, rewards: list[Any]) -> None:
+async def _heartbeat(
+    client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool, group_rewards: GroupRewards
+) -> None:
     while True:
         wall = time.monotonic() - worker.started_at if worker.started_at else 0.0
         said: dict[str, Any] = measures.of_engine(worker.engine, wall) | measures.of_turns()
-        for each in rewards:
-            said |= each.stats()
+        said |= pool.stats() | group_rewards.stats()
         said |= measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
+        if pool.note:
+            said["verifier_note"] = printable(pool.note, REASON_CHARACTERS)
         said["sum:rewards/resamples"] = float(worker.failures.redrawn)
         if subscriber.probe:
             said |= subscriber.probe.stats()
@@ -162,7 +166,7 @@ async def serve(role: Role) -> None:
     session = Session(client, worker, subscriber)
     client.hello()
     jobs = [session.receive(), session.renew_when_cut(), _subscribe(engine, subscriber)]
-    jobs.append(_heartbeat(client, worker, subscriber, [pool, group_rewards]))
+    jobs.append(_heartbeat(client, worker, subscriber, pool, group_rewards))
     jobs += [_until_told_to_end(worker, role.orders), _until_the_run_is_gone(role, buffer)]
     if hasattr(engine, "watch"):
         jobs.append(engine.watch())

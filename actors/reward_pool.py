@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
@@ -64,13 +65,13 @@ class RewardPool:
     """Scores with up to `workers` verifiers at a time. With 0 workers they run in this process without any limits, so
     that a person can debug a verifier.
 
-    timeout: seconds of processor time of a call once it has begun. memory_limit: bytes of data a worker may have
-    (RLIMIT_DATA).
+    timeout: seconds of processor time of a call once it has begun; `wall` times as many of wall time. memory_limit:
+    bytes of data a worker may have (RLIMIT_DATA).
     """
 
-    def __init__(self, *, workers: int = 1, timeout: float = 10.0, memory_limit: int | None = None):
+    def __init__(self, *, workers: int = 1, timeout: float = 10.0, memory_limit: int | None = None, wall: int = WALL):
         self._timeout, self._seconds = timeout, deque[float](maxlen=LATEST)
-        self._workers: list[_Worker | _Here] = [_Worker(memory_limit) for _ in range(workers)] or [_Here()]
+        self._workers: list[_Worker | _Here] = [_Worker(memory_limit, wall) for _ in range(workers)] or [_Here()]
         # Last in, first out: a worker that runs is used again before another is started.
         self._free: asyncio.LifoQueue[_Worker | _Here] = asyncio.LifoQueue()
         for worker in self._workers:
@@ -78,6 +79,7 @@ class RewardPool:
         self._closed = False
         self.answered = 0  # calls of any verifier that have ended, also of one that runs in this process
         self.calls = self.timeouts = self.errors = self.unverified = 0
+        self.note = ""  # the newest error of any verifier
 
     async def score(self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None) -> float:
         """The number that the function `verifier` ("module:name") returns for these arguments and knobs (JSON values).
@@ -129,17 +131,17 @@ class RewardPool:
 class _Worker:
     """One process, started when it is called and not running. Every failure of `call` kills it."""
 
-    def __init__(self, memory_limit: int | None) -> None:
+    def __init__(self, memory_limit: int | None, wall: int) -> None:
         self._guard: subprocess.Popen[bytes] | None = None
         self._process: Process | None = None
-        self._memory_limit = memory_limit
+        self._memory_limit, self._wall = memory_limit, wall
 
     async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[Any, float]:
         """Returns the score, or the scores, and the seconds that they took."""
         try:
             reply = await self._reply(self._begin(request), START_SECONDS, f"import of {verifier}", MachineError)
             if "error" not in reply:
-                reply = await self._reply(self._read(), WALL * timeout, verifier, RewardTimeout)
+                reply = await self._reply(self._read(), self._wall * timeout, verifier, RewardTimeout)
         except BaseException as error:
             ended = await self.kill()
             if isinstance(error, RewardError) and ended == -signal.SIGPROF:
@@ -204,12 +206,13 @@ class _Here:
     """In place of a worker: this process."""
 
     async def call(self, request: bytes, verifier: str, timeout: float) -> tuple[Any, float]:
-        begin = time.monotonic()
+        begin, function = time.monotonic(), None
         try:
-            return _score(resolve_name(verifier), json.loads(request)), time.monotonic() - begin
+            function = resolve_name(verifier)
+            return _score(function, json.loads(request)), time.monotonic() - begin
         except (Exception, SystemExit) as error:
             kind = MachineError if isinstance(error, MACHINE) else RewardError
-            raise kind(f"{verifier} raised {type(error).__name__}: {error}") from error
+            raise kind(f"{verifier} raised {worded(error, function)}") from error
 
     async def kill(self) -> None:
         """There is nothing to kill."""
@@ -230,6 +233,7 @@ def main() -> None:
 
 def _answer(request: dict[str, Any], replies: TextIO) -> None:
     reply: dict[str, Any]
+    verifier = None
     try:
         verifier = resolve_name(request["verifier"])
         print("{}", file=replies, flush=True)
@@ -237,17 +241,32 @@ def _answer(request: dict[str, Any], replies: TextIO) -> None:
         signal.setitimer(signal.ITIMER_PROF, request["limit"])  # then SIGPROF ends this process
         reply = {"score": _score(verifier, request), "seconds": time.monotonic() - begin}
     except Exception as error:  # MemoryError among them
-        reply = {"error": f"{type(error).__name__}: {error}"[:1000], "machine": isinstance(error, MACHINE)}
+        reply = {"error": worded(error, verifier)[:1000], "machine": isinstance(error, MACHINE)}
     signal.setitimer(signal.ITIMER_PROF, 0)
     print(json.dumps(reply), file=replies, flush=True)
 
 
 def _score(verifier: Callable[..., Any], request: dict[str, Any]) -> float | list[float]:
     found = verifier(*request["arguments"], **request["knobs"])
-    scores = [float(each) for each in found] if request.get("several") else [float(found)]
+    several = request.get("several")
+    try:
+        scores = [float(each) for each in (found if several else [found])]
+    except (TypeError, ValueError, OverflowError):
+        scores = [math.nan]
     if not all(map(math.isfinite, scores)):
-        raise ValueError(f"{found} is not finite")
-    return scores if request.get("several") else scores[0]
+        raise ValueError(f"it returned {found!r}, expected {'finite numbers' if several else 'a finite number'}")
+    return scores if several else scores[0]
+
+
+def worded(error: BaseException, verifier: Any) -> str:
+    """An error, with the last line that it has passed of the verifier's own file, or the verifier's first one."""
+    code = getattr(getattr(verifier, "func", verifier), "__code__", None)
+    if code is None:
+        return f"{type(error).__name__}: {error}"
+    passed = [
+        line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == code.co_filename
+    ]
+    return f"{type(error).__name__} at {code.co_filename}:{[code.co_firstlineno, *passed][-1]}: {error}"
 
 
 if __name__ == "__main__":

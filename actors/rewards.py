@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from actors.reward_pool import MACHINE, MachineError, RewardError, RewardPool, RewardTimeout
+from actors.reward_pool import MACHINE, MachineError, RewardError, RewardPool, RewardTimeout, worded
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
 from areal_like.wire.messages import LARGEST_REWARD
@@ -47,7 +47,7 @@ class _Verifier:
         except RewardTimeout:
             pass
         except RewardError as error:
-            error.redraw = self._on_error == "redraw"
+            error.redraw, self._pool.note = self._on_error == "redraw", str(error)
             if self._on_error != "zero":
                 raise
             self._logged += 1
@@ -65,7 +65,7 @@ class _Verifier:
             raise
         except Exception as error:
             kind = MachineError if isinstance(error, MACHINE) else RewardError
-            raise kind(f"the task's verifier {self._name} raised {type(error).__name__}: {error}") from error
+            raise kind(f"{self._name} raised {worded(error, self._task.reward)}") from error
         if not abs(score) <= LARGEST_REWARD:
             text = f"the task's verifier {self._name} returned {score:g}: expected a finite number in float32"
             raise RewardError(text)

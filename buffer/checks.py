@@ -20,7 +20,7 @@ from buffer.entries import Entry
 from buffer.fleet import Stats
 
 log = logging.getLogger(__name__)
-WORDS = ("engine", "engine_note")
+WORDS = ("engine", "engine_note", "verifier_note")
 """The stats of an actor that are text; all others are numbers (`buffer.peers.Actor.engine`)."""
 STATISTIC = re.compile(
     r"(sum|part|whole|now|mean|max):(rollout|engine|servers|served|agents|turns|rewards|judge)/[\w./-]+", re.ASCII

@@ -239,6 +239,8 @@ def faults(row: dict[str, Any]) -> str:
         kind, _, reason = key.rpartition("/")
         if kind == "ledger/dropped" and reason not in EXPECTED:
             found.append(f"{count} groups dropped ({reason})")
+    notes = [actor["stats"].get("verifier_note") for actor in row.get("actors", {}).values()]
+    found += [note for note in notes if note][:1]
     return ", ".join(found)
 
 

@@ -23,6 +23,7 @@ from buffer.sizing import Sizing, check_sizes
 from learners.probe import PROMPTS
 
 from .gpus import Gpus, gpus_here, sharing
+from .probes import check_addresses, check_rewards
 
 LEAST_BYTES = 13
 """Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.wire.groups`)."""
@@ -62,6 +63,10 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         model_folder.check_weights(path)
         _check_vocabulary("model.path", path, model, task)
         model_folder.check_type(path, model)
+    if not is_supervised(config):
+        check_rewards(task, config)
+    if gpus is None and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
+        check_addresses(addresses_of(config))
     notes = list(sharing(config))
     if (rows := task.size("train")) < (size := config.groups_per_batch):
         notes.append(f"groups_per_batch={size}: there are {rows} training prompts, so a batch repeats them")
@@ -116,11 +121,24 @@ def check_devices(config: Config, stated: Gpus | None) -> None:
         raise ConfigError(f"{key}=cuda: {why}; make one visible, or set {key}=cpu", key)
 
 
+def workflows_of(config: Config) -> dict[str, Mapping[str, Any]]:
+    """Key → spec."""
+    of_tasks = {f"task.workflows.{name}": as_spec(spec) for name, spec in (config.task.get("workflows") or {}).items()}
+    return {"workflow": config.workflow, "eval.workflow": heldout_workflow(config), **of_tasks}
+
+
+def addresses_of(config: Config) -> dict[str, str]:
+    """Key → URL of a server that must run already."""
+    worlds = {f"{prefix}.environment": spec.get("environment") or {} for prefix, spec in workflows_of(config).items()}
+    found = {f"{prefix}.server": world["server"] for prefix, world in worlds.items() if world.get("name") == "openenv"}
+    if config.group_reward["name"] == "judge":
+        found["group_reward.base_url"] = config.group_reward["base_url"]
+    return found
+
+
 def check_workflows(config: Config) -> None:
     """Check that functions and programs named by workflows exist, and that environments can be made."""
-    of_tasks = {f"task.workflows.{name}": as_spec(spec) for name, spec in (config.task.get("workflows") or {}).items()}
-    found = {"workflow": config.workflow, "eval.workflow": heldout_workflow(config), **of_tasks}
-    for prefix, spec in found.items():
+    for prefix, spec in workflows_of(config).items():
         key, environment = f"{prefix}.environment", spec.get("environment")
         if spec["name"] == "agent":
             check_agent(f"{prefix}.agent", spec["agent"])

@@ -110,6 +110,8 @@ def test_faults_are_counted_and_expected_drops_are_none() -> None:
     dropped = {"ledger/dropped/untrainable": 4, "ledger/dropped/stale": 9, "ledger/dropped/end of run": 9}
     assert [each.split()[0] for each in faults(FAULTY | dropped).split(", ")] == ["2", "16", "3", "4"]
     assert not faults(ROW)
+    actors = {"actor-0": {"stats": {}}, "actor-1": {"stats": {"verifier_note": "mine.py:12"}}}
+    assert faults(FAULTY | {"actors": actors}).split(", ")[-1] == "mine.py:12"
 
 
 def test_a_sparkline_spans_all_values_in_few_bars() -> None:

@@ -18,9 +18,12 @@ from scripts.starting import gpus, preflight
 from scripts.starting.gpus import Gpus
 from scripts.train import parse, prepare
 from tests.folders import write_folder
+from tests.scripts import graders
 
 QUICKSTART = "configs/quickstart.yaml"
 JUDGE = "group_reward={name: judge, base_url: 'http://127.0.0.1:9/v1', model_name: m}"
+
+OPENENV = "{name: openenv, server: 'http://127.0.0.1:9', action: message}"
 
 
 def refusal(folder: Path, *overrides: str) -> str:
@@ -61,6 +64,8 @@ EXITS = f"{{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"
         ("sampling.max_new_tokens", ["sampling.max_new_tokens=5000"]),
         ("engine.kv_tokens", ["engine.kv_tokens=4"]),
         ("group_reward", ["task=arithmetic", JUDGE]),
+        ("group_reward.base_url", [JUDGE]),
+        ("workflow.environment.server", [f"workflow={{name: multi_turn, environment: {OPENENV}}}"]),
         ("learner.overlong_filter", ["learner.overlong_filter=true"]),
         ("run.trackers", ["run.trackers=[tensorbord]"]),
         ("launcher.script", ["launcher=slurm", "launcher.script=nowhere.sbatch"]),
@@ -143,6 +148,24 @@ def test_rows_that_can_not_be_used(
     tmp_path: Path, folders: Path, lines: list[str] | bytes, more: list[str], place: str
 ) -> None:
     assert re.search(place, refusal(tmp_path, *jsonl(tmp_path, folders / "model", lines, *more)))
+
+
+@pytest.mark.parametrize(
+    ("reward", "line", "words"),
+    [
+        (graders.raises, 1, "ZeroDivisionError"),
+        (graders.of_trl, 0, "TypeError"),
+        (graders.returns_none, 0, "None"),
+        (graders.hangs, None, "0.01 s"),
+    ],
+)
+def test_a_reward_that_fails_for_row_0_is_refused_with_its_line(
+    tmp_path: Path, reward: Callable[..., object], line: int | None, words: str
+) -> None:
+    place = "" if line is None else f"{graders.__file__}:{reward.__code__.co_firstlineno + line}: "
+    more = [f"task.reward={graders.__name__}:{reward.__name__}"]
+    found = refusal(tmp_path, *jsonl(tmp_path, Path("bytes"), rows(9), "rewards.timeout=0.01", *more))
+    assert found.startswith("task.reward: ") and words in found and place in found
 
 
 @pytest.mark.parametrize(
