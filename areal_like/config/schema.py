@@ -117,7 +117,7 @@ class Config:
     run: Run
     resume: str | None
     replay: str | None
-    groups_per_batch: Annotated[int, "[1, inf)"]
+    groups_per_batch: Annotated[int, "[1, 65535]"]
     weight_sync_interval: Annotated[int, "[1, inf)"]
     staleness_policy: Literal["wait", "drop", "requeue", "mask_tokens"]
     partial_rollout: Literal["resume", "restart"]

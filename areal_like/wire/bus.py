@@ -282,7 +282,7 @@ class Dealer:
                 if frames is None:
                     self.link.check()
             if frames is not None:
-                return decode(keep(frames))
+                return decode(keep(frames), MAX_FRAME_BYTES)
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
@@ -311,7 +311,7 @@ class AsyncDealer:
 
     async def receive(self) -> Received:
         """The next message. Raises WireError."""
-        return decode(keep(await self.socket.recv_multipart(copy=False)))
+        return decode(keep(await self.socket.recv_multipart(copy=False)), MAX_FRAME_BYTES)
 
     def close(self) -> None:
         self.link.close()

@@ -27,7 +27,7 @@ SCHEMA = schema_of(KINDS.values())
 MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 256 << 20
 MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES = 16 << 10, 16 << 20
-"""The second of messages that are `LARGE`."""
+"""The second of messages that are `LARGE`, from any client; a batch for a client may be larger."""
 SAY_HELLO = "say hello"
 ONLY_THE_LEARNER = "only the learner may say this"
 """Part of a refusal's reason, if the sender can fix it by hello."""
@@ -66,9 +66,10 @@ def encode(message: Message, payloads: Payloads = ()) -> list[Frame]:
     return [_STARTS[type(message)] + _encode(message), *payloads]
 
 
-def decode(frames: Payloads) -> Received:
-    """Frames → a checked message. Raises WireError. Memory is limited to a few MB and a multiple of the header's
-    length, for any bytes: the length of a list is checked first, and types limit the depth of nesting."""
+def decode(frames: Payloads, large: int = MAX_LARGE_HEADER_BYTES) -> Received:
+    """Frames → a checked message; the header of a `LARGE` one has at most `large` bytes. Raises WireError. Memory is
+    limited to a few MB and a multiple of the header's length, for any bytes: the length of a list is checked first, and
+    types limit the depth of nesting."""
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise WireError(f"a message has 1 to {MAX_FRAMES} frames")
     header, *payloads = frames
@@ -76,7 +77,7 @@ def decode(frames: Payloads) -> Received:
     if kind not in _DECODERS:
         raise WireError(f"unknown kind of message {kind.decode('ascii', 'replace')!r}")
     made, decoder = _DECODERS[kind]
-    if len(header) > (MAX_LARGE_HEADER_BYTES if made in LARGE else MAX_HEADER_BYTES):
+    if len(header) > (large if made in LARGE else MAX_HEADER_BYTES):
         raise WireError(f"a header of {len(header)} bytes is larger than the limit")
     if payloads and max(map(len, payloads)) > MAX_FRAME_BYTES:
         raise WireError(f"a payload is larger than {MAX_FRAME_BYTES} bytes")

@@ -13,7 +13,7 @@ from areal_like.types import Group, Sample
 from areal_like.wire import actor_client, messages
 from areal_like.wire.actor_client import ActorClient
 from areal_like.wire.bus import Router
-from areal_like.wire.frames import ONLY_THE_LEARNER, Received
+from areal_like.wire.frames import ONLY_THE_LEARNER, Received, WireError
 from areal_like.wire.groups import encode_group, pack_heads
 from areal_like.wire.learner_client import LearnerClient
 from areal_like.wire.link import BusError
@@ -136,6 +136,21 @@ def test_a_batch_that_comes_twice_is_taken_once(router: Router) -> None:
     send_batch(router, 1)  # the one that was set aside
     send_batch(router, 1, redo=1)
     assert client.batch()[0].redo == 1
+    client.close()
+
+
+def test_a_batch_may_have_a_larger_header_than_a_message_to_the_buffer(router: Router) -> None:
+    """500,000 samples, or groups whose tokens are of many versions."""
+    client = LearnerClient(router.endpoint)
+    client.hello()
+    heard(router, "hello")
+    table = messages.Table([(1, 1, 0.0)], bytes(17 << 20), b"", {})
+    router.send(PEERS[-1], Batch(0, 0, 0, [], table, {}))
+    received = client.dealer.receive(60)
+    assert received and isinstance(received.message, Batch) and len(received.message.table.rows) == 17 << 20
+    client.dealer.send(messages.Push(table))
+    found = router.receive(60)
+    assert found and isinstance(found[1], WireError)
     client.close()
 
 
