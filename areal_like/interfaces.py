@@ -189,7 +189,8 @@ class Trainer(Protocol):
     temperature, seed, *, knobs)`: a transformers model, a loss and an advantage whose knobs are bound,
     `sampling.temperature` and `run.seed`.
 
-    Some attributes are optional. `vocab_size`: the buffer refuses groups with token ids that are not below it.
+    Some attributes are optional. `facts` (`wire.messages.Model`): the buffer refuses groups that do not fit them. The
+    loop sets `shall_stop()`: True where `train` shall undo its step and raise `learners.untrainable.Interrupted`.
     `numbers(group_id)`: the last step's numbers per token (`learners.step.Step.numbers`). `staleness()` is
     `Batch.staleness` of all that was trained last, where `train` gets one rank's share. `logprobs_of(sequences)`, for
     probes: logprobs at temperature 1 of each token behind the first, row by row, and the dtype of their precision."""

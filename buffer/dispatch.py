@@ -265,7 +265,7 @@ class Dispatcher:
             self.outbox.put(learner.peer, *self.shares.served[index].share(0))
             return
         if stopping == "now" and index % self.groups.bound.interval == 0:
-            self._stop_learner(learner.peer)
+            self.stop_learner(learner.peer)
             return
         age = self.groups.age
         entries = self.groups.serve(index) if age is None or age.may_train(index, *self.groups.held) else []
@@ -275,7 +275,7 @@ class Dispatcher:
             last = self._drains_to()  # a batch beyond it does not come, nor any if no group is in progress
             under_way = self.groups.store.entries.count(*UNFINISHED) > 0 or self._completes_a_batch()
             if last is not None and (index >= last or not under_way):
-                self._stop_learner(learner.peer)
+                self.stop_learner(learner.peer)
             return
         learner.wanted = None
         self.peers.phase.progress_at = now
@@ -305,6 +305,6 @@ class Dispatcher:
             self.groups.requeue(group_id)
         return [] if lost else frames
 
-    def _stop_learner(self, peer: bytes) -> None:
+    def stop_learner(self, peer: bytes) -> None:
         self.peers.learner.wanted = None  # if this message is lost, the learner asks again
         self.peers.router.send(peer, messages.Stop(drain=self.peers.phase.stopping == "drain"))

@@ -135,6 +135,7 @@ class Phase:
     started_at: float | None = None  # when the first lease was due
     progress_at: float = 0.0
     stopping: Literal["", "now", "drain"] = ""  # end the run; "drain": train all admitted groups first
+    stop_by: float = math.inf  # when it ends without the learner
     finishing: bool = False  # no more batches: the last evaluation runs
     reported: bool = False
 

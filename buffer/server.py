@@ -11,7 +11,9 @@ process, and a resume restores its state from the journal.
 
 import logging
 import math
+import sys
 
+from areal_like.run.process import EXIT_STOPPED
 from areal_like.wire import messages
 from areal_like.wire.frames import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
 from areal_like.wire.groups import Head, unpack_heads
@@ -43,6 +45,8 @@ KEPT_DIGESTS = 10_000
 LONGEST_REASON = 60
 MESSAGES_PER_TURN = 1000
 """A peer that floods the buffer can't stop its decisions."""
+STOP_SECONDS = 8.0
+"""The learner confirms within this time that it stops at a checkpoint, or the run ends without one."""
 COMMIT_POLL_SECONDS = 0.001
 """How often to check whether a commit is on disk, if no message comes."""
 _FROM_ACTORS = messages.SENDS["actor"] - {messages.Sync, messages.Fetch}
@@ -92,6 +96,8 @@ class Server:
         """One turn: handle messages, decide, send."""
         self._receive(timeout)  # first: decisions need all that is known
         now = self.peers.clock()
+        if now > self.phase.stop_by:
+            sys.exit(EXIT_STOPPED)
         self.presence.remove_silent(now)  # before leases: their groups go to others in the same turn
         self.deadlines.enforce(now)
         if self.phase.started_at is None and self.presence.start(now, self.status.waits):
@@ -154,14 +160,23 @@ class Server:
                 if index < self.learner.steps:
                     raise WireError(f"batch {index} is trained already")
                 self.dispatcher.shares.want(peer, index, rank)
+            case messages.Stop() if peer == self.learner.peer:  # it writes a checkpoint
+                self.phase.stop_by = math.inf
             case messages.Stop() | messages.Status():
                 if isinstance(message, messages.Stop):  # a user asks the run to end
-                    self.phase.stopping = "drain" if message.drain else "now"
-                    log.info("asked to end the run: %s", message)
+                    self._stop(message)
                 self.router.send(peer, messages.Report(self.status.report()))
             case _:
                 return False
         return True
+
+    def _stop(self, message: messages.Stop) -> None:
+        log.info("asked to end the run: %s", message)
+        before, self.phase.stopping = self.phase.stopping, "drain" if message.drain else "now"
+        if not message.drain and before != "now":
+            self.phase.stop_by = self.peers.clock() + STOP_SECONDS
+            if self.learner.peer:
+                self.router.send(self.learner.peer, message)
 
     # ---- from actors ------------------------------------------------------------------------------------------------
 

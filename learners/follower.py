@@ -87,9 +87,10 @@ class LeadingTrainer:
     def __init__(self, trainer: TorchLearner):
         self._trainer, self.facts = trainer, trainer.facts
         self.numbers = trainer.numbers  # of its own share of the batch
-        self.staleness = trainer.staleness
+        self.staleness, self.shall_stop = trainer.staleness, trainer.shall_stop
 
     def train(self, batch: Batch) -> dict[str, Any]:
+        self._trainer.shall_stop = self.shall_stop
         with self._all("train", [batch.index, batch.redo]):
             return self._trainer.train(batch)
 

@@ -152,6 +152,7 @@ class TorchLearner:
             experts=router_replay,
         )
         self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`
+        self.shall_stop: Callable[[], bool] = lambda: False
         self._loss, self._marks, self._advantage, self._seed = loss, marks_of(loss), advantage, seed
         self._starts_known = needs_current(advantage)  # proximal logprobs come before advantages
         planning = self._passes, self.ranks, self.objective, self._starts_known
@@ -163,6 +164,7 @@ class TorchLearner:
         skipped because of a non-finite gradient. Raises Untrainable for a fault of the batch's data, on all ranks
         alike."""
         before = self.optimizer.steps
+        self._passes.interrupted = lambda: self.optimizer.steps == before and self.shall_stop()
         try:
             fault = unknown_tokens(batch, self.vocab_size) or (self.distrust(batch) if self.distrust else "")
             if fault := next(filter(None, self.ranks.gathered(fault)), ""):
@@ -180,6 +182,8 @@ class TorchLearner:
                 raise
             text = f"batch {batch.index} can't be trained: {type(error).__name__}: {error}"
             raise Untrainable(text, self.optimizer.steps > before) from error
+        finally:
+            self._passes.interrupted = lambda: False
 
     def _train_in_halves(self, batch: Batch, why: str) -> dict[str, Any]:
         """Like `_train`, in micro-batches of half the tokens, from now on. Raises OutOfMemory."""

@@ -35,7 +35,7 @@ from learners.demonstrated import Demonstrated, client_of
 from learners.probe import Reference, sequences_of
 from learners.progress import RunProgress, on_clock_of_run, write_summary
 from learners.publication import Alone, Coding, Publisher
-from learners.untrainable import SettingAside, Untrainable
+from learners.untrainable import Interrupted, SettingAside, Untrainable
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class TrainLoop:
         self.spans = Spans(role.run, role.name)
         self.setting_aside = SettingAside(client, role.config)
         self.progress = RunProgress()
+        trainer.shall_stop = lambda: self.progress.steps % self.interval == 0 and client.shall_stop()  # type: ignore[attr-defined]
         self._stepped = False  # in this process
         self._counted_to: float | None = None  # the time up to which `progress.elapsed` counts
 
@@ -89,8 +90,11 @@ class TrainLoop:
             try:
                 batch, info = self._next_batch()
                 row = self._train(batch)
-            except Stopped as stopped:
+            except (Stopped, Interrupted) as stopped:
+                self.client.stops()
                 self._checkpoint(last=True)
+                if isinstance(stopped, Interrupted):
+                    raise Stopped(by_signal=self.client.pausing) from None
                 if not stopped.drained:
                     raise
                 reason = "it was drained"

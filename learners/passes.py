@@ -3,7 +3,7 @@
 Every rank computes its own groups in the same number of micro-batches, because all ranks together gather a sharded
 model's layers; its last ones may be empty."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +18,13 @@ from learners.losses.contract import LossFunction, marks_of, planned_for
 from learners.objective import Objective
 from learners.packing import Columns, MicroBatch, empty_microbatch
 from learners.step import Step
+from learners.untrainable import Interrupted
 
 
 class Passes:
     """`micro_batch_tokens` bounds the tokens of a micro-batch; `temperature` is the run's. With `half_matrices`,
-    matrices are multiplied in bfloat16; with `experts`, tokens go to those that the engine's routers chose."""
+    matrices are multiplied in bfloat16; with `experts`, tokens go to those that the engine's routers chose. Between
+    micro-batches `interrupted` may end the passes of all ranks (Interrupted)."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Passes:
         self._model, self._ranks, self._device = model, ranks, device
         self.temperature = temperature
         self._micro_batch_tokens, self._half, self._experts = micro_batch_tokens, half_matrices, experts
+        self.interrupted: Callable[[], bool] = lambda: False
 
     def precision(self) -> torch.autocast:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._half)
@@ -54,12 +57,16 @@ class Passes:
             samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
             cuts = columns.cuts(samples, self._micro_batch_tokens)
         count = self._ranks.max(len(cuts))
-        for part in cuts:
+        for number in range(count):
+            if self._ranks.max(int(self.interrupted())):
+                raise Interrupted("the run was asked to end")
+            if number >= len(cuts):
+                yield empty_microbatch(self._device)
+                continue
             assert columns
+            part = cuts[number]
             made = columns.microbatch(part, self._device, self._micro_batch_tokens)
             yield made if self._experts else replace(made, experts=None)
-        for _ in range(count - len(cuts)):
-            yield empty_microbatch(self._device)
 
     @torch.no_grad()
     def logprobs(

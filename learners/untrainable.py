@@ -28,6 +28,10 @@ class Untrainable(RuntimeError):
         self.moved = moved
 
 
+class Interrupted(Untrainable):
+    """The run was asked to end in the middle of a train step."""
+
+
 class OutOfMemory(UserError):
     """A batch does not fit into the device's memory, nor does it in smaller micro-batches."""
 

@@ -23,7 +23,7 @@ from .following.display import ledger_lines, print_summary
 from .following.running import Running, add_arguments
 
 REFRESH_SECONDS = 1.0
-STOPPING = {"": "", "now": ", stopping at the next batch", "drain": ", draining"}
+STOPPING = {"": "", "now": ", stopping", "drain": ", draining"}
 
 
 def render(found: dict[str, Any], steps: int) -> Group:

@@ -1,8 +1,9 @@
 """End a run from anywhere: `areal-like stop RUN [--drain]`.
 
-Without --drain the learner stops at its next batch and writes a checkpoint; the run can be resumed. With --drain the
-run trains all admitted groups, and only as many new ones as complete the last batch. Then it ends as a complete run
-does: checkpoint, last evaluation, summary."""
+Without --drain the learner gives up the train step in progress and writes a checkpoint; the run can be resumed. If the
+learner does not answer within 8 s, the run ends without it, and a resume continues from the last checkpoint. With
+--drain the run trains all admitted groups, and only as many new ones as complete the last batch. Then it ends as a
+complete run does: checkpoint, last evaluation, summary."""
 
 import contextlib
 import sys
@@ -25,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         running.client.stop(args.drain)
         active = running.report()["ledger"]["active"]
         draining = f"draining: training the {active} groups already admitted"
-        print(f"{args.run}: {draining if args.drain else 'stopping at the next batch'}", flush=True)
+        print(f"{args.run}: {draining if args.drain else 'stopping'}", flush=True)
         while running.is_there():
             time.sleep(LOOK_SECONDS)
     return 0

@@ -4,13 +4,14 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from areal_like.types import Batch
 from areal_like.wire import messages
 from areal_like.wire.bus import Dealer
-from areal_like.wire.frames import ONLY_THE_LEARNER, Payloads
+from areal_like.wire.frames import ONLY_THE_LEARNER, Payloads, Received
 from areal_like.wire.groups import decode_group, unpack_heads
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import Message
@@ -43,7 +44,8 @@ class LearnerClient:
     ):
         self.dealer = Dealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="learner")
         self.name = name
-        self.pausing = False
+        self.pausing = self.stopping = False
+        self._received = deque[Received]()  # in the middle of a train step
         self._order = threading.Lock()
         self._index, self.redo = -1, 0
         self._last_sent: dict[type[Message], Message] = {}  # the newest of each, in order, to send them again
@@ -80,6 +82,19 @@ class LearnerClient:
     def pause(self) -> None:
         """Make `batch` raise Stopped instead of waiting longer. For signal handlers."""
         self.pausing = True
+
+    def stops(self) -> None:
+        """The learner stops at a checkpoint."""
+        self.dealer.send(messages.Stop(drain=False))
+
+    def shall_stop(self) -> bool:
+        """Was the run asked to end at once? Does not wait: for the middle of a train step."""
+        while received := self.dealer.receive(0):
+            if received.message == messages.Stop(drain=False):
+                self.stopping = True  # the buffer repeats it when the next batch is due
+            else:
+                self._received.append(received)
+        return self.pausing or self.stopping
 
     def batch(self, may_pause: bool = True) -> tuple[Batch, dict[str, Any]]:
         """The requested batch (or share), and the buffer's report with it. Waits, and logs that now and then.
@@ -118,7 +133,7 @@ class LearnerClient:
         while True:
             if self.pausing and may_pause:
                 raise Stopped(by_signal=True)
-            received = self.dealer.receive(timeout=LOOK_SECONDS)
+            received = self._received.popleft() if self._received else self.dealer.receive(timeout=LOOK_SECONDS)
             now = time.monotonic()
             if self.dealer.link.reconnected():
                 log.warning("the connection to the buffer broke and is there again")
@@ -131,7 +146,8 @@ class LearnerClient:
             message = received.message
             if isinstance(message, kind) and is_it(message):
                 return message, received.payloads
-            if isinstance(message, messages.Stop) and messages.Want in self._last_sent:
+            at_once = isinstance(message, messages.Stop) and not message.drain
+            if isinstance(message, messages.Stop) and messages.Want in self._last_sent and (may_pause or not at_once):
                 raise Stopped(drained=message.drain)
             if isinstance(message, messages.Refused):
                 if ONLY_THE_LEARNER not in message.reason:

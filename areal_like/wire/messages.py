@@ -136,8 +136,8 @@ class Lost(Message):
 
 
 class Stop(Message):
-    """A user asks the run to end; the buffer then sends it to the learner. `drain`: once all admitted groups are
-    trained."""
+    """A user asks the run to end; the buffer then sends it to the learner, which confirms it. `drain`: once all
+    admitted groups are trained."""
 
     drain: bool
 
@@ -393,7 +393,7 @@ class Gone(Message):
 
 KINDS: dict[str, type[Message]] = {each.kind(): each for each in Message.__subclasses__()}
 SENDS: dict[str, frozenset[type[Message]]] = {
-    "learner": frozenset({Hello, Model, Published, Want, WantShare, Trained, Checkpointed, Untrainable, EndRun}),
+    "learner": frozenset({Hello, Stop, Model, Published, Want, WantShare, Trained, Checkpointed, Untrainable, EndRun}),
     "actor": frozenset[type[Message]]([Hello, Status, Lost, Heartbeat, Push, HandBack, Relay, Credit, LeftOut])
     | {Failed, Evaluated, Applied, Sync, Fetch},
     "operator": frozenset({Status, Lost, Stop}),

@@ -1,8 +1,13 @@
 """A run that drains: every admitted group is trained, then the run ends."""
 
+import time
+from contextlib import nullcontext
+
 import pytest
 
+from areal_like.run.process import EXIT_STOPPED
 from buffer.entries import LEASED
+from buffer.server import STOP_SECONDS
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -39,10 +44,22 @@ def test_without_draining_it_stops_before_the_next_version_and_not_within_one() 
     push_all(house, 0)
     house.say("someone", "stop", {"drain": False})
     house.say("learner", "want", {"index": 1, "version": 0})
-    assert len(house.batches()) == 2 and stops(house) == [], "the second batch of a version comes"
+    assert len(house.batches()) == 2 and len(stops(house)) == 1, "the second batch of a version comes"
     house.say("learner", "trained", {"index": 1})
     house.say("learner", "want", {"index": 2, "version": 1})
-    assert len(house.batches()) == 2 and stops(house) == [{"drain": False}]
+    assert len(house.batches()) == 2 and stops(house) == 2 * [{"drain": False}]
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_run_whose_learner_does_not_confirm_the_stop_ends_without_it(confirmed: bool) -> None:
+    house = started(asynchronous(max_staleness=1))
+    for _ in range(2):
+        house.say("someone", "stop", {"drain": False})
+        if confirmed:
+            house.say("learner", "stop", {"drain": False})
+    house.server.peers.clock = lambda: time.monotonic() + STOP_SECONDS
+    with nullcontext() if confirmed else pytest.raises(SystemExit, match=str(EXIT_STOPPED)):
+        house.server.step(0)
 
 
 @pytest.mark.parametrize(("inflight", "batches"), [(4, 1), (6, 2)])

@@ -11,7 +11,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.corrections import capped
-from learners.untrainable import OutOfMemory, Untrainable
+from learners.untrainable import Interrupted, OutOfMemory, Untrainable
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.seeds import seeded
 
@@ -122,6 +122,17 @@ def test_a_fault_of_the_data_leaves_no_trace_before_the_first_optimizer_step(fai
     if fails_at == 1:
         one.train(second), other.train(second)
         torch.testing.assert_close(state_of_training(one), state_of_training(other), rtol=0, atol=0)
+
+
+def test_a_step_that_is_interrupted_leaves_no_trace():
+    learner, other, (batch,) = learner_of(micro_batch_tokens=64), learner_of(micro_batch_tokens=64), batches(1)
+    answers = iter([False, True])
+    learner.shall_stop = lambda: next(answers)
+    with pytest.raises(Interrupted):
+        learner.train(batch)
+    learner.shall_stop = lambda: False
+    assert learner.train(batch) == other.train(batch)
+    torch.testing.assert_close(state_of_training(learner), state_of_training(other), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("fits", [32, 31])

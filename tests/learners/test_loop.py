@@ -11,12 +11,13 @@ from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsLog
 from areal_like.run.process import Role
 from areal_like.types import Batch
+from areal_like.wire.learner_client import Stopped
 from areal_like.wire.messages import Manifest
 from learners.attestation import Attestation, AttestationError
 from learners.main import TrainLoop
 from learners.probe import Reference
 from learners.progress import Mismatch, NotFinite
-from learners.untrainable import Untrainable
+from learners.untrainable import Interrupted, Untrainable
 from tests.learners.batches import make_batch
 from tests.seeds import seeded
 
@@ -46,7 +47,13 @@ class Client:
 
     def hello(self, model: object) -> None: ...
 
-    def checkpointed(self, step: int) -> None: ...
+    def checkpointed(self, step: int) -> None:
+        self.said.append(("checkpointed", step))
+
+    pausing = False
+
+    def stops(self) -> None:
+        self.said.append(("stops",))
 
 
 class Trainer:
@@ -129,6 +136,13 @@ def test_one_that_has_moved_the_weights_is_set_aside_and_ends_the_run(tmp_path: 
     with pytest.raises(RuntimeError, match="after one of its optimizer steps"):
         made.run()
     assert done(made) == [("set aside", 0)]
+
+
+def test_a_stop_within_a_train_step_undoes_it_and_writes_a_checkpoint_of_the_steps_before(tmp_path: Path) -> None:
+    made = loop(tmp_path, [{"loss": 0.0}, Interrupted("asked to end")])
+    with pytest.raises(Stopped):
+        made.run()
+    assert done(made) == [("trained", 0), ("stops",), ("checkpointed", 1)]
 
 
 @pytest.mark.parametrize("fixed", ["replay=runs/x", "inject_staleness=1"])
