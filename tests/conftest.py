@@ -1,16 +1,22 @@
-"""For all tests: hypothesis has no deadline (a busy machine fails nothing); runs share one process that imported torch.
+"""For all tests: hypothesis has no deadline (a busy machine fails nothing); all processes are forked from one that has
+imported torch, also with several workers.
 
 It also lists the slow files. `scripts/test.sh --fast` leaves those out.
 """
 
 import gc
 import multiprocessing
+import os
+from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from areal_like.launch.forks import LIBRARIES
+from areal_like.launch import forks
+from areal_like.launch.outcome import nothing
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -39,10 +45,24 @@ LONG = (
     "tests/learners/",
 )
 """Where files take long, the longest first; those that mostly wait (Slurm, Ray, faults) beside those that compute."""
-multiprocessing.set_forkserver_preload([*LIBRARIES, "tests.warm"])  # one server per process that runs tests
+multiprocessing.set_forkserver_preload([*forks.LIBRARIES, "tests.warm"])
 
 
 gc.disable()  # what test modules import and define stays: nothing to look through meanwhile
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Start the fork server that all workers share. It imports torch while they do."""
+    forks._start(SimpleNamespace(start=forkserver.ensure_running), nothing)
+    node.workerinput["fork_server"] = forkserver._forkserver._forkserver_address
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if address := getattr(config, "workerinput", {}).get("fork_server"):
+        server = forkserver._forkserver
+        server._forkserver_address, server._forkserver_alive_fd = address, os.pipe()[1]
+        server.ensure_running = lambda: None
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -31,10 +33,6 @@ PROBE = """
 """
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_a_fork_is_as_a_process_that_was_started(tmp_path: Path) -> None:
     (tmp_path / "a_probe.py").write_text(textwrap.dedent(PROBE))
     log = tmp_path / "role.log"
@@ -50,11 +48,22 @@ def test_a_fork_is_as_a_process_that_was_started(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_server_that_is_killed_ends_the_run(launcher) -> None:  # noqa: F811
+@pytest.fixture
+def own_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[forkserver.ForkServer]:
+    """A server that no other test uses, and that imports nothing."""
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload([])
+    monkeypatch.setattr(forkserver, "_forkserver", server)
+    monkeypatch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
+    yield server
+    server._stop()
+
+
+def test_a_server_that_is_killed_ends_the_run(own_server, launcher) -> None:  # noqa: F811
     start(launcher, learner="sleep", actor_0="sleep")
     until("the start", lambda: offered(launcher, "learner", "actor_0"))
     pids = list(launcher.running.pids.values())
-    os.kill(parent_of(pids[0]), signal.SIGKILL)
+    os.kill(own_server._forkserver_pid, signal.SIGKILL)
     with pytest.raises(RunFailed, match="was killed by SIGKILL") as failed:
         until("the end", launcher.running.poll)
     assert failed.value.resumable
