@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from areal_like.interfaces import Tracked
 from areal_like.trackers.board import Board
@@ -29,6 +28,8 @@ def fed(tracker: Any, rows: list[dict[str, Any]] = ROWS) -> Any:
 
 
 def test_tensorboard_has_the_numbers(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     folder = tmp_path / "a b"
     board = Board(a_run(folder))
     assert board.where == f"tensorboard --logdir '{folder}/tb'", "to be pasted into a shell"

@@ -19,7 +19,6 @@ from scripts.ledger import audit
 from tests.integration.living import Run
 from tests.integration.runs import summary, train
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 pytestmark = pytest.mark.integration
 
 TIMED = ["engine=timed", "learner=timed", "learner.base=0.2", "run.target_reward=null", "eval.prompts=4"]
@@ -55,6 +54,7 @@ def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     from ray._private import services
     from ray.cluster_utils import Cluster
 
@@ -119,6 +119,8 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayRun]]:
 
 def places(strategy: str) -> dict[int, str]:
     """Bundle → node, of the only placement group in use."""
+    import ray
+
     table = ray.util.placement_group_table().values()
     (group,) = [each for each in table if each["state"] != "REMOVED" and each["strategy"] == strategy]
     return group["bundles_to_node_id"]
@@ -145,6 +147,8 @@ def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_re
     """An actor's process is killed, then a node of three, then the learner. Each process has GPUs of its own, as
     many as planned, also after a restart; those declared to Ray. (Resumed by the inline launcher: only the end of such
     a run is Ray's.)"""
+    import ray
+
     cluster.add_node(num_cpus=CPUS, num_gpus=GPUS)
     knobs = [*TIMED, "actors.count=3", "actors.max_restarts=5", "buffer.keep_journal=true", "checkpoint.every=2"]
     run = start(*knobs, "run.steps=100000", "placement={learner: 0, actors: [1-6]}")
@@ -175,6 +179,8 @@ def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_re
 
 def test_a_run_that_finds_no_place_says_what_it_asked_for(start: Callable[..., RayRun], tmp_path: Path) -> None:
     """Until then it waits for Ray, rather than ask again and again: that took two processors."""
+    import ray
+
     asked: list[None] = []
     launcher = RayLauncher(tmp_path, RestartLimits(0), learner_place={"GPU": 5}, ready_timeout=2.0)
     try:

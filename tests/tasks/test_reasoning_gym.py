@@ -11,14 +11,10 @@ import pytest
 
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
-
-if not find_spec("reasoning_gym"):  # its import takes seconds, in each process that collects
-    pytest.skip("needs pip install reasoning-gym", allow_module_level=True)
-
-from areal_like.tasks import procedural
-from areal_like.tasks.procedural import EVALUATED
 from areal_like.tasks.reasoning_gym import ReasoningGym
 
+if not find_spec("reasoning_gym"):
+    pytest.skip("needs pip install reasoning-gym", allow_module_level=True)
 EASY = {"max_terms": 2, "max_digits": 1}
 
 
@@ -70,18 +66,26 @@ SNEAKY = [
 ]
 
 
-@pytest.mark.parametrize("name", sorted(EVALUATED))
-def test_code_from_the_model_is_not_run(name, tmp_path):
-    task = make(dataset=name, extract="text", max_prompt_tokens=4096)
-    prompt, code = task.prompt("train", 0), CODE.format(file=str(tmp_path / "out"))
-    answers = [each.format(code=code, quoted=code.replace('"', "'")) for each in SNEAKY]
-    scores = [say(task, prompt, answer) for answer in answers]
-    assert not list(tmp_path.iterdir()) and max(scores) < 0.5
-    right = procedural.item(*prompt.answer)["answer"]
-    assert right is None or say(task, prompt, right) == 1.0  # answers still count
+@pytest.fixture
+def procedural():
+    """Imported here: it takes seconds, in each process that collects."""
+    from areal_like.tasks import procedural
+
+    return procedural
 
 
-def test_no_other_scorer_evaluates_answers():
+def test_code_from_the_model_is_not_run(procedural, tmp_path):
+    for name in procedural.EVALUATED:
+        task = make(dataset=name, extract="text", max_prompt_tokens=4096)
+        prompt, code = task.prompt("train", 0), CODE.format(file=str(tmp_path / "out"))
+        answers = [each.format(code=code, quoted=code.replace('"', "'")) for each in SNEAKY]
+        scores = [say(task, prompt, answer) for answer in answers]
+        assert not list(tmp_path.iterdir()) and max(scores) < 0.5, name
+        right = procedural.item(*prompt.answer)["answer"]
+        assert right is None or say(task, prompt, right) == 1.0, "answers still count"
+
+
+def test_no_other_scorer_evaluates_answers(procedural):
     """Reads the package: a new version may have another one."""
     import reasoning_gym
 
@@ -90,4 +94,4 @@ def test_no_other_scorer_evaluates_answers():
     texts = {file.stem: file.read_text() for file in folder.rglob("*.py")}
     found = {name for name, text in texts.items() if "score_answer" in text and any(call in text for call in calls)}
     own = {"codeio", "number_sorting", "bitwise_arithmetic", "basic_arithmetic", "propositional_logic"}
-    assert found - own - procedural.UNSTEADY == set(EVALUATED)  # `own` evaluate what they have made themselves
+    assert found - own - procedural.UNSTEADY == set(procedural.EVALUATED), "`own` evaluate what they have made"

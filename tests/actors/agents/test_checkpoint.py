@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from transformers import AutoModelForCausalLM
 
 from actors.agents.checkpoint import CheckpointServer
@@ -24,8 +23,10 @@ CODEC, STOP = TokenizerCodec(byte_tokenizer(), chat=True), (256, 10)
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[AsyncOpenAI, TorchEngine]]:
+async def served(folder: Path) -> AsyncIterator[tuple[Any, TorchEngine]]:
     """OpenAI's client of a served model, and the engine behind it."""
+    from openai import AsyncOpenAI  # long: no process that lists tests shall wait for it
+
     model = AutoModelForCausalLM.from_pretrained(write_folder(folder, "llama tied"), dtype=torch.float32)
     engine = TorchEngine(model, slots=4)
     serving = CheckpointServer(engine, CODEC, STOP, 256, "tiny").served()
@@ -61,6 +62,8 @@ async def test_messages_are_answered_in_the_chat_template_and_a_seed_repeats_an_
 
 @looped
 async def test_other_requests_are_refused_with_the_key(tmp_path: Path) -> None:
+    from openai import BadRequestError, NotFoundError
+
     asked: Any = {"model": "any", "messages": [{"role": "user", "content": "a"}]}
     refused = {"top_p": 0.5, "n": 2, "temperature": -1, "max_tokens": 0, "messages": [user("x" * 256)]}
     async with served(tmp_path) as (client, _):
