@@ -231,9 +231,11 @@ def check_lengths(task: Task, heldout: int, config: Config, model: dict[str, Any
     bounds = {"engine.kv_tokens": config.engine.get("kv_tokens"), POSITIONS: positions}
     known = {name: bound for name, bound in bounds.items() if bound is not None}
 
+    set_limit = config.sampling.max_new_tokens  # each look into a config takes longer than a prompt
+
     def problem(split: str, row: int) -> str:
         prompt = task.prompt(split, row)
-        most = config.sampling.max_new_tokens or prompt.max_tokens
+        most = set_limit or prompt.max_tokens
         needed = len(prompt.tokens) + most + (max(prompt.filler, default=0) if split == "train" else 0)
         short = [f"{name}={bound}" for name, bound in known.items() if needed > bound]
         total = f"a prompt of {len(prompt.tokens)} tokens with its longest response needs {needed}"
