@@ -15,6 +15,7 @@ from areal_like.config import run_config as configs
 from areal_like.config import signatures
 from scripts import check
 from scripts import config as explained
+from tests.forked import Command
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -61,12 +62,14 @@ def test_each_config_of_the_page_loads(mine: Path, capsys: pytest.CaptureFixture
 def test_every_process_of_a_run_finds_the_users_module(mine: Path) -> None:
     """Buffer (scheduler, sizing, filter), actors (task, workflow, engine), learner (loss, advantage)."""
     options = ["run.name=a", "eval.prompts=4", "actors.count=1", "run.target_reward=null"]
-    options += ["model.initializer_range=0.1"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    options += ["model.initializer_range=0.1", "--plain"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
     code = "import sys; from scripts.cli import main; sys.exit(main())"
-    command = [sys.executable, "-P", "-c", code, "train", *TRAINS[-1], *options, "--plain"]
+    command = [sys.executable, "-P", "-c", code, "train", *TRAINS[-1], *options, "--print-config"]
     done = subprocess.run(command, cwd=mine, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 and "mine:" in done.stdout, done.stdout + done.stderr
+    train = Command(["scripts.cli", "train", *TRAINS[-1], *options], mine / "output")
+    assert train.wait(240) == 0, train.text()
     assert json.loads((mine / "runs" / "a" / "summary.json").read_text())["steps"] == 2
     rows = [json.loads(line) for line in (mine / "runs" / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [row["sizing/group_size"] for row in rows] == [4, 4] and "loss/weight" in rows[0]

@@ -49,8 +49,7 @@ def python(environment: Path, folder: Path, code: str) -> subprocess.CompletedPr
 
 
 def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess:
-    # The clone's fork server would serve the clone's code.
-    hidden = ("AREAL_FORK_SERVER", "PYTHONPATH", "VIRTUAL_ENV")
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV")
     variables = {key: value for key, value in os.environ.items() if key not in hidden} | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=240)
 

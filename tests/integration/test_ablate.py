@@ -31,8 +31,8 @@ def write(folder: Path, **changes) -> Path:
     return path
 
 
-def start(folder: Path, *arguments: object, fresh: bool = False, **variables: str) -> Command:
-    return Command(["scripts.ablate", *map(str, arguments)], folder / "ablate.out", fresh=fresh, **variables)
+def start(folder: Path, *arguments: object, **variables: str) -> Command:
+    return Command(["scripts.ablate", *map(str, arguments)], folder / "ablate.out", **variables)
 
 
 def ablate(folder: Path, *arguments: object, code: int = 0, **variables: str) -> str:
@@ -50,7 +50,7 @@ def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path
     out = tmp_path / "out"
     long = {"slow": {"learner.base": 0.7, "run.steps": 3, "scheduler.max_staleness": 0}}
     study = write(tmp_path, grid={"pace": {"quick": {"scheduler.max_staleness": 2}, **long}})
-    process = start(tmp_path, study, "--out", out, "--parallel", 2, fresh=True)
+    process = start(tmp_path, study, "--out", out, "--parallel", 2)
     finished = lambda: list(out.glob("runs/*quick*/summary.json"))  # noqa: E731
     going = lambda: [p for p in out.glob("runs/*slow*/metrics.jsonl") if p.stat().st_size]  # noqa: E731
     until("one run's end and the other's steps", lambda: finished() and going())
@@ -69,7 +69,7 @@ def test_an_ablation_that_is_interrupted_ends_every_process_and_goes_on(tmp_path
 
 def test_a_killed_ablation_leaves_no_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start(tmp_path, write(tmp_path, grid={"learner.base": [2.0]}), "--out", out, fresh=True)
+    process = start(tmp_path, write(tmp_path, grid={"learner.base": [2.0]}), "--out", out)
     until("a run's processes", lambda: len(processes(out / "runs")) >= 3)
     process.kill()
     process.communicate(timeout=30)
