@@ -23,12 +23,12 @@ from tests.learners.batches import make_batch
 from tests.learners.ranked import share
 from tests.seeds import seeded
 
-RANDOM: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 8, "intermediate_size": 128}
+RANDOM: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128}
 
 
 def train(path: str, rank: int, ranks: int, by_shard: bool) -> dict[str, Any]:
     with deferred_weights(rank == 0) if by_shard else nullcontext():
-        model = folder(0, 13, path=path) if path != "random" else qwen2(0, 300, **RANDOM)
+        model = folder(0, 13, path=path) if path != "random" else qwen2(0, 301, **RANDOM)
     assert (model.device.type == "meta") is by_shard
     learner = TorchLearner(model, decoupled_ppo, partial(group), 1.0, 0, ranks=ranks, lr=1e-2, kl_loss=0.1)
     found = {"start": learner.snapshot().digest()}

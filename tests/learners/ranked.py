@@ -32,7 +32,7 @@ from learners.sharding import layers_of
 from tests.forked import forked, said
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.exact import ADAMW_EPS, exact
-from tests.learners.losses.token_batches import LOSSES
+from tests.learners.losses.token_batches import THROUGH_A_LEARNER
 from tests.seeds import seeded
 
 STEPS = 2
@@ -76,7 +76,7 @@ CASES = {
         knobs={"teacher": {"top": 4}, "normalise": "sequence_mean", "max_logits": 40},
     ),
     "half parameters": Case(reinforce, exact=False, knobs=HALF | {"micro_batch_tokens": 23}),
-    **{f"loss {name}": Case(loss) for name, loss in LOSSES.items()},
+    **{f"loss {name}": Case(loss) for name, loss in THROUGH_A_LEARNER.items()},
 }
 
 

@@ -20,7 +20,7 @@ from learners.losses.delightful import dg_kondo
 from learners.losses.weighted import reinforce
 from learners.packing import Columns
 from tests.learners.batches import VOCAB, make_batch, tiny_model
-from tests.learners.losses.token_batches import LOSSES
+from tests.learners.losses.token_batches import THROUGH_A_LEARNER
 from tests.learners.test_learner import batches
 from tests.seeds import seeded
 
@@ -66,7 +66,7 @@ def test_a_train_step_of_each_choice(choice) -> None:
     assert all(np.isfinite(v) for v in metrics.values() if not isinstance(v, dict))
 
 
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("loss", THROUGH_A_LEARNER.values(), ids=THROUGH_A_LEARNER)
 def test_the_cut_into_micro_batches_changes_neither_gradient_nor_metrics(loss) -> None:
     """Nor do later minibatches: the proximal policy of the second one is that before the first."""
     knobs = {"num_minibatches": 2, "lr": 1e-2, "normalise": "sequence_mean"}

@@ -9,17 +9,17 @@ from tests.learners.batches import tiny_model
 from tests.learners.loaded import RANDOM
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("random", 2), ("renamed", 2), ("own names", 2), ("own names", 4)])
-def test_what_ranks_load_by_shard_are_the_weights_of_a_whole_model(kind, ranks, tmp_path):
+@pytest.mark.parametrize("kind", ["random", "renamed", "own names"])
+def test_what_ranks_load_by_shard_are_the_weights_of_a_whole_model(kind, tmp_path):
     """Rank 0 makes weights that no file has as they are. Files of several shards; rows that do not divide evenly."""
-    path, model = str(tmp_path / "model"), tiny_model("llama") if ranks == 4 else qwen2(0, 300, **RANDOM)
+    path, model, ranks = str(tmp_path / "model"), qwen2(0, 301, **RANDOM), 2
     if kind == "renamed":
         model.save_pretrained(path, state_dict={n.removeprefix("model."): p for n, p in model.named_parameters()})
     elif kind == "own names":
-        model.save_pretrained(path, max_shard_size="500KB")
-    arguments = [
-        [str(rank), str(ranks), str(tmp_path), "random" if kind == "random" else path] for rank in range(ranks)
-    ]
+        model.save_pretrained(path, max_shard_size="200KB")
+        assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
+    made = "random" if kind == "random" else path
+    arguments = [[str(rank), str(ranks), str(tmp_path), made] for rank in range(ranks)]
     with forked("tests.learners.loaded", arguments, tmp_path) as running:
         assert [process.wait(240.0) for process in running] == [0] * ranks, said(tmp_path)
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(ranks)]

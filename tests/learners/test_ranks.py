@@ -27,8 +27,6 @@ def two(tmp_path_factory):
     return train_on(2, tmp_path_factory.mktemp("ranks"))
 
 
-UNMOVED = ("loss mis_po",)
-"""Its band rejects all tokens of these batches, whose behaviour is random."""
 FOUR = ("ranks without a group", "reference", "half parameters")
 """Fewer groups than ranks; a reference; gathering in half precision."""
 
@@ -58,7 +56,7 @@ def test_ranks_give_the_losses_and_weights_of_one_and_share_its_state(ranks, nam
     torch.testing.assert_close(first["adapters"], one["adapters"], **STEPPED)
     assert bool(one["adapters"]) is ("lora" in CASES[name].knobs)
     start = torch.from_numpy(state_of(tiny_model(CASES[name].model), "float32").buffer).view(torch.float32)
-    assert name in UNMOVED or (alone - start).abs().max() > 1e-3, "training has moved the weights"
+    assert (alone - start).abs().max() > 1e-3, "training has moved the weights"
     held = [rank["held"] for rank in found]
     assert sum(held) == pytest.approx(one["held"], abs=32) and max(held) < 1.4 * one["held"] / len(held)
 

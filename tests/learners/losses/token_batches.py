@@ -89,6 +89,9 @@ for name, correction in (
     LOSSES[f"{name}, {correction}"] = loss_of(name, KNOBS[name][0], correction)
 LOSSES |= {name: bind("loss", {"name": name}) for name in COMPONENTS["loss"] if name not in KNOBS}
 """Losses for tests that need no reference."""
+FIRST = {f"{name} {sets[0] or ''}".strip() for name, sets in KNOBS.items()}
+THROUGH_A_LEARNER = {name: loss for name, loss in LOSSES.items() if name in FIRST or marks_of(loss).plan}
+"""One set of knobs per function, and all that plan: a learner treats the others alike."""
 OTHERS = ("dg", "pmpo", "tpo", "sft", "vtrace {'rho_bar': 0.8")
 POLICY_GRADIENT = [name for name in LOSSES if not name.startswith(OTHERS)]
 """Losses whose gradient on-policy is − Σ A ∇log π ÷ denominator."""
