@@ -27,14 +27,14 @@ EXACT = ["actors.count=2", "engine.batch_invariant=true", *ALONE[2:]]
 HERE = "tests.integration.looked_into"
 
 
-@pytest.mark.parametrize("mode", [["mode=sync"], ["scheduler.max_staleness=0"]], ids=["sync", "async at 0"])
-def test_the_weights_are_those_of_processes_and_each_resumes_the_other(tmp_path: Path, mode: list[str]) -> None:
-    ours, options = tmp_path / "begun-inline", [*mode, *EXACT]
-    whole = train(tmp_path, "whole", *options, "run.steps=6")
-    train(tmp_path, ours.name, *options, "run.steps=3")
+def test_the_weights_are_those_of_processes_and_each_resumes_the_other(tmp_path: Path) -> None:
+    """Also those of the other mode (`test_sync_is_async_at_zero`): sync in one process, and async at 0 in several."""
+    ours, sync, zero = tmp_path / "begun-inline", ["mode=sync", *EXACT], ["scheduler.max_staleness=0", *EXACT]
+    whole = train(tmp_path, "whole", *sync, "run.steps=6")
+    train(tmp_path, ours.name, *sync, "run.steps=3")
     assert published(ours) == published(whole)[:4]
-    train_in_processes(tmp_path, ours.name, *options, "run.steps=6", f"resume={ours}")
-    train(tmp_path, ours.name, *options, "run.steps=8", f"resume={ours}")
+    train_in_processes(tmp_path, ours.name, *zero, "run.steps=6", f"resume={ours}")
+    train(tmp_path, ours.name, *sync, "run.steps=8", f"resume={ours}")
     assert [row["step"] for row in rows(ours)] == list(range(1, 9))
     assert published(ours)[:7] == published(whole)
     for row, other in zip(rows(ours)[:6], rows(whole), strict=True):

@@ -71,6 +71,7 @@ def made(tmp_path: Path, *overrides: str) -> Path:
     [
         ("scheduler.max_staleness=1", "mode=sync", "staleness bound"),
         ("buffer.journal=off", "buffer.journal=memory", "buffer.journal"),
+        ("run.seed=0", "run.seed=1", "run.seed"),
         ("loss=ppo", "loss=dg", "loss"),
         ("learner.lora=null", "learner.lora={rank: 2}", "learner.lora"),
         ("learner=torch", "learner=timed", "learner.name"),
