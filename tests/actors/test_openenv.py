@@ -22,9 +22,9 @@ START_SECONDS = 200.0
 """The package is large: its first import takes half a minute where four others compile theirs."""
 
 
-@contextlib.contextmanager
-def served() -> Iterator[str]:
-    """The URL of a server that runs until the block ends."""
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of a server."""
     port, deadline = free_port(), time.monotonic() + START_SECONDS
     child = Child([sys.executable, "-m", "uvicorn", "tests.actors.openenv_server:app", "--port", str(port)])
     url = f"http://127.0.0.1:{port}"
@@ -38,12 +38,6 @@ def served() -> Iterator[str]:
         yield url
     finally:
         child.kill()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with served() as url:
-        yield url
 
 
 async def episode(url: str, *actions: str, seed: int = 2, **knobs: Any) -> list[Any]:
@@ -94,8 +88,8 @@ def test_failures_of_the_server_are_not_the_models(server: str, action: str, tim
         played(server, action, timeout=timeout)
 
 
-def test_a_server_that_ends_is_not_the_models_fault() -> None:
-    with served() as url:
-        for _ in range(2):
-            with pytest.raises(EpisodeError):
-                played(url, "97")
+def test_a_server_that_ends_is_not_the_models_fault(server: str) -> None:
+    """The last test of this server."""
+    for _ in range(2):
+        with pytest.raises(EpisodeError):
+            played(server, "97")

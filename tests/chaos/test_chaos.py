@@ -24,7 +24,7 @@ TIMES = int(os.environ.get("CHAOS", "1"))
 SMALL = ["eval.prompts=4", "eval.every=0", "groups_per_batch=4", "checkpoint.every=3", "run.trackers=[]"]
 SMALL += ["run.target_reward=null", "resume=auto", "buffer.keep_journal=true", f"run.steps={NO_END}"]
 SMALL += [f"actors.max_restarts={NO_END}", "actors.restart_window=1"]  # no restart is delayed
-TIMED = ["engine=timed", "learner=timed", "learner.base=0.02", "engine.median=20"]
+TIMED = ["engine=timed", "learner=timed", "learner.base=0.05", "engine.median=20"]
 
 
 def wreck(place: Path, plan: list[tuple[str, str]], *overrides: str, seconds: float = 2.0, more: int = 5) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 TIMEOUT = 2.0
 """Seconds of silence after which a peer, or a link, counts as dead."""
 SHORT, LONG = 0.3, 3.0
-RUN = ["engine=timed", "learner=timed", "learner.base=0.03", "engine.median=20", "eval.prompts=4", "eval.every=3"]
+RUN = ["engine=timed", "learner=timed", "learner.base=0.1", "engine.median=20", "eval.prompts=4", "eval.every=3"]
 RUN += [f"buffer.heartbeat_timeout={TIMEOUT}", "buffer.transport=tcp", "buffer.keep_journal=true", "resume=auto"]
 RUN += [f"run.steps={NO_END}", "run.target_reward=null", "groups_per_batch=8", "checkpoint.every=10"]
 

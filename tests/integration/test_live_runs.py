@@ -18,7 +18,7 @@ from tests.integration.runs import rows
 
 pytestmark = pytest.mark.integration
 
-TIMED = ["engine=timed", "learner=timed", "learner.base=0.02", "engine.median=8", "groups_per_batch=4"]
+TIMED = ["engine=timed", "learner=timed", "learner.base=0.05", "engine.median=8", "groups_per_batch=4"]
 SMALL = [*TIMED, "run.target_reward=null", "eval.prompts=4", "eval.every=0", "run.steps=100000", "run.trackers=[]"]
 
 

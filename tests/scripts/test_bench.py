@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300
 BENCHES = {
     "delta --millions 1 --repeats 1": "ratio_1pct ratio_01pct encode_over_memcpy apply_over_memcpy",
-    "buffer --rounds 1 --seconds 0.5 --without-ray": "tcp_over_raw_zmq tcp_over_mp_queue fsync_over_off ack_p99_ms",
+    "buffer --rounds 1 --seconds 0.2 --without-ray": "tcp_over_raw_zmq tcp_over_mp_queue fsync_over_off ack_p99_ms",
     "engine --quick --repeats 1": "engine_over_generate engine_over_generate_longtail",
     "modes --scenario rounds --quick": "tail_over_sync all_over_sync sagc_straggler_share sagc_budget",
 }
