@@ -38,7 +38,7 @@ async def multi_turn(
     """
     if prompt.codec is None:
         raise ValueError("multi_turn needs a task with text (Prompt.codec): jsonl, copy, or your own")
-    scene = Scene(engine, environment, timeout, limits.max_tokens)
+    scene = Scene(environment, timeout, limits.max_tokens)
     await scene.build()
     try:
         talk, first = _opening(prompt, await scene.reset(prompt))

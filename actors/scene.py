@@ -2,16 +2,12 @@
 
 import asyncio
 import inspect
-import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from actors.resumption import limited
 from areal_like.config.registry import build
 from areal_like.errors import EpisodeError
-from areal_like.interfaces import Outcome, RolloutEngine
+from areal_like.interfaces import Outcome
 from areal_like.types import Prompt
 
 _TOLD_CHARACTERS = 300
@@ -26,20 +22,17 @@ def most_characters(room: int) -> int:
 
 
 class Scene:
-    """One episode of the environment that `spec` names. Each of its calls may take `timeout` seconds, unless it has
-    limits of its own (`Environment.limited`). `room`: the longest response, in tokens."""
+    """One episode of the environment that `spec` names. Each of its calls may take `timeout` seconds. `room`: the
+    longest response, in tokens."""
 
-    def __init__(self, engine: RolloutEngine, spec: Mapping[str, Any], timeout: float, room: int):
-        self._engine, self._spec, self._seconds = engine, spec, timeout
+    def __init__(self, spec: Mapping[str, Any], timeout: float, room: int):
+        self._spec, self._seconds = spec, timeout
         self._most = most_characters(room)
-        self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self.world: Any = None
 
     async def build(self) -> None:
         """Make the environment. Raises EpisodeError (it takes too long, or exits), as the others do."""
         self.world = await self._call("constructor")
-        if getattr(self.world, "limited", False):
-            self._seconds, self._waiting = math.inf, partial(limited, self._engine)
 
     async def reset(self, prompt: Prompt) -> str:
         """The text that is shown first. Raises TypeError for an answer that is no text."""
@@ -62,14 +55,13 @@ class Scene:
             await self._call("close")
 
     async def _call(self, name: str, *arguments: object) -> Any:
-        limit = asyncio.timeout(self._seconds if self._seconds < math.inf else None)
+        limit = asyncio.timeout(self._seconds)
         try:
-            with self._waiting():
-                async with limit:
-                    if self.world is None:
-                        return build("environment", self._spec)
-                    answer = getattr(self.world, name)(*arguments)
-                    return await answer if inspect.isawaitable(answer) else answer
+            async with limit:
+                if self.world is None:
+                    return build("environment", self._spec)
+                answer = getattr(self.world, name)(*arguments)
+                return await answer if inspect.isawaitable(answer) else answer
         except SystemExit as error:  # must not be the actor's end
             raise EpisodeError(f"the environment's {name} exits: {error!r}") from error
         except TimeoutError:

@@ -17,7 +17,7 @@ if [ "${1:-}" = --fast ]; then
     fast=1
     shift
 fi
-bash scripts/setup.sh "$venv" "dev$([ -n "$fast" ] || echo ,dev-more)"
+bash scripts/setup.sh "$venv" dev
 if [ -n "$fast" ]; then
     export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
     begin=$SECONDS

@@ -24,7 +24,7 @@ settings.load_profile("patient")
 TESTS = Path(__file__).parent
 SLOW_IN = {
     "actors/agents": "programs",
-    "actors": "openenv batch_invariant judge progress ragged_attention reward_pool tools",
+    "actors": "batch_invariant judge progress ragged_attention reward_pool tools",
     "areal_like": "forks keys launch ray_cluster",
     "areal_like/weights": "history hostile server",
     "buffer": "hostile_peers histories",

@@ -58,7 +58,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         **_named("actors.multi_turn", "multi_turn"),
         "agent": "actors.agents.workflow:agent",
     },
-    "environment": {"tools": "actors.tools:Tools", "openenv": "actors.openenv:OpenEnv"},
+    "environment": {"tools": "actors.tools:Tools"},
     "scheduler": {"async": "buffer.schedulers:AsyncScheduler", "sync": "buffer.rounds:SyncScheduler"},
     "sizing": {"fixed": "buffer.sizing:Fixed", "sagc": "buffer.sizing:Sagc"},
     "batch_policy": _named("buffer.policies", "in_order fifo windowed"),

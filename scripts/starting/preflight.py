@@ -129,11 +129,7 @@ def workflows_of(config: Config) -> dict[str, Mapping[str, Any]]:
 
 def addresses_of(config: Config) -> dict[str, str]:
     """Key → URL of a server that must run already."""
-    worlds = {f"{prefix}.environment": spec.get("environment") or {} for prefix, spec in workflows_of(config).items()}
-    found = {f"{prefix}.server": world["server"] for prefix, world in worlds.items() if world.get("name") == "openenv"}
-    if config.group_reward["name"] == "judge":
-        found["group_reward.base_url"] = config.group_reward["base_url"]
-    return found
+    return {"group_reward.base_url": config.group_reward["base_url"]} if config.group_reward["name"] == "judge" else {}
 
 
 def check_workflows(config: Config) -> None:
@@ -153,7 +149,7 @@ def check_workflows(config: Config) -> None:
             except (Exception, SystemExit) as error:
                 raise ConfigError(f"{key}={environment['name']} can't be made: {error!r}", key) from error
         elif "needs_environment" in marks("task", config.task["name"]):  # never a mixture
-            wanted = f"{prefix}={{name: multi_turn, environment: {{name: openenv, server: URL, action: FIELD}}}}"
+            wanted = f"{prefix}={{name: multi_turn, environment: {{name: MODULE:CLASS}}}}"
             raise ConfigError(f"{key}: task={config.task['name']} has no rewards of its own; set {wanted}", key)
 
 

@@ -21,7 +21,7 @@ HELP = {
         "response": "def f(x):\n    return x + 1",
     },
 }
-SERVERS = {"openenv", "verifiers"}
+SERVERS = {"verifiers"}
 SHIPPED = [(kind, name) for kind in check.CLAIMS for name in COMPONENTS[kind] if name not in SERVERS]
 
 

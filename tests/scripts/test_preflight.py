@@ -23,8 +23,6 @@ from tests.scripts import graders
 QUICKSTART = "configs/quickstart.yaml"
 JUDGE = "group_reward={name: judge, base_url: 'http://127.0.0.1:9/v1', model_name: m}"
 
-OPENENV = "{name: openenv, server: 'http://127.0.0.1:9', action: message}"
-
 
 def refusal(folder: Path, *overrides: str) -> str:
     """The sentence that refuses a run; no file is left behind."""
@@ -65,7 +63,6 @@ EXITS = f"{{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"
         ("engine.kv_tokens", ["engine.kv_tokens=4"]),
         ("group_reward", ["task=arithmetic", JUDGE]),
         ("group_reward.base_url", [JUDGE]),
-        ("workflow.environment.server", [f"workflow={{name: multi_turn, environment: {OPENENV}}}"]),
         ("learner.overlong_filter", ["learner.overlong_filter=true"]),
         ("run.trackers", ["run.trackers=[tensorbord]"]),
         ("launcher.script", ["launcher=slurm", "launcher.script=nowhere.sbatch"]),
