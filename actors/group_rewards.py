@@ -45,7 +45,7 @@ class GroupRewards:
             if self._object:
                 found = [float(each) for each in await self._object.score(*group)]
             else:
-                found = await self._pool.scores(target(KIND, self.name), *group, knobs=self._knobs)
+                found = await self._pool.score(target(KIND, self.name), *group, knobs=self._knobs, several=True)
         except RewardError as error:
             self._pool.note = str(error)
             raise

@@ -81,27 +81,24 @@ class RewardPool:
         self.calls = self.timeouts = self.errors = self.unverified = 0
         self.note = ""  # the newest error of any verifier
 
-    async def score(self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None) -> float:
-        """The number that the function `verifier` ("module:name") returns for these arguments and knobs (JSON values).
-        Raises RewardTimeout, RewardError, and TypeError for an argument that JSON cannot carry."""
-        return await self._called({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}})
-
-    async def scores(self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None) -> list[float]:
-        """As `score`, of a function that returns several numbers: one per answer of a group."""
-        return await self._called({"verifier": verifier, "arguments": arguments, "knobs": knobs or {}, "several": True})
-
-    async def _called(self, request: dict[str, Any]) -> Any:
+    async def score(
+        self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None, several: bool = False
+    ) -> Any:
+        """The number that the function `verifier` ("module:name") returns for these arguments and knobs (JSON values),
+        or the list of `several`, one per answer of a group. Raises RewardTimeout, RewardError, and TypeError for an
+        argument that JSON cannot carry."""
+        request = {"verifier": verifier, "arguments": arguments, "knobs": knobs or {}, "several": several}
         line = json.dumps(request | {"limit": self._timeout}).encode() + b"\n"
         worker = await self._free.get()
         self.calls += 1
         try:
             if self._closed:
                 raise MachineError("the reward pool is closed")
-            score, seconds = await worker.call(line, request["verifier"], self._timeout)
+            score, seconds = await worker.call(line, verifier, self._timeout)
             self._seconds.append(seconds)
             return score
         except RewardTimeout:
-            if request.get("several"):  # it earns nobody 0: its group is dropped
+            if several:  # it earns nobody 0: its group is dropped
                 self.errors += 1
             else:
                 self.timeouts += 1
@@ -248,7 +245,7 @@ def _answer(request: dict[str, Any], replies: TextIO) -> None:
 
 def _score(verifier: Callable[..., Any], request: dict[str, Any]) -> float | list[float]:
     found = verifier(*request["arguments"], **request["knobs"])
-    several = request.get("several")
+    several = request["several"]
     try:
         scores = [float(each) for each in (found if several else [found])]
     except (TypeError, ValueError, OverflowError):

@@ -137,6 +137,16 @@ def is_async(path: str) -> bool:
     return inspect.iscoroutinefunction(_imported(path))
 
 
+def reads_first(path: str) -> bool:
+    """Does the function "module:name" read its first parameter? True where the source does not show that."""
+    with contextlib.suppress(UnreadableError):
+        definition, _ = _definition(path)
+        if isinstance(definition, _Function) and (named := definition.args.posonlyargs + definition.args.args):
+            names = (node for node in ast.walk(definition) if isinstance(node, ast.Name))
+            return any(node.id == named[0].arg and isinstance(node.ctx, ast.Load) for node in names)
+    return True
+
+
 def _definition(target: str) -> tuple[_Function | ast.ClassDef | ast.Call, str]:
     """The definition (or `functools.partial`) of "module:name", and the module that has it. Raises UnreadableError."""
     module, _, attribute = target.partition(":")

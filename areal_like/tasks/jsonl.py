@@ -1,22 +1,33 @@
 """Jsonl: prompts and answers from a file with one JSON object per line, for any local tokenizer."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 
-from areal_like.config.registry import as_spec, target
+from areal_like.config.registry import COMPONENTS, as_spec, target
+from areal_like.config.signatures import reads_first
+from areal_like.tasks.maths import expression, number
 from areal_like.tasks.rows import FileTask, Row, checked_prompt
+from areal_like.tasks.unit_tests import checked
 from areal_like.types import Prompt
+
+CHECKS: dict[str, Callable[[str], object]] = {"math_verify": expression, "last_number": number, "unit_tests": checked}
+"""Shipped reward → a check of an answer, which raises ValueError where no response could be right."""
+TAIL = 16
+"""Tokens of a prompt's end that hold `<think>`, if the chat template ends with it."""
 
 
 class Jsonl(FileTask):
     """Prompts and answers. Knobs of the file: see `areal_like.tasks.rows.FileTask`.
 
     prompt_key, answer_key: names within a line's object. A prompt is a text, or with `chat_template` also a list of
-        messages `{role, content}`; an answer is a text, a number, or an object, which verifiers get as JSON text.
+        messages `{role, content}`; an answer is a text, a number, or an object, which verifiers get as JSON text. It
+        may be left out where the reward is your own and does not read it.
     reward: "math_verify", "exact", "last_number", "unit_tests" (of a program; `areal_like.tasks.unit_tests`), or
         "module:name" of a function `(answer: str, response: str, *, knobs) -> float`; {name: ..., knobs} sets knobs.
     """
@@ -32,7 +43,10 @@ class Jsonl(FileTask):
     ):
         self._prompt_key, self._answer_key = prompt_key, answer_key
         self._knobs = as_spec(reward)
-        self._verifier = target("reward", str(self._knobs.pop("name")))
+        name = str(self._knobs.pop("name"))
+        self._verifier, self._check = target("reward", name), CHECKS.get(name, str)
+        self._is_shipped = name in COMPONENTS["reward"]
+        self._reads_answer = self._is_shipped or reads_first(self._verifier)
         super().__init__(seed, **file)
 
     def prompt(self, split: str, row: int) -> Prompt:
@@ -49,7 +63,10 @@ class Jsonl(FileTask):
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str], dict[str, object]]:
         """The verifier of a response as "module:name", its arguments (answer, response text) and its knobs."""
-        return self._verifier, (prompt.answer, self._text(tokens)), self._knobs
+        text = self._text(tokens)
+        if self._is_shipped and self._text(prompt.tokens[-TAIL:]).rstrip().endswith("<think>"):
+            text = f"<think>{text}"  # the chat template has opened it
+        return self._verifier, (prompt.answer, text), self._knobs
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         """The verifier's score, computed in this process and without a time limit."""
@@ -58,10 +75,23 @@ class Jsonl(FileTask):
 
     def _row(self, place: str, fields: Mapping[str, object]) -> Row:
         for key in (self._prompt_key, self._answer_key):
-            if key not in fields:
+            if key not in fields and (key == self._prompt_key or self._reads_answer):
                 raise ValueError(f"{place}: no {key!r}; the keys are {', '.join(fields)}")
         prompt = checked_prompt(place, self._prompt_key, fields[self._prompt_key], self._chat)
-        answer = fields[self._answer_key]
-        if isinstance(answer, bool) or not isinstance(answer, (str, int, float, dict)):
-            raise ValueError(f"{place}: {self._answer_key!r} must be a text, a number or an object")
-        return Row(place, prompt, json.dumps(answer) if isinstance(answer, dict) else str(answer))
+        try:
+            answer = in_words(fields.get(self._answer_key, ""))
+            self._check(answer)
+        except ValueError as error:
+            raise ValueError(f"{place}: {self._answer_key!r}: {error}") from None
+        return Row(place, prompt, answer)
+
+
+def in_words(answer: object) -> str:
+    """As a model would write it: a number in digits, an object as JSON. Raises ValueError for any other value."""
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float | dict):
+        raise ValueError(f"got {answer!r}, expected a text, a number or an object")
+    if isinstance(answer, float) and not math.isfinite(answer):
+        raise ValueError(f"got {answer!r}, expected a finite number")
+    if isinstance(answer, float):
+        return f"{Decimal(str(answer or 0)).normalize():f}"
+    return json.dumps(answer) if isinstance(answer, dict) else str(answer)

@@ -14,6 +14,7 @@ from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS, create_dataset
 
 from areal_like.config.registry import nearest
+from areal_like.tasks.maths import behind_thoughts
 
 SIZE = 1_000_000
 SIZES = {"acre": 1000, "word_ladder": 20_000}
@@ -92,7 +93,8 @@ def item(name: str, config: str, index: int) -> dict[str, object]:
 
 def score(name: str, config: str, index: int, response: str, *, extract: Literal["tags", "text"] = "tags") -> float:
     """The data set's own score of a response's answer, in [0, 1]; 0 where it has none."""
-    answer = utils.extract_answer(response) if extract == "tags" else response.strip()
+    said = behind_thoughts(response)
+    answer = utils.extract_answer(said) if extract == "tags" else said.strip()
     if not answer or not EVALUATED.get(name, bool)(answer):
         return 0.0
     return float(dataset(name, config).score_answer(answer, item(name, config, index)))

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
+from areal_like.tasks.maths import behind_thoughts
 from areal_like.tasks.sandbox import OutOfTime, SandboxLimits, run
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -24,7 +25,7 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 def unit_tests(tests: str, response: str) -> float:
     """The reward of a response, whose program is the last fenced block, or all of it. Raises ValueError for tests that
     can't be read, and SandboxError."""
-    found = _checked(tests)
+    found, response = checked(tests), behind_thoughts(response)
     blocks = _FENCED.findall(response)
     bounds = SandboxLimits(**{each.name: found[each.name] for each in fields(SandboxLimits) if each.name in found})
     calls = [arguments for arguments, _ in found["cases"]]
@@ -55,14 +56,15 @@ def same(value: object, expected: object) -> bool:
     return bool(value == expected)
 
 
-def _checked(tests: str) -> dict[str, Any]:
+def checked(tests: str) -> dict[str, Any]:
+    """Raises ValueError."""
     found = json.loads(tests)
     if not isinstance(found, dict) or not isinstance(found.get("function"), str) or not found.get("cases"):
-        raise ValueError('unit tests: want {"function": name, "cases": [[arguments, expected], ...]}')
+        raise ValueError('want {"function": name, "cases": [[arguments, expected], ...]}')
     for case in found["cases"]:
         if not isinstance(case, list) or len(case) != 2 or not isinstance(case[0], list):
-            raise ValueError(f"unit tests: a case is [arguments, expected], got {str(case)[:200]}")
+            raise ValueError(f"a case is [arguments, expected], got {str(case)[:200]}")
     for key, known in {"credit": ("all", "share"), "isolation": ("full", "weak")}.items():
         if found.get(key, known[0]) not in known:
-            raise ValueError(f"unit tests: {key}: got {found[key]!r}, expected one of {', '.join(known)}")
+            raise ValueError(f"{key}: got {found[key]!r}, expected one of {', '.join(known)}")
     return found

@@ -23,7 +23,7 @@ from buffer.sizing import Sizing, check_sizes
 from learners.probe import PROMPTS
 
 from .gpus import Gpus, gpus_here, sharing
-from .probes import check_addresses, check_rewards
+from .probes import check_address, check_rewards
 
 LEAST_BYTES = 13
 """Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.wire.groups`)."""
@@ -65,8 +65,8 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         model_folder.check_type(path, model)
     if not is_supervised(config):
         check_rewards(task, config)
-    if gpus is None and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
-        check_addresses(addresses_of(config))
+        if config.group_reward["name"] == "judge" and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
+            check_address("group_reward.base_url", config.group_reward["base_url"])
     notes = list(sharing(config))
     if (rows := task.size("train")) < (size := config.groups_per_batch):
         notes.append(f"groups_per_batch={size}: there are {rows} training prompts, so a batch repeats them")
@@ -121,20 +121,11 @@ def check_devices(config: Config, stated: Gpus | None) -> None:
         raise ConfigError(f"{key}=cuda: {why}; make one visible, or set {key}=cpu", key)
 
 
-def workflows_of(config: Config) -> dict[str, Mapping[str, Any]]:
-    """Key → spec."""
-    of_tasks = {f"task.workflows.{name}": as_spec(spec) for name, spec in (config.task.get("workflows") or {}).items()}
-    return {"workflow": config.workflow, "eval.workflow": heldout_workflow(config), **of_tasks}
-
-
-def addresses_of(config: Config) -> dict[str, str]:
-    """Key → URL of a server that must run already."""
-    return {"group_reward.base_url": config.group_reward["base_url"]} if config.group_reward["name"] == "judge" else {}
-
-
 def check_workflows(config: Config) -> None:
     """Check that functions and programs named by workflows exist, and that environments can be made."""
-    for prefix, spec in workflows_of(config).items():
+    of_tasks = {f"task.workflows.{name}": as_spec(spec) for name, spec in (config.task.get("workflows") or {}).items()}
+    found = {"workflow": config.workflow, "eval.workflow": heldout_workflow(config), **of_tasks}
+    for prefix, spec in found.items():
         key, environment = f"{prefix}.environment", spec.get("environment")
         if spec["name"] == "agent":
             check_agent(f"{prefix}.agent", spec["agent"])

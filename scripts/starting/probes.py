@@ -1,10 +1,9 @@
-"""Calls once, before a run starts, rewards of the user's own and the addresses of servers."""
+"""Calls once, before a run starts, rewards of the user's own and the address of a judge."""
 
 import asyncio
-import socket
-from collections.abc import Mapping
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from http.client import HTTPException
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 
@@ -12,8 +11,9 @@ from actors.reward_pool import RewardError, RewardPool
 from actors.rewards import reward_function
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.interfaces import PooledTask, Task
+from areal_like.wire.bus import bypass_proxies
 
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 10.0
 
 
 def check_rewards(task: Task, config: Config) -> None:
@@ -51,16 +51,12 @@ def check_rewards(task: Task, config: Config) -> None:
         raise ConfigError(f"{key}: got no number for a response to row 0: {error}", key) from None
 
 
-def check_addresses(addresses: Mapping[str, str]) -> None:
-    """Raises ConfigError where nobody listens at the address of a key. One that is reached by a proxy is not tried."""
-    for key, url in addresses.items():
-        try:
-            found = urlsplit(url)
-            if not found.hostname:
-                raise ValueError("there is no host in it, as in http://host:8000/v1")
-            if getproxies().get(found.scheme) and not proxy_bypass(found.hostname):
-                continue
-            port = found.port or {"https": 443, "wss": 443}.get(found.scheme, 80)
-            socket.create_connection((found.hostname, port), CONNECT_SECONDS).close()
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"{key}={url}: no answer: {error}; start its server first", key) from None
+def check_address(key: str, url: str) -> None:
+    """Raises ConfigError where nobody answers at the URL of a key, with an error or without."""
+    bypass_proxies()
+    try:
+        urlopen(url, timeout=CONNECT_SECONDS).close()
+    except (HTTPError, HTTPException):
+        return
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{key}={url}: no answer: {error}; start its server first", key) from None

@@ -107,6 +107,11 @@ def test_a_reward_has_knobs_which_reach_it_and_are_checked_before(make):
         (last_number, "-3", "3 - 6 = -3", 1.0),
         (last_number, "3", "It is 9-3", 1.0),
         (exact, "a b", " a b\n", 1.0),
+        *((verifier, "0.00001", "It is 1e-05.", 1.0) for verifier in (math_verify, last_number)),
+        *((verifier, "1e16", r"\boxed{10000000000000000}", 1.0) for verifier in (math_verify, last_number)),
+        (math_verify, "57", r"<think>maybe \boxed{57}</think> The answer is 58", 0.0),
+        *((verifier, "57", "<think>8</think> 57", 1.0) for verifier in (math_verify, last_number, exact)),
+        *((verifier, "57", "<think>57", 0.0) for verifier in (math_verify, last_number, exact)),
     ],
 )
 def test_verifiers_on_known_answers(verifier, answer, response, expected):
@@ -121,9 +126,40 @@ def test_verifiers_on_known_answers(verifier, answer, response, expected):
         ('{"prompt": "a", "solution": "b"}', "'answer'; the keys are prompt, solution"),
         ('{"prompt": 3, "answer": "b"}', "'prompt'"),
         ('{"prompt": [{"role": "user"}], "answer": "b"}', "'prompt'"),
-        ('{"prompt": "a", "answer": null}', "'answer'"),
+        ('{"prompt": "a", "answer": null}', "'answer': got None"),
+        ('{"prompt": "a", "answer": NaN}', "'answer': got nan"),
+        *(('{"prompt": "a", "answer": "?"}', f"'answer': there is no {each}") for each in ("expression", "number")),
+        ('{"prompt": "a", "answer": "{}"}', "'answer': want"),
     ],
 )
 def test_a_bad_line_is_named(make, line, words):
+    reward = {"number": "last_number", "want": "unit_tests"}.get(words.split()[-1], "math_verify")
+    good = {"prompt": "b", "answer": {"function": "f", "cases": [[[1], 1]]}}
     with pytest.raises(ValueError, match=rf"train\.jsonl:4: .*{words}"):
-        make([*sums(2), "", line])
+        make([*[good] * 2, "", line], reward=reward)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [(1e-05, "0.00001"), (1e16, "1" + "0" * 16), (72.0, "72"), (7, "7"), (-0.5, "-0.5")]
+)
+def test_a_number_is_written_as_models_write_it(make, answer, text):
+    assert make([{"prompt": each, "answer": answer} for each in "ab"], reward="exact").prompt("train", 0).answer == text
+
+
+def brief(answer: str, response: str) -> float:
+    return -float(len(response))
+
+
+def test_a_reward_that_does_not_read_the_answer_needs_none(make):
+    rows = [{"prompt": each} for each in "ab"]
+    assert make(rows, reward=f"{__name__}:brief").prompt("train", 0).answer == ""
+    for reward in (f"{__name__}:near", "exact"):
+        with pytest.raises(ValueError, match="no 'answer'"):
+            make(rows, reward=reward)
+
+
+def test_thoughts_that_the_template_opens_are_no_answer(make):
+    task = make(sums(2), reward="exact", suffix=" <think>", chat_template=False)
+    prompt = task.prompt("train", 0)
+    for said, reward in ((prompt.answer, 0.0), (f"9</think>{prompt.answer}", 1.0)):
+        assert asyncio.run(task.reward(prompt, encode(task, said))) == reward
