@@ -54,12 +54,21 @@ class _Round:
     version: int
     unassigned: list[int]
     assigned: dict[int, str] = field(default_factory=dict)
+    rows_of: Counter[str] = field(default_factory=Counter)  # assigned rows, by actor
     answers: dict[int, AnswerResult] = field(default_factory=dict)
     moved: dict[int, float] = field(default_factory=dict)
     timeouts: Counter[int] = field(default_factory=Counter)
 
+    def assign(self, places: list[int], actor: str, now: float) -> None:
+        self.assigned.update(dict.fromkeys(places, actor))
+        self.moved.update(dict.fromkeys(places, now))
+        self.rows_of[actor] += len(places)
+
+    def release(self, place: int) -> None:
+        self.rows_of[self.assigned.pop(place)] -= 1
+
     def take_back(self, place: int) -> None:
-        del self.assigned[place]
+        self.release(place)
         self.unassigned.append(place)
 
 
@@ -118,7 +127,7 @@ class Evaluation:
     def leases(self, actor: str, version: int, actors_to_come: int, now: float = 0.0) -> list[Lease]:
         """The actor's share of the round, in whole prompts. `actors_to_come`: actors without a share, including this
         one. Deadlines of the rows count from `now`, even if another actor had the rows before."""
-        if not self.round or version < self.round.version or actor in self.round.assigned.values():
+        if not self.round or version < self.round.version or self.round.rows_of[actor]:
             return []
         share = math.ceil(len(self.round.unassigned) / max(1, actors_to_come))
         prompts: dict[int, list[int]] = {}
@@ -128,8 +137,7 @@ class Evaluation:
         while prompts and len(numbers) < share:
             numbers += prompts.popitem()[1]
         self.round.unassigned = [number for each in prompts.values() for number in each]
-        self.round.assigned.update(dict.fromkeys(numbers, actor))
-        self.round.moved.update(dict.fromkeys(numbers, now))
+        self.round.assign(numbers, actor, now)
         first, asked = self._round_number * len(self.places), [(number, *self.places[number]) for number in numbers]
         return [Lease(first + n, prompt, of.name, 1, 1, of.temperature, sample) for n, of, prompt, sample in asked]
 
@@ -141,8 +149,7 @@ class Evaluation:
 
     def without_share(self, actors: list[str]) -> int:
         """How many of `actors` have no row of the running round."""
-        busy = set(self.round.assigned.values()) if self.round else set()
-        return sum(actor not in busy for actor in actors)
+        return sum(not (self.round and self.round.rows_of[actor]) for actor in actors)
 
     def lost(self, actor: str) -> None:
         """An actor is lost: its rows go to other actors."""
@@ -184,7 +191,7 @@ class Evaluation:
         return None if self.round is None or row is None else self._answered(self.round, row, answer)
 
     def _answered(self, under_way: _Round, row: int, answer: AnswerResult) -> RoundResult | None:
-        del under_way.assigned[row]
+        under_way.release(row)
         under_way.answers[row] = answer
         if under_way.assigned or under_way.unassigned:
             return None

@@ -5,15 +5,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from areal_like.wire.groups import make_head
+from buffer.entries import PartialGroup
 from buffer.groups import GroupManager
 from buffer.policies import in_order
 from buffer.prompts import PromptCursor
 from buffer.results import Results
 from buffer.samplers import pass_rate_pools
 from buffer.staleness import Bound
-from tests.buffer.house import House, asynchronous
+from tests.buffer.house import House, asynchronous, partial_group
 
 FEW, MANY = 2_000, 20_000
 MOST_GROWTH = 4.0
@@ -59,9 +61,34 @@ def turns_in_which_nothing_happens(count: int) -> Callable[[], object]:
     return lambda: house.server.step(0)
 
 
+def turns_with_queued_partial_groups(count: int) -> Callable[[], object]:
+    house = House(asynchronous(max_staleness=float("inf")), rows=count, resume=True)
+    house.slots = 8
+    house.start()
+    head, payload = partial_group(0, *[[(0, 3)]] * 8)
+    for group_id in range(100, 100 + count):
+        house.server.groups.admit(group_id, 0, 8, 8, "actor-0", 0, 0.0)
+        house.server.groups.hand_back(group_id, PartialGroup(replace(head, id=group_id), payload))
+    return lambda: house.server.step(0)
+
+
+def turns_while_an_actor_lags_behind_an_evaluation(count: int) -> Callable[[], object]:
+    house = House(asynchronous(), evaluate=count)
+    house.hello("actor-2")
+    house.start()
+    assert house.server.evaluation.has_rows
+    return lambda: house.server.step(0)
+
+
 @pytest.mark.parametrize(
     "made",
-    [pushing_and_serving_behind_a_straggler, drawing_a_prompt_by_its_pass_rate, turns_in_which_nothing_happens],
+    [
+        pushing_and_serving_behind_a_straggler,
+        drawing_a_prompt_by_its_pass_rate,
+        turns_in_which_nothing_happens,
+        turns_with_queued_partial_groups,
+        turns_while_an_actor_lags_behind_an_evaluation,
+    ],
     ids=lambda made: made.__name__,
 )
 def test_the_time_of_a_step_grows_little(made: Callable[[int], Callable[[], object]]) -> None:
