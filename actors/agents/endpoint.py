@@ -23,6 +23,7 @@ from areal_like.wire.bus import bypass_proxies
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
+OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 _SHUTDOWN_SECONDS = 1.0
 RESPONSES = "ask for client.chat.completions.create(...); in the Agents SDK set_default_openai_api('chat_completions')"
 
@@ -126,6 +127,8 @@ def _answered(handler: Handler) -> Handler:
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
+            if request.url.host not in OWN_HOSTS:  # a web page whose name points here
+                raise RefusedRequest(403, f"Host: got {request.host}, expected one of {', '.join(OWN_HOSTS)}")
             return await handler(request)
         except RefusedRequest as error:
             refused = error

@@ -62,7 +62,7 @@ async def test_messages_are_answered_in_the_chat_template_and_a_seed_repeats_an_
 
 @looped
 async def test_other_requests_are_refused_with_the_key(tmp_path: Path) -> None:
-    from openai import BadRequestError, NotFoundError
+    from openai import BadRequestError, NotFoundError, PermissionDeniedError
 
     asked: Any = {"model": "any", "messages": [{"role": "user", "content": "a"}]}
     refused = {"top_p": 0.5, "n": 2, "temperature": -1, "max_tokens": 0, "messages": [user("x" * 256)]}
@@ -71,5 +71,9 @@ async def test_other_requests_are_refused_with_the_key(tmp_path: Path) -> None:
             with pytest.raises(BadRequestError) as error:
                 await client.chat.completions.create(**(asked | {name: value}))
             assert error.value.param == name
+        with pytest.raises(BadRequestError):
+            await client.chat.completions.create(**asked, logprobs=True, top_logprobs=20)
+        with pytest.raises(PermissionDeniedError):
+            await client.with_options(default_headers={"Host": "example.org"}).models.list()
         with pytest.raises(NotFoundError):
             await client.completions.create(model="any", prompt="a")
