@@ -36,7 +36,8 @@ class Ages:
 
     def note(self, entry: Entry) -> None:
         """A group has a lease, or was pushed."""
-        self._least = min(self._least, self.limiting_version(entry))
+        if (limit := self.limiting_version(entry)) < self._least:
+            self._least = limit
 
     def forget(self) -> None:
         """Any group may be older than noted."""
@@ -92,9 +93,9 @@ class Chooser:
         make a batch."""
         bound, entries = self._bound, self._entries
         want, version, end = bound.batches.size(batch), bound.batch_version(batch), bound.batches.first(batch + 1)
-        candidates = entries.of(Stage.WAITING)
-        if len(candidates) < want:
+        if entries.count(Stage.WAITING) < want:
             return ()
+        candidates = entries.of(Stage.WAITING)
         if self._waits_for_gaps:  # it always takes the lowest slots
             if (gap := entries.lowest_open(self._slots.free)) is not None and gap[0] < end:
                 return ()

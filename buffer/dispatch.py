@@ -1,5 +1,6 @@
 """What the buffer hands out: leases to actors, within the bound and their free slots, and batches to the learner."""
 
+import heapq
 import logging
 import math
 from collections import defaultdict
@@ -94,27 +95,27 @@ class Dispatcher:
         at_work = self.peers.fleet.at_work(now)
         # With more than its share the first actor with new weights would take a whole round, and the others would idle.
         share = (to_start + running) / max(1, len(at_work))
-        held = {actor.name: len(store.entries.held_by(actor.name)) for actor in at_work}
-        able = [actor for actor in at_work if actor.version >= 0]
+        held = [len(store.entries.held_by(actor.name)) for actor in at_work]
+        able = [(held[at], at, actor) for at, actor in enumerate(at_work) if actor.version >= 0]  # a heap
+        heapq.heapify(able)
         granted_to: dict[str, list[Granted]] = defaultdict(list)
-        while able:
-            actor = min(able, key=lambda actor: held[actor.name])
-            if held[actor.name] >= share:
-                break
+        while able and able[0][0] < share:
+            holds, at, actor = able[0]
             entry = self._next_queued(actor, at_work)
             sequences = entry.to_run if entry else self.scheduler.launch
-            if actor.free_slots < sequences and held[actor.name]:  # an idle actor may always get a group
-                able.remove(actor)
+            if actor.free_slots < sequences and holds:  # an idle actor may always get a group
+                heapq.heappop(able)
                 continue
             granted = self._grant(actor, entry, running, now)
             if granted:
                 running += 1
-                held[actor.name] += 1
+                heapq.heapreplace(able, (holds + 1, at, actor))
                 granted_to[actor.name].append(granted)
             elif self.groups.queued_for(actor.version):
-                able.remove(actor)  # what failed on this one may go to others
+                heapq.heappop(able)  # what failed on this one may go to others
             else:
-                able = [each for each in able if each.version != actor.version]
+                able = [each for each in able if each[2].version != actor.version]
+                heapq.heapify(able)
         for name, all_granted in granted_to.items():
             self._send_leases(self.peers.fleet.by_name[name], all_granted)
 
@@ -146,11 +147,12 @@ class Dispatcher:
         if self.peers.phase.stopping and not self._completes_a_batch():
             return None
         to_come = store.bytes + self.largest_payload * running  # each running group as large as the largest so far
-        needed = self.groups.bound.batches.first(wanted.index + 1) if wanted else 0
-        if to_come > self.max_bytes and store.slots.next >= needed:  # slots below are never stopped: they free memory
-            if self.groups.age:
-                self.groups.age.refuse_waiting(self.max_bytes)
-            return None
+        if to_come > self.max_bytes:
+            needed = self.groups.bound.batches.first(wanted.index + 1) if wanted else 0
+            if store.slots.next >= needed:  # slots below are never stopped: they free memory
+                if self.groups.age:
+                    self.groups.age.refuse_waiting(self.max_bytes)
+                return None
         return self.scheduler.admit(self._view(actor.version, running))
 
     def _start(self, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
@@ -159,7 +161,7 @@ class Dispatcher:
         batches = self.groups.bound.batches
         need = self.samples_per_batch // batches.size(batches.of(self.groups.store.slots.next))
         if need != plan.need and not plan.redundant:
-            plan = plan._replace(launch=math.ceil(need * plan.launch / plan.need), need=need)
+            plan = GroupPlan(math.ceil(need * plan.launch / plan.need), need, plan.deferred)
         entry = self.groups.store.entries.first_deferred if plan.deferred else None
         if entry is not None:
             self.groups.commit(Readmit(entry.id, plan.launch, plan.need))
@@ -273,9 +275,10 @@ class Dispatcher:
         frames = self._frames(entries, index)
         if not frames:
             last = self._drains_to()  # a batch beyond it does not come, nor any if no group is in progress
-            under_way = self.groups.store.entries.count(*UNFINISHED) > 0 or self._completes_a_batch()
-            if last is not None and (index >= last or not under_way):
-                self.stop_learner(learner.peer)
+            if last is not None:
+                under_way = self.groups.store.entries.count(*UNFINISHED) > 0 or self._completes_a_batch()
+                if index >= last or not under_way:
+                    self.stop_learner(learner.peer)
             return
         learner.wanted = None
         self.peers.phase.progress_at = now

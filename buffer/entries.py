@@ -8,6 +8,8 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import chain
 
+import msgspec
+
 from areal_like.wire.groups import Head, versions_of
 from areal_like.wire.messages import PartialHead
 from areal_like.wire.stored import Payload
@@ -65,8 +67,7 @@ class PartialGroup:
         return max(self.head.digests)
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(msgspec.Struct):
     """One active group. Times are in seconds of the monotonic clock."""
 
     id: int
@@ -185,7 +186,7 @@ class Entries(dict[int, Entry]):
         return list(chain.from_iterable(self._in[stage].values() for stage in stages))
 
     def count(self, *stages: Stage) -> int:
-        return sum(map(len, map(self._in.__getitem__, stages)))
+        return sum([len(self._in[stage]) for stage in stages])
 
     def held_by(self, actor: str) -> dict[int, Entry]:
         """The groups that this actor has a lease of, by id."""

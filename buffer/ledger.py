@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from typing import NotRequired, TypedDict
 
@@ -35,11 +35,14 @@ class Counts:
     "", and of each task of a mixture under its name."""
 
     def __init__(self, fates: Mapping[str, Mapping[str, int]] | None = None):
-        self.fates = {task: Counter(counts) for task, counts in (fates or {"": {"admitted": 0, "trained": 0}}).items()}
+        self.fates = defaultdict[str, Counter[str]](Counter)
+        for each, counts in (fates or {"": {"admitted": 0, "trained": 0}}).items():
+            self.fates[each].update(counts)
 
     def note(self, task: str, fate: str) -> None:
-        for each in {"", task}:
-            self.fates.setdefault(each, Counter())[fate] += 1
+        self.fates[""][fate] += 1
+        if task:
+            self.fates[task][fate] += 1
 
     @property
     def admitted(self) -> int:

@@ -93,7 +93,7 @@ class Fleet:
     def at_work(self, now: float) -> list[Actor]:
         """Actors that may get leases. One with too many refused groups in a row never does. A benched actor, one whose
         engine does not serve, or one on which too many groups in a row failed, does only if there is no other."""
-        actors = [actor for actor in self if actor.refused < MOST_REFUSED]
+        actors = [actor for actor in self.by_name.values() if actor.refused < MOST_REFUSED]
         actors = [actor for actor in actors if actor.failed < MOST_FAILED] or actors
         return not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
 

@@ -13,12 +13,14 @@ entry per sample of a group. A filtered group counts under its reason, and its s
 """
 
 from collections.abc import Callable, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from areal_like.wire.groups import Head
 
 
-class Waiting(NamedTuple):
+class Waiting(msgspec.Struct, frozen=True):
     """A group that can be served. `slot`: its place in the order of training. `oldest`: version of its oldest token.
     `pushed`: its place in the order of finishing. `left`: for how many versions it can wait without breaking the bound
     (inf: no limit). `head`: lengths, rewards and versions of its samples."""

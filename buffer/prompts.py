@@ -89,7 +89,7 @@ class PromptCursor:
         number, before = self._turn(group_id)
         share = self.shares[number]
         epoch, place = divmod(before, share.size)
-        return PromptPlace(group_id, share.first + int(self._order_of(number, epoch)[place]), share.name)
+        return PromptPlace(group_id, share.first + self._order_of(number, epoch).item(place), share.name)
 
     def _turn(self, group_id: int) -> tuple[int, int]:
         """Which share the prompt of a group belongs to, and how many prompts of that share come before it."""

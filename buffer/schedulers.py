@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
+
 from buffer.sizing import GroupLengths, Sizing
 
 
-class GroupPlan(NamedTuple):
+class GroupPlan(msgspec.Struct, frozen=True):
     """Start `launch` samples of one prompt; the first `need` that finish make the group. `deferred`: take the prompt
     that has waited longest in the queue, not a new one. `redundant`: the group gets no place of its own."""
 
@@ -36,7 +38,7 @@ class Round(NamedTuple):
     current: bool
 
 
-class View(NamedTuple):
+class View(msgspec.Struct, frozen=True):
     """What a scheduler may know, all in groups. `room`: how many the bound allows now, on the weights of the actor in
     question. `running`: in flight, on an actor or requeued. `deferred`: in the queue. `round`: call it only if the
     scheduler works in rounds; it costs more than all the rest, and every lease makes a view."""

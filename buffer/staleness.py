@@ -99,9 +99,8 @@ class Bound:
 
     def deadline(self, version: float) -> float:
         """Groups in slots below this may start on weights of `version`: the deadline of a group with such tokens."""
-        if math.isinf(self.max_staleness) or math.isinf(version):
-            return math.inf
-        return self.batches.first((int(version) + 1 + int(self.max_staleness)) * self.interval)
+        last = version + self.max_staleness
+        return last if math.isinf(last) else self.batches.first((int(last) + 1) * self.interval)
 
     def oldest(self, slot: int) -> float:
         """Version of the oldest token that may be trained in `slot` (may be -inf, or below 0)."""

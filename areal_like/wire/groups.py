@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
+import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import ArrayLike, NDArray
@@ -41,6 +42,8 @@ FORK = 2
 LEAST_LOGPROB, LOGPROB_ROUNDING = -80.0, 1e-6
 """No engine samples a token of so small a probability, and float32 could not hold its ratio to 1. The largest: an
 engine that takes the log of a softmax may give a certain token this much above 0."""
+_LEAST_LOGPROB_BITS = int(np.float32(LEAST_LOGPROB).view(np.uint32))
+"""More than those of any larger float32; those of a smaller one, of -inf and NaN with a sign are more."""
 least_of, most_of = np.minimum.reduce, np.maximum.reduce  # an array's own `min` takes twice as long: tables are small
 
 
@@ -64,7 +67,7 @@ class ColumnSizes(NamedTuple):
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """A payload's columns, as views: tokens, logprobs, masks, places, rewards, experts [positions, layers, k]. (A named
 tuple would cost the buffer half a µs per group.)"""
-_INT32, _FLOAT32, _FLOAT64, _UINT8 = map(np.dtype, ("<i4", "<f4", "<f8", "u1"))
+_INT32, _UINT32, _FLOAT32, _FLOAT64, _UINT8 = map(np.dtype, ("<i4", "<u4", "<f4", "<f8", "u1"))
 _NO_TURNS = np.empty(0, np.int32), np.empty(0, np.float64)
 _NO_EXPERTS = np.empty((0, 0, 0), np.uint8)
 
@@ -90,28 +93,31 @@ def columns(payload: Frame, sizes: ColumnSizes) -> Columns:
     )
 
 
-def check_columns(group_id: int, found: Columns, model: Model | None, shape: Shape = NONE) -> None:
+def check_columns(group_id: int, payload: Frame, sizes: ColumnSizes, model: Model | None) -> None:
     """Raises WireError unless a learner can train on them: token ids in the vocabulary of its `model` (None: not
-    known), logprobs from LEAST_LOGPROB to 0, loss masks 0, 1 or FORK with a 1 among them, and experts (of `shape`)
-    those of its routing."""
-    tokens, logprobs, masks, *_, experts = found
-    if model and most_of(tokens.view(np.uint32)) >= model.vocab_size:  # negative ids are large
-        least = int(least_of(tokens))
-        wrong = least if least < 0 else int(most_of(tokens))
+    known), logprobs from LEAST_LOGPROB to 0, loss masks 0, 1 or FORK with a 1 among them, and experts those of its
+    routing."""
+    tokens, n_logprobs, n_masks, *_, shape = sizes
+    bits = np.frombuffer(payload, _UINT32, tokens + n_logprobs)
+    most_token, most_bits = np.maximum.reduceat(bits, (0, tokens)).tolist()  # negative numbers have the largest bits
+    if model and most_token >= model.vocab_size:
+        least = int(least_of(ids := bits[:tokens].view(_INT32)))
+        wrong = least if least < 0 else int(most_of(ids))
         text = (
             f"token {wrong} is not in the vocabulary of {model.vocab_size}: does its actor use the same task and model?"
         )
         raise WireError(f"group {group_id}: {text}")
-    least_logprob, most = float(least_of(logprobs)), float(most_of(logprobs))
-    if not (least_logprob >= LEAST_LOGPROB and most <= LOGPROB_ROUNDING):  # also for NaN
-        text = f"logprobs from {least_logprob:g} to {most:g}: expected {LEAST_LOGPROB:g} to 0"
+    most = most_of(logprobs := np.frombuffer(payload, _FLOAT32, n_logprobs, 4 * tokens))
+    if most_bits > _LEAST_LOGPROB_BITS or not most <= LOGPROB_ROUNDING:  # also for NaN
+        text = f"logprobs from {least_of(logprobs):g} to {most:g}: expected {LEAST_LOGPROB:g} to 0"
         raise WireError(f"group {group_id}: {text}")
-    if len(masks) and (largest := most_of(masks)) != 1:
+    masks = np.frombuffer(payload, _UINT8, n_masks, 4 * (tokens + n_logprobs))
+    if n_masks and (largest := most_of(masks)) != 1:
         if largest > FORK:
             raise WireError(f"group {group_id}: its loss mask is not made of 0, 1 and {FORK}")
         if not (masks == 1).any():
             raise WireError(f"group {group_id}: its loss mask leaves no token to train")
-    if model and model.routing and (problem := model.routing.problem(shape, experts)):
+    if model and model.routing and (problem := model.routing.problem(shape, columns(payload, sizes)[-1])):
         raise WireError(f"group {group_id}: {problem}")
 
 
@@ -120,18 +126,6 @@ def table(packed: bytes, name: str, kind: np.dtype) -> np.ndarray:
     if not packed or len(packed) % kind.itemsize:
         raise WireError(f"{name} is not a whole number of entries of {kind.itemsize} bytes, or empty")
     return np.frombuffer(packed, kind)
-
-
-def covered_by(runs: np.ndarray, counts: np.ndarray, name: str) -> np.ndarray:
-    """Tokens that each of some consecutive parts of `runs` covers, int64; `counts`, each at least 1, are the runs of
-    each part. Raises WireError."""
-    n_runs = np.add.reduce(counts, dtype=np.int64)
-    if n_runs != len(runs):
-        raise WireError(f"{name}: {n_runs} runs are named, {len(runs)} in the table")
-    version, n = least_of(runs.view("<i4").reshape(-1, 2)).tolist()
-    if version < 0 or n < 1:
-        raise WireError(f"{name}: a run's version or length is out of range")
-    return np.add.reduceat(runs["n"], starts_of(counts), dtype=np.int64)
 
 
 def starts_of(counts: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -153,8 +147,7 @@ ROW = np.dtype(
 """One sample: lengths in tokens, index into FINISHES, number of turns with a reward of their own, of runs, reward."""
 
 
-@dataclass(slots=True)
-class Head:
+class Head(msgspec.Struct):
     """Facts about a group that the buffer uses without looking at its payload: see `Group`. `rows` and `runs` are its
     part of a table; `size`: bytes of the payload; `oldest`, `newest`: versions of its tokens; `tokens`: those of all
     responses."""
@@ -237,25 +230,22 @@ def unpack_heads(packed: Table) -> list[Head]:
     if len(shapes) != len(names) or not all(map(is_shape, shapes)):
         raise WireError(f"groups: {len(names)} named, and experts of the shapes {shapes[:4]}")
     rows, runs = table(packed.rows, "groups: rows", ROW), table(packed.runs, "groups: runs", RUN)
-    per_group = np.array([samples for _, samples, _ in names], np.int64)
-    if per_group.sum() != len(rows):
-        raise WireError(f"groups: {per_group.sum()} samples named, {len(rows)} in the table")
-    _check_rows(rows, runs)
-    first = starts_of(per_group)
-    first_run = starts_of(rows["runs"])[first]
-    prompt, response = rows["prompt"].astype(np.int64), rows["response"].astype(np.int64)
-    sizes = np.add.reduceat(4 * prompt + 9 * response + 12 * rows["turns"].astype(np.int64), first).tolist()
-    if packed.experts:
-        positions = np.add.reduceat(prompt + response - 1, first).tolist()  # times the width: beyond int64, if claimed
-        sizes = [size + n * width(shape) for size, n, shape in zip(sizes, positions, shapes, strict=True)]
-    tokens = np.add.reduceat(response, first).tolist()
+    ends = list(accumulate(samples for _, samples, _ in names))
+    if ends[-1] != len(rows):
+        raise WireError(f"groups: {ends[-1]} samples named, {len(rows)} in the table")
+    numbers = _columns_of(rows)  # a few operations on all columns: tables are small
+    _check_rows(rows, numbers, runs)
+    first = [0, *ends[:-1]]
+    prompts, responses, _, n_runs, *_ = np.add.reduceat(numbers, first, axis=1).tolist()
+    turns = np.add.reduceat(rows["turns"], first, dtype=np.int64).tolist()
+    run_ends = list(accumulate(n_runs))
+    first_run = [0, *run_ends[:-1]]
     oldest = np.minimum.reduceat(runs["version"], first_run).tolist()
     newest = np.maximum.reduceat(runs["version"], first_run).tolist()
-    ends, run_ends = [*first.tolist()[1:], len(rows)], [*first_run.tolist()[1:], len(runs)]
     heads, row, run = [], 0, 0
     made: set[int] = set()
-    columns_of = zip(names, ends, run_ends, sizes, oldest, newest, tokens, shapes, strict=True)
-    for (group_id, samples, seconds), end, run_end, size, low, high, counted, shape in columns_of:
+    columns_of = zip(names, ends, run_ends, prompts, responses, turns, oldest, newest, shapes, strict=True)
+    for (group_id, samples, seconds), end, run_end, prompt, response, earned, low, high, shape in columns_of:
         row_bytes = packed.rows[row * ROW.itemsize : end * ROW.itemsize]
         run_bytes = packed.runs[run * RUN.itemsize : run_end * RUN.itemsize]
         row, run = end, run_end
@@ -264,42 +254,56 @@ def unpack_heads(packed: Table) -> list[Head]:
         if not digests.keys() >= versions:
             raise WireError(f"group {group_id}: the digest of a version that made it is missing")
         mine = digests if len(versions) == len(digests) else {version: digests[version] for version in versions}
-        heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, size, low, high, counted, shape))
+        size = 4 * prompt + 9 * response + 12 * earned + (prompt + response - samples) * width(shape)
+        heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, size, low, high, response, shape))
     if len(made) != len(digests):
         raise WireError("groups: a digest of a version that made no token of them")
     return heads
 
 
-def _check_rows(rows: np.ndarray, runs: np.ndarray) -> None:
-    quarters = rows.view("<i4").reshape(len(rows), -1)  # a few operations on all columns: tables are small
-    prompt, response, finish_and_turns, per_sample, *_ = least_of(quarters).tolist()
+def _columns_of(numbers: np.ndarray) -> np.ndarray:
+    """The int32 columns of a table, int64, each contiguous: NumPy is slow across short rows."""
+    return np.array(numbers.view("<i4").reshape(len(numbers), -1).T, np.int64, order="C")
+
+
+def _check_rows(rows: np.ndarray, numbers: np.ndarray, runs: np.ndarray) -> None:
+    """`numbers`: the columns of `rows`."""
+    prompt, response, finish_and_turns, per_sample, *_ = least_of(numbers, axis=1).tolist()
     if min(prompt, response, per_sample) < 1:
         raise WireError("groups: a sample's lengths are out of range: prompt, response and runs are at least 1 each")
-    if finish_and_turns < 0 or most_of(quarters[:, 2]) >= len(FINISHES):  # else there are no turns
+    if finish_and_turns < 0 or most_of(numbers[2]) >= len(FINISHES):  # else there are no turns
         if least_of(rows["turns"]) < 0:
             raise WireError("groups: a sample's number of turns is negative")
         if least_of(rows["finish"]) < 0 or most_of(rows["finish"]) >= len(FINISHES):
             raise WireError("groups: a sample's finish is out of range")
     if not are_rewards(rows["reward"]):
         raise WireError(f"groups: a reward is no number of at most {LARGEST_REWARD:g}")
-    if np.logical_or.reduce(covered_by(runs, rows["runs"], "groups") != rows["response"]):
+    ends = np.add.accumulate(numbers[3])
+    if ends[-1] != len(runs):
+        raise WireError(f"groups: {ends[-1]} runs are named, {len(runs)} in the table")
+    of_runs = _columns_of(runs)
+    version, n = least_of(of_runs, axis=1).tolist()
+    if version < 0 or n < 1:
+        raise WireError("groups: a run's version or length is out of range")
+    if np.logical_or.reduce(np.add.reduceat(of_runs[1], ends - numbers[3]) != numbers[1]):
         raise WireError("groups: the runs of a sample do not cover its response")
 
 
-def _sizes(head: Head, n_prompts: int, n_turns: int) -> ColumnSizes:
-    tokens = n_prompts + head.tokens
-    return ColumnSizes(tokens, head.tokens, head.tokens, n_turns, tokens - head.samples, head.experts)
+def _sizes(head: Head, prompts: int) -> ColumnSizes:
+    """`prompts`: tokens of all prompts."""
+    tokens, positions = prompts + head.tokens, prompts + head.tokens - head.samples
+    of_turns = head.size - 4 * tokens - 5 * head.tokens - positions * width(head.experts)
+    return ColumnSizes(tokens, head.tokens, head.tokens, of_turns // 12, positions, head.experts)
 
 
 def check_payload(head: Head, payload: Buffer, model: Model | None) -> None:
     """Raises WireError unless a learner can train on the group: see `check_columns`; rewards of turns are in range."""
-    rows = np.frombuffer(head.rows, ROW)  # a few numbers: Python adds them up sooner than NumPy
-    sizes = _sizes(head, sum(rows["prompt"].tolist()), sum(rows["turns"].tolist()))
-    found = columns(payload, sizes)
-    check_columns(head.id, found, model, head.experts)
+    rows = np.frombuffer(head.rows, ROW)
+    sizes = _sizes(head, sum(rows["prompt"].tolist()))  # a few numbers: Python adds them up sooner than NumPy
+    check_columns(head.id, payload, sizes, model)
     if sizes.turns:
         try:
-            _turn_rewards(rows.tolist(), *found[3:5])
+            _turn_rewards(rows.tolist(), *columns(payload, sizes)[3:5])
         except WireError as error:
             raise WireError(f"group {head.id}: {error}") from None
 
@@ -320,7 +324,7 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     runs = [run for s in samples for run in s.runs]
     head = make_head(group.id, rows, runs, group.digests, group.seconds, turns, shape)
     payload = bytearray(head.size)
-    sizes = _sizes(head, sum(s.prompt_length for s in samples), sum(turns))
+    sizes = _sizes(head, sum(s.prompt_length for s in samples))
     tokens, logprobs, masks, places, rewards, experts = columns(payload, sizes)
     np.concatenate([sample.tokens for sample in samples], out=tokens)
     np.concatenate([sample.logprobs for sample in samples], out=logprobs)
@@ -353,7 +357,7 @@ def decode_group(head: Head, payload: Buffer) -> Group:
     Raises WireError where the rewards of turns are no numbers or have no place in the response."""
     rows = np.frombuffer(head.rows, ROW).tolist()
     runs = np.frombuffer(head.runs, RUN).tolist()
-    sizes = _sizes(head, sum([row[0] for row in rows]), sum([row[3] for row in rows]))
+    sizes = _sizes(head, sum([row[0] for row in rows]))
     tokens, logprobs, masks, places, rewards, experts = columns(memoryview(payload).toreadonly(), sizes)
     forks = np.flatnonzero(masks == FORK) if most_of(masks) == FORK else np.empty(0, np.int64)
     masks = masks == 1 if len(forks) else masks.view(np.bool_)
@@ -473,4 +477,4 @@ def check_partial(head: PartialHead, payload: Frame, model: Model | None = None)
         raise WireError(f"{name}: a score is of a sample that has not begun")
     if head.digests.keys() != set[int]().union(*made.values()):
         raise WireError(f"{name}: needs the digest of each version that made it, and of no other")
-    check_columns(head.id, columns(payload, sizes), model, head.experts)
+    check_columns(head.id, payload, sizes, model)

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -195,7 +196,7 @@ def test_experts_travel_only_if_all_samples_have_them_and_must_be_the_models() -
 def test_groups_that_disagree_on_a_version_both_keep_their_digest() -> None:
     head = read(table())[0]
     version = head.versions[0]
-    other = replace(head, id=head.id + 1, digests=head.digests | {version: "another"})
+    other = msgspec.structs.replace(head, id=head.id + 1, digests=head.digests | {version: "another"})
     for heads in ([head, other], [other, head], [head, other, head]):
         found = pack_heads(heads).digests[version].split(OR)
         assert sorted(found) == sorted([head.digests[version], "another"])
