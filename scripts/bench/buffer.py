@@ -173,6 +173,7 @@ def our_buffer(seconds: float, transport: str, journal: str, delays: Path) -> fl
     spec = ["base", f"buffer.transport={transport}", f"buffer.journal={journal}", "eval.prompts=0"]
     spec += [f"groups_per_batch={GROUPS_PER_BATCH}", f"actors.count={PRODUCERS}"]
     spec += [f"sizing.group_size={GROUP_SIZE}", f"scheduler.max_staleness={MAX_STALENESS}"]
+    spec += [f"sampling.max_new_tokens={RESPONSE_TOKENS}"]
     with tempfile.TemporaryDirectory(prefix="buffer-") as run:
         role = OpenRole("buffer", Path(run), Path(run), configs.load(spec))
         process = processes.Process(target=run_buffer, args=(role,))
