@@ -13,6 +13,7 @@ from buffer.sizing import GroupLengths
 from buffer.store import Store
 
 log = logging.getLogger(__name__)
+RATE_SECONDS = 1.0
 MANY_DROPPED = 8
 """Finished groups that leave untrained between two train steps and are worth a warning, in batches."""
 
@@ -91,7 +92,9 @@ class Gauges:
         }
 
     def measure_rates(self, now: float) -> None:
-        """Tokens per second pushed since the last call."""
+        """Tokens per second pushed since an earlier call, at least RATE_SECONDS ago: batches come in bursts."""
+        if self.rates and now - self.rate_at < RATE_SECONDS:
+            return
         rate = (self.tokens_pushed - self._rate_tokens) / max(1e-9, now - self.rate_at)
         self.rate_at, self._rate_tokens = now, self.tokens_pushed
         self.rates = {

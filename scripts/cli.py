@@ -3,6 +3,7 @@
 `areal-like train quickstart mode=sync` is `python -m scripts.train quickstart mode=sync` of a clone.
 """
 
+import difflib
 import importlib
 import os
 import sys
@@ -42,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if arguments else 2
     verb = arguments[0]
     if verb not in VERBS:
-        print(f"error: areal-like has no verb {verb!r}\n\n{usage()}", file=sys.stderr)
+        near = difflib.get_close_matches(verb, VERBS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        print(f"error: areal-like has no verb {verb!r}{hint}\n\n{usage()}", file=sys.stderr)
         return 2
     sys.argv = [f"areal-like {verb}", *arguments[1:]]
     sys.path[:0] = [os.getcwd()] * (os.getcwd() not in sys.path)  # the user's own modules, as with `python -m`
