@@ -13,6 +13,7 @@
                            else float32, on a CPU also for losses whose clip range is finer than bfloat16's rounding
                            (gspo). An engine on CUDA computes any large model in bfloat16, unless the learner is set to
                            float32
+    loss.proximal          of gspo, unless learner and engine compute in float32: recompute, as in verl
 
 A resume or a replay has the same values, except for defaults of learning that its own settings change. Imports no
 torch."""
@@ -78,7 +79,7 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
     """Dotted key → value, for knobs that exist and are not set, on a machine with `cores` cores. `bfloat16`: they
     multiply faster in it. `gpu`: there is a GPU, on which an engine computes by default."""
     known: dict[str, Knobs] = {
-        kind: with_defaults(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler")
+        kind: with_defaults(kind, getattr(config, kind)) for kind in ("learner", "engine", "scheduler", "loss")
     }
     if known["engine"].get("device") == "auto":
         known["engine"]["device"] = "cuda" if gpu else "cpu"
@@ -107,6 +108,8 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
             half = known["learner"].get("compute_dtype") != "float32"
         chosen = found[f"{kind}.compute_dtype"] = "bfloat16" if half else "float32"
         half = (known[kind].get("compute_dtype") or chosen) == "bfloat16"  # an engine rounds as its learner does
+    if exact and any(_rounds(known[kind], found[f"{kind}.compute_dtype"]) for kind in ("learner", "engine")):
+        found["loss.proximal"] = "recompute"
     known["actors"] = {"count": actors.count, "threads": actors.threads}
     places = {key: key.split(".") for key in found}
     return {key: found[key] for key, (kind, knob) in places.items() if known[kind].get(knob, "") is None}
@@ -127,9 +130,16 @@ def _on_cuda(known: Mapping[str, str]) -> bool:
     return (known.get("device") or "").startswith("cuda")
 
 
+def _rounds(known: Knobs, chosen: object) -> bool:
+    """Whether a learner or an engine computes in less than float32; `chosen` unless a dtype is set."""
+    if "dtype" in known:  # of servers: their device chooses
+        chosen = "float32" if known["device"] == "cpu" else "bfloat16"
+    return (known.get("dtype") or known.get("compute_dtype") or chosen) != "float32"
+
+
 SHOWN = (
     *("learner.lr", "learner.schedule", "learner.warmup_steps", "learner.threads", "learner.compute_dtype"),
-    *("engine.compute_dtype", "engine.slots", "actors.count", "actors.threads"),
+    *("engine.compute_dtype", "engine.slots", "actors.count", "actors.threads", "loss.proximal"),
 )
 """Keys with such defaults that `describe_defaults` shows."""
 

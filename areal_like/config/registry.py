@@ -210,10 +210,14 @@ def bind(kind: str, spec: Mapping[str, object]) -> functools.partial[Any]:
 
 def correction_of(spec: Mapping[str, object]) -> Knobs:
     """The spec of a loss's correction: that of the loss's spec (a name, knobs, or both), or the usual one of losses of
-    its name. Knobs without a name are the usual one's, or those of `ratio`, which has all knobs. Raises ConfigError."""
-    usual, given = USUAL_CORRECTIONS.get(str(spec["name"]), "none"), _plain(spec).get("correction")
-    knobs = as_spec(given, "loss.correction") if given else {}
-    return {"name": "ratio" if knobs and usual == "none" else usual} | knobs
+    its name. Knobs without a name are those of `ratio`, which has all knobs; beside a usual one they need a name.
+    Raises ConfigError."""
+    loss, given, key = str(spec["name"]), _plain(spec).get("correction"), "loss.correction"
+    usual, knobs = USUAL_CORRECTIONS.get(loss, "none"), as_spec(given, key) if given else {}
+    if knobs and usual != "none" and "name" not in knobs:
+        meant = f"name={usual} (the correction of loss={loss}, with these changes) or name=ratio (these knobs alone)"
+        raise ConfigError(f"{key}: got {', '.join(knobs)} without a name, expected {meant}", key)
+    return {"name": "ratio" if knobs else usual} | knobs
 
 
 def _plain(spec: Mapping[str, object]) -> Knobs:

@@ -141,6 +141,30 @@ def test_a_large_model_takes_what_the_machine_has(
     assert chosen(on(cores, large, *overrides, **machine)) == expected
 
 
+CARD = ["learner.device=cuda", "engine.device=cuda"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "proximal"),
+    [
+        ([], None),
+        (CARD, "recompute"),
+        ([*CARD, "learner.compute_dtype=float32"], None),
+        ([*CARD, "engine.compute_dtype=float32"], "recompute"),
+        ([*CARD, "loss.proximal=interpolate"], "interpolate"),
+        (["learner.compute_dtype=bfloat16"], "recompute"),
+        (["engine=sglang"], "recompute"),
+        (["engine={name: sglang, device: cpu}"], None),
+        (["engine={name: sglang, dtype: float32}"], None),
+        ([*CARD, "loss=ppo"], None),
+    ],
+)
+def test_a_fine_clip_range_needs_logprobs_that_one_side_alone_has_rounded(
+    large: str, overrides: list[str], proximal: str | None
+) -> None:
+    assert on(2, large, "loss=gspo", *overrides).loss.get("proximal") == proximal
+
+
 def test_a_resume_takes_the_numbers_of_the_run_also_on_another_machine(large: str) -> None:
     earlier = on(8, large)
     assert on(2, large, earlier=earlier).learner.threads == 6

@@ -144,9 +144,11 @@ def test_a_config_names_any_correction_for_any_loss(argv, loss, links) -> None:
 
 SENSELESS = [
     ("ppo", "tis", "weight"),
-    ("decoupled_ppo", {"pair": "behaviour_current"}, "pair"),
+    ("decoupled_ppo", {"name": "capped", "pair": "behaviour_current"}, "pair"),
+    ("decoupled_ppo", {"weight_high": 2}, ""),
+    ("is_pg", {"weight": "token"}, ""),
     ("dg", {"correction": {"name": "ratio", "low": 2}}, "correction.low"),
-    ("tis", {"weight_high": 0.5}, "weight_high"),
+    ("tis", {"name": "tis", "weight_high": 0.5}, "weight_high"),
     ("dg", {"name": "ratio", "weight": "none"}, "weight"),
     ("dg", {"weight": "none", "reject": "k1", "high": 1.0, "weight_high": 2.0}, "weight_high"),
     ("dg", {"high": 2.0}, "high"),
