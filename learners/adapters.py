@@ -7,14 +7,17 @@ from contextlib import AbstractContextManager
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from learners.sharding import LazyWeights, layers_of
 
 
 class Adapters:
     """Adds adapters to `model`, in place, with random A that depends on `seed` alone. A matrix's update is `alpha` /
     `rank` · B A. `targets`: names of layers (q_proj, ...), or "all-linear": all but the output head. The model's own
-    weights are rounded to `dtype` and frozen. Raises ImportError without peft, ValueError for targets that can't be.
+    weights are rounded to `dtype` and frozen; the matrices of its layers are held in `hold_in`, which must round them
+    no further (None: as they are). Raises ImportError without peft, ValueError for targets that can't be.
     """
 
     def __init__(
@@ -22,6 +25,7 @@ class Adapters:
         model: PreTrainedModel,
         seed: int,
         dtype: torch.dtype,
+        hold_in: torch.dtype | None = None,
         *,
         rank: Annotated[int, "[1, inf)"] = 16,
         alpha: Annotated[float, "(0, inf)"] = 32.0,
@@ -39,6 +43,9 @@ class Adapters:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._wrapped = peft.get_peft_model(model, config).eval()
+        for module in [module for layer in layers_of(model) for module in layer.modules()]:
+            if hold_in and isinstance(module, nn.Linear) and not module.weight.requires_grad:
+                module.weight.data = module.weight.data.to(hold_in)
         self._model = model
         held = {id(parameter) for name, parameter in model.named_parameters() if ".base_layer." in name}
         if id(model.get_input_embeddings().weight) in held:
@@ -46,16 +53,10 @@ class Adapters:
                 "learner.lora.targets: the embedding, or a head tied to it, takes no adapter here; leave it out"
             )
 
-    @torch.no_grad()
-    def merged(self) -> dict[str, Tensor]:
-        """Parameter name without adapters → its value with them, in float32. With several ranks each has its shard; all
-        must call this at the same time."""
+    def merged(self) -> LazyWeights:
+        """The weights of the model with adapters."""
         weights = {name.replace(".base_layer.", "."): p.detach() for name, p in self._model.named_parameters()}
-        merged = {name: weights[name] for name in self._names}
-        for name, module in self._model.named_modules():
-            if hasattr(module, "get_delta_weight"):
-                merged[f"{name}.weight"] = weights[f"{name}.weight"] + module.get_delta_weight("default")
-        return merged
+        return Merged(self._model, {name: weights[name] for name in self._names})
 
     def off(self) -> AbstractContextManager[None]:
         """In this context the model computes as before training: a reference that costs no memory."""
@@ -69,3 +70,18 @@ class Adapters:
         """Write `weights`, whole ones of all names in `trained`, as peft's folder
         (`PeftModel.from_pretrained(base, folder)`)."""
         self._wrapped.save_pretrained(folder, state_dict=weights)
+
+
+class Merged(LazyWeights):
+    """Parameter name without adapters → its value with them, in float32 and made when it is looked up. With several
+    ranks each has its shard; all must look up the same names at the same time."""
+
+    def __init__(self, model: PreTrainedModel, weights: dict[str, Tensor]):
+        super().__init__(weights)
+        found = model.named_modules()
+        self._adapted = {f"{name}.weight": each for name, each in found if hasattr(each, "get_delta_weight")}
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> Tensor:
+        weight = super().__getitem__(name)
+        return weight + self._adapted[name].get_delta_weight("default") if name in self._adapted else weight

@@ -61,7 +61,7 @@ class TorchLearner:
 
     On `device`, matrices are multiplied in `compute_dtype`; master weights, logits and sums over tokens stay in
     float32. With `param_dtype` bfloat16, weights and states between layers have that dtype while layers compute, which
-    rounds no weight. None: on CUDA where `compute_dtype` and `publish_dtype` are bfloat16, without `lora`.
+    rounds no weight; with `lora` the frozen ones alone. None: if the other two are bfloat16, on CUDA or with `lora`.
     `checkpoint_activations` saves memory but computes a third more; `compile` has torch compile the layers. With
     `router_replay` the model uses the experts that the engine's model chose; not with `compile`. At most `max_logits`
     logits are made at once. `threads`: CPU threads of each rank (None: as torch has them); another number may change
@@ -117,7 +117,8 @@ class TorchLearner:
         if ranks == 1:  # FSDP moves layers when it divides them
             self.model.to(self._device)
         use_packed_attention(self.model)
-        self._adapters = None if lora is None else Adapters(self.model, seed, dtype, **lora)
+        self._adapters = None if lora is None else Adapters(self.model, seed, dtype, half, **lora)
+        half = None if self._adapters else half  # adapters stay float32
         apart = self.objective.needs_reference and lora is None
         self._reference = frozen(self.model, dtype) if apart else self.model
         self._replay = RouterReplay(self.model) if router_replay else None

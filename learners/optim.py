@@ -119,20 +119,20 @@ class MasterAdamW:
             part.copy_(weight)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on; tensors are copies."""
+        """Everything that the next step depends on; tensors are its own."""
         return {
-            "master": self._master.clone(),
-            "adamw": [{k: v.clone() for k, v in state.items()} for state in self._adamw.state_dict()["state"].values()],
+            "master": self._master,
+            "adamw": list(self._adamw.state_dict()["state"].values()),
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of an optimizer over a model of the same shapes."""
+        """Continue from a `state_dict` of an optimizer over a model of the same shapes, on any device."""
         self._master.copy_(state["master"])
-        own = self._adamw.state_dict()
-        own["state"] = {i: {k: v.clone() for k, v in s.items()} for i, s in enumerate(state["adamw"])}
+        own, there = self._adamw.state_dict(), self._master.device
+        own["state"] = {i: {k: v.to(there, copy=True) for k, v in s.items()} for i, s in enumerate(state["adamw"])}
         self._adamw.load_state_dict(own)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
         self._round()

@@ -67,7 +67,7 @@ class Saving:
 
     def load_state(self, folder: Path) -> None:
         file = folder / file_of(self._ranks.rank, self._ranks.count)
-        self._optimizer.load_state_dict(torch.load(file, weights_only=True, map_location=self._model.device))
+        self._optimizer.load_state_dict(torch.load(file, weights_only=True, map_location="cpu", mmap=True))
 
     def load_weights(self, folder: Path) -> None:
         """Load only the weights, from the files of any number of ranks. Only with one rank. Raises OSError if files

@@ -57,15 +57,17 @@ class Computing:
 def hold_in(
     params: str | None, compute: str | None, published: str, model: PreTrainedModel, where: str, lora: bool
 ) -> Any:
-    """The dtype of `Computing.hold_in` for the learner's `param_dtype`, `compute_dtype`, `publish_dtype` and device.
-    Raises ValueError where weights would be rounded."""
-    lossless = compute == published == "bfloat16" and not lora and model.dtype != torch.float64
+    """The dtype of weights while layers compute, for the learner's `param_dtype`, `compute_dtype`, `publish_dtype` and
+    device; with `lora` that of the layers' frozen matrices alone. None: as they are. Raises ValueError where weights
+    would be rounded."""
+    lossless = compute == published == "bfloat16" and model.dtype != torch.float64
     if params == "bfloat16" and not lossless:
         raise ValueError(
-            "learner.param_dtype=bfloat16 needs compute_dtype=bfloat16 and publish_dtype=bfloat16, and no lora: "
+            "learner.param_dtype=bfloat16 needs compute_dtype=bfloat16 and publish_dtype=bfloat16: "
             "it would round weights otherwise"
         )
-    return torch.bfloat16 if lossless and (params or ("bfloat16" if where == "cuda" else "")) == "bfloat16" else None
+    wanted = params or ("bfloat16" if where == "cuda" or lora else "float32")
+    return torch.bfloat16 if lossless and wanted == "bfloat16" else None
 
 
 def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None:
@@ -124,13 +126,23 @@ def joined(parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     return torch.cat(rows)
 
 
-class OwnPart(UserDict[str, Tensor]):
+class LazyWeights(UserDict[str, Tensor]):
+    """A view of other weights by name, whose values are made when they are looked up."""
+
+    data: Any
+
+    def __init__(self, weights: Mapping[str, Tensor]):
+        self.data = weights
+
+
+class OwnPart(LazyWeights):
     """The elements of each weight that this rank publishes, by name and flat: the words that begin in its shard
     (`areal_like.weights.state`). With one rank, the weights as they are. A shard may end within a word: the ranks that
-    follow send the elements that it lacks, so every rank must create one of these at the same time."""
+    follow send the elements that it lacks, so every rank must create one of these at the same time, and look up the
+    same names."""
 
     def __init__(self, weights: Mapping[str, Tensor], specs: Sequence[TensorSpec], ranks: Ranks):
-        super().__init__({name: own_part(weight.detach()) for name, weight in weights.items()})
+        super().__init__(weights)
         self._specs, self._ranks = {spec.name: spec for spec in specs}, ranks
         edges = [(spec, *edge) for spec in specs for edge in _edges(spec, ranks.count)]
         self._lacking: dict[str, Tensor] = {}
@@ -146,15 +158,15 @@ class OwnPart(UserDict[str, Tensor]):
     def _known(self, spec: TensorSpec, _: int, first: int, end: int) -> Tensor:
         """int32 [end - first]: the bits of those elements of a stretch that are in this rank's shard."""
         begin, stop = spec.shards(self._ranks.count)[self._ranks.rank :][:2]
-        bits = torch.zeros(end - first, dtype=torch.int32)
+        bits, own = torch.zeros(end - first, dtype=torch.int32), own_part(self.data[spec.name].detach())
         a, b = max(first, begin), min(end, stop)
         if a < b:
-            shard = self.data[spec.name].reshape(-1)[a - begin : b - begin]
+            shard = own.reshape(-1)[a - begin : b - begin]
             bits[a - first : b - first] = shard.float().view(torch.int32).cpu()
         return bits
 
     def __getitem__(self, name: str) -> Tensor:
-        own, spec, ranks = self.data[name], self._specs[name], self._ranks
+        own, spec, ranks = own_part(self.data[name].detach()), self._specs[name], self._ranks
         if ranks.count == 1:
             return own
         begin = spec.shards(ranks.count)[ranks.rank]
@@ -175,7 +187,7 @@ def _edges(spec: TensorSpec, parts: int) -> list[tuple[int, int, int]]:
     return [(part, first, end) for part, first, end in stretches if first < end]
 
 
-class Whole(UserDict[str, Tensor]):
+class Whole(LazyWeights):
     """A model's weights by name, gathered from all ranks one by one as they are looked up. Every rank must look them up
     in the same order. Only saving needs whole weights."""
 

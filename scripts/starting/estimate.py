@@ -102,8 +102,12 @@ def learner_of(config: Config, model: Any) -> Figures:
     size, ranks = with_defaults("sizing", config.sizing).get("group_size", 1), known["ranks"]
     autocast, held = _precision(known)
     width = HALF if held else FLOAT
-    trained, frozen = (sizes.count, 0) if known["lora"] is None else (_adapted(model, known["lora"]), sizes.count)
-    wants_reference = (known.get("kl_loss") or known.get("kl_reward")) and not frozen
+    base = _base(known)
+    weights = list((_adapted(model, known["lora"], base) if base else model).parameters())
+    trained = sum(p.numel() for p in weights if p.requires_grad)
+    frozen = sum(p.nbytes for p in weights if not p.requires_grad)
+    halved = base == "bfloat16"
+    wants_reference = (known.get("kl_loss") or known.get("kl_reward")) and not base
     groups = math.ceil(config.groups_per_batch / known["num_minibatches"])
     read = longest.group(size) - size  # the last token of a sample predicts nothing
     row = min(max(known["micro_batch_tokens"], sum(longest)), math.ceil(groups * read / ranks))
@@ -113,25 +117,35 @@ def learner_of(config: Config, model: Any) -> Figures:
     copies, owned = (1, width) if ranks == 1 else (2, FLOAT)  # FSDP's shards, and the optimizer's flat copy of each
     lean = known["checkpoint_activations"]
     return {
-        "weights": (owned * copies * trained + FLOAT * frozen) // ranks,
+        "weights": (owned * copies * trained + frozen) // ranks,
+        "a merged matrix": 3 * FLOAT * sizes.hidden * sizes.inner // ranks if base else 0,  # product, update, sum
         "master weights": FLOAT * trained // ranks,
         "Adam's moments": 2 * FLOAT * trained // ranks,
         "gradient": FLOAT * copies * trained // ranks,
         "reference": width * sizes.count // ranks if wants_reference else 0,
-        "weights and gradients of layers": whole_layers(sizes, ranks, not frozen, autocast, held, lean),
+        "weights and gradients of layers": whole_layers(
+            sizes, ranks, not base, autocast and not halved, held or halved, lean
+        ),
         "activations": activations(sizes, row, copied, autocast, held, lean),
         "logits at once": LOGIT_COPIES * FLOAT * min(logits, max(known["max_logits"], sizes.vocabulary)),
     }
 
 
-def _adapted(model: Any, spec: dict[str, Any]) -> int:
-    """Parameters of a model's adapters."""
+def _base(known: dict[str, Any]) -> str:
+    """The dtype of the layers' matrices beside adapters (`learners.sharding.hold_in`); "" without these."""
+    lossless = known.get("compute_dtype") == known.get("publish_dtype") == "bfloat16"
+    half = lossless and known.get("param_dtype") != "float32"
+    return "" if known["lora"] is None else "bfloat16" if half else "float32"
+
+
+def _adapted(model: Any, spec: dict[str, Any], base: str) -> Any:
+    """The model with adapters."""
     from learners.adapters import Adapters
 
     model = copy.deepcopy(model)
     with torch.device("meta"):  # they need no memory
-        Adapters(model, 0, torch.float32, **spec)
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+        Adapters(model, 0, torch.float32, getattr(torch, base), **spec)
+    return model
 
 
 def _precision(known: dict[str, Any]) -> tuple[bool, bool]:

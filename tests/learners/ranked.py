@@ -76,6 +76,9 @@ CASES = {
         knobs={"teacher": {"top": 4}, "normalise": "sequence_mean", "max_logits": 40},
     ),
     "half parameters": Case(reinforce, exact=False, knobs=HALF | {"micro_batch_tokens": 23}),
+    "adapters beside half": Case(
+        model="llama", exact=False, knobs={"lora": {"rank": 3}, "lr": 3e-2, "micro_batch_tokens": 23, **HALF}
+    ),
     **{f"loss {name}": Case(loss) for name, loss in THROUGH_A_LEARNER.items()},
 }
 
@@ -117,13 +120,14 @@ def train(case: Case, rank: int, ranks: int, checkpoint: Path | None = None) -> 
     if checkpoint:
         checkpoint.mkdir(exist_ok=True)
         learner.save_state(checkpoint)
+    common = {"rows": rows, "held": held, "lanes": learner.snapshot().lanes()}
     if rank:
         learner.saving.hand_over()
-        return {"rows": rows, "held": held}
+        return common
     state, adapters = learner.saving.gathered()
     weights = torch.from_numpy(state.buffer)
     found = {"weights": weights, "adapters": adapters, "dtypes": sorted(dtypes), "checkpoint": checkpoint}
-    return {"rows": rows, "held": held} | found
+    return common | found | {"whole": state.lanes()}
 
 
 @functools.cache

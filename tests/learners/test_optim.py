@@ -93,6 +93,22 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(poison):
         assert torch.equal(p, q)
 
 
+def test_a_state_takes_no_memory_of_its_own_until_another_optimizer_loads_it():
+    model, other = network(), network()
+    optimizer, loaded = MasterAdamW(model, **KNOBS), MasterAdamW(other, **KNOBS)
+    take_steps(model, optimizer, range(2))
+    state = optimizer.state_dict()
+    held = [optimizer._master, *(t for s in optimizer._adamw.state.values() for t in s.values())]
+    found = [state["master"], *(t for s in state["adamw"] for t in s.values())]
+    assert [t.data_ptr() for t in found] == [t.data_ptr() for t in held]
+    before = [t.clone() for t in found]
+    loaded.load_state_dict(state)
+    take_steps(other, loaded, range(2, 4))
+    assert all(map(torch.equal, found, before)), "the other's steps are its own"
+    take_steps(model, optimizer, range(2, 4))
+    assert torch.equal(loaded._master, optimizer._master)
+
+
 @pytest.mark.parametrize(
     ("name", "shares"),
     [

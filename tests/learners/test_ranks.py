@@ -54,6 +54,7 @@ def test_ranks_give_the_losses_and_weights_of_one_and_share_its_state(ranks, nam
     alone, together = (each["weights"].view(torch.float32) for each in (one, first))
     torch.testing.assert_close(together, alone, rtol=torch.finfo(torch.float32).eps, atol=STEPPED["atol"])
     torch.testing.assert_close(first["adapters"], one["adapters"], **STEPPED)
+    assert (sum(rank["lanes"] for rank in found) == first["whole"]).all(), "the parts that they publish are the whole"
     assert bool(one["adapters"]) is ("lora" in CASES[name].knobs)
     start = torch.from_numpy(state_of(tiny_model(CASES[name].model), "float32").buffer).view(torch.float32)
     assert (alone - start).abs().max() > 1e-3, "training has moved the weights"
@@ -61,11 +62,15 @@ def test_ranks_give_the_losses_and_weights_of_one_and_share_its_state(ranks, nam
     assert sum(held) == pytest.approx(one["held"], abs=32) and max(held) < 1.4 * one["held"] / len(held)
 
 
-@pytest.mark.parametrize("ranks", ["two", "four"])
-def test_ranks_that_gather_layers_in_half_precision_are_one_that_holds_them_so(ranks, request):
+@pytest.mark.parametrize(
+    "ranks, name", [("two", "half parameters"), ("four", "half parameters"), ("two", "adapters beside half")]
+)
+def test_ranks_that_gather_layers_in_half_precision_are_one_that_holds_them_so(ranks, name, request):
     """The float32 step of the same loss is the truth."""
-    one, first = train(CASES["half parameters"], 0, 1), request.getfixturevalue(ranks)[0]["half parameters"]
-    truth = train(replace(CASES["half parameters"], knobs={"publish_dtype": "bfloat16"}), 0, 1)
+    case = CASES[name]
+    one, first = train(case, 0, 1), request.getfixturevalue(ranks)[0][name]
+    exact = {key: value for key, value in case.knobs.items() if key not in ("compute_dtype", "param_dtype")}
+    truth = train(replace(case, knobs=exact), 0, 1)
     for of in (lambda run: run["weights"].view(torch.bfloat16).float(), lambda run: numbers(run["rows"])):
         assert_rounds_alike(of(first), of(one), of(truth))
     assert first["dtypes"] == ["torch.bfloat16"], "while they compute"

@@ -1,5 +1,6 @@
 """Options that change how a step is computed, but not its result: each against the plain learner, on one rank."""
 
+import weakref
 from functools import partial
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from learners import logprobs as logprobs_module
+from learners.adapters import Merged
 from learners.advantages import group
 from learners.attention import use_packed_attention
 from learners.learner import TorchLearner
@@ -95,8 +97,37 @@ def test_weights_are_held_in_bfloat16_only_where_that_rounds_none():
     for wrong in ((half, "float32", half, model, "cpu", False), (half, half, "float32", model, "cpu", False)):
         with pytest.raises(ValueError, match="param_dtype=bfloat16 needs"):
             hold_in(*wrong)
-    with pytest.raises(ValueError, match="no lora"):
-        hold_in(half, half, half, model, "cpu", True)
+    assert [hold_in(params, half, half, model, "cpu", True) for params in (None, half, "float32")] == [
+        torch.bfloat16, torch.bfloat16, None,
+    ]  # fmt: skip
+
+
+def test_frozen_matrices_in_bfloat16_beside_adapters_change_no_bit():
+    knobs = dict.fromkeys(("compute_dtype", "publish_dtype"), "bfloat16") | {"lora": {"rank": 2}, "lr": 1e-2}
+    half, whole = learner_of(**knobs), learner_of(**knobs, param_dtype="float32")
+    for index in range(2):
+        batch = make_batch(seeded(index), index=index)
+        assert half.train(batch) == whole.train(batch)
+        assert half.snapshot().digest() == whole.snapshot().digest()
+    dtypes = {name: p.dtype for name, p in half.model.named_parameters()}
+    assert {dtype for name, dtype in dtypes.items() if name.endswith("base_layer.weight")} == {torch.bfloat16}
+    assert {dtype for name, dtype in dtypes.items() if not name.endswith("base_layer.weight")} == {torch.float32}
+
+
+def test_published_and_saved_weights_are_merged_one_matrix_at_a_time(monkeypatch, tmp_path):
+    made, alive, look_up = [], [], Merged.__getitem__
+
+    def counted(self, name):
+        value = look_up(self, name)
+        if name in self._adapted:
+            made.append(weakref.ref(value))
+            alive.append(sum(each() is not None for each in made))
+        return value
+
+    monkeypatch.setattr(Merged, "__getitem__", counted)
+    learner = learner_of(lora={"rank": 2})
+    learner.snapshot(), learner.save(str(tmp_path))
+    assert len(made) == 2 * 2 * 7 and max(alive) <= 2, "of two layers, twice: the newest, and the one that is copied"
 
 
 HELD = {("bfloat16", "cpu"): torch.bfloat16, (None, "cuda"): torch.bfloat16, (None, "cpu"): None}

@@ -87,9 +87,13 @@ def nbytes(tensors: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
-def test_weights_and_optimizer_are_exact(lora: dict[str, int] | None) -> None:
-    found, learner, batch = measured(*(["learner.lora={rank: 4}"] if lora else []), lora=lora)
+LORA = {"lora": {"rank": 4}}
+HALF = LORA | {"compute_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("knobs", [{}, LORA, HALF], ids=["full", "lora", "lora in half"])
+def test_weights_and_optimizer_are_exact(knobs: dict[str, Any]) -> None:
+    found, learner, batch = measured(*[f"learner.{knob}={value}" for knob, value in knobs.items()], **knobs)
     learner.train(batch)
     optimizer = learner.optimizer
     assert found["weights"] == nbytes(learner.model.parameters())
