@@ -40,11 +40,7 @@ from learners.untrainable import Untrainable
 
 
 class LostRankError(RuntimeError):
-    """Another rank died or is unreachable."""
-
-
-class LateRankError(RuntimeError):
-    """Another rank lives, but was late for a collective."""
+    """Another rank died, is unreachable, or was late for a collective."""
 
 
 def build_rank(role: Role, rank: int) -> TorchLearner:
@@ -66,19 +62,17 @@ def lead(role: Role) -> tuple[LeadingTrainer, OtherRanks]:
 
 @contextlib.contextmanager
 def naming_lost_ranks() -> Iterator[None]:
-    """Turn a collective's error about a lost rank into LostRankError, and its time-out into LateRankError."""
+    """Turn a collective's error about a lost or a late rank into LostRankError."""
     try:
         yield
     except Exception as error:
         timed_out = is_timed_out(error)
         if not timed_out and not is_lost_rank(error):
             raise
-        if late := who_waits(timed_out):
-            raise LateRankError(
-                f"learner.collective_timeout: {late} within this time; raise it if a step may take so long, see "
-                "logs/learner*.log"
-            ) from error
-        raise LostRankError("another rank of the learner died or is unreachable: see logs/learner*.log") from error
+        late = who_waits(timed_out)
+        hint = f"learner.collective_timeout: {late} within this time; raise it if a step may take so long"
+        lost = "another rank of the learner died or is unreachable"
+        raise LostRankError(f"{hint if late else lost}: see logs/learner*.log") from error
 
 
 class LeadingTrainer:

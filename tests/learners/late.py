@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from learners.collectives import Ranks, join
-from learners.follower import LateRankError, naming_lost_ranks
+from learners.follower import LostRankError, naming_lost_ranks
 
 SECONDS = 3.0
 """The time-out of collectives."""
@@ -29,7 +29,7 @@ def main() -> None:
     try:
         with naming_lost_ranks():
             ranks.sum(1.0)
-    except LateRankError as error:
+    except LostRankError as error:
         (folder / f"{rank}.txt").write_text(str(error))
         until = time.monotonic() + 30
         while not (folder / f"{1 - rank}.txt").exists() and time.monotonic() < until:
