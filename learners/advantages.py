@@ -74,14 +74,22 @@ def group(
 
 
 @compares_samples
-def rloo(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def rloo(
+    rewards: np.ndarray,
+    groups: np.ndarray,
+    *,
+    std: bool | Literal["population", "sample"] = False,
+    eps: Annotated[float, "[0, inf)"] = 1e-6,
+) -> np.ndarray:
     """REINFORCE leave-one-out (arXiv 2402.14740): reward − mean of the OTHERS in its group, float64 [n].
 
-    Equals n/(n − 1) times `group`. Single samples have no others and get 0.
+    Equals n/(n − 1) times `group`. Single samples have no others and get 0. With `std` the result is normalised by
+    `batch` (TRL's `normalize_advantages`: `sample`, `eps` 1e-4).
     """
     _, member = np.unique(np.asarray(groups), return_inverse=True)
     counts = np.bincount(member)[member]
-    return group(rewards, groups) * counts / np.maximum(counts - 1, 1)
+    advantages = group(rewards, groups) * counts / np.maximum(counts - 1, 1)
+    return batch(advantages, groups, std=std, eps=eps) if std else advantages
 
 
 @compares_samples
@@ -183,14 +191,16 @@ def reinforce_pp(
     *,
     baseline: bool = False,
     gamma: Annotated[float, "[0, 1]"] = 1.0,
+    std: Literal["population", "sample"] = "population",
     eps: Annotated[float, "[0, inf)"] = 1e-6,
 ) -> np.ndarray:
     """REINFORCE++ (arXiv 2501.03262): the discounted return from each token on, normalised over the batch's tokens by
-    their mean and population standard deviation + `eps`. With `baseline` the group's mean reward is subtracted first
-    (REINFORCE++-baseline), for several samples per prompt. Float64 [N]."""
+    their mean and standard deviation + `eps` ("sample": of n − 1, as verl has it). With `baseline` the group's mean
+    reward is subtracted first (REINFORCE++-baseline), for several samples per prompt. Float64 [N]."""
     rewards = group(episodes.rewards, episodes.groups) if baseline else episodes.rewards
     returns = discounted_sums(episodes.per_token(rewards), episodes.last(), gamma)
-    return (returns - returns.mean()) / (returns.std() + eps) if len(returns) else returns
+    free = int(std == "sample" and len(returns) > 1)
+    return (returns - returns.mean()) / (returns.std(ddof=free) + eps) if len(returns) else returns
 
 
 @per_token

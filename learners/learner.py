@@ -2,8 +2,7 @@
 
 One train step: (reference logprobs) → advantages → (proximal logprobs under the weights at its start) → for each
 minibatch: (a plan over all of its tokens) → packing → forward → loss ÷ denominator → backward → clip → AdamW. The steps
-in brackets run only if the loss, the advantage or the objective needs them. `learners.main` calls `train`, then
-publishes what `snapshot` returns.
+in brackets run only if the loss, the advantage or the objective needs them.
 
 Invariants: between optimizer steps the model's parameters are the published bits (`learners.optim`). The gradient does
 not depend on how minibatches are cut into micro-batches, up to floating-point summation order. The same batches from
@@ -50,10 +49,10 @@ class TorchLearner:
 
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the actors' sampling temperature. A batch
     is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
-    and gone through `num_minibatch_epochs` times. `micro_batch_tokens` bounds the input tokens of a micro-batch. `lr`,
-    `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps): see `learners.schedules`; configs
-    fill in None by the kind of model (`config.defaults`). `clip_grad` 0: off. `publish_dtype` is the dtype of the
-    published weights; gradients are taken at these values, held in float32.
+    and gone through `num_minibatch_epochs` times. `micro_batch_tokens` bounds the input tokens of a micro-batch
+    (`packing`: `learners.packing`). `lr`, `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train
+    steps): see `learners.schedules`. `clip_grad` 0: off. `publish_dtype` is the dtype of the published weights;
+    gradients are taken at these values, held in float32.
 
     `lora` {rank, alpha, targets} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher` {path,
     top, kl} is the model to distil from (`learners.distillation`). `ranks` processes share the work, each with its part
@@ -92,6 +91,7 @@ class TorchLearner:
         num_minibatches: Annotated[int, "[1, inf)"] = 2,
         num_minibatch_epochs: Annotated[int, "[1, inf)"] = 1,
         micro_batch_tokens: Annotated[int, "[1, inf)"] = 16384,
+        packing: Literal["first_fit", "balanced"] = "first_fit",
         publish_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
         lora: Mapping[str, Any] | None = None,
         teacher: Mapping[str, Any] | None = None,
@@ -151,6 +151,7 @@ class TorchLearner:
             micro_batch_tokens=micro_batch_tokens,
             half_matrices=compute_dtype == "bfloat16" and half is None,
             experts=router_replay,
+            balanced=packing == "balanced",
         )
         self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`
         self.shall_stop: Callable[[], bool] = lambda: False
@@ -161,9 +162,8 @@ class TorchLearner:
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on a batch, or this rank's share of it. Returns the whole batch's metrics: those of
-        `batch_metrics` and `Step.metrics`, and `skipped_steps`, which counts, over the learner's life, optimizer steps
-        skipped because of a non-finite gradient. Raises Untrainable for a fault of the batch's data, on all ranks
-        alike."""
+        `batch_metrics` and `Step.metrics`, and the learner's `skipped_steps` (non-finite gradients). Raises
+        Untrainable for a fault of the batch's data, on all ranks alike."""
         before = self.optimizer.steps
         self._passes.interrupted = lambda: self.optimizer.steps == before and self.shall_stop()
         try:
@@ -294,7 +294,7 @@ class TorchLearner:
         step.observe(merged(step.foreseen(part.trained), observed), part.trained, "loss/")
         step.note({"current": current}, part.trained)
         reference = None if step.reference is None else step.reference[part.trained]
-        loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch.share, denominator)
+        loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch, denominator)
         step.observe(observed, part.trained)
         if self._teacher:
             loss = loss + self._teacher.loss(step, part, current, candidates, denominator)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from areal_like.types import Batch, Sample
 from learners.advantages import Advantage, Episodes, marked, turns_of
-from learners.losses.contract import IMPOSSIBLE, LOG_RATIO_LIMIT
+from learners.losses.contract import IMPOSSIBLE, LOG_RATIO_LIMIT, LossBatch, ratio
 from learners.packing import Columns
 from learners.step import Step
 
@@ -29,7 +29,8 @@ class Objective:
     `learners.build`). Sequences without a trained token do not count.
 
     `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is subtracted
-    from it, with the gradient of `kl_loss_estimator`; `kl_reward` × the KL of the behaviour policy to the reference is
+    from it, with the gradient of `kl_loss_estimator`; with `kl_loss_weighted` times current/behaviour, whose gradient
+    counts, too (DeepSeek-V3.2, arXiv 2512.02556). `kl_reward` × the KL of the behaviour policy to the reference is
     subtracted from the reward, token by token, estimated by `kl_reward_estimator` (`kl_estimate`). The reference is the
     model's initial weights.
 
@@ -48,6 +49,7 @@ class Objective:
         entropy_bonus: Annotated[float, "(-inf, inf)"] = 0.0,
         kl_loss: Annotated[float, "[0, inf)"] = 0.0,
         kl_loss_estimator: Literal["k1", "k2", "k3"] = "k3",
+        kl_loss_weighted: bool = False,
         kl_reward: Annotated[float, "[0, inf)"] = 0.0,
         kl_reward_estimator: Literal["k1", "k2", "k3"] = "k1",
         overlong_penalty: Annotated[float, "[0, inf)"] = 0.0,
@@ -62,7 +64,7 @@ class Objective:
                 f"overlong_buffer: got {overlong_buffer} with overlong_limit={overlong_limit}, expected less"
             )
         self.normalise, self.entropy_bonus = normalise, entropy_bonus
-        self.kl_loss, self.kl_loss_estimator = kl_loss, kl_loss_estimator
+        self.kl_loss, self.kl_loss_estimator, self.kl_loss_weighted = kl_loss, kl_loss_estimator, kl_loss_weighted
         self.kl_reward, self.kl_reward_estimator = kl_reward, kl_reward_estimator
         self.overlong_filter = overlong_filter
         self.reward_scale, self.reward_clip = reward_scale, np.inf if reward_clip is None else reward_clip
@@ -109,19 +111,21 @@ class Objective:
         return advantage(episodes.per_sample(), step.groups)[columns.sample]
 
     def with_terms(
-        self, loss: Tensor, logprobs: Tensor, entropy: Tensor, reference: Tensor | None, share: Tensor | None, by: float
+        self, loss: Tensor, logprobs: Tensor, entropy: Tensor, reference: Tensor | None, batch: LossBatch, by: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy loss of a micro-batch plus the other terms, and their observations.
 
-        `logprobs`, `entropy`, `reference`, `share`: [N], the first two with gradient; `by` the denominator.
+        `logprobs`, `entropy`, `reference`: [N], the first two with gradient; `by` the denominator.
         """
-        observed = {"entropy": entropy}
+        observed, share = {"entropy": entropy}, batch.share
         if self.entropy_bonus:
             shared = entropy if share is None else entropy * share
             loss = loss - self.entropy_bonus / by * shared.sum()
         if reference is not None:
             kl = kl_estimate(logprobs, reference, self.kl_loss_estimator)
             observed["reference_kl"] = kl_estimate(logprobs.detach(), reference, "k3")
+            if self.kl_loss_weighted:
+                kl = kl * ratio(logprobs, batch.behaviour, batch.mask)
             if self.kl_loss:
                 loss = loss + self.kl_loss / by * (kl if share is None else kl * share).sum()
         return loss, {name: values.detach() for name, values in observed.items()}

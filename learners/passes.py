@@ -23,8 +23,9 @@ from learners.untrainable import Interrupted
 
 class Passes:
     """`micro_batch_tokens` bounds the tokens of a micro-batch; `temperature` is the run's. With `half_matrices`,
-    matrices are multiplied in bfloat16; with `experts`, tokens go to those that the engine's routers chose. Between
-    micro-batches `interrupted` may end the passes of all ranks (Interrupted)."""
+    matrices are multiplied in bfloat16; with `experts`, tokens go to those that the engine's routers chose; with
+    `balanced`, micro-batches are of nearly equal lengths. Between micro-batches `interrupted` may end the passes of all
+    ranks (Interrupted)."""
 
     def __init__(
         self,
@@ -36,9 +37,11 @@ class Passes:
         micro_batch_tokens: int,
         half_matrices: bool,
         experts: bool,
+        balanced: bool = False,
     ):
         self._model, self._ranks, self._device = model, ranks, device
         self.temperature = temperature
+        self._balanced = balanced
         self._micro_batch_tokens, self._half, self._experts = micro_batch_tokens, half_matrices, experts
         self.interrupted: Callable[[], bool] = lambda: False
 
@@ -55,7 +58,7 @@ class Passes:
         cuts: list[np.ndarray] = []
         if columns:
             samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
-            cuts = columns.cuts(samples, self._micro_batch_tokens)
+            cuts = columns.cuts(samples, self._micro_batch_tokens, self._balanced)
         count = self._ranks.max(len(cuts))
         for number in range(count):
             if self._ranks.max(int(self.interrupted())):

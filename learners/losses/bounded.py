@@ -35,14 +35,18 @@ def gspo(
     clip_high: Annotated[float, "(0, inf)"] | None = 4e-4,
     dual_clip: Annotated[float, "(1, inf]"] | None = None,
     proximal: Literal["recompute", "interpolate"] | None = None,
+    per_token: bool = False,
 ) -> tuple[Tensor, Observed]:
     """GSPO (arXiv 2507.18071, its s_i): PPO-clip on the sequence's ratio, its tokens' geometric mean: every token has
     the objective `min(s A, clip(s) A)` with `s = exp(mean over the sequence of log(current/behaviour))`. The paper's
     mean over sequences is the learner's `normalise: sequence_mean`. With `proximal` the ratio is current/proximal, as
-    in `decoupled_ppo`, and the behaviour policy is left to the correction."""
+    in `decoupled_ppo`, and the behaviour policy is left to the correction. `per_token` is the paper's GSPO-token
+    (equations 13, 14), for advantages per token: s has the same value, and the gradient of the token's own logprob."""
     centre = batch.behaviour if proximal is None else centre_of(batch, proximal, "gspo")
     moved = log_ratio(batch.current, centre, batch.mask)
     sequence_ratio = sequence_means(moved, batch).exp()
+    if per_token:
+        sequence_ratio = sequence_ratio.detach() * ratio(batch.current, batch.current.detach(), batch.mask)
     advantages = torch.where(batch.mask, batch.advantages, 0.0)  # a masked token's would reach its sequence's gradient
     objective, flat = clipped_surrogate(sequence_ratio, advantages, clip, clip_high, dual_clip)
     return total(objective, batch, denominator), {"ratio": sequence_ratio.detach(), "clip_share": flat}

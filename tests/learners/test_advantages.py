@@ -40,6 +40,10 @@ def test_group_and_rloo_equal_loops_over_groups(pairs, std):
             assert group(rewards, groups, std=std)[place] == 0.0
     np.testing.assert_allclose(group(rewards, groups, std=std), expected, atol=1e-9, rtol=1e-6)
     np.testing.assert_allclose(rloo(rewards, groups), others, atol=1e-9)
+    if std and len(set(others)) > 1:
+        deviation = (statistics.stdev if std == "sample" else statistics.pstdev)(others)
+        normalised = (others - others.mean()) / (deviation + 1e-4)
+        np.testing.assert_allclose(rloo(rewards, groups, std=std, eps=1e-4), normalised, atol=1e-6, rtol=1e-6)
 
 
 def test_a_reward_that_is_not_finite_is_not_hidden_and_no_samples_have_no_advantages():
@@ -74,15 +78,17 @@ def episodes() -> Episodes:
 
 
 @pytest.mark.parametrize(("baseline", "gamma"), [(False, 1.0), (True, 1.0), (False, 0.9)])
-def test_reinforce_pp_normalises_returns_over_the_batchs_tokens(baseline, gamma):
+@pytest.mark.parametrize("std", ["population", "sample"])
+def test_reinforce_pp_normalises_returns_over_the_batchs_tokens(baseline, gamma, std):
     e, returns = episodes(), []
     rewards = group(e.rewards, e.groups) if baseline else e.rewards
     for i in (0, 1, 3, 4):
         own = -e.penalties[e.sample == i]
         own[-1] += rewards[i]
         returns += [sum(gamma**k * r for k, r in enumerate(own[t:])) for t in range(len(own))]
-    expected = (returns - np.mean(returns)) / (np.std(returns) + 1e-6)
-    np.testing.assert_allclose(reinforce_pp(e, baseline=baseline, gamma=gamma), expected)
+    deviation = (statistics.stdev if std == "sample" else statistics.pstdev)(returns)
+    expected = (returns - np.mean(returns)) / (deviation + 1e-6)
+    np.testing.assert_allclose(reinforce_pp(e, baseline=baseline, gamma=gamma, std=std), expected)
     assert marked(partial(reinforce_pp, gamma=0.5), "per_token")
     empty = Episodes(np.ones(2), np.zeros(2, int), np.zeros(0, int), np.zeros(0))
     assert reinforce_pp(empty).shape == (0,)

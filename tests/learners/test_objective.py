@@ -9,6 +9,7 @@ import torch
 from learners.advantages import group, per_token, reinforce_pp
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
+from learners.losses.contract import LossBatch
 from learners.losses.weighted import reinforce
 from learners.objective import kl_estimate, overlong_penalty
 from tests.learners.batches import tiny_model
@@ -79,6 +80,19 @@ def test_at_the_start_the_kl_to_the_reference_is_nothing(estimator):
     same = torch.allclose(held.optimizer.gradient, plain.optimizer.gradient, rtol=1e-3, atol=1e-5)
     assert same == (estimator != "k1")
     assert held.train(batch)["reference_kl"] > 1e-4
+
+
+def test_a_weighted_kl_is_multiplied_by_the_importance_weight_and_its_gradient():
+    current, behaviour, reference = (torch.tensor([x], dtype=torch.float64) for x in (-1.0, -1.5, -0.7))
+    batch = LossBatch(current, behaviour, None, current, torch.ones(1, dtype=torch.bool), *[torch.zeros(1).long()] * 2)
+    current.requires_grad_()
+    loss, _ = learner_of(kl_loss=0.5, kl_loss_weighted=True).objective.with_terms(
+        current.sum() * 0.0, current, torch.zeros(1), reference, batch, 2.0
+    )
+    (gradient,) = torch.autograd.grad(loss, current)
+    weight, kl = np.exp(0.5), np.exp(0.3) - 1 - 0.3  # k3 = e^-d - 1 + d with d = -0.3, whose slope is 1 - e^-d
+    assert loss.item() == pytest.approx(0.25 * weight * kl)
+    assert gradient.item() == pytest.approx(0.25 * weight * (kl + 1 - np.exp(0.3)))
 
 
 def test_the_kl_in_the_reward_is_taken_off_token_by_token_or_as_a_sum():

@@ -86,7 +86,8 @@ def gspo(t: Tokens, k: dict[str, Any]) -> Result:
         advantage = t.advantages[at]
         objective, slope = surrogate(ratio, advantage, k["clip"], k.get("clip_high", 4e-4), k.get("dual_clip"))
         value -= t.share[at] * objective
-        gradient[own] -= t.share[at] * slope * ratio / len(own)
+        reached = ([at], 1) if k.get("per_token") else (own, len(own))
+        gradient[reached[0]] -= t.share[at] * slope * ratio / reached[1]
     return value, gradient
 
 

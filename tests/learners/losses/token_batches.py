@@ -14,7 +14,7 @@ from tests.seeds import seeded
 KNOBS: dict[str, list[dict[str, Any]]] = {
     "ppo": [{}, {"clip": 0.1, "clip_high": 0.3, "dual_clip": 1.2}],
     "decoupled_ppo": [{}, {"clip_high": 0.28, "dual_clip": 1.5}, {"proximal": "interpolate"}],
-    "gspo": [{"clip": 0.1, "clip_high": 0.2}, {"clip": 0.1, "proximal": "recompute"}],
+    "gspo": [{"clip": 0.1, "clip_high": 0.2}, {"clip": 0.1, "proximal": "recompute"}, {"clip": 0.1, "per_token": True}],
     "sapo": [{}, {"temperature": 2.0, "temperature_negative": 3.0}],
     "reinforce": [{}],
     "vespo": [{}],
