@@ -109,6 +109,8 @@ class Ranks:
         return total.item()
 
     def max(self, value: int) -> int:
+        if self.count == 1:
+            return value
         most = torch.tensor(value)
         self.max_tensor(most)
         return int(most)
