@@ -74,22 +74,15 @@ def group(
 
 
 @compares_samples
-def rloo(
-    rewards: np.ndarray,
-    groups: np.ndarray,
-    *,
-    std: bool | Literal["population", "sample"] = False,
-    eps: Annotated[float, "[0, inf)"] = 1e-6,
-) -> np.ndarray:
+def rloo(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """REINFORCE leave-one-out (arXiv 2402.14740): reward − mean of the OTHERS in its group, float64 [n].
 
-    Equals n/(n − 1) times `group`. Single samples have no others and get 0. With `std` the result is normalised by
-    `batch` (TRL's `normalize_advantages`: `sample`, `eps` 1e-4).
+    Equals n/(n − 1) times `group`. Single samples have no others and get 0. Normalised over the batch, as by
+    TRL's `normalize_advantages`, it is `batch` with `baseline: group` and `std: sample`.
     """
     _, member = np.unique(np.asarray(groups), return_inverse=True)
     counts = np.bincount(member)[member]
-    advantages = group(rewards, groups) * counts / np.maximum(counts - 1, 1)
-    return batch(advantages, groups, std=std, eps=eps) if std else advantages
+    return group(rewards, groups) * counts / np.maximum(counts - 1, 1)
 
 
 @compares_samples

@@ -30,14 +30,12 @@ _ARRAY = 1
 """msgpack's extension type of an array."""
 PATIENCE = timedelta(days=30)
 """Time-out between steps, where a rank waits as long as the others live. A death breaks the connection."""
-GRACE_SECONDS = 5.0
-"""Ranks may enter a collective, and so time out, this many seconds apart."""
 LOST_RANK_GRACE_SECONDS = 2.0
 """After another rank has died, a rank waits this many seconds before it ends: the launcher sees the dead one first."""
 
 
-_JOINED = SimpleNamespace(store=None, patient=None)
-"""What `join` has made: the ranks' store, and connections for waiting without a limit."""
+_JOINED = SimpleNamespace(patient=None)
+"""What `join` has made: connections for waiting without a limit."""
 
 
 def join(rank: int, ranks: int, store: Path, *, local: bool, seconds: float = 900.0) -> None:
@@ -52,7 +50,7 @@ def join(rank: int, ranks: int, store: Path, *, local: bool, seconds: float = 90
         torch.cuda.set_device(rank % torch.cuda.device_count())
         backend += ",cuda:nccl"
     store.parent.mkdir(exist_ok=True)
-    _JOINED.store = met = dist.FileStore(str(store), ranks)
+    met = dist.FileStore(str(store), ranks)
     met.add("arrived", 1)
     while met.add("arrived", 0) < ranks:  # they may start far apart
         time.sleep(0.05)
@@ -165,33 +163,9 @@ class Ranks:
         return _unpacked(box)
 
 
-def is_timed_out(error: BaseException) -> bool:
-    """Does this collective's error mean that another rank was late?"""
-    return isinstance(error, RuntimeError) and "timed out" in str(error).lower()
-
-
-def who_waits(timed_out: bool = True) -> str:
-    """Which ranks wait, and for which others. Call it after this rank's collective has `timed_out`, or else after it
-    lost a connection; ranks record both in their store. Empty if no rank has timed out: then a rank has died."""
-    grace = GRACE_SECONDS if timed_out else LOST_RANK_GRACE_SECONDS
-    if _JOINED.store is None or not dist.is_initialized():
-        time.sleep(grace)
-        return "the ranks are unknown" if timed_out else ""
-    mine, ranks = dist.get_rank(), range(dist.get_world_size())
-    _JOINED.store.set(f"waits/{mine}", str(int(timed_out)))
-    time.sleep(grace)
-    waits = [rank for rank in ranks if _JOINED.store.check([f"waits/{rank}"])]
-    if not any(_JOINED.store.get(f"waits/{rank}") == b"1" for rank in waits):
-        return ""
-    missing = [rank for rank in ranks if rank not in waits]
-    if not missing:
-        return f"ranks {waits} wait in different collectives: they do not make the same calls"
-    return f"rank(s) {waits} wait for rank(s) {missing}, which did not come"
-
-
 def is_lost_rank(error: BaseException) -> bool:
-    """Does this collective's error mean that another process is gone, rather than a fault of this one?"""
-    words = ("closed by peer", "reset by peer", "broken pipe", "connection refused")
+    """Does this collective's error mean that another process is gone or late, rather than a fault of this one?"""
+    words = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out")
     known = isinstance(error, dist.DistNetworkError | dist.DistBackendError)
     return known or (isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words))
 

@@ -9,14 +9,14 @@
 Rank 0 broadcasts each command first (`Ranks.broadcast`), so all ranks enter the same collectives in the same order.
 `LeadingTrainer` does so in place of a trainer, `OtherRanks` for a publisher. A rank that loses another one ends with an
 error, a little later than the lost rank, so the launcher sees the cause first. Ranks wait for the next command without
-a limit. Within a step no rank waits longer than `learner.collective_timeout` for a live rank: then all end, and name
-the late one.
+a limit. Within a step no rank waits longer than `learner.collective_timeout` for a live rank: then all end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from areal_like.weights.state import State
 from areal_like.wire.learner_client import LearnerClient
 from learners.attestation import Attestation
 from learners.build import build_trainer
-from learners.collectives import Ranks, is_lost_rank, is_timed_out, join, who_waits
+from learners.collectives import LOST_RANK_GRACE_SECONDS, Ranks, is_lost_rank, join
 from learners.demonstrated import Demonstrated, client_of
 from learners.learner import TorchLearner
 from learners.publication import Alone, Coding, PartReport, Publisher
@@ -62,17 +62,17 @@ def lead(role: Role) -> tuple[LeadingTrainer, OtherRanks]:
 
 @contextlib.contextmanager
 def naming_lost_ranks() -> Iterator[None]:
-    """Turn a collective's error about a lost or a late rank into LostRankError."""
+    """Turn a collective's error about another rank into LostRankError."""
     try:
         yield
     except Exception as error:
-        timed_out = is_timed_out(error)
-        if not timed_out and not is_lost_rank(error):
+        if not is_lost_rank(error):
             raise
-        late = who_waits(timed_out)
-        hint = f"learner.collective_timeout: {late} within this time; raise it if a step may take so long"
-        lost = "another rank of the learner died or is unreachable"
-        raise LostRankError(f"{hint if late else lost}: see logs/learner*.log") from error
+        time.sleep(LOST_RANK_GRACE_SECONDS)
+        raise LostRankError(
+            "another rank of the learner died, is unreachable, or did not come within learner.collective_timeout: see "
+            "logs/learner*.log"
+        ) from error
 
 
 class LeadingTrainer:
