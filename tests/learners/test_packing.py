@@ -6,8 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learners.advantages import group
+from learners.learner import TorchLearner
+from learners.losses.clipped import ppo
 from learners.packing import Columns, balanced, pack
-from tests.learners.batches import make_batch
+from tests.learners.batches import make_batch, tiny_model
 from tests.seeds import seeded
 
 
@@ -51,6 +54,17 @@ def test_balanced_micro_batches_hold_as_many_tokens_as_areals(lengths, most, tok
     cuts = balanced(lengths, most)
     assert sorted(i for cut in cuts for i in cut) == list(range(len(lengths)))
     assert sorted(sum(lengths[i] for i in cut) for cut in cuts) == tokens
+
+
+def test_a_learner_packs_as_its_knob_has_it():
+    columns = Columns(make_batch(np.random.default_rng(0), groups=12, masked=0.0))  # of these lengths
+    spread = []
+    for packing in ("first_fit", "balanced"):
+        passes = TorchLearner(tiny_model(), ppo, group, packing=packing, micro_batch_tokens=80)._passes
+        rows = [row.input_ids.numel() for row in passes.microbatches(columns, np.flatnonzero(columns.lengths))]
+        assert max(rows) <= 80
+        spread.append(max(rows) - min(rows))
+    assert spread[1] < 0.5 * spread[0], spread
 
 
 def test_a_row_holds_each_sample_up_to_its_last_trained_token():
