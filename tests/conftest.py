@@ -27,7 +27,7 @@ SLOW_IN = {
     "actors": "batch_invariant judge progress ragged_attention reward_pool tools",
     "areal_like": "forks keys launch ray_cluster",
     "areal_like/weights": "history hostile server",
-    "buffer": "hostile_peers histories",
+    "buffer": "histories",
     "learners": "distillation learner learner_losses loading prefixes published_parts ranks real_models sharding",
     "tasks": "code generated length_trace reasoning_gym sandbox verifiers",
 }

@@ -71,8 +71,11 @@ def test_answers_go_to_who_asked_with_their_payload_also_to_an_asyncio_socket(ro
 
 @pytest.mark.parametrize("frames", [[b"\x80\x04 no msgpack"], encode(Status(), [b""] * (MAX_FRAMES + 100))], ids=len)
 def test_a_bad_message_or_one_of_too_many_frames_is_refused_and_the_next_one_taken(router: Router, frames) -> None:
-    raw = zmq.Context.instance().socket(zmq.DEALER)
-    raw.connect(router.endpoint)
+    raw, broken_off = (zmq.Context.instance().socket(zmq.DEALER) for _ in range(2))
+    for each in (raw, broken_off):
+        each.connect(router.endpoint)
+    broken_off.send(b"x", zmq.SNDMORE)
+    broken_off.close(linger=0)
     raw.send_multipart(frames)
     assert isinstance(received(router)[1], WireError) and router.refused == 1
     raw.send_multipart(encode(Trained(7)))

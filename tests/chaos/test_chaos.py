@@ -130,8 +130,10 @@ def test_hangs_and_full_disks_in_one_run(tmp_path: Path) -> None:
 
 
 def test_actors_that_come_and_go(tmp_path: Path) -> None:
-    """1 → 6 → 2 → 1 actors, half of the six killed; groups that are handed back continue elsewhere."""
+    """1 → 6 → 2 → 1 actors, half of the six killed; groups that are handed back continue elsewhere. Guests get their
+    weights from other actors."""
     victim, dice = Run(tmp_path, *SMALL, *TIMED, "actors.count=1", "--plain"), random.Random(0)
+    gentle = 0
     victim.until("the buffer is there", (victim.folder / "rendezvous" / "buffer.json").exists)
     running = Running(victim.folder)
     joiner: Command | None = None
@@ -139,6 +141,12 @@ def test_actors_that_come_and_go(tmp_path: Path) -> None:
     def ready() -> int:
         """Actors that hold weights."""
         return sum(actor["version"] >= 0 for actor in running.report()["actors"].values())
+
+    def relayed() -> list[bool]:
+        """For each guest: have all of its weights come from other actors?"""
+        stats = [actor["stats"] for name, actor in running.report()["actors"].items() if name.startswith("guest")]
+        counts = [[each.get(f"sum:rollout/weight_bytes{end}", 0) for end in ("", "_relayed")] for each in stats]
+        return [count == others > 0 for count, others in counts]
 
     def actors() -> dict[str, int]:
         return {name: pid for name, pid in victim.roles().items() if name.startswith(("actor", "guest"))}
@@ -148,11 +156,13 @@ def test_actors_that_come_and_go(tmp_path: Path) -> None:
         for _ in range(TIMES):
             joiner = victim.join("--actors", "5", "--max-restarts", "0")
             victim.until("six actors", lambda: ready() >= 6)
+            victim.until("relayed weights", lambda: all(relayed()))
             victim.until_steps(3)
             killed = dice.sample(sorted(actors()), 3)
             for name in killed:
                 os.kill(actors()[name], signal.SIGKILL)
             gone = set(killed) - {"actor-0"}  # the starter starts it again
+            gentle += 5 - len(gone)
             victim.until("their absence", lambda gone=gone: not gone & set(running.report()["actors"]))
             for name in sorted(name for name in actors() if name.startswith("guest"))[1:]:
                 os.kill(actors()[name], signal.SIGTERM)
@@ -173,3 +183,4 @@ def test_actors_that_come_and_go(tmp_path: Path) -> None:
     findings = audit(victim.folder).findings
     assert not any(findings.values()), findings
     assert report["staleness_max"] <= report["staleness_bound"]
+    assert victim.log("buffer").count("leaves;") == gentle, "the others were killed"

@@ -102,29 +102,3 @@ def test_usr1_during_the_start_is_not_lost(live: Run) -> None:
     live.until("the buffer", (live.folder / "rendezvous" / "buffer.json").exists)
     live.process.send_signal(signal.SIGUSR1)
     assert live.end() == 75 and "paused at a checkpoint" in live.text()
-
-
-def test_guests_work_leave_gently_and_end_with_the_run(live: Run) -> None:
-    live.until_steps(1)
-    first = live.join("--actors", "2")
-    seen = Running(live.folder)
-    stats = lambda: [actor["stats"] for actor in seen.report()["actors"].values()]  # noqa: E731
-    working = lambda count: sum(each.get("sum:rollout/sampled_tokens", 0) > 0 for each in stats()) >= count  # noqa: E731
-    live.until("their work", lambda: working(4))
-    relayed = lambda stats: stats["sum:rollout/weight_bytes_relayed"] == stats["sum:rollout/weight_bytes"] > 0  # noqa: E731
-    actors = seen.report()["actors"].items()
-    assert {name for name, actor in actors if relayed(actor["stats"])} == {n for n, _ in actors if "guest" in n}
-    first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=60)
-    live.until("their absence", lambda: len(seen.report()["actors"]) == 2)
-    log = live.log("buffer")
-    assert log.count("leaves;") == 2 and "no sign of life" not in log
-    assert "say hello" not in log, "who has left does not come again"
-    second = live.join("--actors", "2")
-    live.until("others' work", lambda: working(4))
-    seen.client.stop(drain=True)
-    seen.close()
-    assert live.finish()["staleness_max"] <= 1
-    said, _ = second.communicate(timeout=60)
-    assert second.returncode == 0 and "the run has ended" in said
-    assert not any(audit(live.folder).findings.values())
