@@ -32,8 +32,9 @@ from .timeline import SimulatedRouter
 
 HELDOUT, RIGHT, VERIFY = 1, 2, 3
 """Names of random streams."""
-_ZEROS = memoryview(bytes(1 << 28))
-"""All payloads are parts of it: virtual memory that is never written."""
+_BYTES = memoryview(bytearray(1 << 28))
+_BYTES[-1] = 1
+"""All payloads are its ends: virtual memory, of which only the last byte is written, a token of a loss mask."""
 PromptOf = Callable[[str, int], tuple[int, int, int]]
 """(split, row) → tokens of the prompt, a hash of it, tokens of the longest answer."""
 
@@ -323,7 +324,7 @@ class SimulatedActor:
                     runs.extend((version, count))
                     table.digests[version] = known[version]
             table.groups.append((group.lease.group_id, len(samples), self.timeline.now - group.began))
-            payloads.append(_ZEROS[: 4 * group.prompt * len(samples) + 9 * tokens])
+            payloads.append(_BYTES[-4 * group.prompt * len(samples) - 9 * tokens :])
         table.rows, table.runs = np.array(rows, ROW).tobytes(), runs.tobytes()
         self._say(messages.Push(table), payloads)
 
