@@ -61,6 +61,11 @@ def test_every_mode_ends_within_its_bound_and_loses_no_group(overrides):
     assert max(outcome.lags) <= config.weight_sync_interval * (max(outcome.staleness) + 1) - 1
 
 
+def test_every_sample_has_an_injected_age():
+    found = run(*LONGTAIL, "run.steps=8", "inject_staleness=3")
+    assert found.staleness == {0: 128, 1: 128, 2: 128, 3: 5 * 128}
+
+
 def test_async_at_zero_is_sync_and_a_bound_lets_others_begin_before_the_longest_ends():
     a, b, c = (
         run(*LONGTAIL, words) for words in ("mode=sync", "scheduler.max_staleness=0", "scheduler.max_staleness=4")
