@@ -114,11 +114,11 @@ class TorchLearner:
         self.model = (model.double() if model.dtype == torch.float64 else model.float()).eval()
         self._device, dtype, specs = torch.device(device), getattr(torch, publish_dtype), specs_of(model, publish_dtype)
         half = hold_in(param_dtype, compute_dtype, publish_dtype, self.model, device, lora is not None)
-        if ranks == 1:  # FSDP moves layers when it divides them
-            self.model.to(self._device)
         use_packed_attention(self.model)
         self._adapters = None if lora is None else Adapters(self.model, seed, dtype, half, **lora)
         half = None if self._adapters else half  # adapters stay float32
+        if ranks == 1:  # FSDP moves layers when it divides them
+            self.model.to(self._device)
         apart = self.objective.needs_reference and lora is None
         self._reference = frozen(self.model, dtype) if apart else self.model
         self._replay = RouterReplay(self.model) if router_replay else None
