@@ -32,7 +32,8 @@ class Stage(StrEnum):
 
 
 LEASED = (Stage.RUNNING, Stage.REDUNDANT, Stage.RECALLED)
-UNFINISHED = (*LEASED, Stage.QUEUED)
+UNFINISHED = dict.fromkeys((*LEASED, Stage.QUEUED))
+"""A set in order."""
 
 
 @dataclass(frozen=True)
