@@ -57,7 +57,8 @@ async def multi_turn(
                 break
             talk += [{"role": "assistant", "content": said}, {"role": "user", "content": outcome.observation}]
             stretch = replace(limits, offset=limits.offset + (turn + 1) * limits.max_tokens)
-            if turn + 1 == max_turns or not _show(transcript, prompt.codec, talk, stretch, action.finish == "stop"):
+            closed = action.finish == "stop" and int(action.tokens[-1])
+            if turn + 1 == max_turns or not _show(transcript, prompt.codec, talk, stretch, closed):
                 break
     finally:
         await scene.close()
@@ -82,7 +83,7 @@ def _opening(prompt: Prompt, shown: str) -> tuple[list[dict[str, str]], np.ndarr
     return talk, prompt.codec.opening(talk)
 
 
-def _show(transcript: Transcript, codec: Codec, talk: list[dict[str, str]], stretch: Limits, closed: bool) -> bool:
+def _show(transcript: Transcript, codec: Codec, talk: list[dict[str, str]], stretch: Limits, closed: int) -> bool:
     """Show the model the last message of a conversation; False where no room is left for an answer. `stretch`: the
     limits, from a place in the sample's random numbers that no other turn uses."""
     said, shown = talk[-2:]

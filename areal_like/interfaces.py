@@ -95,9 +95,9 @@ class Codec(Protocol):
         """The text of tokens, without those that only end a turn."""
         ...
 
-    def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
+    def reply(self, text: str, *, closed: bool | int = True) -> np.ndarray:
         """The tokens that show `text` to the model after a turn of its own, up to where it goes on: int32 [n].
-        `closed`: the turn had ended with a stop token."""
+        `closed`: the stop token that had ended the turn (True: any); False: it had ended without one."""
         ...
 
     def opening(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> np.ndarray:
@@ -106,7 +106,7 @@ class Codec(Protocol):
         ...
 
     def continuation(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = (), *, closed: bool = True
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = (), *, closed: bool | int = True
     ) -> np.ndarray:
         """As `reply`, for any messages. Raises ValueError."""
         ...

@@ -116,8 +116,8 @@ class Conversation:
             transcript = before.transcript.branch(self._next_stretch())
             transcript.forked(self._codec.opening(chat.messages, chat.tools), transcript.whole)
             return transcript
-        closed = int(before.completion.tokens[-1]) in self._limits.stop
-        shown = self._codec.continuation(new, chat.tools, closed=closed)
+        last = int(before.completion.tokens[-1])
+        shown = self._codec.continuation(new, chat.tools, closed=last if last in self._limits.stop else False)
         if len(shown) < before.transcript.room:
             before.followers += 1
         limits = before.transcript.whole if before.followers <= 1 else self._next_stretch()

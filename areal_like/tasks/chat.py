@@ -1,35 +1,28 @@
 """Text for models with a tokenizer, as it stands or in its chat template. The model's own tokens are never encoded
-again: a reply is only the tokens behind them, found by rendering a conversation up to the new message."""
+again: a reply is only the tokens behind them, found by rendering a conversation up to the new message. Control tokens
+in the text of others (users, tools) are text: they open and end no turn."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
-_THOUGHT, _SAID = "What the model thought.", "What the model said."
-_THINKS = "</think>"
-"""Ends the thinking in an answer."""
 Messages = Sequence[Mapping[str, object]]
-
-
-class Tokenizer(Protocol):
-    """The used part of one of transformers."""
-
-    chat_template: str | None
-    eos_token: str | None
-    eos_token_id: int | None
-    pad_token_id: int | None
-
-    def __len__(self) -> int: ...
-    def get_vocab(self) -> dict[str, int]: ...
-    def save_pretrained(self, folder: str) -> object: ...
-    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]: ...
-    def decode(self, tokens: list[int], /, *, skip_special_tokens: bool = False) -> str: ...
-    def apply_chat_template(self, talk: list[Mapping[str, object]], /, *, tokenize: bool, **more: object) -> str: ...
+Tokenizer = Any
+"""One of transformers."""
+_SAID = "What the model said."
+_ASKED = {"role": "user", "content": "?"}
+_TALK: Messages = [_ASKED, {"role": "assistant", "content": _SAID}]
+_SPLIT = "\ufdd0"
+"""Stands within control tokens in the text of others, so that they are encoded as two texts; Unicode assigns it no
+character."""
 
 
 def whole(text: str) -> str:
@@ -39,26 +32,32 @@ def whole(text: str) -> str:
 
 
 def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokenizer's EOS, and those that `generation_config.json` of its folder adds; may be none."""
+    """The tokenizer's EOS, those that `generation_config.json` of its folder adds, and the one that its chat template
+    writes behind an answer; may be none."""
     file = folder / "generation_config.json"
     more = json.loads(file.read_text()).get("eos_token_id", []) if file.is_file() else []
-    stops = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+    turn_end = TokenizerCodec(tokenizer, bool(tokenizer.chat_template)).turn_end
+    stops = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more]), turn_end]
     return tuple(dict.fromkeys(stop for stop in stops if stop is not None))
 
 
 class TokenizerCodec:
-    """`tokenizer` is one of transformers; with `chat` a reply is a message of the user's."""
+    """`tokenizer` is one of transformers; with `chat` a reply is a message of the user's. `stops`: the tokens that end
+    an answer, beside the tokenizer's EOS."""
 
-    def __init__(self, tokenizer: Tokenizer, chat: bool):
+    def __init__(self, tokenizer: Tokenizer, chat: bool, stops: Sequence[int] = ()):
         self._tokenizer, self._chat = tokenizer, chat
+        self._stops = {*stops, tokenizer.eos_token_id} - {None}
 
     def encode(self, text: str) -> np.ndarray:
         return np.array(self._tokenizer.encode(whole(text), add_special_tokens=False), np.int32)
 
     def decode(self, tokens: np.ndarray) -> str:
-        return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
+        """Of special tokens only stop and pad tokens are left out: marks of thinking and of tool calls may be some."""
+        silent = {*self._stops, self._tokenizer.pad_token_id}
+        return str(self._tokenizer.decode([token for token in np.asarray(tokens).tolist() if token not in silent]))
 
-    def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
+    def reply(self, text: str, *, closed: bool | int = True) -> np.ndarray:
         """Raises ValueError for a chat template that leaves earlier turns out."""
         return self.continuation([{"role": "user", "content": text}], closed=closed)
 
@@ -66,42 +65,77 @@ class TokenizerCodec:
         """Raises ValueError for messages that the chat template does not take, or tools without a template."""
         if not self._chat:
             return np.array(self._tokenizer.encode(whole(_as_they_stand(messages, tools))), np.int32)
-        return self.encode(self._render(messages, tools, add_generation_prompt=True))
+        return self._tokens(self._render(messages, tools, add_generation_prompt=True))
 
-    def continuation(self, messages: Messages, tools: Sequence[object] = (), *, closed: bool = True) -> np.ndarray:
+    def continuation(
+        self, messages: Messages, tools: Sequence[object] = (), *, closed: bool | int = True
+    ) -> np.ndarray:
         """Raises ValueError as `reply` and `opening`."""
         if not self._chat:
             return self.encode(_as_they_stand(messages, tools))
-        _, said, rest = self._render([*_talk(_SAID), *messages], tools, add_generation_prompt=True).rpartition(_SAID)
+        _, said, rest = self._render([*_TALK, *messages], tools, add_generation_prompt=True).partition(_SAID)
         if not said:
             raise ValueError("the chat template leaves out earlier turns: they can't be continued")
-        return self.encode(rest.removeprefix(self._tokenizer.eos_token or "") if closed else rest)
+        bare, ends = self._tokens(rest.lstrip()), self._stops if closed is True else {closed, self.turn_end}
+        return bare[1:] if closed is not False and set(bare[:1].tolist()) & ends else self._tokens(rest)
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The token that the chat template writes behind the last answer; None where that is no token of its own."""
+        with suppress(ValueError):
+            behind = self._render(_TALK).partition(_SAID)[2] if self._chat else ""
+            first = self.encode(behind.strip())[:1].tolist()
+            return first[0] if first and first[0] in self._tokenizer.added_tokens_decoder else None
+        return None
+
+    @cached_property
+    def stray_marks(self) -> str:
+        """Marks, but those of empty thinking, that the chat template writes before an answer, and not in its generation
+        prompt: the model writes them itself, so its answer is no message yet, and no turn can follow."""
+        if not self._chat:
+            return ""
+        begun = self._render([_ASKED], add_generation_prompt=True).rstrip()
+        earlier = self._render([*_TALK, _ASKED]).partition(_SAID)[0]
+        return re.sub(r"\s|</?think>", "", earlier.removeprefix(begun)) if earlier.startswith(begun) else ""
 
     def rewrites(self, said: str, messages: Messages, tools: Sequence[object] = ()) -> bool:
         """Templates of reasoning models drop the reasoning of earlier turns, some of them only when a user speaks."""
         if not self._chat:
             return False
-        answer = f"<think>\n{_THOUGHT}\n{_THINKS}\n\n{_SAID}" if _THINKS in said else _SAID
-        talk = _talk(answer)
-        begun = self._render(talk[:-1], tools, add_generation_prompt=True)
-        if _THINKS in said and begun.rstrip().endswith("<think>"):  # the template opens it
-            answer = answer.removeprefix("<think>")
-        after = self._render([*talk, *messages], tools, add_generation_prompt=True)
-        after, before = ("".join(text.split()) for text in (after, begun + answer))  # templates differ in white space
+        begun = self._render([_ASKED], tools, add_generation_prompt=True)
+        talk = [_ASKED, {"role": "assistant", "content": said}, *messages]
+        after = self._render(talk, tools, add_generation_prompt=True)
+        after, before = ("".join(text.split()) for text in (after, begun + said))  # templates differ in white space
         return not after.startswith(before)
+
+    @cached_property
+    def _controls(self) -> re.Pattern[str]:
+        """Matches tokens that text of others must not become: special ones, and those of a plain conversation. Others,
+        such as those around a tool's result, are the text that they stand for."""
+        talk = ""
+        with suppress(Exception):  # a template may refuse anything
+            talk = self._tokenizer.apply_chat_template(_TALK, tokenize=False, add_generation_prompt=True)
+        added = self._tokenizer.added_tokens_decoder.values()
+        found = {str(each) for each in added if each.special or str(each) in talk}
+        return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))) or _SPLIT)
+
+    def _harmless(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        content = message.get("content")
+        if message["role"] == "assistant" or not isinstance(content, str):
+            return message
+        return {**message, "content": self._controls.sub(lambda it: it[0][0] + _SPLIT + it[0][1:], content)}
+
+    def _tokens(self, rendered: str) -> np.ndarray:
+        return np.concatenate([self.encode(text) for text in rendered.split(_SPLIT)])
 
     def _render(self, messages: Messages, tools: Sequence[object] = (), **more: object) -> str:
         from jinja2 import TemplateError
 
-        given = {"tools": list(tools)} if tools else {}
+        given, talk = {"tools": list(tools)} if tools else {}, [self._harmless(message) for message in messages]
         try:
-            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, **given, **more)
+            return str(self._tokenizer.apply_chat_template(talk, tokenize=False, **given, **more))
         except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template does not take these messages: {error}") from None
-
-
-def _talk(answer: str) -> list[Mapping[str, object]]:
-    return [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
 
 
 def _as_they_stand(messages: Messages, tools: Sequence[object]) -> str:

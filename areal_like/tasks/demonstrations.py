@@ -9,7 +9,7 @@ rollout, so reinforcement learning can go on where imitation ends.
 
 import json
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -47,17 +47,22 @@ class Demonstrations(FileTask):
         source, name = self._rows.row(split, row)
         turns: list[dict[str, str]] = json.loads(source.answer)
         prompt = self._prompt(name, self._messages(source.prompt), None)
+        if marks := self._codec.stray_marks:
+            raise ValueError(f"task.tokenizer: its chat template writes {marks!r} before an answer: take another one")
         parts: list[np.ndarray] = []
         trained: list[bool] = []
         for number, turn in enumerate(turns):
-            if turn["role"] == ASSISTANT:
-                said = np.append(self._codec.encode(turn["content"]), self.stop_tokens[:1]).astype(np.int32)
-                parts.append(said)
-                trained += [not _is_only_read(turn)] * len(said)
-            elif turns[number - 1]["role"] == ASSISTANT:  # all messages between two turns at once
-                behind = [each["role"] for each in turns[number:]].index(ASSISTANT)
-                parts.append(self._codec.continuation(turns[number : number + behind]))
-                trained += [False] * len(parts[-1])
+            if turn["role"] != ASSISTANT:
+                continue
+            behind = list(takewhile(lambda each: each["role"] != ASSISTANT, turns[number + 1 :]))
+            end, shown = self._codec.turn_end, np.zeros(0, np.int32)
+            end = self.stop_tokens[0] if end is None else end
+            if behind:
+                whole, shown = (self._codec.continuation(behind, closed=closed) for closed in (False, True))
+                end = int(whole[-1 - len(shown)]) if len(shown) < len(whole) else end
+            said = np.append(self._codec.encode(turn["content"]), end).astype(np.int32)
+            parts += [said, shown]
+            trained += [not _is_only_read(turn)] * len(said) + [False] * len(shown)
         tokens = np.concatenate(parts)
         if len(tokens) > self._max_tokens:
             allowed = f"task.max_tokens allows {self._max_tokens}: raise it, or take the row out"

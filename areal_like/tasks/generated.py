@@ -164,7 +164,7 @@ class CharacterCodec:
     def decode(self, tokens: np.ndarray) -> str:
         return "".join(self._characters[token] for token in tokens.tolist() if token < len(self._characters))
 
-    def reply(self, text: str, *, closed: bool = True) -> np.ndarray:
+    def reply(self, text: str, *, closed: bool | int = True) -> np.ndarray:
         return self.encode(text)
 
     def opening(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = ()) -> np.ndarray:
@@ -174,7 +174,7 @@ class CharacterCodec:
         return self.encode("".join(str(message["content"]) for message in messages))
 
     def continuation(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = (), *, closed: bool = True
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[object] = (), *, closed: bool | int = True
     ) -> np.ndarray:
         return self.opening(messages, tools)
 

@@ -142,7 +142,11 @@ def are_messages(prompt: object) -> TypeGuard[list[dict[str, str]]]:
 
 
 def checked_prompt(place: str, key: str, prompt: object, chat: bool) -> str | list[dict[str, str]]:
-    """Raises ValueError for a prompt that is neither a text nor, in a chat template, messages."""
+    """Raises ValueError for a prompt that is neither a text nor, in a chat template, messages of which the last one is
+    not the assistant's."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant":
+        hint = "an answer is a turn of its own: take the message out"
+        raise ValueError(f"{place}: {key!r} ends with a message of the assistant, expected another role; {hint}")
     if isinstance(prompt, str) or (chat and are_messages(prompt)):
         return prompt
     wanted = "a text or a list of messages {role, content}" if chat else "a text"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +20,8 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+FILES = ("*token*", "*vocab*", "merges.txt", "chat_template*", "*.jinja", "*.model", "*.tiktoken", "*.py")
+"""Of a tokenizer, in the folder of its model."""
 Turns = tuple[dict[str, str], ...]
 
 
@@ -25,14 +30,14 @@ def load_tokenizer(folder: str, knob: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        found: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a parser of damaged files may raise anything
         raise ValueError(f"{knob}: the tokenizer in {folder!r} can't be loaded: {error}") from error
-    return found
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A tokenizer of single bytes: ids 0–255, <eos> 256, <pad> 257; `TEMPLATE` is its chat template."""
+    """A tokenizer of single bytes: ids 0–255, <eos> 256, <pad> 257; `TEMPLATE` is its chat template. Its unknown token,
+    which no text has, is named: classes that transformers chooses by the model would add one."""
     import tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -41,7 +46,8 @@ def byte_tokenizer() -> Tokenizer:
     inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = tokenizers.decoders.ByteLevel()
-    found: Tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+    names = {"eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<pad>"}
+    found = PreTrainedTokenizerFast(tokenizer_object=inner, **names)
     found.chat_template = TEMPLATE
     return found
 
@@ -84,7 +90,7 @@ class TextTask:
     @property
     def vocabulary(self) -> dict[str, int]:
         """Token → id."""
-        return self._tokenizer.get_vocab()
+        return dict(self._tokenizer.get_vocab())
 
     @property
     def pad_token(self) -> int:
@@ -93,7 +99,7 @@ class TextTask:
 
     @cached_property
     def stop_tokens(self) -> tuple[int, ...]:
-        """The tokenizer's EOS, and those that `generation_config.json` adds where the folder holds one."""
+        """As `areal_like.tasks.chat.stop_tokens`. Raises ValueError where there is none."""
         found = stop_tokens(Path(self._folder), self._tokenizer)
         if not found:
             hint = "set eos_token in its tokenizer_config.json, or eos_token_id in its generation_config.json"
@@ -101,8 +107,18 @@ class TextTask:
         return found
 
     def save_tokenizer(self, folder: str) -> None:
-        """Write the tokenizer next to a trained model, so that the folder can be loaded as a whole."""
-        self._tokenizer.save_pretrained(folder)
+        """Write the tokenizer next to a trained model, so that the folder can be loaded as a whole, by other versions
+        of transformers too: the source's files as they are, and the class's name that all versions have."""
+        if self._folder == BYTES:
+            self._tokenizer.save_pretrained(folder)
+        for source in () if self._folder == BYTES else Path(self._folder).iterdir():
+            if source.is_file() and any(fnmatch(source.name, each) for each in FILES):
+                shutil.copyfile(source, Path(folder) / source.name)
+        file = Path(folder) / "tokenizer_config.json"
+        config = json.loads(file.read_text())
+        if config.get("tokenizer_class") == "TokenizersBackend":  # of transformers 5, which has the older names as well
+            special = {"additional_special_tokens": config.pop("extra_special_tokens", [])}
+            file.write_text(json.dumps(config | special | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2))
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -116,7 +132,7 @@ class TextTask:
 
     @cached_property
     def _codec(self) -> TokenizerCodec:
-        return TokenizerCodec(self._tokenizer, self._chat)
+        return TokenizerCodec(self._tokenizer, self._chat, self.stop_tokens)
 
     def _text(self, tokens: np.ndarray) -> str:
         """The text of a response."""

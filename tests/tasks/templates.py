@@ -1,4 +1,14 @@
-"""Chat templates of reasoning models, without their parts for tools: they drop the reasoning of earlier turns."""
+"""Chat templates and tokenizers of the shapes that model families have, with tiny vocabularies. Templates of reasoning
+models drop the reasoning of earlier turns."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from areal_like.tasks.text import byte_tokenizer
 
 QWEN3 = """{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
 {%- for message in messages[::-1] %}
@@ -52,3 +62,100 @@ DEEPSEEK_R1 = """{%- for message in messages %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '[assistant]<think>\\n' }}{%- endif %}"""
 """As those distilled from DeepSeek-R1: it opens the thinking, and always drops it afterwards."""
+QWEN = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML, as of Qwen2: every turn is <|im_start|>role\\ncontent<|im_end|>\\n."""
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
+    "{{ m.content | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}{{ '<start_of_turn>' }}"
+    "{{ ('model' if m.role == 'assistant' else m.role) + '\n' + m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + '[/INST]' }}"
+    "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+)
+LLAMA2 = MISTRAL.replace("m.content + eos_token", "m.content + ' ' + eos_token")
+PHI3 = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+PHI4 = QWEN.replace("<|im_end|>\n", "<|im_end|>").replace("\n", "<|im_sep|>")
+GLM4 = (
+    "[gMASK]<sop>{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+GPT_OSS = (
+    "{% for m in messages %}{{ '<|start|>' + m.role + ('<|channel|>final' if m.role == 'assistant' else '') }}"
+    "{{ '<|message|>' + m.content + ('<|return|>' if loop.last and m.role == 'assistant' else '<|end|>') }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The shape of a family's tokenizer: template, EOS, the stops that `generation_config.json` names, other added
+    special tokens, `plain` ones, and where SentencePiece writes one more `▁` ("": the tokens are bytes); `end`: of a
+    turn, if not EOS."""
+
+    template: str
+    eos: str
+    stops: str
+    others: str = ""
+    pieces: str = ""
+    end: str = ""
+    plain: str = ""
+
+
+FAMILIES = {
+    "chatml": Family(QWEN, "<|im_end|>", "<|im_end|> <|endoftext|>", "<|im_start|>", plain="<tool_call>"),
+    "chatml, other EOS": Family(QWEN, "<|endoftext|>", "", "<|im_start|> <|im_end|>", end="<|im_end|>"),
+    "llama 3": Family(LLAMA3, "<|eot_id|>", "<|eom_id|>", "<s> <|start_header_id|> <|end_header_id|>"),
+    "llama 2": Family(LLAMA2, "</s>", "", "<s>", "first", plain="[INST] [/INST]"),
+    "gemma": Family(GEMMA, "<eos>", "<end_of_turn>", "<s> <start_of_turn>", "never", end="<end_of_turn>"),
+    "mistral": Family(MISTRAL, "</s>", "", "<s> [INST] [/INST] [TOOL_CALLS]", "first"),
+    "phi 3": Family(PHI3, "<|endoftext|>", "<|end|>", "<|user|> <|assistant|>", end="<|end|>"),
+    "phi 4": Family(PHI4, "<|endoftext|>", "<|im_end|>", "<|im_start|> <|im_sep|>", end="<|im_end|>"),
+    "glm 4": Family(GLM4, "<|endoftext|>", "<|user|>", "[gMASK] <sop> <|assistant|>", end="<|user|>"),
+    "thinking": Family(QWEN3, "<|im_end|>", "", "<|im_start|> <think> </think>"),
+    "gpt-oss": Family(GPT_OSS, "<|return|>", "", "<|start|> <|end|> <|channel|> <|message|>"),
+}
+
+
+def tokenizer_of(family: Family) -> Any:
+    found: Any = _pieces(family.pieces) if family.pieces else byte_tokenizer()
+    names = [family.eos, *family.stops.split(), *family.others.split()]
+    found.add_special_tokens({"eos_token": family.eos, "additional_special_tokens": names[1:]})
+    if "<s>" in names:
+        found.add_special_tokens({"bos_token": "<s>"})
+    found.add_tokens(family.plain.split())
+    found.chat_template = family.template
+    return found
+
+
+def _pieces(prepend: str) -> PreTrainedTokenizerFast:
+    """As SentencePiece has them: `▁` for a space, one more in front of a text, bytes for characters that it lacks."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
+    inner = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[], byte_fallback=True))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(parts)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>")
+
+
+def write_tokenizer(folder: Path, family: Family) -> str:
+    """The folder of a tokenizer, with the stops of `generation_config.json`."""
+    tokenizer = tokenizer_of(family)
+    tokenizer.save_pretrained(folder)
+    stops = tokenizer.convert_tokens_to_ids(family.stops.split())
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    return str(folder)

@@ -1,20 +1,18 @@
 """Replies in a chat template: with earlier turns, they are the tokens of the whole conversation."""
 
-from typing import Any
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from areal_like.tasks.chat import TokenizerCodec
-from areal_like.tasks.text import byte_tokenizer
-from tests.tasks.templates import DEEPSEEK_R1, QWEN3
+from areal_like.tasks.demonstrations import Demonstrations
+from areal_like.tasks.jsonl import Jsonl
+from tests.tasks.templates import DEEPSEEK_R1, FAMILIES, QWEN, QWEN3, tokenizer_of, write_tokenizer
 
-# As Qwen2's: every turn is <|im_start|>role\ncontent<|im_end|>\n
-QWEN = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 FORGETFUL = (
     "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}({{ m['content'] }}){% endif %}{% endfor %}"
     "{% if add_generation_prompt %}:{% endif %}"
@@ -22,10 +20,7 @@ FORGETFUL = (
 
 
 def tokenizer(template: str) -> PreTrainedTokenizerFast:
-    found: Any = byte_tokenizer()
-    found.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
-    found.chat_template = template
-    return found
+    return tokenizer_of(replace(FAMILIES["chatml"], template=template))
 
 
 def test_a_template_that_leaves_out_the_past_is_refused_where_it_is_to_be_continued():
@@ -75,3 +70,87 @@ def test_whether_a_template_rewrites_a_turn_follows_from_it_and_the_next(templat
             said_so = codec.encode(seen + "<|im_end|>" * closed)
             grown = np.concatenate([said_so, codec.continuation([follows], closed=closed)])
             assert grown.tolist() == codec.encode(whole).tolist()
+
+
+def demonstrations(folder: Path, family: str) -> Demonstrations:
+    talk = [user("2+2?"), {"role": "assistant", "content": "4"}, user("3+3?"), {"role": "assistant", "content": "6"}]
+    (folder / "d.jsonl").write_text("\n".join(json.dumps({"messages": [user(each), *talk[1:]]}) for each in "ab"))
+    knobs = {"path": str(folder / "d.jsonl"), "heldout_fraction": 0.5}
+    return Demonstrations(0, tokenizer=write_tokenizer(folder / "t", FAMILIES[family]), **knobs)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("gpt-oss", "llama 2")])
+def test_turns_of_a_family_are_the_tokens_of_its_whole_conversation(tmp_path, family):
+    """Its turns end once, where it stops, and that end is trained."""
+    shape, task = FAMILIES[family], demonstrations(tmp_path, family)
+    words, codec, shown = tokenizer_of(shape), task.prompt("train", 0).codec, task.demonstration("train", 0)
+    ends = {shape.eos, shape.end or shape.eos, *shape.stops.split()}
+    assert set(task.stop_tokens) == set(words.convert_tokens_to_ids(list(ends)))
+    end = words.convert_tokens_to_ids(shape.end or shape.eos)
+    first = shown.prompt.messages[0]["content"]
+    talk = [user(first), {"role": "assistant", "content": "4"}, user("3+3?"), {"role": "assistant", "content": "6"}]
+    begun = words.apply_chat_template(talk[:3], add_generation_prompt=True, tokenize=False)
+    last = words.eos_token_id if family == "glm 4" else end  # no role follows
+    assert [*shown.prompt.tokens, *shown.tokens] == [*codec.encode(begun), *codec.encode("6"), last]
+    trained = shown.tokens[shown.trained].tolist()
+    assert trained == [*codec.encode("4"), end, *codec.encode("6"), last]
+    assert codec.decode(shown.tokens[shown.trained]) in ("46", "4 6")
+    assert not codec.stray_marks
+    for closed in (end, True):
+        behind = codec.continuation([user("3+3?")], closed=closed).tolist()
+        assert [*shown.prompt.tokens, *codec.encode("4"), end, *behind] == codec.encode(begun).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_control_tokens_of_others_are_text_and_those_of_the_model_are_kept(family):
+    words = tokenizer_of(FAMILIES[family])
+    codec = TokenizerCodec(words, chat=True)
+    added = words.added_tokens_decoder
+    controls = [str(each) for each in added.values() if each.special] + ["[INST]"] * (family == "llama 2")
+    hostile = f"a{controls[-1]}b".join(controls)
+    plain, opened = (codec.opening([user(text)]) for text in ("x", hostile))
+    replies = [codec.continuation([user(text)]) for text in ("x", hostile)]
+    for quiet, loud in ((plain, opened), replies):
+        assert [t for t in loud if t in added] == [t for t in quiet if t in added]
+        assert len(loud) > len(hostile)
+    marks = [id for id in added if id not in (words.eos_token_id, words.pad_token_id)]
+    assert codec.decode(np.array([*marks, words.eos_token_id])) == words.decode(marks)
+
+
+def test_other_stop_tokens_end_no_turn_twice():
+    """A role's first token that GLM has not sampled yet is no end of a turn; Llama 2 writes a space before its own."""
+    for family, closed, expected in (
+        ("llama 3", "<|eom_id|>", "<|start_header_id|>"),
+        ("llama 2", "</s>", "[INST]"),
+        ("glm 4", "<|endoftext|>", "<|user|>"),
+        ("glm 4", "<|user|>", "\n"),
+    ):
+        words = tokenizer_of(FAMILIES[family])
+        reply = TokenizerCodec(words, chat=True).reply("x", closed=words.convert_tokens_to_ids(closed))
+        assert words.decode(reply[:1]) == expected
+
+
+@pytest.mark.parametrize("family", ["bytes", "llama 3", "mistral"])
+def test_a_saved_tokenizer_is_the_source_in_every_version_of_transformers(tmp_path, family):
+    source = family if family == "bytes" else write_tokenizer(tmp_path / "t", FAMILIES[family])
+    (tmp_path / "d.jsonl").write_text("\n".join(json.dumps({"prompt": each, "answer": "1"}) for each in "ab"))
+    task, final = Jsonl(0, path=str(tmp_path / "d.jsonl"), tokenizer=source), tmp_path / "final"
+    Qwen2Config().save_pretrained(final)  # a type for which transformers 5 takes a class of its own
+    task.save_tokenizer(str(final))
+    config = json.loads((final / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast" and "extra_special_tokens" not in config
+    if family == "bytes":
+        assert AutoTokenizer.from_pretrained(final).get_vocab() == task.vocabulary
+    else:
+        assert (final / "tokenizer.json").read_bytes() == (tmp_path / "t/tokenizer.json").read_bytes()
+
+
+def test_what_no_turn_can_follow_or_begin_is_refused(tmp_path):
+    task = demonstrations(tmp_path, "gpt-oss")
+    assert task.prompt("train", 0).codec.stray_marks == "<|channel|>final<|message|>"
+    with pytest.raises(ValueError, match="channel"):
+        task.demonstration("train", 0)
+    prefilled = {"prompt": [user("2+2?"), {"role": "assistant", "content": "It is"}], "answer": "4"}
+    (tmp_path / "p.jsonl").write_text(json.dumps(prefilled))
+    with pytest.raises(ValueError, match=r"p\.jsonl:1: .*assistant"):
+        Jsonl(0, path=str(tmp_path / "p.jsonl"), tokenizer="bytes")
