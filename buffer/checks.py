@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import add
 
 import numpy as np
 
@@ -53,9 +54,9 @@ class AnswerLimits:
         """Raises WireError for a prompt or an answer that is longer than its limit, or prompts that differ."""
         rows = np.frombuffer(head.rows, ROW)
         prompts, responses = rows["prompt"].tolist(), rows["response"].tolist()
-        longest = max(responses)
+        longest, whole = max(responses), max(map(add, prompts, responses))
         allowed, room = self.of(row, longest), positions or math.inf
-        if longest > allowed or max(prompts) + longest > room:
+        if longest > allowed or whole > room:
             for sample in decode_group(head, payload).samples:
                 contexts = 1 + len(sample.forks)
                 if sample.response_length > contexts * allowed or len(sample.tokens) > contexts * room:
@@ -63,9 +64,9 @@ class AnswerLimits:
                     raise WireError(f"group {head.id}: {lengths}, where {allowed:g} in {room:g} positions fit")
         if self.one_prompt:
             view, start = memoryview(payload), 0
-            first = view[: 4 * prompts[0]].tobytes()
+            first = bytes(view[: 4 * prompts[0]])
             for prompt, response in zip(prompts, responses, strict=True):
-                if view[start : start + 4 * prompt].tobytes() != first:  # two views are compared 20 times as slowly
+                if bytes(view[start : start + 4 * prompt]) != first:  # views are compared byte by byte, 20 times slower
                     raise WireError(f"group {head.id}: its samples have several prompts")
                 start += 4 * (prompt + response)
 

@@ -32,6 +32,7 @@ NAME = "packed_causal"
 PLAIN_UP_TO = 1 << 15
 """Up to this many queries × keys, attention in half precision on a CPU is faster without torch's fused kernel, whose
 backward pass is slow there. Scores also keep all their digits."""
+UNKNOWN = ("softcap", "s_aux")
 LONG_MASK = 1024
 """With more queries, the backward pass makes a block's mask again: it has one number per query and key, in each layer.
 """
@@ -50,10 +51,10 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, H, S, D], key and value [1, K, S, D] → [1, S, H, D].
 
-    Raises ValueError for a mask of the caller's, dropout, soft-capped scores.
+    Raises ValueError for a mask of the caller's, dropout, soft-capped scores, sinks.
     """
-    if attention_mask is not None or kwargs.get("dropout") or kwargs.get("softcap") is not None:
-        raise ValueError("packed attention knows no attention mask, no dropout and no softcap")
+    if attention_mask is not None or kwargs.get("dropout") or any(kwargs.get(key) is not None for key in UNKNOWN):
+        raise ValueError("packed attention knows no attention mask, no dropout, no softcap and no sinks")
     inputs, window = (query[0], key[0], value[0]), kwargs.get("sliding_window")
     half = _half(query, value)
     if varlen.takes(query.device, query.shape[-1], half):

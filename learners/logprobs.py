@@ -11,10 +11,9 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from areal_like.models.model_folder import CHANGES_LOGITS
 from learners.packing import MicroBatch
 
-CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Keys of models that change logits behind their head."""
 CACHED = 1 << 22
 """Number of logits that a CPU's cache holds between several reads."""
 

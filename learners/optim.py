@@ -2,10 +2,10 @@
 
 Invariant: model parameters == round(master) to the published dtype, bit for bit, from construction on and after every
 step. Gradients are taken at the rounded values, but steps change the masters, so small steps add up. Parameters and
-gradients are views of one flat buffer each. With `hold_in`, the parameters themselves have half precision; each
-gradient is then added to the flat buffer as soon as it is complete, and freed, so micro-batches add up in float32. With
-several ranks each holds masters and gradients of its part of every parameter (`learners.sharding`), and copies to and
-from the parts that FSDP owns.
+gradients are views of one flat buffer each. For a model in float64, masters and gradients are float64. With `hold_in`,
+the parameters themselves have half precision; each gradient is then added to the flat buffer as soon as it is complete,
+and freed, so micro-batches add up in float32. With several ranks each holds masters and gradients of its part of every
+parameter (`learners.sharding`), and copies to and from the parts that FSDP owns.
 """
 
 import math

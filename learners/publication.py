@@ -5,8 +5,9 @@ The learner waits only while it casts its weights into a spare buffer, or while 
 thread takes each block as soon as it is cast. Two buffers take turns: the newest version is the base of the next one,
 and becomes its spare. With `overlap: false` the learner waits until the end.
 
-Each rank of a learner does this with its own part of the weights alone. When all parts of a version can be fetched,
-the ranks exchange their lanes, which add up to the digest of the whole, and the first rank announces it.
+Each rank of a learner does this with its own part of the weights, and serves it. When all parts of a version can be
+fetched, the ranks exchange their parts' lanes, which add up to the digest of the whole, and the first rank announces
+it. No process ever holds more of the weights than its part.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ TakeSnapshot = Callable[..., State]
 
 
 class PartReport(msgspec.Struct):
-    """A part that can be fetched at `endpoint`: lanes, bytes sent so far, and of a delta numbers that add up over
-    parts. `error` is the reason why it cannot be fetched."""
+    """A part that can be fetched at `endpoint`: the lanes of its bits, the bytes that its server has sent so far, and,
+    if it is a delta, numbers that add up over parts. `error` is the reason why it cannot be fetched."""
 
     endpoint: str = ""
     lanes: list[int] = []

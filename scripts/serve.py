@@ -34,7 +34,8 @@ def codec_of(given: Path, model: Path) -> tuple[Codec, tuple[int, ...]]:
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
-        return TokenizerCodec(tokenizer, chat=bool(tokenizer.chat_template)), stop_tokens(model, tokenizer)
+        stops = stop_tokens(model, tokenizer)
+        return TokenizerCodec(tokenizer, bool(tokenizer.chat_template), stops), stops
     run = run_of(given)
     task = build("task", run.task, run.run.seed) if run else None
     codec = task.prompt("heldout", 0).codec if task else None
@@ -47,12 +48,13 @@ async def serve(args: argparse.Namespace, model: Any, codec: Codec, stop: tuple[
     """Until a signal ends it. Raises OSError if the port is taken."""
     from actors.agents.checkpoint import CheckpointServer
     from actors.engines.torch_engine import TorchEngine
+    from areal_like.models.model_folder import bounds
 
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     engine = TorchEngine(model, slots=args.slots)
-    positions, name = model.config.max_position_embeddings, args.model.resolve().name
+    positions, name = min(bounds(model.config, embedded=True).values()), args.model.resolve().name
     checkpoint = CheckpointServer(engine, codec, stop, positions, name, seed=args.seed, longest=args.max_tokens)
     try:
         async with checkpoint.served(args.port) as url:

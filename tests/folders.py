@@ -5,13 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+import transformers as hf
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from areal_like.tasks.text import byte_tokenizer
 
@@ -28,6 +23,10 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 256,
     "pad_token_id": 257,
 }
+LONG: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+FEW: dict[str, Any] = {
+    name: SHAPE[name] for name in ("initializer_range", *(f"{e}_token_id" for e in ("bos", "eos", "pad")))
+}
 CONFIGS = {
     "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),  # biases of query, key and value
     "qwen2 untied": Qwen2Config(**SHAPE, tie_word_embeddings=False),
@@ -35,7 +34,30 @@ CONFIGS = {
     "llama tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),  # norms of queries and keys
     "qwen3 untied": Qwen3Config(**{**SHAPE, "num_key_value_heads": 1}, head_dim=16, tie_word_embeddings=False),
+    "qwen3 moe": hf.Qwen3MoeConfig(**SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8),
+    "mistral": hf.MistralConfig(**SHAPE, sliding_window=None),
+    "mistral with a window": hf.MistralConfig(**SHAPE, sliding_window=24),
+    "gemma": hf.GemmaConfig(**SHAPE, head_dim=8),
+    "gemma 3": hf.Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=24),
+    "phi 3": hf.Phi3Config(**SHAPE),
+    "phi 4 mini": hf.Phi3Config(**SHAPE, rope_parameters=LONG, original_max_position_embeddings=24),
+    "smollm 3": hf.SmolLM3Config(**SHAPE),
+    "glm 4": hf.Glm4Config(**SHAPE, head_dim=8),
+    "glm 4 moe": hf.Glm4MoeConfig(
+        **SHAPE, head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=8
+    ),
+    "gpt 2": hf.GPT2Config(**{**FEW, "vocab_size": 264, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
 }
+"""Architectures that engine and learner compute alike (`docs/compatibility.md`)."""
+REFUSED = {
+    "gemma 2": (hf.Gemma2Config(**SHAPE), "final_logit_softcapping"),
+    "granite": (hf.GraniteConfig(**SHAPE, logits_scaling=8.0), "logits_scaling"),
+    "gpt-oss": (hf.GptOssConfig(**SHAPE), "attention sinks"),
+    "qwen3-next": (hf.Qwen3NextConfig(**SHAPE), "linear_attention"),
+    "deepseek v3": (hf.DeepseekV3Config(**SHAPE), "kv_lora_rank"),
+    "stablelm": (hf.StableLmConfig(**SHAPE), "attention of its own"),
+}
+"""Others, and the cause."""
 
 
 def write_folder(folder: Path, kind: str, seed: int = 0) -> str:
@@ -45,6 +67,9 @@ def write_folder(folder: Path, kind: str, seed: int = 0) -> str:
     for parameter in model.parameters():  # biases and norms start at 0 and 1: a mix-up would not show
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn(parameter.shape)
+    for name, buffer in model.named_buffers():
+        if name in model.state_dict():
+            buffer.normal_()
     model.generation_config = GenerationConfig(
         eos_token_id=[256, 10], pad_token_id=257, do_sample=True, temperature=0.7
     )

@@ -47,10 +47,10 @@ def decoder_for(model: PreTrainedModel, cache: SlotCache) -> ModelDecoder | Fuse
 
 class ModelDecoder:
     """transformers' own forward. From here on the model attends through slot caches only. Raises ValueError for a model
-    whose layers do not all have full attention."""
+    whose layers do not all have full attention, within the window of sliding ones."""
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache):
-        others = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
+        others = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         if others:
             raise ValueError(f"the embedded engine runs full attention only; this model has {sorted(others)}")
         model.set_attn_implementation(ATTENTION)

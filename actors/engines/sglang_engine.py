@@ -146,7 +146,7 @@ class SglangEngine:
         (`check_prompt`) and RuntimeError (the server gives no tokens, closed engine)."""
         if self._closed:
             raise RuntimeError("the engine is closed")
-        check_prompt(tokens, limits.max_tokens, self._config)
+        check_prompt(tokens, limits.max_tokens, self._config, embedded=False)
         call = _Call(request)
         self._calls.add(call)
         call.work = asyncio.get_running_loop().create_task(self._finish(call, tokens, limits))

@@ -9,6 +9,7 @@ per layer. No value in the tensors is NaN (a masked position has weight 0, and 0
 """
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
@@ -299,8 +300,8 @@ def slot_attention(  # noqa: PLR0913 (transformers sets the signature)
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: [b, heads, t, dim] in, [b, t, heads, dim] out. Raises ValueError for attention
     that this cache does not compute."""
-    if sliding_window is not None or softcap is not None or s_aux is not None:
-        raise ValueError("the embedded engine runs full attention only: no sliding window, soft cap or sinks")
+    if softcap is not None or s_aux is not None or (sliding_window or math.inf) < key.shape[2]:
+        raise ValueError("the embedded engine runs full attention only: nothing beyond a window, no soft cap or sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return slot_cache.attend(module.layer_idx, query, key, value, scale).transpose(1, 2), None
 

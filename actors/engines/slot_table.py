@@ -11,22 +11,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from areal_like.models.experts import joined_experts
+from areal_like.models.model_folder import bounds
 from areal_like.types import Completion, Finish, Limits, Runs
 
 NO_TOKEN = -1
 
 
-def check_prompt(tokens: np.ndarray, longest: int, config: Any) -> None:
-    """Raises ValueError unless a model with this config can continue a prompt, int [P], by `longest` tokens."""
+def check_prompt(tokens: np.ndarray, longest: int, config: Any, embedded: bool = True) -> None:
+    """Raises ValueError unless a model with this config can continue a prompt, int [P], by `longest` tokens, in the
+    embedded engine or elsewhere."""
     if len(tokens) == 0 or longest < 1:
         raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
     if tokens.min() < 0 or tokens.max() >= config.vocab_size:
         raise ValueError(f"prompt has token ids outside 0..{config.vocab_size - 1}")
-    if len(tokens) + longest > config.max_position_embeddings:
-        raise ValueError(
-            f"{len(tokens)} prompt tokens + max_tokens {longest} exceed the model's "
-            f"{config.max_position_embeddings} positions"
-        )
+    for name, most in bounds(config, embedded).items():
+        if len(tokens) + longest > most:
+            total = f"{len(tokens)} prompt tokens + max_tokens {longest}"
+            raise ValueError(f"{total} exceed the model's {name}={most} positions")
 
 
 @dataclass(eq=False, slots=True)

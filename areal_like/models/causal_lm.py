@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import copy
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -101,6 +102,9 @@ def folder(seed: int, vocab_size: int, *, path: str) -> PreTrainedModel:
         raise ValueError(f"model.path: the weights in {path!r} can't be read: {error}: get the model again") from error
     if model.config.vocab_size < vocab_size:
         raise ValueError(f"model in {path!r} knows {model.config.vocab_size} token ids; the task uses {vocab_size}")
+    for module in model.modules():
+        if getattr(module, "rope_type", None) in ("longrope", "dynamic"):
+            module.rope_type = "default"  # else all angles depend on the longest sequence (`model_folder.bounds`)
     return model
 
 
@@ -241,11 +245,26 @@ def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None
     Config and generation config are the model's own; the weights are in the published dtype, which the config names.
     The tokenizer is the task's to write.
     """
-    tensors = dict(tensors_of(state))
-    model.save_pretrained(folder, state_dict=tensors)
+    kept = model.state_dict().keys() - dict(model.named_parameters()).keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    model.save_pretrained(folder, state_dict=buffers | dict(tensors_of(state)))
     config = copy.deepcopy(model.config)
     config.dtype = getattr(torch, state.specs[0].dtype)
     config.save_pretrained(folder)
+    file = Path(folder) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | _older_settings(config), indent=2) + "\n")
+
+
+def _older_settings(config: PretrainedConfig) -> dict[str, object]:
+    """The rotary angles under the names of transformers 4, which ignores `rope_parameters`, and takes others."""
+    found = getattr(config, "rope_parameters", None) or {}
+    rope, local = found.get("full_attention", found), found.get("sliding_attention")
+    kind = rope.get("rope_type", "default")
+    outside = ("rope_theta", "partial_rotary_factor", *["original_max_position_embeddings"] * (kind == "longrope"))
+    names: dict[str, object] = {name: rope[name] for name in outside if name in rope}
+    if kind != "default":
+        names["rope_scaling"] = {"type": kind} | {name: rope[name] for name in rope.keys() - {*outside, "rope_type"}}
+    return names | ({"rope_local_base_freq": local["rope_theta"]} if local else {})
 
 
 def state_of(model: PreTrainedModel, dtype: str = "bfloat16") -> State:

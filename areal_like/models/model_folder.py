@@ -2,7 +2,8 @@
 each safetensors file only the header is read, and compared with the file's size."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ KEY = "model.path"
 ROUTED = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
 """`model_type` of the models whose experts can be replayed (`areal_like.models.causal_lm`)."""
 _OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings of models whose logits are not their head's."""
+_ATTENDS = {"full_attention", "sliding_attention"}
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -67,11 +71,45 @@ def _read_json(file: Path) -> dict[str, object]:
     return content
 
 
-def check_type(folder: str | Path, config: Mapping[str, object]) -> None:
-    """Raises ConfigError for a `model_type` that transformers has no causal language model of. It is imported."""
+def bounds(config: Any, embedded: bool) -> dict[str, int]:
+    """Setting of a transformers config → most tokens of a sequence that every role computes alike: the positions; those
+    of LongRoPE before longer sequences change all angles; a sliding window in the `embedded` engine, which has none."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    found = {
+        "max_position_embeddings": getattr(config, "max_position_embeddings", None),
+        "original_max_position_embeddings": rope.get("rope_type") == "longrope"
+        and rope["original_max_position_embeddings"],
+        "sliding_window": embedded and slides and getattr(config, "sliding_window", None),
+    }
+    return {name: most for name, most in found.items() if most}
+
+
+def check_computed(folder: str | Path, config: Mapping[str, object], embedded: bool, trained: bool) -> None:
+    """Raises ConfigError for a model that transformers does not know, or that learner (`trained`) and embedded engine
+    (`embedded`) would compute otherwise than it does."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
-    kind = config["model_type"]
-    if kind not in KNOWN and "auto_map" not in config:
-        file = Path(folder) / "config.json"
+    kind, file = str(config["model_type"]), Path(folder) / "config.json"
+    if "auto_map" in config:
+        return
+    if kind not in KNOWN:
         raise ConfigError(f"{KEY}: {file}: transformers knows no causal language model of model_type {kind!r}", KEY)
+    name, known = model_type_to_module_name(kind), AutoConfig.from_pretrained(folder, local_files_only=True)
+    code = resources.files("transformers.models").joinpath(name, f"modeling_{name}.py")
+    if problem := next(_problems(known, code.read_text() if code.is_file() else "", embedded, trained), None):
+        raise ConfigError(f"{KEY}: {file}: {kind} has {problem}, not computed here: take another model", KEY)
+
+
+def _problems(config: Any, code: str, embedded: bool, trained: bool) -> Iterator[str]:
+    """What learner and embedded engine lack, which attend in their own way. `code`: of transformers' model."""
+    of_learner = [key for key in CHANGES_LOGITS if getattr(config, key, None) is not None and trained]
+    of_both = ["attn_logit_softcapping"] if getattr(config, "attn_logit_softcapping", None) is not None else []
+    of_engine = ["kv_lora_rank"] if embedded and getattr(config, "kv_lora_rank", None) else []
+    if embedded or trained:
+        yield from sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENDS)
+        yield from (*of_learner, *of_both, *of_engine)
+        yield from ["attention sinks"] if "s_aux=" in code else []
+        yield from ["attention of its own"] if code and "_supports_attention_backend = True" not in code else []

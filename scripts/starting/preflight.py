@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from areal_like.config.heldout import heldout_workflow
@@ -14,6 +15,7 @@ from areal_like.errors import UserError
 from areal_like.interfaces import Task
 from areal_like.launch.children import limits
 from areal_like.models import model_folder
+from areal_like.models.model_folder import bounds
 from areal_like.tasks.generated import GeneratedPrompts
 from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.tasks.text import load_tokenizer
@@ -28,7 +30,6 @@ from .probes import check_address, check_rewards
 LEAST_BYTES = 13
 """Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.wire.groups`)."""
 SPLITS = ("train", "heldout")
-POSITIONS = "the model's max_position_embeddings"
 ROWS = 256
 """Most prompts of each split to check if a task has no `rows_beyond`; of held-out ones those that are asked, and one
 of a generated task, whose splits are drawn alike."""
@@ -53,6 +54,9 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     task = build("task", config.task, config.run.seed)
     check_teacher(config, task)
     model = model_config(config)
+    if model is not None:
+        embedded, trained = (getattr(config, kind)["name"] == "torch" for kind in ("engine", "learner"))
+        model_folder.check_computed(config.model["path"], model, embedded, trained)
     if is_supervised(config):
         check_demonstrations(task, config, model)
     else:
@@ -62,7 +66,6 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
         path = config.model["path"]
         model_folder.check_weights(path)
         _check_vocabulary("model.path", path, model, task)
-        model_folder.check_type(path, model)
     if not is_supervised(config):
         check_rewards(task, config)
         if config.group_reward["name"] == "judge" and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
@@ -162,6 +165,9 @@ def check_texts(task: Task, config: Config) -> None:
         needed = {"multi_turn": "reply", "agent": "opening"}.get(spec["name"])
         if needed and not hasattr(codec, needed):
             raise ConfigError(f"{prefix}={spec['name']} needs a task with text, e.g. jsonl, not {name}", prefix)
+        if needed and (marks := getattr(codec, "stray_marks", "")):
+            fact = f"the chat template writes {marks!r} before an answer, so no turn can follow"
+            raise ConfigError(f"{prefix}={spec['name']}: {fact}: take workflow=single_turn", prefix)
     if config.learner.get("overlong_filter") and not stops:
         key = "learner.overlong_filter"
         raise ConfigError(f"{key}: answers of task={name} have a fixed length, so each of them is cut", key)
@@ -202,9 +208,16 @@ def model_config(config: Config) -> dict[str, Any] | None:
     return found if "needs_model" in computed else None
 
 
-def positions_of(config: Config, model: dict[str, Any] | None) -> int | None:
-    """The longest sequence of the model; None if unknown."""
-    return (model or with_defaults("model", config.model)).get("max_position_embeddings")
+def positions_of(config: Config, model: dict[str, Any] | None) -> dict[str, int]:
+    """Setting of the model → most tokens of a sequence (`areal_like.models.model_folder.bounds`)."""
+    if model is None:
+        found = bounds(SimpleNamespace(**with_defaults("model", config.model)), False)
+    else:
+        from transformers import AutoConfig
+
+        read = AutoConfig.from_pretrained(config.model["path"], local_files_only=True)
+        found = bounds(read, config.engine["name"] == "torch" and not is_supervised(config))
+    return {f"the model's {name}": most for name, most in found.items()}
 
 
 # Rows of the task
@@ -214,9 +227,9 @@ def check_lengths(task: Task, heldout: int, config: Config, model: dict[str, Any
     """Every prompt (of `rows_to_check`) can be made and, with its longest response, fits the model. Raises
     ConfigError."""
     computes = "needs_model" in marks("engine", config.engine["name"])
-    positions = positions_of(config, model) if computes else None
-    bounds = {"engine.kv_tokens": config.engine.get("kv_tokens"), POSITIONS: positions}
-    known = {name: bound for name, bound in bounds.items() if bound is not None}
+    known = positions_of(config, model) if computes else {}
+    if (held := config.engine.get("kv_tokens")) is not None:
+        known["engine.kv_tokens"] = held
 
     set_limit = config.sampling.max_new_tokens  # each look into a config takes longer than a prompt
 
@@ -238,12 +251,12 @@ def check_demonstrations(task: Task, config: Config, model: dict[str, Any] | Non
     if not hasattr(task, "demonstration"):
         name, loss = config.task["name"], config.loss["name"]
         raise ConfigError(f"task={name} has no demonstrations for loss={loss}: take demonstrations (a file)", "task")
-    most = positions_of(config, model) or sys.maxsize
+    name, most = min(positions_of(config, model).items(), key=lambda item: item[1], default=("", sys.maxsize))
 
     def problem(split: str, row: int) -> str:
         shown = task.demonstration(split, row)
         length = len(shown.prompt.tokens) + len(shown.tokens)
-        return f"{length} tokens; {POSITIONS}={most}: take the row out" if length > most else ""
+        return f"{length} tokens; {name}={most}: take the row out" if length > most else ""
 
     sizes = {split: task.size(split) for split in SPLITS}
     rows = {split: range(size if hasattr(task, "place") else min(size, ROWS)) for split, size in sizes.items()}

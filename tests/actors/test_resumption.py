@@ -16,7 +16,7 @@ from areal_like.partial import CarriedSamples, PartialSample
 from areal_like.types import Completion, Group, Lease, Prompt
 from areal_like.wire.frames import WireError
 from areal_like.wire.groups import check_partial, decode_group, decode_partial, encode_group, encode_partial
-from areal_like.wire.messages import Model, PartialHead
+from areal_like.wire.messages import PartialHead
 from tests.actors.looped import looped
 from tests.actors.test_worker import Client as Recording
 from tests.actors.tiny_models import new_model, update_of
@@ -156,7 +156,7 @@ def test_experts_of_a_partial_group_survive_the_way_and_are_the_models() -> None
 
     calls = {(1, 0): call(3, 7, 0), (2, 3): call(2, 4, 28)}
     head, payload = encode_partial(7, {0: PartialSample(calls)}, {0: "d0"})
-    check_partial(head, payload, Model(1 << 20, Routing(2, 2, 44)))
+    check_partial(head, payload, routing=Routing(2, 2, 44))
     carried = decode_partial(head, payload, (0,)).samples
     for key, each in calls.items():
         np.testing.assert_array_equal(carried[0].calls[key].experts, each.experts)
