@@ -16,6 +16,7 @@ from scripts.ledger import audit
 from tests.chaos import hanging
 from tests.forked import Command
 from tests.integration.living import NO_END, Run, roles
+from tests.integration.runs import rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -43,6 +44,10 @@ def wreck(place: Path, plan: list[tuple[str, str]], *overrides: str, seconds: fl
         victim.close()
         print(*done, sep="\n")
     assert not any((findings := audit(victim.folder).findings).values()), findings
+    made = rows(victim.folder)
+    assert [row["step"] for row in made] == list(range(1, disturbed["steps"] + 1)) and disturbed["since_step"] > 0
+    mean = sum(row["staleness/mean"] for row in made) / len(made)
+    assert disturbed["staleness_mean"] == pytest.approx(mean), "of all processes of the run"
     again = [*SMALL, *overrides, f"replay={victim.folder}", "resume=null"]
     assert disturbed["weights_digest"] == Run(place, *again, name="replay").finish()["weights_digest"]
 

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.run import checkpoints
 from areal_like.run.process import EXIT_PAUSED
 from buffer.events import Serve
 from buffer.journal import scan
 from tests.integration.living import Run
 from tests.integration.runs import rows, summary, train
 
-TIMED = ["engine=timed", "learner=timed", "engine.median=20", "learner.base=0.02", "run.trackers=[]"]
 COMMON = ["run.target_reward=null", "buffer.keep_journal=true", "eval.prompts=4", "eval.every=0"]
 
 
@@ -24,31 +22,6 @@ def trained_ids(run: Path) -> list[list[int]]:
             batch, ids = event.batch, event.ids
             assert batches.setdefault(batch, ids) == ids, f"batch {batch} was served with other groups after the crash"
     return [batches[index] for index in sorted(batches)]
-
-
-@pytest.mark.integration
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Its buffer is killed; `tests/chaos` kills each role."""
-    steps = 40
-    live = Run(tmp_path, *COMMON, *TIMED, f"run.steps={steps}", "checkpoint.every=7")
-    run = live.folder
-    live.until_step(17)
-    live.kill("buffer")
-    live.end()
-    reached = len(rows(run))
-    assert not (run / "summary.json").exists()
-    assert checkpoints.latest(run) is not None
-
-    live.start("resume=auto")
-    found = live.finish()
-    assert f"resuming {run}" in live.text()
-    assert [row["step"] for row in rows(run)] == list(range(1, steps + 1))
-    assert found["ledger"]["trained"] == 16 * steps
-    trained = [group_id for batch in trained_ids(run)[:steps] for group_id in batch]
-    assert sorted(trained) == list(range(16 * steps)), "a prompt was skipped, or trained twice"
-    mean = sum(row["staleness/mean"] for row in rows(run)) / steps
-    assert found["staleness_max"] <= 1 and found["staleness_mean"] == pytest.approx(mean), "also before the crash"
-    assert 0 < found["since_step"] <= reached and rows(run)[-1]["rollout/since_step"] == found["since_step"]
 
 
 @pytest.mark.integration
