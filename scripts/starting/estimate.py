@@ -100,14 +100,13 @@ def learner_of(config: Config, model: Any) -> Figures:
     """Of one rank."""
     known, sizes, longest = with_defaults("learner", config.learner), Sizes(model), lengths_of(config)
     size, ranks = with_defaults("sizing", config.sizing).get("group_size", 1), known["ranks"]
-    autocast, held = _precision(known)
+    autocast, halved = _precision(known)
+    lora, held = known["lora"], halved and not autocast
     width = HALF if held else FLOAT
-    base = _base(known)
-    weights = list((_adapted(model, known["lora"], base) if base else model).parameters())
+    weights = list((model if lora is None else _adapted(model, lora, halved)).parameters())
     trained = sum(p.numel() for p in weights if p.requires_grad)
     frozen = sum(p.nbytes for p in weights if not p.requires_grad)
-    halved = base == "bfloat16"
-    wants_reference = (known.get("kl_loss") or known.get("kl_reward")) and not base
+    wants_reference = (known.get("kl_loss") or known.get("kl_reward")) and not frozen
     groups = math.ceil(config.groups_per_batch / known["num_minibatches"])
     read = longest.group(size) - size  # the last token of a sample predicts nothing
     row = min(max(known["micro_batch_tokens"], sum(longest)), math.ceil(groups * read / ranks))
@@ -118,54 +117,44 @@ def learner_of(config: Config, model: Any) -> Figures:
     lean = known["checkpoint_activations"]
     return {
         "weights": (owned * copies * trained + frozen) // ranks,
-        "a merged matrix": 3 * FLOAT * sizes.hidden * sizes.inner // ranks if base else 0,  # product, update, sum
+        "a merged matrix": 3 * FLOAT * sizes.hidden * sizes.inner // ranks if frozen else 0,  # product, update, sum
         "master weights": FLOAT * trained // ranks,
         "Adam's moments": 2 * FLOAT * trained // ranks,
         "gradient": FLOAT * copies * trained // ranks,
         "reference": width * sizes.count // ranks if wants_reference else 0,
-        "weights and gradients of layers": whole_layers(
-            sizes, ranks, not base, autocast and not halved, held or halved, lean
-        ),
+        "weights and gradients of layers": whole_layers(sizes, ranks, not frozen, autocast, halved, lean),
         "activations": activations(sizes, row, copied, autocast, held, lean),
         "logits at once": LOGIT_COPIES * FLOAT * min(logits, max(known["max_logits"], sizes.vocabulary)),
     }
 
 
-def _base(known: dict[str, Any]) -> str:
-    """The dtype of the layers' matrices beside adapters (`learners.sharding.hold_in`); "" without these."""
-    lossless = known.get("compute_dtype") == known.get("publish_dtype") == "bfloat16"
-    half = lossless and known.get("param_dtype") != "float32"
-    return "" if known["lora"] is None else "bfloat16" if half else "float32"
-
-
-def _adapted(model: Any, spec: dict[str, Any], base: str) -> Any:
+def _adapted(model: Any, spec: dict[str, Any], halved: bool) -> Any:
     """The model with adapters."""
     from learners.adapters import Adapters
 
     model = copy.deepcopy(model)
     with torch.device("meta"):  # they need no memory
-        Adapters(model, 0, torch.float32, getattr(torch, base), **spec)
+        Adapters(model, 0, torch.float32, torch.bfloat16 if halved else None, **spec)
     return model
 
 
 def _precision(known: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether a learner computes under autocast, with float32 weights; and whether weights and states between layers
-    are `held` in bfloat16 (`learners.sharding.hold_in`)."""
-    half = known.get("compute_dtype") == "bfloat16"
-    lossless = half and known.get("publish_dtype") == "bfloat16" and known.get("lora") is None
-    wanted = known.get("param_dtype") or ("bfloat16" if known.get("device") == "cuda" else "float32")
-    held = lossless and "param_dtype" in known and wanted == "bfloat16"
-    return half and not held, held
+    """Whether a learner computes under autocast, with states in float32; and whether weights are in bfloat16 while
+    layers compute (`learners.sharding.hold_in`), which needs no autocast without adapters."""
+    half, lora = known.get("compute_dtype") == "bfloat16", known.get("lora") is not None
+    wanted = known.get("param_dtype") or ("bfloat16" if known.get("device") == "cuda" or lora else "float32")
+    halved = half and known.get("publish_dtype") == wanted == "bfloat16" and "param_dtype" in known
+    return half and (lora or not halved), halved
 
 
-def whole_layers(sizes: Sizes, ranks: int, every: bool, autocast: bool, held: bool, lean: bool) -> float:
+def whole_layers(sizes: Sizes, ranks: int, every: bool, autocast: bool, halved: bool, lean: bool) -> float:
     """Of one rank, while it computes: weights beyond its shard, and gradients that are not yet summed. FSDP gathers
-    two layers at a time and the rest of the model, and sums in float32; autocast keeps a half copy of each weight for
-    the backward pass. `every`: all parameters are trained."""
-    two, width = sizes.outside + 2 * sizes.layer, HALF if held else FLOAT
+    two layers at a time and the rest of the model, and sums in float32; autocast keeps a half copy of each weight
+    that is not `halved` for the backward pass. `every`: all parameters are trained."""
+    two, width = sizes.outside + 2 * sizes.layer, HALF if halved else FLOAT
     gathered = width * two if ranks > 1 else 0
-    half = HALF * (two if lean else sizes.count) if autocast else 0
-    moved = (FLOAT + HALF) * sizes.vocabulary * sizes.hidden if every and held else 0  # the head's gradient
+    half = HALF * (two if lean else sizes.count) if autocast and not halved else 0
+    moved = (FLOAT + HALF) * sizes.vocabulary * sizes.hidden if every and halved else 0  # the head's gradient
     unsummed = (FLOAT + width) * (sizes.outside + sizes.layer) if ranks > 1 and every else 0
     return gathered + half + max(moved, unsummed)
 
