@@ -90,16 +90,17 @@ def test_layers_with_weights_in_bfloat16_have_the_same_weights_and_add_gradients
     assert all(p.grad is None for p in half.model.parameters())
 
 
+HELD = {("bfloat16", "cpu", False): True, (None, "cuda", False): True, (None, "cpu", False): False}
+HELD |= {("float32", "cuda", False): False, (None, "cpu", True): True, ("float32", "cpu", True): False}
+
+
 def test_weights_are_held_in_bfloat16_only_where_that_rounds_none():
     model, half = tiny_model(), "bfloat16"
-    found = [hold_in(params, half, half, model, where, False) for params, where in HELD]
-    assert found == list(HELD.values())
-    for wrong in ((half, "float32", half, model, "cpu", False), (half, half, "float32", model, "cpu", False)):
+    found = [hold_in(params, half, half, model, where, lora) for params, where, lora in HELD]
+    assert found == [torch.bfloat16 if held else None for held in HELD.values()]
+    for wrong in ((half, "float32", half, model, "cpu", False), (half, half, "float32", model, "cpu", True)):
         with pytest.raises(ValueError, match="param_dtype=bfloat16 needs"):
             hold_in(*wrong)
-    assert [hold_in(params, half, half, model, "cpu", True) for params in (None, half, "float32")] == [
-        torch.bfloat16, torch.bfloat16, None,
-    ]  # fmt: skip
 
 
 def test_frozen_matrices_in_bfloat16_beside_adapters_change_no_bit():
@@ -128,10 +129,6 @@ def test_published_and_saved_weights_are_merged_one_matrix_at_a_time(monkeypatch
     learner = learner_of(lora={"rank": 2})
     learner.snapshot(), learner.save(str(tmp_path))
     assert len(made) == 2 * 2 * 7 and max(alive) <= 2, "of two layers, twice: the newest, and the one that is copied"
-
-
-HELD = {("bfloat16", "cpu"): torch.bfloat16, (None, "cuda"): torch.bfloat16, (None, "cpu"): None}
-HELD |= {("float32", "cuda"): None}
 
 
 class Waits(TorchDispatchMode):
