@@ -170,6 +170,6 @@ def test_experts_of_a_partial_group_survive_the_way_and_are_the_models() -> None
         ({"calls": [first, more]}, None),
     ):
         with pytest.raises(WireError):
-            check_partial(msgspec.structs.replace(head, **change), payload, routing=routing)
+            check_partial(msgspec.structs.replace(head, **change), payload, Model(1 << 20, routing))
     without = {1: PartialSample({(1, 0): replace(call(3, 7, 0), experts=None)})}
     assert encode_partial(7, {0: PartialSample(calls)} | without, {0: "d0"})[0].experts == NONE
