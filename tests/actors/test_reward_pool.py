@@ -204,13 +204,13 @@ def no_library(*_):
         ("verification", lambda *_: (f"{__name__}:no_sandbox", ())),
     ],
 )
-def test_a_fault_of_the_machine_earns_nobody_nothing(name, found, monkeypatch):
+def test_a_fault_of_the_machine_earns_nobody_nothing(name, found):
     """The sample is drawn again: to give it 0 would be a choice of data."""
-    monkeypatch.setattr(Copy, name, found, raising=False)
+    task = type("Faulty", (Copy,), {name: found})(0, digits=4)
 
     async def test(pool):
         with pytest.raises(MachineError) as error:
-            await rewarded(Copy(0, digits=4), pool, 3, on_error="zero")
+            await rewarded(task, pool, 3, on_error="zero")
         assert error.value.redraw and pool.unverified == 0
 
     in_pool(test)
