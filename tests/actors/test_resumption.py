@@ -16,7 +16,7 @@ from areal_like.partial import CarriedSamples, PartialSample
 from areal_like.types import Completion, Group, Lease, Prompt
 from areal_like.wire.frames import WireError
 from areal_like.wire.groups import check_partial, decode_group, decode_partial, encode_group, encode_partial
-from areal_like.wire.messages import PartialHead
+from areal_like.wire.messages import Model, PartialHead
 from tests.actors.looped import looped
 from tests.actors.test_worker import Client as Recording
 from tests.actors.tiny_models import new_model, update_of

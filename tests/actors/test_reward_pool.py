@@ -173,14 +173,14 @@ async def no_number(*_):
         ("reward", no_number),
     ],
 )
-def test_an_answer_whose_verifier_fails_earns_nothing_or_is_given_up(name, found, monkeypatch):
-    monkeypatch.setattr(Copy, name, found, raising=False)
+def test_an_answer_whose_verifier_fails_earns_nothing_or_is_given_up(name, found):
+    task = type("Faulty", (Copy,), {name: found})(0, digits=4)
 
     async def test(pool):
-        assert await rewarded(Copy(0, digits=4), pool, 3) == 0.0 and pool.unverified == 1
+        assert await rewarded(task, pool, 3) == 0.0 and pool.unverified == 1
         for on_error in ("redraw", "drop"):
             with pytest.raises(RewardError, match=r"raised|returned") as error:
-                await rewarded(Copy(0, digits=4), pool, 3, on_error=on_error)
+                await rewarded(task, pool, 3, on_error=on_error)
             assert error.value.redraw == (on_error == "redraw") and pool.note == str(error.value)
         assert (pool.answered, pool.unverified) == (3, 1)
 
