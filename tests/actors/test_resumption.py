@@ -156,7 +156,7 @@ def test_experts_of_a_partial_group_survive_the_way_and_are_the_models() -> None
 
     calls = {(1, 0): call(3, 7, 0), (2, 3): call(2, 4, 28)}
     head, payload = encode_partial(7, {0: PartialSample(calls)}, {0: "d0"})
-    check_partial(head, payload, routing=Routing(2, 2, 44))
+    check_partial(head, payload, Model(1 << 20, Routing(2, 2, 44)))
     carried = decode_partial(head, payload, (0,)).samples
     for key, each in calls.items():
         np.testing.assert_array_equal(carried[0].calls[key].experts, each.experts)
