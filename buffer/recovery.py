@@ -81,6 +81,13 @@ def restore(
     groups.begin(next_batch)
 
 
+def forget_partial(groups: GroupManager) -> None:
+    """Unfinished samples continue no other prompt."""
+    for entry in list(groups.store.entries.values()):
+        if entry.partial:
+            groups.commit(Forget(entry.id))
+
+
 def branch_off(groups: GroupManager, batch: int, why: str) -> int:
     """From `batch` on the learner has other settings (`why`). Requeue samples of versions after that batch's, with any
     bound: those weights will not exist again. Returns the number of groups."""

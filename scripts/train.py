@@ -171,12 +171,13 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
     return folder, configs.replace(config, "run.name", folder.name)
 
 
-def write_record(config: Config, folder: Path, argv: list[str]) -> None:
-    """Write all that is needed to repeat this run: resolved config (with the seed), command line, commit."""
+def write_record(config: Config, folder: Path, argv: list[str], data: dict[str, str]) -> None:
+    """Write all that is needed to repeat this run: resolved config (with the seed), command line, commit, and the
+    digests of its `data`."""
     configs.save(config, folder / CONFIG)
     command = ["python", "-m", f"{COMMANDS}.train", *argv]
     record = {"command": command, "commit": commit(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    write(folder / RECORD, json.dumps(record, indent=2) + "\n")
+    write(folder / RECORD, json.dumps(record | {"data": data}, indent=2) + "\n")
 
 
 def commit() -> str | None:
@@ -207,7 +208,8 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     if args.dry_run:
         dry_run(config, args)
         return None
-    if notes := preflight(config):
+    notes, data = preflight(config)
+    if notes:
         print(f"note: {notes}", file=sys.stderr)
     if config.replay:
         config = earlier_runs.fit_to_replay(config)
@@ -217,17 +219,18 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
     if earlier:
         held = earlier_runs.lock(earlier)
         config = provide_keys(earlier_runs.reopen_run_folder(config, earlier), earlier)
+        earlier_runs.check_data(config, earlier, data)
         changed = earlier_runs.changes(config, earlier)
         print(f"resuming {earlier}{' with ' if changed else ''}{', '.join(changed)}")
         discard(earlier)
         keep_steps(earlier / "metrics.jsonl", checkpoints.steps_done(earlier))  # before anybody reads them
         (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run.run_folder
-        write_record(config, earlier / NEXT, argv)
+        write_record(config, earlier / NEXT, argv, data)
         return earlier, config, held
     folder, config = make_run_folder(config, name_of(stem, args.overrides))
     try:
         config = provide_keys(config, folder)
-        write_record(config, folder, argv)
+        write_record(config, folder, argv, data)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise OSError(error.errno, error.strerror, str(folder)) from None
@@ -263,7 +266,7 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
         print(estimate.describe(config, roles, model, memory), end="")
     if submission := launcher.submission(roles):
         print(f"\n{submission.describe()}", end="")
-    if notes := preflight(config, args.gpus):
+    if notes := preflight(config, args.gpus)[0]:
         print(f"note: {notes}", file=sys.stderr)
 
 

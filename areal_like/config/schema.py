@@ -34,6 +34,7 @@ class Run:
     max_untrainable: Annotated[int, "[1, inf)"]
     max_nonfinite: Annotated[int, "[1, inf)"]
     max_mismatch: Annotated[float, "(0, inf)"] | None
+    changed_data: Literal["refuse", "allow"]
     samples_bytes: Annotated[int, "[0, inf)"]
     trackers: list[str]
     project: str

@@ -51,7 +51,15 @@ def note_step(run: Path) -> None:
 
 def summary_of(run: Path) -> Row | None:
     """Summary of the run; None until it has ended. Raises ConfigError for a damaged file."""
-    path = run / SUMMARY
+    return _read(run / SUMMARY)
+
+
+def data_of(run: Path) -> dict[str, str]:
+    """Split → number and digest of its rows, as the run has them; none where it is unknown. Raises ConfigError."""
+    return dict((_read(run / RECORD) or {}).get("data", {}))
+
+
+def _read(path: Path) -> Row | None:
     if not path.is_file():
         return None
     try:

@@ -40,14 +40,17 @@ class Row:
 class Rows:
     """The rows of both splits, shuffled by the seed. The splits share no prompt: prompts, not rows, are held out.
 
-    `heldout`: the held-out rows; training rows with a prompt of theirs are left out. Without it, `fraction` of the
-    different prompts, at least one, is held out. Raises ValueError if a split is empty.
+    `heldout`: the held-out rows; training rows with a prompt of theirs are left out. Without it, about `fraction` of
+    the different prompts, at least one, is held out: a prompt's content decides, so that rows which are added later
+    change no other row's split. Raises ValueError if a split is empty.
     """
 
     def __init__(self, seed: int, rows: list[Row], heldout: list[Row] | None, fraction: float):
+        self._heldout = "heldout" if heldout is None else "heldout_path"
         if heldout is None:
-            hashes = sorted({row.hash(seed) for row in rows})
-            held = set(hashes[: max(1, round(fraction * len(hashes)))])
+            hashes = {row.hash(seed) for row in rows}
+            held = {each for each in hashes if each < fraction * 2**64}
+            held = held if 0 < len(held) < len(hashes) else set(sorted(hashes)[:1])
             heldout = [row for row in rows if row.hash(seed) in held]
         else:
             held = {row.hash(seed) for row in heldout}
@@ -71,6 +74,16 @@ class Rows:
             raise IndexError(f"row {row} of split {split!r}, which has {len(rows)}")
         return rows[row], f"{rows[row].place} (row {row} of {split})"
 
+    def digests(self) -> dict[str, str]:
+        """Split, or "heldout_path" for a file's → the number and the digest of its rows in their order."""
+        found = {}
+        for split, rows in zip(("train", self._heldout), self.splits.values(), strict=True):
+            digest = xxhash.xxh3_64()
+            for row in rows:
+                digest.update(json.dumps([row.hash(0), row.answer]).encode())
+            found[split] = f"{len(rows)} rows ({digest.hexdigest()})"
+        return found
+
 
 class TaskOfRows:
     """A task with `_rows`."""
@@ -79,6 +92,9 @@ class TaskOfRows:
 
     def size(self, split: str) -> int:
         return len(self._rows.splits[split])
+
+    def digests(self) -> dict[str, str]:
+        return self._rows.digests()
 
     def place(self, split: str, row: int) -> str:
         """The origin of a row, such as "path:line"."""
@@ -90,7 +106,7 @@ class FileTask(TaskOfRows, TextTask, ABC):
     before it calls this `__init__`. Knobs of the text: see `areal_like.tasks.text`.
 
     path: the file. heldout_path: file of the held-out rows; a training row whose prompt is among them is left out (and
-        logged). Without it, `heldout_fraction` of the different prompts of `path`, at least one, is held out.
+        logged). Without it, about `heldout_fraction` of the different prompts of `path`, at least one, is held out.
 
     Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
     """

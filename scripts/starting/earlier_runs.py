@@ -12,7 +12,7 @@ from areal_like.config import run_config as configs
 from areal_like.config.registry import COMPONENTS, build, with_defaults
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run import checkpoints
-from areal_like.run.run_folder import CONFIG, LOCK, NEXT, SUMMARY, progress_of, reason_to_stop
+from areal_like.run.run_folder import CONFIG, LOCK, NEXT, SUMMARY, data_of, progress_of, reason_to_stop
 
 MUST_AGREE = (
     *("run.seed", "task", "group_reward", "model", "sizing", "groups_per_batch", "weight_sync_interval", "sampling"),
@@ -33,7 +33,7 @@ LEARNER_MAY_CHANGE = (
 """Knobs of the learner that a checkpoint's state does not depend on. Samples of weights that training will not make
 again are then rolled out again (`buffer.main.other_settings`)."""
 
-OF_A_START = ("resume", "replay", "run.name", "run.dir", "security.key_folder")
+OF_A_START = ("resume", "replay", "run.changed_data", "run.name", "run.dir", "security.key_folder")
 """Settings of a start, not of the run."""
 
 ORPHAN_SECONDS = 10.0
@@ -88,6 +88,17 @@ def changes(config: Config, folder: Path) -> list[str]:
     keys = [field.name for field in fields(Config)]
     found = configs.differences(configs.load_resolved(folder / CONFIG), config, keys)
     return [text for text in found if text.partition("=")[0] not in OF_A_START]
+
+
+def check_data(config: Config, folder: Path, now: Mapping[str, str]) -> None:
+    """Raises ConfigError where the rows of the folder's run have changed, unless `run.changed_data` allows that. A
+    file of held-out rows may not change: it could name prompts that have been trained."""
+    before, key = data_of(folder) if now else {}, "run.changed_data"
+    for split in sorted(before.keys() | now.keys()) if before else ():
+        fixed = split.endswith("heldout_path")
+        if (old := before.get(split)) != (new := now.get(split)) and (fixed or config.run.changed_data == "refuse"):
+            hint = "put the rows back" + ("" if fixed else f", or go on with {key}=allow")
+            raise ConfigError(f"resume: task {split}: {folder} had {old}, and now there are {new}; {hint}", key)
 
 
 def _value(config: Config, key: str) -> Any:

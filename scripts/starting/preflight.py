@@ -35,9 +35,9 @@ ROWS = 256
 of a generated task, whose splits are drawn alike."""
 
 
-def preflight(config: Config, gpus: Gpus | None = None) -> str:
-    """Check everything, with `gpus` in place of this machine's. Returns warnings for the user (empty: none). Raises
-    ConfigError, ValueError, OSError."""
+def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, str]]:
+    """Check everything, with `gpus` in place of this machine's. Returns warnings for the user (empty: none), and the
+    digests of the task's rows. Raises ConfigError, ValueError, OSError."""
     build("launcher", config.launcher, Path(config.run.dir), limits(config))
     sizing = _built("sizing", config.sizing, Sizing)
     _built("scheduler", config.scheduler, Scheduler, sizing)
@@ -73,7 +73,13 @@ def preflight(config: Config, gpus: Gpus | None = None) -> str:
     notes = list(sharing(config))
     if (rows := task.size("train")) < (size := config.groups_per_batch):
         notes.append(f"groups_per_batch={size}: there are {rows} training prompts, so a batch repeats them")
-    return "; ".join(notes)
+    return "; ".join(notes), digests_of(task)
+
+
+def digests_of(task: Task) -> dict[str, str]:
+    """Of its rows, by split, and by the names of a mixture's tasks; none of generated ones."""
+    members = {name: each for name, each in getattr(task, "members", {"": task}).items() if hasattr(each, "digests")}
+    return {f"{name} {split}".strip(): text for name in members for split, text in members[name].digests().items()}
 
 
 def _built(kind: str, spec: Mapping[str, Any], base: type, *args: object) -> Any:

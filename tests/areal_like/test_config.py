@@ -117,7 +117,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("actor", ["actor.count=2"]),
     ("staleness_policy", ["staleness_policy=dorp"]),
     ("eval.sets", ["eval.sets=[a]"]),
-    ("run.dir", ["run=5", "run.steps=3"]),
+    ("run.changed_data", ["run=5", "run.steps=3"]),
     ("run.seed", ["run.seed=${oops}"]),
     ("sampling.top_p", ["sampling.top_p=0.9"]),
     ("mode", ["mode=asnyc"]),

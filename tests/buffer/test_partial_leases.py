@@ -6,6 +6,7 @@ from areal_like.wire.messages import PartialHead
 from buffer.entries import LEASED, PartialGroup, Stage
 from buffer.groups import GroupManager
 from buffer.policies import fifo
+from buffer.recovery import forget_partial
 from buffer.staleness import Bound
 from tests.buffer.house import B, House, asynchronous, partial_group
 
@@ -55,6 +56,14 @@ def test_a_sample_and_the_lease_that_carries_it_are_as_old_as_its_oldest_token()
     entry = replay.admit(0, 0, 2, 2, "actor", 0, 0.0)
     replay.hand_back(0, left)
     assert replay.assign(entry, "actor", 2) == {0: 0, 1: 1} and entry.lease_version == 0
+
+
+def test_an_unfinished_sample_continues_no_other_prompt() -> None:
+    replay = GroupManager(Bound(2, 1), fifo)
+    entry = replay.admit(0, 0, 2, 2, "actor", 0, 0.0)
+    replay.hand_back(0, PartialGroup(*partial_group(0, [(0, 1)])))
+    forget_partial(replay)
+    assert entry.partial is None and replay.assign(entry, "actor", 2) == {}
 
 
 def overtaken(house: House) -> int:

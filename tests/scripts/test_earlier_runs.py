@@ -3,6 +3,7 @@
 import fcntl
 import re
 import threading
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,17 +19,18 @@ from areal_like.run import checkpoints
 from areal_like.run.run_folder import config_file, discard, note_step
 from buffer.events import Admit, Begin, Branch, Finish
 from buffer.journal import Journal
-from buffer.main import other_settings
+from buffer.main import has_other_rows, other_settings
 from scripts.starting import earlier_runs
 from scripts.starting.earlier_runs import (
     changes,
+    check_data,
     find_run_to_resume,
     fit_to_replay,
     holds_progress,
     lock,
     reopen_run_folder,
 )
-from scripts.train import launcher_of, load, name_of, parse, prepare, submit
+from scripts.train import launcher_of, load, name_of, parse, prepare, submit, write_record
 
 
 @pytest.fixture
@@ -221,6 +223,40 @@ def test_what_a_resume_leaves_open_is_as_it_was(tmp_path: Path) -> None:
         assert (config.learner.lr, str(config.learner.schedule_steps)) == (5e-4, told)
     config = configs.replace(config, "buffer.transport", "auto")  # as it is written here
     assert changes(config, folder) == ["run.steps=70 (was 50)", "learner.schedule_steps=70 (was 50)"]
+
+
+@pytest.mark.parametrize(
+    ("now", "allowed"),
+    [({"train": "2"}, True), ({"train": "1", "heldout_path": "2"}, False), ({"train": "1", "heldout_path": "1"}, None)],
+)
+def test_other_rows_are_refused_unless_they_may_change(
+    tmp_path: Path, now: dict[str, str], allowed: bool | None
+) -> None:
+    """Never where prompts that are held out may have been trained. `allowed` None: they have not changed."""
+    folder, argv = made(tmp_path), ["configs/quickstart.yaml"]
+    earlier = {"train": "1"} | ({"heldout_path": "1"} if "heldout_path" in now else {})
+    write_record(configs.load(argv), folder, argv, earlier)
+    (folder / "next").mkdir()
+    write_record(configs.load(argv), folder / "next", argv, now)
+    assert has_other_rows(folder) == (allowed is not None)
+    for told in ("refuse", "allow"):
+        config = configs.load([*argv, f"run.changed_data={told}"])
+        refused = pytest.raises(ConfigError, match=r"heldout_path|train")
+        with nullcontext() if allowed is None or (allowed and told == "allow") else refused:
+            check_data(config, folder, now)
+
+
+def test_a_resume_with_another_file_of_rows_is_refused(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    task = f"task={{name: jsonl, path: {rows}, tokenizer: bytes, max_tokens: 8, reward: exact}}"
+    argv = ["configs/quickstart.yaml", task, "engine=timed", "learner=timed", f"run.dir={tmp_path}", "run.name=a"]
+    for count in (9, 9, 10):
+        rows.write_text("".join(f'{{"prompt": "{each}", "answer": "1"}}\n' for each in range(count)))
+        with pytest.raises(ConfigError, match=r"[89] rows") if count == 10 else nullcontext():
+            prepared = prepare(parse(argv), argv)
+            assert prepared
+            prepared[2].close()
+        argv = [*argv[:-1], f"resume={tmp_path}/a"]
 
 
 def test_the_buffer_is_told_of_other_settings_of_the_learner(tmp_path: Path) -> None:

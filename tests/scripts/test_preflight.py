@@ -36,7 +36,7 @@ def refusal(folder: Path, *overrides: str) -> str:
 
 
 def notes(*overrides: str) -> str:
-    return preflight.preflight(configs.load([QUICKSTART, *overrides]))
+    return preflight.preflight(configs.load([QUICKSTART, *overrides]))[0]
 
 
 class Exits:

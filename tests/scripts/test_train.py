@@ -10,6 +10,7 @@ import pytest
 from areal_like.config import run_config as configs
 from areal_like.config.registry import COMPONENTS, knobs
 from areal_like.config.run_config import ConfigError
+from areal_like.run.run_folder import data_of
 from scripts.train import make_run_folder, name_of, parse, prepare, resolve_folders, resolve_transport, write_record
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -79,10 +80,10 @@ def test_a_run_dir_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_the_record_is_enough_to_run_again(tmp_path: Path) -> None:
     argv = [QUICKSTART, "run.seed=7", "learner.lr=0.003"]
     config = configs.load(argv)
-    write_record(config, tmp_path, argv)
+    write_record(config, tmp_path, argv, {"train": "2 rows (0)"})
     assert configs.load_resolved(tmp_path / "config.yaml") == config
     record = json.loads((tmp_path / "run.json").read_text())
-    assert record["command"][-3:] == argv
+    assert record["command"][-3:] == argv and data_of(tmp_path) == {"train": "2 rows (0)"}
     again = configs.load([str(tmp_path / "config.yaml")])
     assert again == config
 

@@ -41,10 +41,25 @@ def all_texts(task, split: str) -> list[str]:
 def test_every_row_is_in_one_split_in_a_seeded_order(make):
     knobs = {"chat_template": False, "heldout_fraction": 0.2}
     train, heldout = (all_texts(make(sums(40), **knobs), split) for split in ("train", "heldout"))
-    assert (len(train), len(heldout)) == (32, 8)
+    assert (len(train), len(heldout)) == (30, 10)
     assert {*train, *heldout} == {f"What is {i} + 1?" for i in range(40)}
     assert all_texts(make(sums(40), **knobs), "train") == train
     assert all_texts(make(sums(40), **knobs, seed=1), "train") != train
+
+
+def test_rows_that_are_added_leave_all_others_in_their_split(make):
+    knobs = {"chat_template": False, "heldout_fraction": 0.2}
+    trained = {*all_texts(make(sums(40), **knobs), "train")}
+    assert trained < {*all_texts(make(sums(80), **knobs), "train")}
+
+
+def test_digests_tell_rows_apart(make):
+    rows = sums(9)
+    changed = [{**rows[0], "answer": 7}, *rows[1:]], rows[::-1], sums(10), [{**rows[0], "prompt": "?"}, *rows[1:]]
+    assert make(rows).digests() == make(rows).digests()
+    for other in changed:
+        assert make(other).digests() != make(rows).digests()
+    assert set(make(rows, heldout=sums(1)).digests()) == {"train", "heldout_path"}
 
 
 def test_prompts_of_the_held_out_file_are_left_out_of_training(make):

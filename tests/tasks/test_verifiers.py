@@ -27,7 +27,7 @@ from tests.actors.agents.test_conversation import TEMPLATE, Speaker
 
 PLAY = "areal_like.tasks.verifiers:play"
 ENV = "examples.verifiers_digits"
-EOS, SIZES = 256, {"train": 95, "heldout": 5}
+EOS, SIZES = 256, {"train": 96, "heldout": 4}
 
 
 def make(seed: int = 0, **knobs: Any) -> Verifiers:
@@ -57,7 +57,7 @@ def test_rows_are_the_environments_examples_and_the_splits_share_none() -> None:
     rows = {split: [text(make().prompt(split, row)) for row in range(size)] for split, size in SIZES.items()}
     assert {split: make().size(split) for split in SIZES} == SIZES and len({*rows["train"], *rows["heldout"]}) == 100
     assert rows["train"][0].startswith("[user]") and rows["train"][0].endswith("[assistant]")
-    assert [text(make(1).prompt("train", row)) for row in range(95)] != rows["train"]
+    assert [text(make(1).prompt("train", row)) for row in range(96)] != rows["train"]
 
 
 def digits(task: Verifiers) -> str:
@@ -148,7 +148,7 @@ def test_the_signals_stay_the_actors() -> None:
     before = [signal.signal, *map(signal.getsignal, watched)]
     environment.cache_clear()
     with ThreadPoolExecutor() as threads:
-        assert threads.submit(lambda: make().size("train")).result() == 95
+        assert threads.submit(lambda: make().size("train")).result() == 96
     assert before == [signal.signal, *map(signal.getsignal, watched)]
 
 
