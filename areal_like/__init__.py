@@ -15,6 +15,10 @@ from importlib import import_module
 __all__ = ["Run", "check", "train"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> object:
     if name == "check":
         from areal_like.places import COMMANDS

@@ -86,6 +86,7 @@ class Books:
         self.accounts: dict[str, Account] = {}
         self.tasks: dict[str, dict[str, Account]] = {}
         self.redrawn = Counter[str]()
+        self.begins_late = False  # the journal keeps no groups of before its first snapshot, only their number
         self._store = Store(Bound(math.inf, 1))
 
     def read(self, records: Iterable[Record]) -> dict[str, Account]:
@@ -121,6 +122,7 @@ class Books:
                 for task, fates in event.fates.items():
                     for fate in fates.keys() - {"admitted"}:
                         self.account(fate, task).count = fates[fate]
+                self.begins_late = True
 
     def _close(self, fate: str, entry: Entry) -> None:
         for task in {"", entry.task}:
@@ -299,6 +301,8 @@ def main(argv: list[str] | None = None) -> int:
     console.print(table(accounts))
     for task, of_task in sorted(books.tasks.items()):
         console.print(table(of_task, f"ledger of {task}"))
+    if books.begins_late:
+        console.print("samples to reward: of the groups still in the journal (buffer.keep_journal=true keeps all)")
     for reason, count in books.redrawn.most_common(MOST_REASONS):
         console.print(f"samples drawn again: {count} × {reason}")
     if not math.isnan(shorter := bias(accounts)):

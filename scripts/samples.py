@@ -135,7 +135,7 @@ def heading(record: Kept, stops: bool = True) -> str:
         if len(record.turns) > 1:
             lengths = ", ".join(str(last - first) for first, last in record.turns)
             parts.append(f"{len(record.turns)} turns ({lengths}), {1 + len(record.forks)} contexts")
-        parts.append(f"{record.staleness} versions old")
+        parts.append(f"{record.staleness} version{'s' * (record.staleness != 1)} old")
     return " · ".join([*parts, record.why] if record.why else parts)
 
 

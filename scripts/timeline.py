@@ -111,6 +111,7 @@ def main() -> None:
     output.console().print(table(found))
     if args.plot:
         draw({args.run.name: found}, args.plot, "Who worked and who waited")
+        print(f"timeline: {args.plot}")
 
 
 if __name__ == "__main__":
