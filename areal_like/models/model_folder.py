@@ -85,7 +85,9 @@ def bounds(config: Any, embedded: bool) -> dict[str, int]:
     return {name: most for name, most in found.items() if most}
 
 
-def check_computed(folder: str | Path, config: Mapping[str, object], embedded: bool, trained: bool) -> None:
+def check_computed(
+    folder: str | Path, config: Mapping[str, object], *, embedded: bool, trained: bool, key: str = KEY
+) -> None:
     """Raises ConfigError for a model that transformers does not know, or that learner (`trained`) and embedded engine
     (`embedded`) would compute otherwise than it does."""
     from transformers import AutoConfig
@@ -96,11 +98,11 @@ def check_computed(folder: str | Path, config: Mapping[str, object], embedded: b
     if "auto_map" in config:
         return
     if kind not in KNOWN:
-        raise ConfigError(f"{KEY}: {file}: transformers knows no causal language model of model_type {kind!r}", KEY)
+        raise ConfigError(f"{key}: {file}: transformers knows no causal language model of model_type {kind!r}", key)
     name, known = model_type_to_module_name(kind), AutoConfig.from_pretrained(folder, local_files_only=True)
     code = resources.files("transformers.models").joinpath(name, f"modeling_{name}.py")
     if problem := next(_problems(known, code.read_text() if code.is_file() else "", embedded, trained), None):
-        raise ConfigError(f"{KEY}: {file}: {kind} has {problem}, not computed here: take another model", KEY)
+        raise ConfigError(f"{key}: {file}: {kind} has {problem}, not computed here: take another model", key)
 
 
 def _problems(config: Any, code: str, embedded: bool, trained: bool) -> Iterator[str]:

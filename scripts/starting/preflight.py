@@ -56,7 +56,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, 
     model = model_config(config)
     if model is not None:
         embedded, trained = (getattr(config, kind)["name"] == "torch" for kind in ("engine", "learner"))
-        model_folder.check_computed(config.model["path"], model, embedded, trained)
+        model_folder.check_computed(config.model["path"], model, embedded=embedded, trained=trained)
     if is_supervised(config):
         check_demonstrations(task, config, model)
     else:
@@ -187,7 +187,9 @@ def check_teacher(config: Config, task: Task) -> None:
         return
     if not (Path(path) / "config.json").is_file():
         raise ConfigError(f"{key}: no config.json in {path!r}: want the folder of a Hugging Face model", key)
-    _check_vocabulary(key, path, model_folder.read_config(path), task)
+    model = model_folder.read_config(path)
+    model_folder.check_computed(path, model, embedded=False, trained=True, key=key)
+    _check_vocabulary(key, path, model, task)
     ours = getattr(task, "vocabulary", None)
     if not ours or not (Path(path) / "tokenizer_config.json").is_file():
         return

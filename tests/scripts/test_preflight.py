@@ -196,6 +196,10 @@ def with_fields(**fields: object) -> Change:
     return lambda content: json.dumps(json.loads(content) | fields).encode()
 
 
+def as_config(config: PretrainedConfig) -> Change:
+    return lambda _: config.to_json_string().encode()
+
+
 @pytest.mark.parametrize(
     ("file", "change"),
     [
@@ -227,8 +231,13 @@ def exchanged(content: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("file", "change"),
-    [("tokenizer.json", exchanged), ("config.json", with_fields(vocab_size=100)), ("config.json", None)],
-    ids=["two exchanged", "too few", "none"],
+    [
+        ("tokenizer.json", exchanged),
+        ("config.json", with_fields(vocab_size=100)),
+        ("config.json", None),
+        ("config.json", as_config(REFUSED["gpt-oss"][0])),
+    ],
+    ids=["two exchanged", "too few", "none", "not computed"],
 )
 def test_a_teacher_of_other_tokens_is_refused(
     tmp_path: Path, folders: Path, model: Path, file: str, change: Change | None
@@ -238,10 +247,6 @@ def test_a_teacher_of_other_tokens_is_refused(
     notes(*overrides)
     spoil(model / file, change)
     assert refusal(tmp_path, *overrides).startswith("learner.teacher.path: ")
-
-
-def as_config(config: PretrainedConfig) -> Change:
-    return lambda _: config.to_json_string().encode()
 
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
