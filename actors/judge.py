@@ -150,8 +150,7 @@ class Judge:
 
 
 class Replies:
-    """Replies by the hash of their request: lines of JSON in a folder, a file per actor. A line that a crash has torn
-    is lost."""
+    """Replies by the hash of their request: lines of JSON in a folder, a file per actor. A crash may tear the last."""
 
     def __init__(self, folder: Path, name: str):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """Which leases make progress: the heartbeat reports it, so that the buffer can give a hung lease to another actor.
 
-A lease moves when one of its samples gets a token, when an answer or a score arrives, and also while a sample is
-legitimately silent:
+A lease moves when one of its samples gets a token, an answer or a score, and also while a sample may be silent:
 
     it waits for a place in the engine     as long as the engine makes tokens for others
     its verifier or its agent is at work   these have time limits of their own (`rewards.timeout`, `workflow.timeout`)

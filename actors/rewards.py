@@ -1,8 +1,8 @@
 """From a task to the reward function that workflows call: in this process, or in the reward pool.
 
 A task whose verifier may be slow, hang or crash has `verification` (`areal_like.interfaces.PooledTask`): its calls go
-to the pool. An answer that can't be verified in time earns 0 (RollPacker, §4), and so, by default, does one whose
-verifier raises; both are counted. Drawing again would leave out what cannot be parsed.
+to the pool. An answer that can't be verified in time earns 0 (RollPacker, §4), by default also one whose verifier
+raises; both are counted. Another draw would leave out what cannot be parsed.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     hello ──► welcome ──► leases, announcements ... ──► the connection broke, or the buffer gave the actor up ──► hello
 
-When a connection breaks, messages of both directions may be lost silently. So the actor sends hello again, and all
-earlier agreements are void: the buffer gives the leases to others, and the actor stops working on them. It keeps
-finished groups and pushes them until they are acknowledged, in any session: the buffer takes the first push of each.
+When a connection breaks, messages of both directions may be lost silently. So the actor sends hello again, and earlier
+agreements are void: the buffer gives the leases to others, and the actor stops work on them. It pushes finished groups
+until they are acknowledged, in any session: the buffer takes the first push of each.
 """
 
 import logging

@@ -3,11 +3,10 @@
     announcement ─► sync (held version, digest) ─► plan ─► hops, in chunks ─► checked ─► applied to the replica ─► load
 
 Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher, or by
-a relay: `actors.sources`), for each part of the weights: there is one per rank of the learner. The replica
-(`areal_like.weights.replica`) lies beside the live weights; only when all of a version is in it and the digest is right
-does the engine get the update, between two decode steps. A thread applies large updates to the replica, so generation
-continues. Overtaken versions are skipped. Each mismatch (a checksum, a base, a digest) is counted by reason, and leads
-to whole weights.
+a relay: `actors.sources`) of each part of the weights, one per rank of the learner. The replica
+(`areal_like.weights.replica`) lies beside the live weights; only with all of a version in it and a right digest does
+the engine get the update, between two decode steps. A thread applies large updates, so generation continues. Overtaken
+versions are skipped. Each mismatch (a checksum, a base, a digest) is counted by reason, and leads to whole weights.
 """
 
 import asyncio
@@ -68,9 +67,8 @@ class Subscriber:
         self.totals = dict.fromkeys(("fetch_seconds", "replica_seconds", "deltas", "base_snapshots"), 0.0)
 
     def stats(self) -> dict[str, float]:
-        """Running totals: bytes and seconds of fetching, bytes that came from relays and that went to others, relays
-        that were left, seconds of applying to the replica, versions that came as deltas or with a base snapshot, and
-        whole weights by reason."""
+        """Running totals: bytes and seconds of fetching, bytes from relays and to others, relays that were left,
+        seconds of applying to the replica, versions as deltas or with a base snapshot, whole weights by reason."""
         found = self.totals | {
             "weight_bytes": self.sources.received,
             "weight_bytes_relayed": self.sources.relayed,
@@ -117,8 +115,8 @@ class Subscriber:
             self._news.set()
 
     async def apply(self, manifest: Manifest) -> None:
-        """Fetch, verify and load one version, or another one that the plan led to. Raises Superseded; BusError if the
-        publisher sends wrong bits again and again."""
+        """Fetch, verify and load a version, or the one that the plan led to. Raises Superseded; BusError for wrong bits
+        again and again."""
         version, digest = manifest.version, manifest.digest
         self.digests[version] = digest
         self.replica.shape(self._specs(manifest), manifest.block_bytes, len(manifest.parts))

@@ -141,8 +141,7 @@ class Transcript:
         return sum(len(part.experts) for part in self._contexts()[-1] if part.experts is not None)
 
     def _experts(self) -> np.ndarray | None:
-        """Of the whole, [T - 1, layers, k]. Nothing is trained behind the last answer of a context, so nobody asks for
-        experts there: they are 0."""
+        """Of the whole, [T - 1, layers, k]. Behind a context's last answer, where nothing is trained, they are 0."""
         found = []
         for parts in self._contexts():
             known = joined_experts([part.experts for part in parts if part.trained or part.experts is not None])

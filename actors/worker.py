@@ -142,8 +142,7 @@ class Worker:
                 group.task.cancel()
 
     async def hand_back(self, group_ids: Iterable[int] | None = None, *, leaving: bool = False) -> None:
-        """Interrupt groups (None: all) within a decode step, and hand the buffer their tokens. `leaving`: this
-        actor takes no more leases."""
+        """Interrupt groups (None: all) within a decode step; hand back their tokens. `leaving`: take no more leases."""
         self._leaving |= leaving
         wanted = self._groups if group_ids is None else group_ids
         groups = [self._groups[each] for each in wanted if each in self._groups]
@@ -184,8 +183,8 @@ class Worker:
         self.credit.end()
 
     def look(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Records and reports the work so far. Returns the groups that have made progress since the last look, with
-        their tokens so far; and the same of leases of held-out prompts."""
+        """Records and reports the work so far. Returns the groups, and the held-out leases, that moved since the last
+        look, with their tokens so far."""
         self._generating.so_far()
         self._evaluating.so_far()
         self.credit.report_rest()
@@ -214,8 +213,7 @@ class Worker:
         self.client.send(messages.Failed(lease.group_id, reason, detail))
 
     async def _compared(self, prompt: Prompt, samples: list[Sample], recorders: Iterable[Recorder]) -> list[Sample]:
-        """Samples with their group's rewards. Meanwhile the lease makes no tokens, but it is at work. Raises
-        RewardError."""
+        """Samples with their group's rewards. Meanwhile the lease is at work without tokens. Raises RewardError."""
         if self.group_rewards is None:
             return samples
         with ExitStack() as limits:
@@ -277,8 +275,8 @@ class Worker:
         return sample
 
     async def _run_sample(self, group: _Running, prompt: Prompt, index: int) -> Sample | None:
-        """Roll out a sample. If its reward, agent or environment crashes, draw another one in its place, with random
-        numbers of its own. (A reward that overruns its time is no crash: it is 0.)"""
+        """Roll out a sample. If its reward, agent or environment crashes, draw another, with random numbers of its own.
+        (A late reward is no crash: it is 0.)"""
         attempt, record = 0, group.carried.samples.get(index) or PartialSample()
         while True:
             try:

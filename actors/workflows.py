@@ -1,9 +1,9 @@
 """Workflows: how one sample of a prompt is rolled out. One async function per style of rollout.
 
-The worker starts `lease.launch` of them at once; each calls the engine and the verifier, and returns a `Sample`. None
-rejects the sample; raising fails the sample, never the run; the worker counts both. Another actor may continue an
-interrupted sample: the workflow starts again there, and the earlier answers of the engine and the verifier are repeated
-at once (`actors.resumption`). So a workflow may depend only on its arguments and those answers.
+The worker starts `lease.launch` of them at once; each calls engine and verifier, and returns a `Sample`. None rejects
+the sample, an error fails it, never the run; the worker counts both. Another actor may continue an interrupted sample:
+the workflow starts again there, and earlier answers of engine and verifier are repeated (`actors.resumption`). So it
+may depend only on its arguments and those answers.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """The nouns that every room shares: prompts, completions, samples, groups, leases, batches.
 
-Plain dataclasses over NumPy arrays: importable without torch, sglang or ray. Shapes are written `[T]`:
-`P` prompt tokens, `R` response tokens, `T = P + R`. A *version* is the number of published weight updates that
-made the weights (0 = the initial weights). A *run* is `(version, n)`: n consecutive tokens sampled at that version.
+Dataclasses over NumPy arrays, without torch, sglang or ray. Shapes are written `[T]`: `P` prompt tokens, `R` response
+tokens, `T = P + R`. A *version* is the number of published weight updates that made the weights (0 = the initial
+weights). A *run* is `(version, n)`: n consecutive tokens sampled at that version.
 """
 
 from dataclasses import dataclass, field
@@ -20,9 +20,9 @@ class Prompt:
     """One prompt, made by a task.
 
     `tokens` int32 [P]; `answer` is the input of the task's verifier; `max_tokens` is the longest response that makes
-    sense. `filler`: with a task's `length_trace`, how many loss-masked tokens each sample decodes after its answer
-    (sample i takes `filler[i % len(filler)]`). `codec` (`interfaces.Codec`): None where the task has no text.
-    `messages`: the prompt as chat messages `{role, content}`. `task` names the task of a mixture that made it."""
+    sense. `filler`: with a task's `length_trace`, loss-masked tokens that sample i decodes after its answer, `filler[i
+    % len(filler)]`. `codec` (`interfaces.Codec`): None where the task has no text. `messages`: the prompt as chat
+    messages `{role, content}`. `task` names the task of a mixture that made it."""
 
     tokens: np.ndarray
     answer: Any
@@ -37,11 +37,10 @@ class Prompt:
 class Limits:
     """How to sample one completion.
 
-    `key` names the random stream of this sample (see `areal_like.sampling`); `offset` is the position of the first
-    sampled token within that stream, so that a second call for the same sample continues where the first ended.
-    `temperature` 0 means greedy; its logprobs are those of temperature 1. The stop token is part of the output.
-    `trained` False: an evaluation, of which nothing is trained. `experts_from`: the first position whose experts a
-    completion brings, where an engine returns them (`areal_like.models.experts`); earlier ones are known."""
+    `key` names the random stream of this sample (see `areal_like.sampling`); `offset`: the first sampled token's
+    position in that stream, so a sample's second call continues it. `temperature` 0: greedy, with logprobs of
+    temperature 1. The output includes the stop token. `trained` False: an evaluation. `experts_from`: the first
+    position whose experts a completion brings (`areal_like.models.experts`)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -55,8 +54,8 @@ class Limits:
 @dataclass(slots=True)
 class Completion:
     """What an engine sampled: `tokens` int32 [R], `logprobs` float32 [R] (behaviour), `runs` covering R tokens.
-    `experts` [N, layers, k] (`models.experts`): those chosen at the positions from `Limits.experts_from` to that of
-    the last token but one; None: the engine does not return them."""
+    `experts` [N, layers, k] (`models.experts`): those of positions from `Limits.experts_from` to the last token but
+    one; None: not returned."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -70,12 +69,11 @@ class Sample:
     """One rollout, rewarded.
 
     `tokens` int32 [T] (prompt, then response); `logprobs` float32 [R] behaviour logprobs; `loss_mask` bool [R], False
-    for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order. `turn_rewards`
-    assigns parts of `reward` to places: pairs (place of the turn's last token in the response, its reward), ascending;
-    the rest belongs to the end. `experts` [T - 1, layers, k]: those that the engine's model chose (`models.experts`).
-    `forks`, ascending: places in the response at which the model's context began anew, since its chat template rewrites
-    earlier turns. A sample with n forks is n + 1 sequences, one behind the other: each begins with the tokens shown to
-    the model there, which are loss-masked."""
+    for tokens that are not trained (filler, tool output); `runs` covers the R response tokens in order. `turn_rewards`,
+    ascending: parts of `reward`, as (place of the turn's last token in the response, its reward); the rest belongs to
+    the end. `experts` [T - 1, layers, k]: those that the engine's model chose (`models.experts`). `forks`, ascending:
+    places in the response at which the model's context began anew, since its chat template rewrites earlier turns. n
+    forks make n + 1 sequences; each begins with the loss-masked tokens shown to the model there."""
 
     tokens: np.ndarray
     prompt_length: int
@@ -154,9 +152,9 @@ class Lease(NamedTuple):
 class Batch:
     """The input of one train step: `index` counts batches from 0, `version` is the train version it is served for.
 
-    Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks exclude them already. Where the
-    learner has several ranks this is the share of one of them, and `places` are its groups' in the whole batch. `redo`
-    counts the batches that were set aside before it was served (`learners.untrainable`).
+    Tokens of versions before `oldest_allowed` are not trained; the samples' loss masks exclude them already. With
+    several ranks of the learner this is one's share, and `places` are its groups' in the batch. `redo` counts batches
+    set aside before it (`learners.untrainable`).
     """
 
     index: int

@@ -31,8 +31,7 @@ CHECKS = 8
 
 
 class Deadlines:
-    """Revokes leases that made no progress for `timeout` seconds (0: never). `failures`: groups that failed in a
-    row."""
+    """Revokes leases without progress for `timeout` seconds (0: never). `failures`: groups that failed in a row."""
 
     def __init__(self, peers: Peers, groups: GroupManager, evaluation: Evaluation, gauges: Gauges, timeout: float):
         self.peers, self.groups, self.evaluation, self.gauges = peers, groups, evaluation, gauges

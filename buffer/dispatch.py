@@ -187,16 +187,15 @@ class Dispatcher:
             self.gauges.decisions[batch] |= explained | (groups.store.results.metrics() if groups.store.results else {})
 
     def _least_groups(self, batch: int) -> int:
-        """The smallest size of this batch with which all deferred and redundant groups are trained before the data
-        ends."""
+        """The smallest size of this batch that trains all deferred and redundant groups before the data ends."""
         if self.last_batch is None or self.last_batch <= batch:
             return 0
         waiting = self.groups.store.entries.count(Stage.DEFERRED) + len(self.groups.store.entries.redundant)
         return math.ceil(waiting / (self.last_batch - batch))
 
     def _view(self, version: int, running: int) -> View:
-        """What the scheduler may know, for an actor that holds `version`. First opens the batch of the next slot, if
-        that is allowed."""
+        """What the scheduler may know, for an actor with `version`. First opens the batch of the next slot, if
+        allowed."""
         store, room = self.groups.store, self.groups.room(version)
         if room > 0 and store.slots.next >= self.groups.bound.batches.end:
             self._open_batch()
@@ -241,8 +240,8 @@ class Dispatcher:
     # ---- draining ---------------------------------------------------------------------------------------------------
 
     def _drains_to(self) -> int | None:
-        """If the run drains: the first batch that will not be trained. Active groups fill the batches before it; new
-        groups complete the last of these. Computed each time, since batch sizes may change."""
+        """If the run drains: the first batch that will not be trained. Active groups fill those before it; new ones
+        complete the last."""
         if self.peers.phase.stopping != "drain":
             return None
         batches = self.groups.bound.batches
@@ -293,8 +292,7 @@ class Dispatcher:
         self.shares.answer(self.outbox.put)
 
     def _frames(self, entries: list[Entry], batch: int) -> list[Frame]:
-        """The payloads of a SERVED batch. Empty if the journal has lost one: that group is rolled out again, and the
-        others wait for it."""
+        """The payloads of a SERVED batch. Empty if the journal has lost one: the others wait for another rollout."""
         frames, lost = [], []
         for entry in entries:
             try:

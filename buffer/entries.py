@@ -167,8 +167,8 @@ class BySlot:
 
 
 class Entries(dict[int, Entry]):
-    """Only `add`, `move`, `reslot` and `remove` change it, and the stage and slot of its groups. `redundant`: groups
-    with a lease and no slot."""
+    """Only `add`, `move`, `reslot` and `remove` change it, and its groups' stage and slot. `redundant`: with a lease
+    and no slot."""
 
     def __init__(self) -> None:
         super().__init__()

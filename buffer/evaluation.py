@@ -73,8 +73,7 @@ class _Round:
 
 
 class Evaluation:
-    """Rounds of `sets`, each `every` so many train steps (0: only before and after training). A place is a number for
-    each answer of all sets."""
+    """Rounds of `sets`, each `every` so many steps (0: only before and after training). A place numbers an answer."""
 
     def __init__(self, sets: Sequence[HeldoutSet]):
         self.sets = list(sets)
@@ -185,8 +184,7 @@ class Evaluation:
         return None
 
     def record(self, actor: str, lease_id: int, answer: AnswerResult) -> RoundResult | None:
-        """Record one held-out answer. Ignored if the actor does not have the lease. Returns the round's result if this
-        row was the last."""
+        """Record one held-out answer. Ignored without a lease. Returns the round's result after the last."""
         row = self.row_of(actor, lease_id)
         return None if self.round is None or row is None else self._answered(self.round, row, answer)
 

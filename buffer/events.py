@@ -30,8 +30,7 @@ class _OfBatch(_Record):
 
 class Admit(_OfGroup):
     """A new group is leased to `actor`, which holds `version`. It starts `launch` samples; the first `need` to finish
-    make the group. `redundant`: the group gets no slot of its own. `task`: the task of a mixture that its prompt is
-    from (else "")."""
+    make the group. `redundant`: without a slot of its own. `task`: of a mixture (else "")."""
 
     row: int
     launch: int
@@ -44,7 +43,7 @@ class Admit(_OfGroup):
 
 class Lease(_OfGroup):
     """A group that waited for a lease runs on `actor`. `version`: none of its tokens will be older. `resumes`: the
-    lease carries the partial group of an earlier lease; otherwise that partial group is discarded."""
+    lease carries an earlier lease's partial group, else discarded."""
 
     actor: str
     version: int

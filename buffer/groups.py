@@ -1,7 +1,6 @@
 """Decides what happens to groups. Each decision becomes an event, which is journaled and then applied (`buffer.store`).
 
-No I/O; time is passed in. All changes go through `GroupManager.commit`, so the journal makes the same store after a
-crash.
+No I/O; time is passed in. All changes go through `GroupManager.commit`, and so the journal.
 """
 
 import math
@@ -166,8 +165,7 @@ class GroupManager:
 
     def push(self, head: Head, payload: Payload, version: int, now: float, actor: str = "") -> bool:
         """A group that needs or has a lease → WAITING, or gone if the filter rejects it. `version`: the newest
-        published one. Returns False if the group is not expected: a duplicate, dropped or deferred. The first push
-        wins."""
+        published one. False: not expected (a duplicate, dropped or deferred)."""
         entry = self.store.entries.get(head.id)
         if entry is None or not self._expected(entry, head):
             self.duplicates += 1
@@ -282,8 +280,8 @@ class GroupManager:
                 self.drop(entry.id, "stale", f"{oldest}; {needed}")
 
     def _requeue_what_is_too_new(self, version: int) -> None:
-        """With a bound of 0, a group may have later weights from before a crash. It could be trained only if all
-        batches were served as before. They are not, so the later weights will differ: requeue such groups."""
+        """With a bound of 0, requeue groups of later weights from before a crash: batches are served otherwise, so
+        those weights will differ."""
         self._replans = self.store.replans
         if self.bound.max_staleness == 0:
             for entry in self.store.entries.of(Stage.WAITING):

@@ -1,9 +1,8 @@
 """Injects staleness: exactly the right version samples each group, so that its staleness is `inject_staleness`.
 
 A slot of train version V *needs* version V − age. The buffer announces new weights only when all slots that need the
-present version, or an earlier one, have been rolled out. So no group sees an update, and a group that is lost, fails or
-is filtered is replaced while its version still exists. Training continues meanwhile, one version ahead at most: the
-publisher keeps two.
+present version, or an earlier one, have been rolled out. So no group sees an update, and a lost, failed or filtered
+group is replaced while its version exists. Training goes at most one version ahead: the publisher keeps two.
 
 A run begins at version 0, or at the checkpoint of a resume. A slot that needs an earlier version gets that one.
 """

@@ -64,9 +64,8 @@ def reader(folder: Path) -> Read:
 
 
 class Journal:
-    """Appends to the newest segment of `folder`. `sync`: fsync at each commit. `keep`: never delete a segment; else
-    those for a resume from the last `checkpoints` rotations stay. Of the `appended` records the first `committed` are
-    durable."""
+    """Appends to the newest segment of `folder`. `sync`: fsync at each commit. `keep`: never delete a segment; else the
+    last `checkpoints` rotations stay. The first `committed` of the `appended` records are durable."""
 
     def __init__(self, folder: Path, *, sync: bool, keep: bool, checkpoints: int = 1):
         folder.mkdir(parents=True, exist_ok=True)

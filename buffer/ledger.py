@@ -8,8 +8,7 @@ from typing import NotRequired, TypedDict
 
 
 class Ledger(TypedDict):
-    """Where every admitted group is: admitted = trained + sum(filtered) + sum(dropped) + active. `tasks`: the same of
-    each task of a mixture."""
+    """Every admitted group: admitted = trained + sum(filtered) + sum(dropped) + active. `tasks`: a mixture's."""
 
     admitted: int
     trained: int

@@ -1,7 +1,7 @@
 """Who takes part in a run, and how far it is: actors, the learner with its weights, and the phase of the run.
 
-A restarted actor process sends hello under its old name and replaces the old process. Which groups an actor has a lease
-of is known to `buffer.store` alone. Times are in seconds of `Peers.clock`.
+A restarted actor process sends hello under its old name and replaces the old process. `buffer.store` alone holds
+leases. Times are in seconds of `Peers.clock`.
 """
 
 import math
@@ -17,8 +17,8 @@ from areal_like.wire.bus import Router
 from buffer.fleet import RelayTree, Stats, Totals
 
 MOST_REFUSED = 3
-"""A group is dropped after this many refused pushes. An actor gets no more leases after this many refused groups in a
-row, until it joins again."""
+"""A group is dropped after so many refused pushes; an actor gets no leases after so many in a row, until it joins
+again."""
 
 MOST_FAILED = 8
 """An actor on which so many groups in a row failed gets no leases while others work."""
@@ -91,8 +91,8 @@ class Fleet:
         self.tree.leave(actor.name)
 
     def at_work(self, now: float) -> list[Actor]:
-        """Actors that may get leases. One with too many refused groups in a row never does. A benched actor, one whose
-        engine does not serve, or one on which too many groups in a row failed, does only if there is no other."""
+        """Actors that may get leases: never one with too many refused groups in a row; a benched or failing one, or one
+        whose engine does not serve, only without another."""
         actors = [actor for actor in self.by_name.values() if actor.refused < MOST_REFUSED]
         actors = [actor for actor in actors if actor.failed < MOST_FAILED] or actors
         return not_benched([actor for actor in actors if actor.engine == "serving"] or actors, now)
@@ -119,8 +119,8 @@ class Learner:
 
 @dataclass(slots=True)
 class PublishedWeights:
-    """`published`: manifest of the learner's newest weights. `manifest`: the one announced to actors, of `version` (-1:
-    none yet). `digests`: of all recent versions."""
+    """`published`: manifest of the learner's newest weights. `manifest`: the announced one, of `version` (-1: none
+    yet). `digests`: of recent versions."""
 
     published: messages.Manifest | None = None
     manifest: messages.Manifest | None = None

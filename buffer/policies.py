@@ -9,7 +9,7 @@ Batch policies: (waiting, missing, want, *, knobs) → ids in batch order, or ()
 A policy states a preference. The other groups must still fit under the staleness bound (`GroupManager.serve`).
 
 Filters: (rewards, lengths, *, knobs) → "" to keep, or a reason. `rewards` and `lengths` (response tokens) have one
-entry per sample of a group. A filtered group counts under its reason, and its slot goes to another prompt at once.
+entry per sample of a group. A filtered group counts under its reason; another prompt gets its slot.
 """
 
 from collections.abc import Callable, Sequence, Set

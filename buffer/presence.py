@@ -107,8 +107,7 @@ class Presence:
             log.warning("%s is left out: the run continues without it", message.name)
 
     def remove(self, actor: Actor, died: str = "") -> None:
-        """`died`: how, if by itself. One of its groups may be the cause, so a group present at `MOST_DEATHS` deaths is
-        dropped."""
+        """`died`: how, if by itself. Its groups may be the cause: one present at `MOST_DEATHS` deaths is dropped."""
         for entry in list(self.groups.store.entries.held_by(actor.name).values()):
             entry.deaths += bool(died)
             if entry.deaths < MOST_DEATHS:

@@ -17,8 +17,7 @@ from buffer.samplers import NEW, Sampler
 
 
 class Share(NamedTuple):
-    """A task's part of the training rows: name ("": the only task), first row, number of rows, and prompts per
-    block."""
+    """A task's part of the training rows: name ("": the only task), first row, number of rows, prompts per block."""
 
     name: str
     first: int
@@ -116,5 +115,5 @@ class PromptCursor:
 
 @functools.lru_cache(maxsize=1)
 def _permutation(key: tuple[int, ...], size: int) -> np.ndarray:
-    """The order of a share's rows. The newest is kept: a planner simulates hundreds of runs with the same prompts."""
+    """The order of a share's rows. Kept for planners, which simulate hundreds of runs."""
     return np.random.default_rng(key).permutation(size)

@@ -2,8 +2,7 @@
 
 All modes use the same buffer. A scheduler sets how stale a group may become (`max_staleness`: admission enforces this
 bound), how large the groups of a batch are, and, given a `View`, what to start now. It may start *redundant* groups:
-more than a batch has places (`buffer.store`). To write your own, inherit from `Scheduler` and name the class in the
-config as `module:Name`.
+more than a batch has places (`buffer.store`). Your own inherits from `Scheduler`; the config has `module:Name`.
 """
 
 import math
@@ -27,9 +26,9 @@ class GroupPlan(msgspec.Struct, frozen=True):
 
 class Round(NamedTuple):
     """How far the round is, in groups, for schedulers that start no group of a later batch. `left`: places of the next
-    batch to train that no group has yet. `unfinished`: places whose group is not ready. `redundant`: groups without a
-    place. `fresh`: new prompts until the end of the data (0 or below: none). `current`: does the actor in question hold
-    the newest weights?"""
+    batch without a group; `unfinished`: with one that is not ready. `redundant`: groups without a place. `fresh`: new
+    prompts until the end of the data (0 or below: none). `current`: does the actor in question hold the newest
+    weights?"""
 
     left: int
     unfinished: int
@@ -40,8 +39,8 @@ class Round(NamedTuple):
 
 class View(msgspec.Struct, frozen=True):
     """What a scheduler may know, all in groups. `room`: how many the bound allows now, on the weights of the actor in
-    question. `running`: in flight, on an actor or requeued. `deferred`: in the queue. `round`: call it only if the
-    scheduler works in rounds; it costs more than all the rest, and every lease makes a view."""
+    question. `running`: in flight, on an actor or requeued. `deferred`: in the queue. `round`: costly, for schedulers
+    that work in rounds."""
 
     room: float
     running: int
@@ -50,8 +49,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 class Scheduler:
-    """What all schedulers share. `sizing`: see `buffer.sizing`. `oversample_responses`: samples started per sample
-    needed.
+    """What all schedulers share. `sizing`: `buffer.sizing`. `oversample_responses`: samples started per sample needed.
 
     The journal keeps `state_dict` for each opened batch; `load_state_dict` gets it back after a crash.
     """
@@ -109,8 +107,7 @@ class AsyncScheduler(Scheduler):
     """Start a group whenever there is room: generation and training overlap.
 
     `max_staleness` is in versions (inf: unbounded). `max_inflight_groups`: most groups rolled out at once.
-    `oversample_responses`: samples started per sample needed; the first to finish make the group. Short answers are
-    then trained too often.
+    `oversample_responses`: samples started per sample needed; above 1 short answers are trained too often.
     """
 
     def __init__(

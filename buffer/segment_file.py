@@ -57,8 +57,7 @@ def _checksum(number: int, at: int, data: bytes) -> int:
 
 
 class SegmentFile:
-    """Appends to `path`, the file of that `number`; creates it if `new`. `sync`: appended records survive a power cut.
-    Raises OSError."""
+    """Appends to `path`, file `number`, which `new` creates. `sync`: records survive a power cut. Raises OSError."""
 
     def __init__(self, path: Path, number: int, *, sync: bool, new: bool = False):
         self._file = path.open("xb" if new else "r+b", buffering=0)
@@ -68,8 +67,7 @@ class SegmentFile:
             self._write([memoryview(MAGIC)])
 
     def append(self, items: Sequence[Item]) -> None:
-        """Append all items, then set the `extent` of their payloads. Raises OSError (disk full, ...): then the file is
-        unchanged."""
+        """Append all items and set their payloads' `extent`. Raises OSError (disk full, ...): the file is unchanged."""
         pieces: list[Bytes] = []
         extents: list[Extent] = []
         end = self._end

@@ -5,8 +5,8 @@ Waiting roles:
   the learner waits for a batch       → unblocked by `Dispatcher.serve`: a push
   all         wait for the start      → unblocked by `Presence.start`: enough actors hold version 0
 
-A message that does not fit the run is refused (WireError) before it has changed anything. Any other error ends the
-process, and a resume restores its state from the journal.
+A message that does not fit the run is refused (WireError) before it has changed anything. Other errors end the process;
+a resume restores its state from the journal.
 """
 
 import logging
@@ -46,7 +46,7 @@ LONGEST_REASON = 60
 MESSAGES_PER_TURN = 1000
 """A peer that floods the buffer can't stop its decisions."""
 STOP_SECONDS = 8.0
-"""The learner confirms within this time that it stops at a checkpoint, or the run ends without one."""
+"""The learner confirms a stop at a checkpoint within this time, or the run ends without one."""
 COMMIT_POLL_SECONDS = 0.001
 """How often to check whether a commit is on disk, if no message comes."""
 _FROM_ACTORS = messages.SENDS["actor"] - {messages.Sync, messages.Fetch}
@@ -261,8 +261,8 @@ class Server:
         return heads, faults_of_push(heads, payloads, self.store.entries, *known)
 
     def _may_push(self, actor: Actor, group_id: int) -> bool:
-        """Has this actor ever had a lease of the group? The first push of any holder wins. Also True for groups that
-        are pushed or gone: a push does not change them."""
+        """Has this actor ever had a lease of the group? The first push of any holder wins. Also True for pushed or gone
+        groups."""
         entry = self.store.entries.get(group_id)
         return entry is None or entry.stage in (Stage.WAITING, Stage.SERVED) or actor.name in entry.holders
 
@@ -336,8 +336,8 @@ class Server:
         self.dispatcher.shares.trained(self.learner.steps)
 
     def _set_aside(self, index: int, reason: str) -> None:
-        """Batch `index` can't be trained: its groups are dropped, and the groups of later batches wait again, so that
-        batches stay in order. A repeated call changes nothing."""
+        """Drop the groups of batch `index`, which can't be trained; those of later batches wait again, in order. A
+        repeated call changes nothing."""
         if index != self.learner.steps:
             raise WireError(f"batch {index} is not the next one to be trained")
         voided = self.dispatcher.shares.void(index)

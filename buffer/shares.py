@@ -30,8 +30,7 @@ def split(tokens: Sequence[int], ranks: int) -> list[list[int]]:
 
 @dataclass(slots=True)
 class Served:
-    """A batch in flight: as one message, with its `heads` and `payloads` in batch order. `places`: of each rank's
-    groups in the batch."""
+    """A batch in flight: its message, `heads` and `payloads` in order. `places`: of each rank's groups in the batch."""
 
     batch: Batch
     heads: list[Head]
@@ -55,8 +54,7 @@ class Served:
 
 @dataclass(slots=True)
 class Shares:
-    """`ranks`: of the learner. `served`: batches not trained yet, by index. `wanted`: rank → (peer, batch) for ranks
-    that wait for a share."""
+    """`served`: batches not trained yet, by index. `wanted`: rank → (peer, batch) of the learner's ranks that wait."""
 
     ranks: int = 1
     served: dict[int, Served] = field(default_factory=dict)

@@ -1,8 +1,7 @@
 """How many samples a group has. No I/O, no clock.
 
 The size is fixed when a batch is opened, so it changes only between steps. A batch keeps its number of samples: with
-larger groups it has fewer prompts. To write your own controller, inherit from `Sizing` and name the class in the config
-as `module:Name`.
+larger groups it has fewer prompts. Your own controller inherits from `Sizing`; name it in the config as `module:Name`.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class Fixed(Sizing):
 
 
 class Sagc(Sizing):
-    """Straggler-aware group control (after arXiv 2606.02218): the largest groups that keep the long-run share of groups
-    with a straggler at `budget`.
+    """Straggler-aware group control (after arXiv 2606.02218): the largest groups at a straggler share of `budget`.
 
     A group has a straggler if its longest response is more than `straggler_ratio` times its median. The paper publishes
     no formula; this is a reconstruction. p, the risk that one response is a straggler, has a Beta posterior. Its

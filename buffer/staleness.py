@@ -6,8 +6,8 @@ Every admitted group holds a *slot*: its place in the order of training. Batch k
 
 A group may start on weights of version `v` only in a slot whose train version is at most v + max_staleness. Then no
 token is older than the bound when its slot is trained, however long the group runs or waits. The bound holds by
-construction, and not only if groups finish in order. (AReaL, arXiv 2505.24298, eq. 3, counts groups instead.) The next
-group takes the slot that a rejected or dropped group leaves, so capacity cannot drift either.
+construction, in any order of finishing. (AReaL, arXiv 2505.24298, eq. 3, counts groups.) The next group takes the slot
+of a rejected or dropped one, so capacity cannot drift.
 
 The *deadline* of a group with tokens of some version is the first slot that may not hold them (`Bound.deadline`).
 """
@@ -78,8 +78,8 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """`max_staleness`: in versions (math.inf: none). `groups_per_batch`: of batches that are not open (see `batches`).
-    `interval`: weight_sync_interval."""
+    """`max_staleness`: in versions (math.inf: none). `groups_per_batch`: of batches not open yet. `interval`:
+    weight_sync_interval."""
 
     max_staleness: float
     groups_per_batch: int

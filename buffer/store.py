@@ -22,8 +22,8 @@ RECALLED may have a slot; RUNNING, QUEUED, WAITING and SERVED have one; REDUNDAN
 leaves untrained gives its slot back, and the next one takes the lowest that is free.
 
 Only `Store.apply` changes the store (but for notes on leases): `buffer.groups` makes an event, the journal writes it,
-the store applies it, again after a crash (`buffer.recovery`). After every event: admitted = trained + filtered +
-dropped (by reason) + active.
+the store applies it, also after a crash. After every event: admitted = trained + filtered + dropped (by reason) +
+active.
 """
 
 from collections.abc import Callable

@@ -3,8 +3,7 @@
 Each group carries, for every version that made one of its tokens, the digest of the weights that its actor held. Before
 it computes a gradient, each rank of the learner compares those of its share of the batch with the learner's own record,
 `RUN/published.log`: a line "VERSION DIGEST" per publication, written before the version is announced and never changed.
-A version has two lines if its second publication, after a resume, had other bits. A replay uses the replayed run's
-record.
+A version has two lines if its second publication, after a resume, had other bits. A replay uses its source's.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Attestation:
             raise AttestationError(f"batch {batch.index}, {fault}; the batch is not trained")
 
     def fault(self, batch: Batch) -> str:
-        """Names a version that was made by weights with another digest, and the first such group of the batch; else
-        empty."""
+        """Names a version with tokens of weights of another digest, and the batch's first such group; else empty."""
         for group in batch.groups:
             for version, digest in ((v, d) for v, text in group.digests.items() for d in text.split(OR)):
                 if digest not in self._known[version]:

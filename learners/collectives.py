@@ -41,8 +41,7 @@ _JOINED = SimpleNamespace(patient=None)
 def join(rank: int, ranks: int, store: Path, *, local: bool, seconds: float = 900.0) -> None:
     """Connect to the other ranks through the file `store`, which all can reach. Returns when all are connected. Tensors
     on the CPU and plain data use gloo, tensors on a GPU use NCCL. `local`: all ranks are on this host, and need not
-    listen to other hosts. `seconds` is the time-out of all collectives within a step; `barrier` and `broadcast` have
-    none."""
+    listen to other hosts. `seconds`: time-out of all collectives within a step; `barrier` and `broadcast` have none."""
     if local and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo"
@@ -151,8 +150,7 @@ class Ranks:
             dist.barrier(_JOINED.patient)
 
     def broadcast(self, thing: Any) -> Any:
-        """Rank 0's argument, encoded as in `gathered`; other arguments are ignored. The other ranks wait while rank 0
-        lives."""
+        """Rank 0's argument, encoded as in `gathered`; others are ignored. The other ranks wait while rank 0 lives."""
         if self.count == 1:
             return thing
         packed = _packed(thing if self.rank == 0 else None)

@@ -41,8 +41,7 @@ class TokenTally:
             self._pieces.setdefault(prefix + name, []).append((values.detach(), staleness))
 
     def _in_host_memory(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Name → values float64 [N], staleness int64 [N]. One copy for all names: names that were added together share
-        their staleness."""
+        """Name → values float64 [N], staleness int64 [N]. One copy for all names; added together they share it."""
         known = {id(part): part for pieces in self._pieces.values() for piece in pieces for part in piece}
         if not known:
             return {}

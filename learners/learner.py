@@ -5,8 +5,8 @@ minibatch: (a plan over all of its tokens) → packing → forward → loss ÷ d
 in brackets run only if the loss, the advantage or the objective needs them.
 
 Invariants: between optimizer steps the model's parameters are the published bits (`learners.optim`). The gradient does
-not depend on how minibatches are cut into micro-batches, up to floating-point summation order. The same batches from
-the same state give the same bits.
+not depend on the cut into micro-batches, up to summation order. The same batches from the same state give the same
+bits.
 """
 
 import logging
@@ -209,9 +209,9 @@ class TorchLearner:
         return of_demonstrations(found) if self._marks.supervised else found
 
     def logprobs_of(self, sequences: list[list[int]]) -> tuple[list[list[float]], str]:
-        """Logprobs, at temperature 1, of all tokens after the first of some sequences. Also the dtype to whose
-        precision they match the published weights (adapters are published merged and rounded). All ranks must call
-        this, with the same sequences."""
+        """Logprobs, at temperature 1, of all tokens after the first of some sequences, and the dtype to whose precision
+        they match the published weights (merged and rounded adapters). All ranks must call this, with the same
+        sequences."""
         rows = self._passes.logprobs_of(sequences)
         reshard(self.model)  # the next thing is a snapshot of this rank's part
         return rows, "bfloat16" if self._rounds else "float32"

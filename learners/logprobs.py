@@ -206,8 +206,8 @@ class LogprobHead:
         return torch.cat(pieces, 1)
 
     def _piece(self, states: Tensor, targets: Tensor, candidates: Tensor | None, temperature: float) -> Tensor:
-        """For a head that is more than a matrix, such as one with an adapter, and for more than two numbers a token:
-        [1, n, 2 + k]."""
+        """For a head that is more than a matrix, such as one with an adapter, or for k more numbers a token: [1, n, 2 +
+        k]."""
         with torch.autocast(states.device.type, enabled=False):
             logits = self._forward(states.to(next(self._head.parameters()).dtype))[0]
         logprobs, entropy = token_logprobs(logits, targets, temperature)
@@ -223,8 +223,7 @@ class LogprobHead:
 
 
 def use_logprob_head(model: PreTrainedModel, max_logits: int, *, entropy_gradient: bool = True) -> None:
-    """Make a model's head give logprobs in pieces (`LogprobHead`). Raises ValueError for models whose logits are not
-    their head's."""
+    """Make a model's head give logprobs in pieces (`LogprobHead`). Raises ValueError if logits are not its own."""
     if changed := [key for key in CHANGES_LOGITS if getattr(model.config, key, None) is not None]:
         raise ValueError(f"the model changes its head's logits by {changed}, so the learner can't train it")
     head = model.get_output_embeddings()

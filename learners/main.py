@@ -3,9 +3,9 @@
     batch k arrives → ask for batch k+1 → train → "trained k" → publish → metrics → checkpoint → "checkpointed"
 
 So the buffer can prepare the next batch during the step, and actors get new weights before the metrics are written. The
-learner waits for the buffer (which actors' pushes unblock), never for an actor. If the run folder holds a checkpoint,
-training continues from it: the buffer serves all later batches again. With a supervised loss there is no buffer:
-batches come from the task, and only the last weights are published, for their digest.
+learner waits for the buffer (which actors' pushes unblock), never for an actor. Training continues from the run
+folder's checkpoint: the buffer serves all later batches again. With a supervised loss there is no buffer: batches come
+from the task, and only the last weights are published.
 """
 
 from __future__ import annotations

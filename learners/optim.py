@@ -3,9 +3,9 @@
 Invariant: model parameters == round(master) to the published dtype, bit for bit, from construction on and after every
 step. Gradients are taken at the rounded values, but steps change the masters, so small steps add up. Parameters and
 gradients are views of one flat buffer each. For a model in float64, masters and gradients are float64. With `hold_in`,
-the parameters themselves have half precision; each gradient is then added to the flat buffer as soon as it is complete,
-and freed, so micro-batches add up in float32. With several ranks each holds masters and gradients of its part of every
-parameter (`learners.sharding`), and copies to and from the parts that FSDP owns.
+the parameters have half precision; each complete gradient is then added to the flat buffer and freed, so micro-batches
+add up in float32. With several ranks each holds masters and gradients of its part of every parameter
+(`learners.sharding`), and copies to and from the parts that FSDP owns.
 """
 
 import math
@@ -139,8 +139,8 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load_master(self, parts: Sequence[Tensor]) -> None:
-        """Load the masters of a learner of any number of ranks, without moments, into one with one rank. Raises
-        ValueError for other sizes."""
+        """Load the masters of any number of ranks, without moments, into one rank. Raises ValueError for other
+        sizes."""
         self._master.copy_(joined(parts, self._parameters))
         self._round()
 

@@ -33,8 +33,7 @@ class Forest:
 
     @classmethod
     def of(cls, tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Forest:
-        """Of the sequences `tokens[starts[i] : starts[i] + lengths[i]]` (int64, tokens below 2³²), without those of
-        length 0."""
+        """Of non-empty sequences `tokens[starts[i] : starts[i] + lengths[i]]` (int64, tokens below 2³²)."""
         numbers = np.flatnonzero(lengths)
         ordered = tokens.astype(">u4")  # whose bytes sort as the numbers do
         keys = {i: ordered[starts[i] : starts[i] + lengths[i]].tobytes() for i in numbers.tolist()}
@@ -64,8 +63,7 @@ class Forest:
 
 
 def cut(lengths: Sequence[int], shared: Sequence[int], most: int) -> list[list[int]]:
-    """Sequences in a forest's order, cut into runs of at most `most` tokens, shared ones counted once. One that is
-    longer is alone."""
+    """Sequences in a forest's order, cut into runs of at most `most` tokens, shared ones once; longer ones alone."""
     runs: list[list[int]] = []
     held = 0
     for number, (length, common) in enumerate(zip(lengths, shared, strict=True)):

@@ -1,5 +1,4 @@
-"""The learner's half of the probe: the logprobs that engines must return for a few prompts if they really serve the
-weights that they attest.
+"""The learner's half of the probe: the logprobs of a few prompts if engines really serve the attested weights.
 
 Every `weights.probe_every` versions the announcement of new weights carries the ends of a few held-out prompts, and the
 learner's logprobs of their tokens; `actors.probe_check` compares. The probe also covers what no digest covers, such as

@@ -1,13 +1,12 @@
-"""Weights out: compare, encode, keep and announce each version, in a thread beside the learner (ParaBlock, arXiv
-2511.19959).
+"""Weights out: encodes, keeps and announces each version, in a thread beside the learner (ParaBlock, arXiv 2511.19959).
 
 The learner waits only while it casts its weights into a spare buffer, or while the previous publication still runs. The
-thread takes each block as soon as it is cast. Two buffers take turns: the newest version is the base of the next one,
-and becomes its spare. With `overlap: false` the learner waits until the end.
+thread takes each block as soon as it is cast. Two buffers take turns: the newest version is the base of the next, then
+its spare. With `overlap: false` the learner waits until the end.
 
 Each rank of a learner does this with its own part of the weights, and serves it. When all parts of a version can be
-fetched, the ranks exchange their parts' lanes, which add up to the digest of the whole, and the first rank announces
-it. No process ever holds more of the weights than its part.
+fetched, the ranks exchange lanes, which add up to the digest of the whole, and the first rank announces it. No process
+holds more than its part.
 """
 
 from __future__ import annotations
@@ -103,8 +102,8 @@ class Publisher:
         self._sent_by_others = 0
 
     def publish(self, version: int, snapshot: TakeSnapshot) -> float:
-        """Publish the weights that `snapshot` returns, this rank's part, as `version`. Returns the seconds for which
-        the caller waited."""
+        """Publish this rank's part of the weights, which `snapshot` returns, as `version`. Returns the seconds of
+        waiting."""
         begin = time.monotonic()
         self._join()
         self._others.begin(version)

@@ -65,8 +65,7 @@ class EngineExperts:
 
 class ReplayedRouter:
     """Replaces a router's `forward`. While `told`, int16 [N, k], is set, it weighs these experts, and chooses itself
-    where they are `UNKNOWN`. `counts` [3]: positions, positions with known experts, and positions where it would have
-    chosen others."""
+    where they are `UNKNOWN`. `counts` [3]: positions, those with known experts, those where it would choose others."""
 
     def __init__(self, router: nn.Module):
         self._forward = router.forward

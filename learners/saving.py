@@ -1,6 +1,5 @@
 """Outputs of the learner: published bits, model folders, and its part of a checkpoint. With several ranks each
-publishes its part of the weights and has its own file in a checkpoint; only for a model folder does rank 0 put the
-parts together."""
+publishes its part of the weights and has its own file in a checkpoint; rank 0 joins them for a model folder."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,8 +42,7 @@ class Saving:
         return self._adapters.merged() if self._adapters else dict(self._model.named_parameters())
 
     def gathered(self) -> tuple[State, dict[str, Tensor]]:
-        """The published bits of all ranks' parts, and the adapters' own weights. Rank 0 calls this while the others
-        call `hand_over`."""
+        """All ranks' published bits, and the adapters' own weights. Rank 0 calls this while others call `hand_over`."""
         state = State(self.specs)
         read_state(Whole(self._weights()), state)
         return state, dict(Whole(self._adapters.trained())) if self._adapters else {}

@@ -10,8 +10,7 @@ from areal_like.config.defaults import RANDOM_LR
 class Schedule:
     """A learning rate schedule, as a function of the optimizer step alone: lr · (step + 1) / `warmup_steps` at first,
     then `lr` (`constant`), or falling to 0 after `total_steps` steps (`linear`, `cosine`; arXiv 1608.03983). `lr` None:
-    as for random weights; `warmup_steps` None: 0. As transformers' schedules, without their first step, whose rate is
-    0."""
+    as for random weights; `warmup_steps` None: 0. As transformers' schedules, without their first step of rate 0."""
 
     def __init__(
         self, lr: float | None = None, name: str = "constant", warmup_steps: int | None = None, total_steps: int = 0

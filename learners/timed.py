@@ -1,5 +1,4 @@
-"""A learner without a model, for system experiments: it sleeps for a set time and publishes bytes that change. No
-torch."""
+"""A learner without a model or torch, for system experiments: sleeps for a set time and publishes changing bytes."""
 
 import json
 import time

@@ -1,6 +1,5 @@
-"""A checkpoint as an OpenAI-compatible chat endpoint on the loopback, for judges, agents and harnesses. No state is
-kept, and keys are ignored. A `seed` of the request names its stream of random numbers: the same request gets the same
-answer."""
+"""A checkpoint as an OpenAI-compatible chat endpoint on the loopback, for judges, agents and harnesses. Keeps no state,
+ignores keys. A request's `seed` names its stream of random numbers: the same request gets the same answer."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -77,9 +77,8 @@ class Load(NamedTuple):
 
 
 class DecodeClock:
-    """At most `slots` sequences run, those in `waiting` wait, first in, first out; call `advance` once after all that
-    are added at one time. `interruptible` False: an update waits for the running sequences. `totals`: running totals,
-    in simulated seconds."""
+    """At most `slots` sequences run, `waiting` ones first in, first out; call `advance` once after all that are added
+    at one time. `interruptible` False: an update waits for the running sequences. `totals`: in simulated seconds."""
 
     def __init__(self, cost: DecodeCost, slots: int, *, interruptible: bool = True):
         self.cost, self.slots, self._interruptible = cost, slots, interruptible

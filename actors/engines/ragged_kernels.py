@@ -119,10 +119,9 @@ def _mix(weights: Array, values: Array, out: Array, first: int, end: int, width:
 
 @functools.cache
 def kernel(width: int, dtype: str) -> Callable[..., None]:
-    """For heads of so many dimensions in a cache of this dtype (torch's name): attend with query float32 [n, kv_heads,
-    group, width] to keys and values [slots, kv_heads, time, width], float32 or uint16 (bfloat16's bits), of which slot
-    i has `lengths` int64 [n] → `out` like the query. Only slots `first` to `end` are computed, so several threads can
-    share a step."""
+    """For heads of so many dimensions in a cache of this dtype: attend with query float32 [n, kv_heads, group, width]
+    to keys and values [slots, kv_heads, time, width], float32 or uint16 (bfloat16's bits), of which slot i has
+    `lengths` int64 [n] → `out` like the query. Only slots `first` to `end`: threads share a step."""
 
     def attend(
         query: Array, keys: Array, values: Array, lengths: Array, scale: np.float32, out: Array, first: int, end: int

@@ -4,9 +4,8 @@ The engine encodes a `Patch`, the loader inside the server (`sglang_loader`) dec
 file with all of the new weights, memory that the engine shares with the servers of its host. Applying it twice does no
 harm, and one that names all elements fits unknown weights.
 
-SGLang fuses our tensors (qkv, gate_up, experts), pads them (vocabulary) and cuts them up (tensor parallelism). The
-model's own `load_weights` runs once with tensors without data (torch's meta device), and each copy that it would make
-is only recorded."""
+SGLang fuses our tensors (qkv, gate_up, experts), pads (vocabulary) and cuts them (tensor parallelism). The model's own
+`load_weights` runs once with tensors without data (torch's meta device), and its copies are only recorded."""
 
 from __future__ import annotations
 
@@ -192,9 +191,8 @@ def boxes_of(model: torch.nn.Module, specs: Sequence[TensorSpec], stored: Stored
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """`weights`: path of a file with the buffer of a `State` of `specs`; `digest`: of these weights. `changes`: index
-    of a tensor → its changed elements, uint32 in flat order; None: all of it. Without changes a patch asks for a
-    comparison of digests."""
+    """`weights`: path of a file with the buffer of a `State` of `specs`, of this `digest`. `changes`: index of a tensor
+    → changed elements, uint32 in flat order; None: all of it. Without changes: compare digests."""
 
     weights: str
     digest: str

@@ -27,8 +27,7 @@ NEUTRAL = {
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The experts that a reply must bring: of the decoder layers `numbers`, out of `layers`, by the model's
-    `routing`."""
+    """The experts that a reply must bring: of decoder layers `numbers`, out of `layers`, by the model's `routing`."""
 
     numbers: list[int]
     layers: int
@@ -113,8 +112,7 @@ def reply_of(
     answer: Mapping[str, Any], versions: Mapping[str, int], returned: Returned | None = None, behind: int = 0
 ) -> Reply:
     """What an answer brings. `returned`: the experts that it must bring, of `behind` positions and the tokens but the
-    last. Raises RuntimeError for an answer that does not add up, and for tokens made by weights that nobody here has
-    given to the server."""
+    last. Raises RuntimeError for an answer that does not add up or names weights unknown here."""
     meta = answer["meta_info"]
     _refuse_errors(meta["finish_reason"])
     tokens, logprobs = _columns(meta.get("output_token_logprobs") or [])

@@ -1,7 +1,6 @@
 """One SGLang server: a process of this actor, called over HTTP, and restarted after its end.
 
-A server ends with this process, however that ends (`actors.child`). No call is retried here: the caller decides what a
-failure means.
+A server ends with this process, however that ends (`actors.child`). No call is retried here: the caller decides.
 
 Every call has a time limit, but `/generate`: after `PROBE_SECONDS` without any token, SGLang's own probe
 (`/health_generate`) asks for one, ahead of all waiting requests. A long prefill or a full server is no failure; only
@@ -50,9 +49,8 @@ class SglangServer:
     own; `ranks`: of tensor parallelism; `patience`: seconds without a token after which it counts as frozen, and the
     time limit of calls. Raises ValueError where the extra `sglang` is not installed.
 
-    The engine sets `digest` (of the weights that it is known to hold; "": unknown), `label` (of their tokens), `ready`
-    (for requests), `open` (not paused) and `load` (requests that it works on). `proven`: it was ready once; `note`:
-    what is wrong, in words.
+    The engine sets `digest` (of its weights; "": unknown), `label` (of their tokens), `ready` (for requests), `open`
+    (not paused) and `load` (requests that it works on). `proven`: it was ready once; `note`: what is wrong, in words.
     """
 
     def __init__(

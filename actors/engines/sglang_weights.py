@@ -2,9 +2,8 @@
 
     pause → begin → a patch → (it failed: all weights) → end → label → continue
 
-The label, which the server records with every token from then on, is set only after the server has compared the digest
-of its weights. Servers read patches and weights from anonymous memory (memfd) of this process. After a failure the
-server stays paused.
+The label, which the server records with every token from then on, is set after the server has compared digests. Servers
+read patches and weights from this process's memfd. After a failure it stays paused.
 """
 
 import asyncio
@@ -160,8 +159,7 @@ async def _send(server: SglangServer, patch: bytes, held: SharedCopy) -> None:
 
 
 # Names of tensors. transformers keeps the experts of a layer in one tensor, and turns checkpoints into that while it
-# loads them. Its reverse conversion runs here on tensors without data (torch's meta device), whose parts show where
-# they come from.
+# loads them. Its reverse conversion runs here on tensors without data, whose parts show their source.
 
 
 class _Views(TorchDispatchMode):

@@ -32,10 +32,9 @@ def check_prompt(tokens: np.ndarray, longest: int, config: Any, embedded: bool =
 
 @dataclass(eq=False, slots=True)
 class SlotRequest:
-    """One caller's sequence. `slot` is None while it waits for one; `runs`: of past versions; `joined`: its place
-    in the order of getting a slot; `prefilled`: number of updates when its prompt was computed. `before`: tokens and
-    logprobs from before preemptions, where they became part of `prompt`. `experts`: of its positions, from each stay in
-    a slot."""
+    """One caller's sequence. `slot` is None while it waits for one; `runs`: of past versions; `joined`: its place in
+    the order of getting a slot; `prefilled`: number of updates when its prompt was computed. `before`: tokens and
+    logprobs from before preemptions, where they became part of `prompt`. `experts`: from each stay in a slot."""
 
     name: str
     prompt: np.ndarray

@@ -17,8 +17,7 @@ GROUPS = 256
 
 class StepCosts:
     """`steps`: sums over decode steps of the products of each two of (1, sequences, tokens that these hold, seconds),
-    float64 [4, 4]. `prefill`: tokens of sequences that joined, and seconds. `lengths`: of samples, in
-    groups."""
+    float64 [4, 4]. `prefill`: tokens of sequences that joined, and seconds. `lengths`: of groups' samples."""
 
     def __init__(self) -> None:
         self.steps = np.zeros((4, 4))

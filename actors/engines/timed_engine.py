@@ -24,9 +24,8 @@ class TimedEngine:
 
     `base`, `per_sequence`, `per_token`: seconds of a decode step, of each sequence in it, and of each token that these
     hold; `prefill`: of a prompt's token. `median`, `sigma`, `noise`, `seed`: lengths of answers (`AnswerLengths`);
-    `limits.max_tokens` caps them. `apply`: seconds during which a weight update stops decoding. `kv_policy` "recompute"
-    adds the time of one decode step for the running sequences; "keep" adds none. `interruptible` False: an update waits
-    for the running sequences.
+    `limits.max_tokens` caps them. `apply`: seconds of a weight update. `kv_policy` "recompute" adds the time of one
+    decode step; "keep" adds none. `interruptible` False: an update waits for the running sequences.
     """
 
     def __init__(  # noqa: PLR0913 (each is a knob)
@@ -54,8 +53,7 @@ class TimedEngine:
         self._timer: asyncio.TimerHandle | None = None
 
     def length(self, tokens: np.ndarray, limits: Limits) -> int:
-        """Tokens that this sample still gets, `limits.max_tokens` aside. The last `limits.offset` tokens of the prompt
-        are the sample's own."""
+        """Tokens that this sample gets, `limits.max_tokens` aside. The prompt's last `limits.offset` are its own."""
         own = limits.offset if limits.offset < len(tokens) else 0
         return max(1, self._lengths.of(digest_of(tokens[: len(tokens) - own]), limits.key) - limits.offset)
 

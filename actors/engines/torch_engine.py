@@ -6,8 +6,8 @@ and weight updates come between two steps. A long prefill yields between its for
     generate() → waiting (first in, first out) → slot, KV of all but the last token prefilled → one token per step
                → finished | aborted | cancelled: slot freed, caller answered
 
-Every token, the first one included, comes from one decode path, and a prefill only fills the KV cache: a weight update
-with `kv_policy="recompute"` is one more prefill of all running sequences.
+Every token comes from one decode path, and a prefill only fills the KV cache: an update with `kv_policy="recompute"` is
+one more prefill of all running sequences.
 
 On a GPU a step is a replayed CUDA graph (`static_step`); all else is the same code.
 
@@ -56,18 +56,17 @@ class TorchEngine:
 
     `slots`: most sequences that run at once; more wait (None: 64). `kv_policy`: what becomes of the KV cache of running
     sequences at a weight update: "recompute" under the new weights, or "keep" (cheaper; later tokens attend to old
-    states). `interruptible` False: an update waits for the running sequences instead of changing their weights.
-    `kv_tokens`: most tokens whose keys and values are held, padding included (None: as many as the slots need): where
-    running sequences outgrow it the newest are preempted and continue later, and half as many may run, one more after
-    each 32 decode steps without preemption. `memory`: the same bound in GiB; the smaller one counts. On a GPU this
-    memory is taken at the start (neither given: what the slots need, at most a quarter of the card).
-    `device`: auto (a GPU where there is one), cpu, cuda or e.g. cuda:0. `compute_dtype`: of matrix products and of the
-    KV cache (None: bfloat16 on a GPU, else float32); sums over tokens and the head are float32 in any case.
-    `return_experts`: completions bring the experts that the routers chose (set by `learner.router_replay`).
-    `batch_invariant`: on a CPU, a sample of a Llama-like model depends on its prompt, its key and the weights alone, to
-    the last bit, and not on what else runs; but for samples that go on after a prefill of their tokens (partial
-    rollouts, `kv_tokens`, new weights in their midst). Cost: docs/results.md.
-    Raises ValueError for a device that is not there, or memory that it does not have.
+    states). `interruptible` False: an update waits for the running sequences. `kv_tokens`: most tokens whose keys and
+    values are held, padding included (None: as many as the slots need): where running sequences outgrow it the newest
+    are preempted and continue later, and half as many may run, one more after each 32 steps without preemption.
+    `memory`: the same bound in GiB; the smaller one counts. On a GPU this memory is taken at the start (neither given:
+    what the slots need, at most a quarter of the card). `device`: auto (a GPU where there is one), cpu, cuda or e.g.
+    cuda:0. `compute_dtype`: of matrix products and of the KV cache (None: bfloat16 on a GPU, else float32); sums over
+    tokens and the head are float32 in any case. `return_experts`: completions bring the experts that the routers chose
+    (set by `learner.router_replay`). `batch_invariant`: on a CPU, a sample of a Llama-like model depends on its prompt,
+    its key and the weights alone, to the last bit, and not on what else runs; but for samples that go on after a
+    prefill of their tokens (partial rollouts, `kv_tokens`, new weights in their midst). Cost: docs/results.md. Raises
+    ValueError for a device that is not there, or memory that it does not have.
     """
 
     needs_model = True
@@ -127,8 +126,8 @@ class TorchEngine:
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
         """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot.
 
-        Raises ValueError (empty prompt, unknown token id, longer than the model's positions) and RuntimeError (NaN
-        logits, closed engine); any other error of a decode step is raised in every caller.
+        Raises ValueError (`check_prompt`) and RuntimeError (NaN logits, closed engine); another error of a decode step
+        is raised in every caller.
         """
         if self._closed:
             raise RuntimeError("the engine is closed")
@@ -173,8 +172,8 @@ class TorchEngine:
 
         `busy_seconds`: in steps, prefill included. `apply_seconds`: writing new weights. `pause_seconds`: from the
         start of an update to the start of the next step, where sequences were running (`pauses` of them).
-        `preemptions`: sequences that lost their slot for want of memory, and `limit`: how many may run now.
-        `prefill_tokens`: that went through prefills; `shared_tokens`: that another sequence with the same prompt had.
+        `preemptions`: sequences that lost their slot for want of memory; `limit`: how many may run now.
+        `prefill_tokens`: through prefills; `shared_tokens`: of another sequence with the same prompt.
         """
         now = {"limit": self._limit, "running": len(self._table), "waiting": len(self._waiting)}
         return self._totals | {name: float(value) for name, value in now.items()}

@@ -152,8 +152,7 @@ def _read(path: Path, *state: int) -> Tree:
 
 
 def parse_override(text: str) -> tuple[str, Value]:
-    """`key=value` as the dotted key and the value, which is read as yaml (nothing after `=` means null); that of a key
-    of `TEXTS` is a text."""
+    """`key=value` as dotted key and value, read as yaml (nothing after `=`: null); of a key of `TEXTS`, as text."""
     key, equals, value = text.partition("=")
     if not (equals and all(key.split(".")) and not key.startswith("-")):
         raise ConfigError(f"{text!r} is no override; write key=value, such as learner.lr=1e-3")

@@ -210,8 +210,7 @@ def bind(kind: str, spec: Mapping[str, object]) -> functools.partial[Any]:
 
 def correction_of(spec: Mapping[str, object]) -> Knobs:
     """The spec of a loss's correction: that of the loss's spec (a name, knobs, or both), or the usual one of losses of
-    its name. Knobs without a name are those of `ratio`, which has all knobs; beside a usual one they need a name.
-    Raises ConfigError."""
+    its name. Knobs without a name are those of `ratio`; beside a usual one they need a name. Raises ConfigError."""
     loss, given, key = str(spec["name"]), _plain(spec).get("correction"), "loss.correction"
     usual, knobs = USUAL_CORRECTIONS.get(loss, "none"), as_spec(given, key) if given else {}
     if knobs and usual != "none" and "name" not in knobs:

@@ -3,8 +3,7 @@
     load(["configs/quickstart.yaml", "mode=sync", "learner.lr=1e-3"])
 
 `config.schema` has the sections with types, `config.registry` the components' knobs, `config.layers` merges files and
-overrides, `configs/base.yaml` has the defaults and explains each key. The result is resolved and read-only. No
-torch."""
+overrides, `configs/base.yaml` has the defaults and explains each key. The result is read-only. No torch."""
 
 import copy
 import dataclasses

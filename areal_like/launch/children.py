@@ -42,8 +42,7 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """An actor that was restarted `max_restarts` times within `window` seconds and fails again is left out. The run
-    ends when no actor is left."""
+    """An actor that fails after `max_restarts` within `window` seconds is left out; a run without actors ends."""
 
     max_restarts: int
     window: float = 3600.0

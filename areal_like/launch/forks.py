@@ -1,8 +1,7 @@
 """Processes forked from `multiprocessing`'s fork server, which has imported torch and transformers.
 
 A fork has these imports at once and shares their memory. The server never imports code of this repository. A forked
-process forks its own children from the same server, so all runs of an ablation or of a test session share the
-imports."""
+process forks its own children from the same server, so all runs of an ablation share the imports."""
 
 from __future__ import annotations
 

@@ -93,8 +93,7 @@ class RoleThread(Orders):
 
 
 class InlineLauncher(Launcher):
-    """`ready_timeout`: seconds that roles wait for one another at the start. It is its own `running`: no role is
-    restarted."""
+    """`ready_timeout`: seconds that roles wait for one another. It is its own `running`, without restarts."""
 
     ONE_PROCESS = True
 

@@ -26,8 +26,7 @@ def nothing() -> None:
 
 
 class RunFailed(RuntimeError):
-    """The run cannot continue. The text names the process, how it ended, and its last output. `resumable`: could a
-    resume help?"""
+    """The run cannot continue. The text has the process, its end, its output. `resumable`: could a resume help?"""
 
     def __init__(self, text: str, resumable: bool = True):
         super().__init__(text)
@@ -35,8 +34,7 @@ class RunFailed(RuntimeError):
 
 
 class RunStopped(RuntimeError):
-    """The run ended early and can be resumed. `paused`: without a person, as a signal stopped the learner or its node
-    is gone."""
+    """The run ended early and can be resumed. `paused`: by a signal to the learner or the loss of its node."""
 
     def __init__(self, text: str, paused: bool):
         super().__init__(text)

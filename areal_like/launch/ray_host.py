@@ -1,5 +1,4 @@
-"""The host of one role on a Ray cluster, in a process of Ray that imports this module and nothing else of the
-project."""
+"""The host of one role on a Ray cluster, in a process of Ray that imports this module and `group` of the project."""
 
 import contextlib
 import os

@@ -26,8 +26,7 @@ GPUS = "gpus-per-task"
 WORDS_FOR_GPUS = {GPUS, "gpus", "gpus-per-node", "gpus-per-socket", "gres", "tres-per-task"}
 """sbatch's options that ask for GPUs."""
 OF_THE_JOB = ("GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK", "GRES", "TRES_PER_TASK", "NTASKS_PER_GPU")
-"""Requests of the job, as srun finds them in SLURM_…: a step that reads it takes all GPUs of its node, and the next
-one waits."""
+"""Requests of the job, in SLURM_…: a step that reads them takes all GPUs of its node, and the next one waits."""
 
 
 class JobPart(NamedTuple):

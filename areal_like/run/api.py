@@ -65,8 +65,7 @@ def train(config: str | Path, overrides: Mapping[str, object] | None = None, *, 
     """Run a config to its end in processes of its own, as the command does, and print its progress unless `quiet`.
 
     `config` is a file or the name of a shipped one; `overrides` maps dotted keys to values. To resume, name the run
-    folder. Raises ConfigError, RunFailed (with the last lines printed) and, after the processes have ended,
-    KeyboardInterrupt."""
+    folder. Raises ConfigError, RunFailed (with the last lines) and, after all processes, KeyboardInterrupt."""
     name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 1000:03d}"
     wanted = {"run.name": None, **(overrides or {})}
     wanted["run.name"] = wanted["run.name"] or name

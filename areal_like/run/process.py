@@ -44,8 +44,7 @@ EXIT_NO_SPACE = 74
 EXIT_TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process that was asked to end; 0 means that the work is done."""
 EXIT_PAUSED = 75
-"""Exit code of the learner, and then of the starter, after a signal stopped the run at a checkpoint: start it again
-later (EX_TEMPFAIL)."""
+"""Exit code of learner and starter after a signal stopped the run at a checkpoint (EX_TEMPFAIL: start it again)."""
 EXIT_STOPPED = 76
 """Exit code of the learner when a person asked the run to stop."""
 EXIT_NODE_FAILED = 254

@@ -157,16 +157,14 @@ class SampleLog:
 
 
 class TrainedSamples:
-    """One group per train step (`chosen`). `folder` is the run's, `run` the section of its config; `done`: train steps
-    before a resume."""
+    """One group per train step (`chosen`). `run`: the config's section; `done`: train steps before a resume."""
 
     def __init__(self, folder: Path, run: Any, done: int):
         most = TRAINED_SHARE * run.samples_bytes
         self._log = SampleLog(folder, TRAINED, steps=run.steps, most=most, done=done) if most else None
 
     def keep(self, batch: Batch, step: int, numbers: Callable[[int], Any] | None) -> None:
-        """`step`: train steps made, this one included. `numbers` are the trainer's: a group's id → for each of its
-        samples, name → float [R]."""
+        """`step`: train steps, this one too. `numbers`: the trainer's: a group's id → per sample, name → float [R]."""
         if self._log is None or self._log.room(step) <= 0 or not batch.groups:
             return
         group = chosen(batch)

@@ -149,8 +149,7 @@ def _problem(env: Environment) -> str:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Environments take SIGINT and SIGTERM, which are the actor's. (Only a main thread may, which an inline run's actor
-    is not.)"""
+    """Environments take SIGINT and SIGTERM, which are the actor's (and an inline run's actor is no main thread)."""
     takes, signal.signal = signal.signal, lambda *_: None
     try:
         yield

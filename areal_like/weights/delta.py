@@ -1,7 +1,7 @@
 """One message that leads from one version's weights to another's: a head, and the coded blocks of `planes`, of one
-part. The head names both versions, their digests and the layout. Steps must be applied exactly once: the receiver first
-checks that it holds exactly the bits of `base`, and compares digests afterwards. `read` checks everything before
-anything is written: applying cannot fail half-way."""
+part. The head names both versions, their digests and the layout. Steps must be applied exactly once: the receiver
+checks first that it holds the bits of `base`, and digests afterwards. `read` checks everything before a write: applying
+cannot fail half-way."""
 
 import struct
 from collections.abc import Sequence

@@ -21,8 +21,7 @@ HEADS = 4096
 
 
 class Hop(NamedTuple):
-    """One message of a route: leads from version `base` to `version`. `base` NOTHING: a base snapshot, without a
-    checksum."""
+    """One message of a route: from version `base` to `version`. `base` NOTHING: a base snapshot, without a checksum."""
 
     base: int
     version: int

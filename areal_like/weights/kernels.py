@@ -4,8 +4,7 @@ The twins in NumPy (`areal_like.weights.plain`, `digest.sweep`) give the same nu
 this file or in numba's folder of the user. No kernel checks bounds: `weights.delta` has validated their arrays.
 
 Why it is fast: it compares 64 elements at once, collects the positions of changes per tile that fits the nearest cache,
-so the loops over changes have no unpredictable branch, and prefetches, as hardware does not look beyond a page of 4
-KB."""
+so the loops over changes have no unpredictable branch, and prefetches beyond pages of 4 KB."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -165,8 +164,7 @@ def _stepped(before: np.unsignedinteger, code: np.int64, width: int) -> np.int64
 
 @compiled
 def _places(old: Array, new: Array, at: int, words: Array, starts: Array, places: Array) -> int:
-    """Write where elements of the tile at `at` differ to `places`; returns how many. `words` and `starts`
-    are scratch."""
+    """Write where elements of the tile at `at` differ to `places`; returns how many. Others: scratch."""
     stop, n, k = min(old.size, at + _TILE), 0, 0
     for each in range(at, stop, 64):
         bits = _changes(old, new, each)

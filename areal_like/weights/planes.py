@@ -29,8 +29,7 @@ _WORTH_IT = 64
 _WINDOW = 1 << 24
 
 Part = tuple[Segment, int, tuple[np.ndarray, ...]]
-"""A segment, its coding, and its share of the planes: of GAPS (gaps, far, short, big), of MASK (mask, short, big), of
-DENSE (bits,)."""
+"""A segment, its coding, its part of the planes: GAPS gaps, far, short, big; MASK mask, short, big; DENSE bits."""
 
 
 class DeltaError(ValueError):

@@ -46,8 +46,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Verified weights. An engine that holds those with the digest `changes.since` may write only `changes`; else it
-    writes all."""
+    """Verified weights. An engine that holds those of `changes.since` may write only `changes`."""
 
     version: int
     digest: str
@@ -65,8 +64,7 @@ class Desync(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The data that brings one part forward: deltas, after `base_snapshot` if given (a version, already in the
-    state)."""
+    """The data that brings one part forward: deltas, after `base_snapshot` (a version, already in the state)."""
 
     base_snapshot: int | None
     messages: Sequence[Message]

@@ -1,5 +1,4 @@
-"""Copies between main memory and a GPU, by pinned memory, so that they overlap with computing; on a CPU, plain
-copies."""
+"""Copies between main memory and a GPU, by pinned memory, which overlap with computing; on a CPU, plain copies."""
 
 from collections.abc import Callable
 
@@ -31,8 +30,7 @@ class Outbound:
         self._in_use = 0
 
     def copy(self, source: Tensor, target: Tensor, then: Callable[[], None]) -> None:
-        """Round `source` to the dtype of the flat `target`, of as many elements, and copy it there. `then` is called
-        when all of it has arrived."""
+        """Round `source` to the dtype of the flat `target`, of its size, and copy it there. Calls `then` after that."""
         flat, step = source.reshape(-1), self._buffers[0].numel() // target.element_size()
         if self._stream:  # it may just have been made, and may be freed after this
             self._stream.wait_stream(torch.cuda.current_stream(flat.device))

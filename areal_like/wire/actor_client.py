@@ -34,9 +34,8 @@ class _Pushed:
 
 
 class ActorClient:
-    """An actor's side; `slots` is the number of sequences that its engine decodes at once. A pushed group is kept, and
-    sent again, until the buffer has acknowledged it; groups pushed in the same turn of the event loop share a
-    message."""
+    """An actor's side; `slots` is the number of sequences that its engine decodes at once. A pushed group is sent again
+    until the buffer acknowledges it; groups of one turn of the event loop share a message."""
 
     def __init__(
         self, endpoint: str, name: str, slots: int, *, link_timeout: float | None = None, keys: str | None = None

@@ -125,8 +125,7 @@ class Status(Message):
 
 
 class Lost(Message):
-    """A process of that name has ended (`pid` 0: any). `for_good`: it will not be restarted. `by_itself`: nothing
-    killed it."""
+    """A process of that name ended (`pid` 0: any). `for_good`: without a restart. `by_itself`: nothing killed it."""
 
     name: Name
     pid: Count
@@ -197,8 +196,7 @@ class Failed(Message):
 
 
 class Evaluated(Message):
-    """The result of a held-out lease, with the versions of its oldest and newest token. `answer`: the sample; None: it
-    failed."""
+    """A held-out lease's result, and versions of its oldest and newest token. `answer`: the sample; None: it failed."""
 
     id: Count
     reward: Reward
@@ -275,8 +273,7 @@ class Welcome(Message):
 
 
 class Lease(Message):
-    """Prompts to roll out. `partials`, each with its payload: partial groups of earlier leases, and the samples that
-    continue."""
+    """Prompts to roll out. `partials`, with their payloads: earlier leases' partial groups, and samples that go on."""
 
     leases: Annotated[list[OneLease], Meta(max_length=MOST)]
     partials: Annotated[list[tuple[PartialHead, Ids]], Meta(max_length=MOST)]
