@@ -8,7 +8,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import add
 
 import numpy as np
 
@@ -54,9 +53,9 @@ class AnswerLimits:
         """Raises WireError for a prompt or an answer that is longer than its limit, or prompts that differ."""
         rows = np.frombuffer(head.rows, ROW)
         prompts, responses = rows["prompt"].tolist(), rows["response"].tolist()
-        longest, whole = max(responses), max(map(add, prompts, responses))
+        longest = max(responses)
         allowed, room = self.of(row, longest), positions or math.inf
-        if longest > allowed or whole > room:
+        if longest > allowed or max(prompts) + longest > room:
             for sample in decode_group(head, payload).samples:
                 contexts = 1 + len(sample.forks)
                 if sample.response_length > contexts * allowed or len(sample.tokens) > contexts * room:
@@ -64,9 +63,9 @@ class AnswerLimits:
                     raise WireError(f"group {head.id}: {lengths}, where {allowed:g} in {room:g} positions fit")
         if self.one_prompt:
             view, start = memoryview(payload), 0
-            first = bytes(view[: 4 * prompts[0]])
+            first = view[: 4 * prompts[0]].tobytes()
             for prompt, response in zip(prompts, responses, strict=True):
-                if bytes(view[start : start + 4 * prompt]) != first:  # views are compared byte by byte, 20 times slower
+                if view[start : start + 4 * prompt].tobytes() != first:  # two views are compared 20 times as slowly
                     raise WireError(f"group {head.id}: its samples have several prompts")
                 start += 4 * (prompt + response)
 

@@ -158,8 +158,7 @@ class Dispatcher:
     def _start(self, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
         """Start the group of a plan: returns it, RUNNING, and the samples that its lease carries. A slot that a group
         left may belong to an earlier batch, whose groups have another size."""
-        batches = self.groups.bound.batches
-        need = self.samples_per_batch // batches.size(batches.of(self.groups.store.slots.next))
+        need = self.samples_per_batch // self.groups.bound.batches.size_at(self.groups.store.slots.next)
         if need != plan.need and not plan.redundant:
             plan = GroupPlan(math.ceil(need * plan.launch / plan.need), need, plan.deferred)
         entry = self.groups.store.entries.first_deferred if plan.deferred else None

@@ -32,7 +32,8 @@ class Stage(StrEnum):
 
 
 LEASED = (Stage.RUNNING, Stage.REDUNDANT, Stage.RECALLED)
-UNFINISHED = (*LEASED, Stage.QUEUED)
+UNFINISHED = dict.fromkeys((*LEASED, Stage.QUEUED))
+"""A set in order."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ class Entry(msgspec.Struct):
     def oldest_trained(self, allowed: int) -> int | None:
         """Version of its oldest token of version `allowed` or newer; None if there is none."""
         assert self.head is not None
-        if self.oldest >= allowed:
-            return self.oldest
+        if (oldest := self.head.oldest) >= allowed:
+            return oldest
         return min((version for version in self.head.versions if version >= allowed), default=None)
 
 
@@ -186,7 +187,10 @@ class Entries(dict[int, Entry]):
         return list(chain.from_iterable(self._in[stage].values() for stage in stages))
 
     def count(self, *stages: Stage) -> int:
-        return sum([len(self._in[stage]) for stage in stages])
+        found = 0
+        for stage in stages:
+            found += len(self._in[stage])
+        return found
 
     def held_by(self, actor: str) -> dict[int, Entry]:
         """The groups that this actor has a lease of, by id."""
@@ -211,7 +215,7 @@ class Entries(dict[int, Entry]):
     @property
     def first_queued(self) -> Entry | None:
         """The QUEUED group with the lowest slot."""
-        return self.get(self._queued.first())
+        return self.get(self._queued.first()) if self._in[Stage.QUEUED] else None
 
     @property
     def first_unfinished(self) -> Entry | None:

@@ -71,21 +71,20 @@ class Gauges:
     def batch_info(self, entries: list[Entry], version: int, allowed: int, now: float) -> dict[str, object]:
         """Facts about a batch that only the buffer knows, and evaluations that ended since the last batch. Staleness
         counts only trained tokens: versions `allowed` or newer, published while a sample was in flight, or waited."""
-        flight: Counter[int] = Counter()
-        queue: Counter[int] = Counter()
+        flight = queue = samples = 0
         for entry in entries:
             assert entry.head is not None
             for oldest, count in entry.head.oldest_tokens(allowed).items():
-                flight[entry.version_at_push - oldest] += count
-                queue[version - entry.version_at_push] += count
-        samples = flight.total()
-        self._staleness_sum += _sum(flight) + _sum(queue)
+                flight += (entry.version_at_push - oldest) * count
+                queue += (version - entry.version_at_push) * count
+                samples += count
+        self._staleness_sum += flight + queue
         self._staleness_count += samples
         fresh, self.reported = self.evaluations[self.reported :], len(self.evaluations)
         return {
             "evaluations": fresh,
-            "staleness/in_flight_mean": _sum(flight) / max(1, samples),
-            "staleness/in_queue_mean": _sum(queue) / max(1, samples),
+            "staleness/in_flight_mean": flight / max(1, samples),
+            "staleness/in_queue_mean": queue / max(1, samples),
             "buffer/flight_seconds": sum(e.pushed_at - e.admitted_at for e in entries) / len(entries),
             "buffer/queue_seconds": sum(now - e.pushed_at for e in entries) / len(entries),
             **by_task(entries),
@@ -113,7 +112,3 @@ def by_task(entries: list[Entry]) -> dict[str, float]:
         found[f"reward/{task}"] = float(np.mean([reward for head in heads for reward in head.rewards]))
         found[f"response_length/{task}"] = float(np.mean([length for head in heads for length in head.lengths]))
     return found
-
-
-def _sum(counts: Counter[int]) -> int:
-    return sum(value * count for value, count in counts.items())

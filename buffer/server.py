@@ -30,7 +30,7 @@ from buffer.checks import (
 )
 from buffer.deadlines import Deadlines
 from buffer.dispatch import Dispatcher
-from buffer.entries import LEASED, Stage
+from buffer.entries import LEASED, Entry, Stage
 from buffer.evaluation import AnswerResult
 from buffer.events import LeaveOut
 from buffer.groups import Dropped
@@ -231,14 +231,16 @@ class Server:
         except WireError as error:
             self.presence.refuse(actor, dict.fromkeys((group_id for group_id, _, _ in message.table.groups), error))
             raise
-        now, taken = self.peers.clock(), False
-        foreign = [head.id for head in heads if not self._may_push(actor, head.id)]
+        now, taken, foreign = self.peers.clock(), False, []
         for head, payload in zip(heads, payloads, strict=True):
+            entry = self.store.entries.get(head.id)
             if head.id in faults:
                 why = f"malformed: {faults[head.id]}"
                 self.samples.dropped(self._now, head, payload, why, actor.name)
-            elif head.id not in foreign:
-                taken |= self._take(head, payload, now, actor)
+            elif _may_push(actor, entry):
+                taken |= self._take(head, payload, now, actor, entry)
+            else:
+                foreign.append(head.id)
         if taken:
             self.phase.progress_at = now
             self.failures.count = 0
@@ -260,15 +262,8 @@ class Server:
         known = self.weights.digests, self.learner.model, self.limits
         return heads, faults_of_push(heads, payloads, self.store.entries, *known)
 
-    def _may_push(self, actor: Actor, group_id: int) -> bool:
-        """Has this actor ever had a lease of the group? The first push of any holder wins. Also True for pushed or gone
-        groups."""
-        entry = self.store.entries.get(group_id)
-        return entry is None or entry.stage in (Stage.WAITING, Stage.SERVED) or actor.name in entry.holders
-
-    def _take(self, head: Head, payload: Frame, now: float, actor: Actor) -> bool:
+    def _take(self, head: Head, payload: Frame, now: float, actor: Actor, entry: Entry | None) -> bool:
         """Take a group in. Returns False if it is not expected (`GroupManager.push`)."""
-        entry = self.store.entries.get(head.id)
         holder = entry.actor if entry and entry.stage in LEASED else ""
         new = self.groups.push(head, payload, self.weights.version, now, actor.name)
         if holder not in ("", actor.name) and head.id not in self.store.entries.held_by(holder):
@@ -374,3 +369,9 @@ class Server:
             self.samples.dropped(self._now, *dropped)
             reason, per_batch = dropped.why.partition(":")[0], self.groups.bound.groups_per_batch
             self.gauges.note_dropped(reason, self.learner.steps, per_batch)
+
+
+def _may_push(actor: Actor, entry: Entry | None) -> bool:
+    """Has this actor ever had a lease of the group? The first push of any holder wins. Also True for groups that are
+    pushed or gone: a push does not change them."""
+    return entry is None or actor.name in entry.holders or entry.stage in (Stage.WAITING, Stage.SERVED)

@@ -54,6 +54,11 @@ class Batches:
     def size(self, batch: int) -> int:
         return self.first(batch + 1) - self.first(batch)
 
+    def size_at(self, slot: int) -> int:
+        """The size of the batch that a slot belongs to."""
+        place = bisect_right(self._firsts, slot)
+        return self._firsts[place] - self._firsts[place - 1] if 0 < place < len(self._firsts) else self.usual
+
     def of(self, slot: int) -> int:
         if slot >= self._firsts[-1]:
             return self.opened + (slot - self._firsts[-1]) // self.usual

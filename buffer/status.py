@@ -82,6 +82,8 @@ class Status:
             owners = ", ".join(sorted({entry.actor or "no actor" for entry in missing}))
             running = f"{len(missing)} run on {owners}" if missing else "no group is running"
             lines.append(f"learner waits for batch {wanted.index}: {ready} groups are ready, {running}")
+            if not entries and not missing and not peers.phase.stopping:
+                lines.append("the scheduler starts no group")
         lines += notes
         for actor in peers.fleet:
             if actor.refused >= MOST_REFUSED:

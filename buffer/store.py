@@ -81,9 +81,9 @@ class Store:
 
     def _admit(self, event: events.Admit, _: Payload, now: float) -> None:
         slot, stage = (NO_SLOT, Stage.REDUNDANT) if event.redundant else (self.slots.take(), Stage.RUNNING)
-        entry = Entry(event.id, event.row, slot, event.launch, event.need, stage, admitted_at=now)
-        entry.task = event.task
-        entry.leased_to(event.actor, event.version)
+        holder = event.actor, event.version, now
+        entry = Entry(event.id, event.row, slot, event.launch, event.need, stage, *holder, task=event.task)
+        entry.holders = (event.actor,) if event.actor else ()
         self.entries.add(entry)
         self.counts.note(entry.task, "admitted")
         if self.results:

@@ -12,11 +12,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from areal_like.errors import UserError
+from areal_like.run.run_folder import PUBLISHED
 from areal_like.types import Batch
 from areal_like.wire.groups import OR
 from learners.untrainable import Untrainable
-
-FILE = "published.log"
 
 
 class AttestationError(Untrainable):
@@ -32,7 +31,7 @@ class Attestation:
         self._known: dict[int, set[str]] = defaultdict(set)
         self.resumed: int | None = None
         """The version of the checkpoint that the learner has loaded: its weights were published before."""
-        self._own, self._compared, self._read = run / FILE, (recorded or run) / FILE, 0
+        self._own, self._compared, self._read = run / PUBLISHED, (recorded or run) / PUBLISHED, 0
         if writes:
             self._own.touch()
             text = self._own.read_text()

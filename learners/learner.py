@@ -51,8 +51,7 @@ class TorchLearner:
     is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
     and gone through `num_minibatch_epochs` times. `micro_batch_tokens` bounds the input tokens of a micro-batch
     (`packing`: `learners.packing`). `lr`, `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train
-    steps): see `learners.schedules`. `clip_grad` 0: off. `publish_dtype` is the dtype of the published weights;
-    gradients are taken at these values, held in float32.
+    steps): see `learners.schedules`. `clip_grad` 0: off. `publish_dtype` is the dtype of the published weights.
 
     `lora` {rank, alpha, targets} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher` {path,
     top, kl} is the model to distil from (`learners.distillation`). `ranks` processes share the work, each with its part

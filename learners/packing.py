@@ -49,9 +49,8 @@ def pack(lengths: Sequence[int] | np.ndarray, micro_batch_tokens: int) -> list[l
 
 
 def balanced(lengths: Sequence[int] | np.ndarray, micro_batch_tokens: int) -> list[list[int]]:
-    """As `pack`, with nearly as many tokens in each micro-batch: `differenced` into as few as the tokens can fill, or
-    as more keep the limit. The result of `pack` where that takes more than `pack` does, as for a sequence that is
-    longer."""
+    """As `pack`, with nearly as many tokens in each micro-batch: `differenced` into as few as keep the limit; the
+    result of `pack` where that would take more, as for a sequence above the limit."""
     packed, sizes = pack(lengths, micro_batch_tokens), [int(length) for length in lengths]
     for count in range(max(1, -(-sum(sizes) // micro_batch_tokens)), len(packed) + 1):
         parts = differenced(sizes, count)
@@ -187,8 +186,7 @@ class Columns:
 
     def cuts(self, samples: np.ndarray, micro_batch_tokens: int, even: bool = False) -> list[np.ndarray]:
         """The given samples (int [n], each with a trained token) in micro-batches of at most `micro_batch_tokens`
-        tokens, by `pack`, or `balanced` if `even`. Groups, whose shared tokens count once, are packed, and larger ones
-        cut."""
+        tokens (`pack`; if `even`, `balanced`): groups, whose shared tokens count once, or parts of a larger one."""
         choose = balanced if even else pack
         families: list[np.ndarray] = []
         costs: list[int] = []

@@ -58,9 +58,8 @@ class Computing:
 def hold_in(
     params: str | None, compute: str | None, published: str, model: PreTrainedModel, where: str, lora: bool
 ) -> Any:
-    """The dtype of weights while layers compute, for the learner's `param_dtype`, `compute_dtype`, `publish_dtype` and
-    device; with `lora` that of the layers' frozen matrices alone. None: as they are. Raises ValueError where weights
-    would be rounded."""
+    """The dtype of weights while layers compute, for these knobs of the learner; with `lora` that of the layers' frozen
+    matrices alone. None: as they are. Raises ValueError where weights would be rounded."""
     lossless = compute == published == "bfloat16" and model.dtype != torch.float64
     if params == "bfloat16" and not lossless:
         raise ValueError(
@@ -138,9 +137,8 @@ class LazyWeights(UserDict[str, Tensor]):
 
 class OwnPart(LazyWeights):
     """The elements of each weight that this rank publishes, by name and flat: the words that begin in its shard
-    (`areal_like.weights.state`). With one rank, the weights as they are. A shard may end within a word: the ranks that
-    follow send the elements that it lacks, so every rank must create one of these at the same time, and look up the
-    same names."""
+    (`areal_like.weights.state`). With one rank, the weights as they are. A shard may end within a word: later ranks
+    send the elements that it lacks, so all must create one of these, and look up the same names, at the same time."""
 
     def __init__(self, weights: Mapping[str, Tensor], specs: Sequence[TensorSpec], ranks: Ranks):
         super().__init__(weights)

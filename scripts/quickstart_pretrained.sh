@@ -48,8 +48,9 @@ train() {  # CHAPTER [overrides]: trains it, or continues it
 if [ -f "$run-one-digit/summary.json" ]; then
     echo "== chapter 1 is finished: $run-one-digit"
 else
-    echo "== chapter 1: SmolLM2 learns to add one-digit numbers, and to answer with the number only"
+    echo "== chapter 1: SmolLM2 learns to add one-digit numbers"
     train one-digit "$@"
+    echo "== the trained model and the original; the run ended at its first evaluation above the target, so a new one may lie below"
     .venv/bin/python -m scripts.eval "$run-one-digit" --against models/smollm2-135m-instruct --show 5
 fi
 [ "$chapters" = 2 ] || exit 0

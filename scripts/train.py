@@ -309,7 +309,13 @@ def submit(submission: Any, folder: Path, held: TextIO) -> None:
     if (folder / NEXT / CONFIG).exists():
         (folder / NEXT / CONFIG).replace(folder / SUBMITTED)  # what the job begins with, however often it is queued
     held.close()
-    print(f"job {submission.submit()} is submitted; run folder: {folder}")
+    try:
+        job = submission.submit()
+    except OSError:
+        if not (folder / SUBMITTED).exists() and not (folder / "metrics.jsonl").exists():  # else it is resumed
+            shutil.rmtree(folder)
+        raise
+    print(f"job {job} is submitted; run folder: {folder}")
     print(f"look in: areal-like status {folder}; end it: areal-like stop {folder}")
 
 

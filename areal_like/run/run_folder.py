@@ -18,7 +18,7 @@ from areal_like.run.metrics import Row
 
 NEXT = "next"
 CONFIG, RECORD, SUMMARY = "config.yaml", "run.json", "summary.json"
-SUBMITTED = "submitted.yaml"
+SUBMITTED, PUBLISHED = "submitted.yaml", "published.log"
 """The config that a job of a batch system resumes with."""
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""

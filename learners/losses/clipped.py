@@ -66,9 +66,8 @@ def decoupled_ppo(
     """PPO-clip around the proximal policy, `min(u A, clip(u) A)`: equation 5 of AReaL (arXiv 2505.24298) but for its
     weight. `u` = current/proximal is clipped, so the trust region is centred on the learner's own policy at the start
     of the train step. The weight proximal/behaviour is the correction's, by default `capped`; with `icepop` this is
-    IcePop (Ring-1T, arXiv 2510.18855), whose paper compares engines at equal weights; here the weight includes
-    staleness. `proximal`: "recompute" by a forward pass at the start of the step, or "interpolate" (`interpolated`,
-    A-3PO)."""
+    IcePop (Ring-1T, arXiv 2510.18855). `proximal`: "recompute" by a forward pass at the start of the step, or
+    "interpolate" (`interpolated`, A-3PO)."""
     centre = centre_of(batch, proximal, "decoupled_ppo")
     moved = ratio(batch.current, centre, batch.mask)
     objective, flat = clipped_surrogate(moved, batch.advantages, clip, clip_high, dual_clip)

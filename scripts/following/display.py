@@ -21,11 +21,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from areal_like.config.registry import is_supervised
-from areal_like.config.run_config import Config
+from areal_like.config.run_config import Config, load_resolved
 from areal_like.launch.outcome import Death
 from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsFollower
-from areal_like.run.run_folder import RENDEZVOUS, SUMMARY
+from areal_like.run.run_folder import CONFIG, PUBLISHED, RENDEZVOUS, SUMMARY
 from areal_like.wire.supervisor_client import SupervisorClient
 
 from ..console.output import facts, sparkline
@@ -264,6 +264,21 @@ def ledger_lines(ledger: dict[str, Any]) -> dict[str, str]:
     return {"groups": ledger_line(ledger), **tasks}
 
 
+def learning(folder: Path) -> str:
+    """Why the run cannot have learned anything; "" if it can have."""
+    shares = [row.get("zero_variance_share", 0.0) for row in MetricsFollower(folder / "metrics.jsonl").each_new_row()]
+    return f"none: in all {len(shares)} steps each group's rewards were equal" if shares and min(shares) == 1.0 else ""
+
+
+def replayed(folder: Path) -> str:
+    """How the weights of a replay compare with the recorded run's; "" for another run."""
+    if not (folder / CONFIG).is_file() or not (recorded := load_resolved(folder / CONFIG).replay):
+        return ""
+    ours, theirs = ((path / PUBLISHED).read_text().splitlines() for path in (folder, Path(recorded)))
+    same = sum(ours[: n + 1] == theirs[: n + 1] for n in range(len(ours)))
+    return f"the first {same} of {len(ours)} versions have the weights of {recorded}"
+
+
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
     """The summary for a person: one line per fact, never cut, so that paths can be copied."""
     show = lambda key, form: number(summary, key, form)  # noqa: E731
@@ -290,6 +305,8 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
             "left out": "; ".join(words.splitlines()[0] for words in summary.get("left_out", {}).values()),
         }
     lines |= {
+        "learning": learning(folder),
+        "replay": replayed(folder),
         "faults": faults(summary.get("faults", {})),
         "logs": str(folder / "logs"),
         "report": f"areal-like report {shlex.quote(str(folder))}",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.following.display import replayed
 from tests.integration.runs import rows, summary, train
 
 RECORDED = ["actors.count=1", "run.steps=10", "run.target_reward=null", "eval.prompts=8", "scheduler.max_staleness=2"]
@@ -18,9 +19,12 @@ def test_a_replay_repeats_the_learner_bit_for_bit(tmp_path: Path) -> None:
     assert summary(again)["weights_digest"] == summary(recorded)["weights_digest"]
     assert summary(again)["staleness_max"] == summary(recorded)["staleness_max"]
 
+    assert replayed(again) == f"the first 11 of 11 versions have the weights of {recorded}"
+
     other = train(tmp_path, "other", *RECORDED, f"replay={recorded}", "loss=ppo")
     assert rows(other)[0]["reward/mean"] == rows(recorded)[0]["reward/mean"]
     assert summary(other)["weights_digest"] != summary(recorded)["weights_digest"]
+    assert not replayed(other).startswith("the first 11 ")
 
 
 @pytest.mark.integration

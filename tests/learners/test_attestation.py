@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from areal_like.errors import UserError
+from areal_like.run.run_folder import PUBLISHED as FILE
 from areal_like.types import Batch, Group
-from learners.attestation import FILE, Attestation, AttestationError
+from learners.attestation import Attestation, AttestationError
 
 
 def batch(*digests: dict[int, str], actor: str = "actor-1") -> Batch:

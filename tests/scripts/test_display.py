@@ -11,7 +11,7 @@ from rich.console import Console
 from areal_like.config import run_config as configs
 from areal_like.launch.outcome import Death
 from scripts.console.output import sparkline
-from scripts.following.display import Display, faults, ledger_line, print_summary
+from scripts.following.display import Display, faults, learning, ledger_line, print_summary
 
 ROW = {
     "step": 30,
@@ -104,6 +104,13 @@ def test_the_summary_has_each_fact_and_whole_paths(
         assert any(line.endswith(str(path)) for line in text.splitlines())
     line = ledger_line(SUMMARY["ledger"])
     assert line == "admitted 9 = trained 4 + filtered 1 (all equal) + dropped 2 (stale) + active 2"
+
+
+@pytest.mark.parametrize(("shares", "learned"), [([1.0, 1.0], False), ([1.0, 0.9], True)])
+def test_a_run_in_which_no_rewards_differed_has_learned_nothing(tmp_path: Path, shares: list, learned: bool) -> None:
+    rows = [json.dumps({"step": step, "zero_variance_share": share}) for step, share in enumerate(shares)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*rows, ""]))
+    assert (learning(tmp_path) == "") == learned
 
 
 def test_faults_are_counted_and_expected_drops_are_none() -> None:

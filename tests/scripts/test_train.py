@@ -1,6 +1,7 @@
 """The command line of `scripts.train`, up to the point where processes would start."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,16 @@ from areal_like.config import run_config as configs
 from areal_like.config.registry import COMPONENTS, knobs
 from areal_like.config.run_config import ConfigError
 from areal_like.run.run_folder import data_of
-from scripts.train import make_run_folder, name_of, parse, prepare, resolve_folders, resolve_transport, write_record
+from scripts.train import (
+    main,
+    make_run_folder,
+    name_of,
+    parse,
+    prepare,
+    resolve_folders,
+    resolve_transport,
+    write_record,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 QUICKSTART = "configs/quickstart.yaml"
@@ -52,6 +62,15 @@ def test_a_wrong_config_is_one_line_and_light() -> None:
     done = run_light(QUICKSTART, "learner.lrr=1")
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: ") and "learner.lrr" in done.stderr
+
+
+def test_a_run_that_slurm_refuses_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert main([QUICKSTART, f"run.dir={tmp_path / 'runs'}", "run.name=x", "launcher=slurm"]) == 1
+    assert not (tmp_path / "runs" / "x").exists()
 
 
 def test_a_setting_written_as_an_option_is_answered(capsys: pytest.CaptureFixture) -> None:
