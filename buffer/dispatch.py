@@ -95,9 +95,8 @@ class Dispatcher:
         at_work = self.peers.fleet.at_work(now)
         # With more than its share the first actor with new weights would take a whole round, and the others would idle.
         share = (to_start + running) / max(1, len(at_work))
-        held = [len(store.entries.held_by(actor.name)) for actor in at_work]
-        able = [(held[at], at, actor) for at, actor in enumerate(at_work) if actor.version >= 0]  # a heap
-        heapq.heapify(able)
+        waiting = [actor for actor in at_work if actor.version >= 0]
+        able = sorted((len(store.entries.held_by(actor.name)), at, actor) for at, actor in enumerate(waiting))  # a heap
         granted_to: dict[str, list[Granted]] = defaultdict(list)
         while able and able[0][0] < share:
             holds, at, actor = able[0]
@@ -114,8 +113,7 @@ class Dispatcher:
             elif self.groups.queued_for(actor.version):
                 heapq.heappop(able)  # what failed on this one may go to others
             else:
-                able = [each for each in able if each[2].version != actor.version]
-                heapq.heapify(able)
+                able = sorted(each for each in able if each[2].version != actor.version)
         for name, all_granted in granted_to.items():
             self._send_leases(self.peers.fleet.by_name[name], all_granted)
 

@@ -129,7 +129,7 @@ class GroupManager:
         return {index: oldest for index, oldest in carried.items() if index < entry.launch}
 
     def recall(self, group_id: int) -> None:
-        """Ask a group's actor to hand the group back (`take_cancels`). Until then the group runs."""
+        """Ask a group's actor to hand the group back (`take_cancels`)."""
         entry = self.store.entries[group_id]
         if entry.stage is not Stage.RECALLED:
             self.commit(events.Recall(group_id))

@@ -34,9 +34,8 @@ class Counts:
     "", and of each task of a mixture under its name."""
 
     def __init__(self, fates: Mapping[str, Mapping[str, int]] | None = None):
-        self.fates = defaultdict[str, Counter[str]](Counter)
-        for each, counts in (fates or {"": {"admitted": 0, "trained": 0}}).items():
-            self.fates[each].update(counts)
+        known = fates or {"": {"admitted": 0, "trained": 0}}
+        self.fates = defaultdict(Counter[str], {task: Counter(counts) for task, counts in known.items()})
 
     def note(self, task: str, fate: str) -> None:
         self.fates[""][fate] += 1

@@ -7,6 +7,7 @@ again as it was. All other events count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from areal_like.wire.stored import Read
@@ -21,10 +22,8 @@ def standing(records: Iterable[Record], next_batch: int | None = None) -> Iterat
     """The `records` that still count. Reads `records` twice and does not keep them. `next_batch`: where the learner is
     about to resume (None: it does not resume). For a batch that was undone later, `Serve` becomes `ServeAgain`."""
     begun = [(number, each.event.batch) for number, each in enumerate(records) if isinstance(each.event, Begin)]
-    undone: list[tuple[float, float]] = []  # (number of the undoing record, first undone batch); the earliest on top
-    least = float("inf") if next_batch is None else next_batch
-    if next_batch is not None:
-        undone.append((float("inf"), next_batch))
+    least = math.inf if next_batch is None else next_batch
+    undone = [(math.inf, least)]  # (number of the undoing record, first undone batch); the earliest on top
     for number, batch in reversed(begun):
         least = min(least, batch)
         undone.append((number, least))

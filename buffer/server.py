@@ -254,8 +254,8 @@ class Server:
             raise next(iter(faults.values()))
 
     def read_push(self, message: messages.Push, payloads: Payloads) -> tuple[list[Head], dict[int, WireError]]:
-        """The groups of a push, and the faulty ones with their faults. Raises WireError if its table can't be read. The
-        simulator has another: it does not pack its groups."""
+        """The groups of a push, and the faulty ones with their faults. Raises WireError if its table can't be read. (A
+        simulator has another.)"""
         heads = unpack_heads(message.table)
         if len(heads) != len(payloads):
             raise WireError(f"push: {len(payloads)} payloads for {len(heads)} groups")
@@ -321,7 +321,7 @@ class Server:
             self.dispatcher.announce()
 
     def _trained_before(self, steps: int) -> None:
-        """Batches before `steps` are trained, even if a message about one was lost. No batch is counted twice."""
+        """Batches before `steps` are trained, even if a message about one was lost."""
         served = [entry.batch for entry in self.store.entries.of(Stage.SERVED)]
         if steps > max(self.learner.steps, max(served, default=-1) + 1):
             raise WireError(f"batch {steps - 1} was not served")
@@ -372,6 +372,5 @@ class Server:
 
 
 def _may_push(actor: Actor, entry: Entry | None) -> bool:
-    """Has this actor ever had a lease of the group? The first push of any holder wins. Also True for groups that are
-    pushed or gone: a push does not change them."""
+    """Has this actor ever had a lease of the group (the first push wins), or does a push not change it?"""
     return entry is None or actor.name in entry.holders or entry.stage in (Stage.WAITING, Stage.SERVED)

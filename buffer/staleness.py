@@ -55,7 +55,6 @@ class Batches:
         return self.first(batch + 1) - self.first(batch)
 
     def size_at(self, slot: int) -> int:
-        """The size of the batch that a slot belongs to."""
         place = bisect_right(self._firsts, slot)
         return self._firsts[place] - self._firsts[place - 1] if 0 < place < len(self._firsts) else self.usual
 

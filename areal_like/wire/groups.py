@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import msgspec
 import numpy as np
 import xxhash
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from areal_like.models.experts import NONE, Shape, is_shape, shape_of, width
 from areal_like.partial import CarriedSamples, PartialSample
@@ -42,8 +42,7 @@ FORK = 2
 LEAST_LOGPROB, LOGPROB_ROUNDING = -80.0, 1e-6
 """No engine samples a token of so small a probability, and float32 could not hold its ratio to 1. The largest: an
 engine that takes the log of a softmax may give a certain token this much above 0."""
-_LEAST_LOGPROB_BITS = int(np.float32(LEAST_LOGPROB).view(np.uint32))
-"""More than those of any larger float32; those of a smaller one, of -inf and NaN with a sign are more."""
+_LEAST_LOGPROB_BITS = int(np.float32(LEAST_LOGPROB).view(np.uint32))  # smaller numbers and -inf have larger bits
 least_of, most_of = np.minimum.reduce, np.maximum.reduce  # an array's own `min` takes twice as long: tables are small
 
 
@@ -65,8 +64,7 @@ class ColumnSizes(NamedTuple):
 
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""A payload's columns, as views: tokens, logprobs, masks, places, rewards, experts [positions, layers, k]. (A named
-tuple would cost the buffer half a µs per group.)"""
+"""A payload's columns, as views: tokens, logprobs, masks, places, rewards, experts [positions, layers, k]."""
 _INT32, _UINT32, _FLOAT32, _FLOAT64, _UINT8 = map(np.dtype, ("<i4", "<u4", "<f4", "<f8", "u1"))
 _NO_TURNS = np.empty(0, np.int32), np.empty(0, np.float64)
 _NO_EXPERTS = np.empty((0, 0, 0), np.uint8)
@@ -101,8 +99,7 @@ def check_columns(group_id: int, payload: Frame, sizes: ColumnSizes, model: Mode
     bits = np.frombuffer(payload, _UINT32, tokens + n_logprobs)
     most_token, most_bits = np.maximum.reduceat(bits, (0, tokens)).tolist()  # negative numbers have the largest bits
     if model and most_token >= model.vocab_size:
-        least = int(least_of(ids := bits[:tokens].view(_INT32)))
-        wrong = least if least < 0 else int(most_of(ids))
+        wrong = min(int(least_of(bits[:tokens].view(_INT32))), 0) or most_token
         text = (
             f"token {wrong} is not in the vocabulary of {model.vocab_size}: does its actor use the same task and model?"
         )
@@ -126,12 +123,6 @@ def table(packed: bytes, name: str, kind: np.dtype) -> np.ndarray:
     if not packed or len(packed) % kind.itemsize:
         raise WireError(f"{name} is not a whole number of entries of {kind.itemsize} bytes, or empty")
     return np.frombuffer(packed, kind)
-
-
-def starts_of(counts: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The start of each part, for parts that follow one another."""
-    ends: NDArray[np.int64] = np.add.accumulate(counts, dtype=np.int64)
-    return ends - counts
 
 
 def are_rewards(rewards: ArrayLike) -> bool:
@@ -182,7 +173,8 @@ class Head(msgspec.Struct):
         """Version → samples whose oldest token, among those of versions from `allowed` on, is of that version."""
         if self.oldest == self.newest:
             return {self.oldest: self.samples} if self.oldest >= allowed else {}
-        made, starts = np.frombuffer(self.runs, RUN)["version"], starts_of(np.frombuffer(self.rows, ROW)["runs"])
+        made, per_sample = np.frombuffer(self.runs, RUN)["version"], np.frombuffer(self.rows, ROW)["runs"]
+        starts = np.add.accumulate(per_sample, dtype=np.int64) - per_sample
         oldest = np.minimum.reduceat(np.where(made >= allowed, made, np.iinfo(np.int32).max), starts)
         return Counter(oldest[oldest < np.iinfo(np.int32).max].tolist())
 
@@ -242,8 +234,7 @@ def unpack_heads(packed: Table) -> list[Head]:
     first_run = [0, *run_ends[:-1]]
     oldest = np.minimum.reduceat(runs["version"], first_run).tolist()
     newest = np.maximum.reduceat(runs["version"], first_run).tolist()
-    heads, row, run = [], 0, 0
-    made: set[int] = set()
+    heads, made, row, run = [], set[int](), 0, 0
     columns_of = zip(names, ends, run_ends, prompts, responses, turns, oldest, newest, shapes, strict=True)
     for (group_id, samples, seconds), end, run_end, prompt, response, earned, low, high, shape in columns_of:
         row_bytes = packed.rows[row * ROW.itemsize : end * ROW.itemsize]
