@@ -10,6 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from areal_like.models.causal_lm import state_of
 from areal_like.run import checkpoints
+from areal_like.weights.state import State
+from learners.publication import BESIDE_FROM
+from learners.sharding import _edges
 from scripts.eval import model_folder
 from tests.integration.living import Run
 from tests.integration.runs import rows, summary, train
@@ -18,6 +21,8 @@ from tests.integration.test_resume import trained_ids
 FEW = ["run.target_reward=null", "eval.every=0", "eval.prompts=4"]
 FEW += ["groups_per_batch=5", "sizing.group_size=4", "learner.micro_batch_tokens=128"]
 RUN = [*FEW, "run.steps=14", "learner.publish_dtype=float32", "actors.count=1", "checkpoint.every=3"]
+RUN += ["model.hidden_size=202", "model.num_attention_heads=1", "model.intermediate_size=101", "learner.lr=1e-4"]
+"""Parts of the weights are large enough to be published beside training, and a shard of a norm ends within a word."""
 
 
 @pytest.mark.integration
@@ -51,6 +56,8 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_gone_on_with_is_that_of_
         for key in ("loss", "grad_norm", "entropy", "reward/mean", "tokens", "staleness/mean"):
             np.testing.assert_allclose(together[key], alone[key], rtol=1e-3, atol=1e-5, err_msg=key)
     assert summary(one)["steps"] == 14
+    specs = state_of(saved, "float32").specs
+    assert any(_edges(spec, 2) for spec in specs) and State(specs, part=1, parts=2).nbytes > BESIDE_FROM
     ours, theirs = (load_file(each / "checkpoints" / "final" / "model.safetensors") for each in (run, one))
     assert ours.keys() == theirs.keys()
     for name, weights in ours.items():
