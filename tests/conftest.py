@@ -28,7 +28,7 @@ SLOW_IN = {
     "areal_like": "forks keys launch ray_cluster",
     "areal_like/weights": "history hostile server",
     "buffer": "histories",
-    "learners": "distillation learner learner_losses loading prefixes published_parts ranks real_models sharding",
+    "learners": "distillation learner learner_losses loading prefixes ranks real_models sharding",
     "tasks": "code generated length_trace reasoning_gym sandbox verifiers",
 }
 SLOW = {f"{folder}/test_{name}.py" for folder, names in SLOW_IN.items() for name in names.split()}

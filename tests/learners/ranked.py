@@ -120,7 +120,8 @@ def train(case: Case, rank: int, ranks: int, checkpoint: Path | None = None) -> 
     if checkpoint:
         checkpoint.mkdir(exist_ok=True)
         learner.save_state(checkpoint)
-    common = {"rows": rows, "held": held, "lanes": learner.snapshot().lanes()}
+    published = learner.snapshot()
+    common = {"rows": rows, "held": held, "lanes": published.lanes(), "part": published.nbytes}
     if rank:
         learner.saving.hand_over()
         return common

@@ -58,8 +58,9 @@ def test_ranks_give_the_losses_and_weights_of_one_and_share_its_state(ranks, nam
     assert bool(one["adapters"]) is ("lora" in CASES[name].knobs)
     start = torch.from_numpy(state_of(tiny_model(CASES[name].model), "float32").buffer).view(torch.float32)
     assert (alone - start).abs().max() > 1e-3, "training has moved the weights"
-    held = [rank["held"] for rank in found]
+    held, parts = ([rank[name] for rank in found] for name in ("held", "part"))
     assert sum(held) == pytest.approx(one["held"], abs=32) and max(held) < 1.4 * one["held"] / len(held)
+    assert sum(parts) == one["part"] and max(parts) < 1.1 * one["part"] / len(parts), "none publishes the whole model"
 
 
 @pytest.mark.parametrize(
