@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from learners.sharding import LazyWeights, layers_of
+from areal_like.models.causal_lm import layers_of
+from learners.sharding import LazyWeights
 
 
 class Adapters:

@@ -21,15 +21,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from areal_like.models.causal_lm import handed_on, weight_files
+from areal_like.models.causal_lm import handed_on, layers_of, weight_files
 from areal_like.weights.state import TensorSpec
 from learners.collectives import Ranks
 from learners.logprobs import use_logprob_head
-
-
-def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    decoder: Any = model.get_decoder()
-    return list(decoder.layers if hasattr(decoder, "layers") else decoder.h)  # GPT-2's
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -281,11 +281,16 @@ def publishable(model: PreTrainedModel, dtype: str = "bfloat16") -> State:
     return state
 
 
+def layers_of(model: PreTrainedModel) -> list[nn.Module]:
+    decoder: Any = model.get_decoder()
+    return list(decoder.layers if hasattr(decoder, "layers") else decoder.h)  # GPT-2's
+
+
 def routers_of(model: PreTrainedModel) -> list[tuple[int, nn.Module, nn.Module]]:
     """(number of the decoder layer, layer, its router) of each layer that has experts, in order. A router maps hidden
     states [N, H] to (logits [N, experts], weights [N, k], experts [N, k]). Raises ValueError for a model without."""
     kind = model.config.model_type
-    layers = list(model.get_decoder().layers) if kind in ROUTED else []
+    layers: list[Any] = layers_of(model) if kind in ROUTED else []
     found = [(i, layer, layer.mlp.gate) for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")]
     if not found:
         raise ValueError(

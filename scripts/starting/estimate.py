@@ -49,11 +49,14 @@ class Sizes:
         shape = model.config
         heads = shape.num_attention_heads
         dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-        self.layers, self.hidden, self.inner = shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size
+        self.layers, self.hidden = shape.num_hidden_layers, shape.hidden_size
+        self.inner = getattr(shape, "intermediate_size", 4 * self.hidden)  # GPT-2's
         self.queries = heads * dim
         self.keys = (getattr(shape, "num_key_value_heads", None) or heads) * dim
         self.vocabulary = shape.vocab_size
-        self.count, self.layer = parameters(model), max(map(parameters, model.get_decoder().layers))
+        from areal_like.models.causal_lm import layers_of
+
+        self.count, self.layer = parameters(model), max(map(parameters, layers_of(model)))
         self.outside = self.count - self.layers * self.layer
 
     def kv(self, width: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from areal_like.models.causal_lm import qwen2
+from areal_like.models.causal_lm import layers_of, qwen2
 from areal_like.types import Batch
 from buffer.shares import split
 from learners.advantages import distill, group
@@ -28,7 +28,6 @@ from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.delightful import dg_kondo
 from learners.losses.targets import tpo
 from learners.losses.weighted import reinforce
-from learners.sharding import layers_of
 from tests.forked import forked, said
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.exact import ADAMW_EPS, exact

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from areal_like.models.causal_lm import layers_of
 from learners import logprobs as logprobs_module
 from learners.adapters import Merged
 from learners.advantages import group
@@ -18,7 +19,7 @@ from learners.losses.bounded import gspo
 from learners.losses.clipped import decoupled_ppo
 from learners.losses.weighted import reinforce, vtrace
 from learners.packing import Columns
-from learners.sharding import hold_in, layers_of
+from learners.sharding import hold_in
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.exact import exact
 from tests.rounding import summed

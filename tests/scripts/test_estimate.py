@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
 
 from actors.engines.slot_cache import SlotCache
 from actors.engines.torch_engine import TorchEngine
@@ -214,3 +214,9 @@ def test_every_shipped_config_passes_the_dry_run_of_a_node(
     said, error = capsys.readouterr()
     assert code == 0, error
     assert ("it fits" in said) == ("of 74.5 GiB" in said) and "TOO MUCH" not in said
+
+
+def test_gpt_2_names_its_sizes_otherwise() -> None:
+    with torch.device("meta"):
+        sizes = estimate.Sizes(AutoModelForCausalLM.from_config(GPT2Config(n_embd=32, n_head=4)))
+    assert (sizes.inner, sizes.layers * sizes.layer + sizes.outside) == (128, sizes.count)
