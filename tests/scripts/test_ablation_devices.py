@@ -1,10 +1,8 @@
 """`ablate --parallel` on a node with GPUs: runs at a time have devices of their own."""
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -51,17 +49,19 @@ def test_a_run_that_needs_more_devices_than_there_are_is_refused(
         runs.run_all(made, Folder(tmp_path), 2, lambda: None)
 
 
-LOOK = """
-import json, os, sys, time
-begin = time.time()
-time.sleep(0.5)
-json.dump([os.environ.get(sys.argv[2]), begin, time.time()], open(sys.argv[1], "w"))
-"""
+class Looks:
+    """Stands in for the process of a run, which ends when it has been looked at three times. `beside`: those that run
+    at its start."""
 
+    made: ClassVar[list["Looks"]] = []
 
-def looks(module: str, arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """A run that writes down which devices it sees and when, and ends."""
-    return subprocess.Popen([sys.executable, "-c", LOOK, f"{arguments[0]}.json", VISIBLE], env=variables)
+    def __init__(self, module: str, arguments: list[str], variables: dict[str, str], log: Path):
+        self.seen, self.left, self.beside = variables.get(VISIBLE), 3, [each for each in self.made if each.left]
+        self.made.append(self)
+
+    def poll(self) -> int | None:
+        self.left = max(0, self.left - 1)
+        return None if self.left else 0
 
 
 @pytest.mark.parametrize("inherited", [None, "4,5,6,7"])
@@ -75,17 +75,15 @@ def test_runs_at_a_time_see_devices_of_their_own(
     monkeypatch.setattr(runs, "gpus_here", lambda: Gpus("stated", 4))
     wide, one, none = config_of(*ON_GPUS), config_of(*ON_ONE), config_of("engine.device=cpu")
     configs = [one, one, wide, one, none]
-    monkeypatch.setattr(runs, "Forked", looks)
+    monkeypatch.setattr(runs, "Forked", Looks)
+    monkeypatch.setattr(runs, "POLL_SECONDS", 0.0)
+    Looks.made.clear()
     made = [Run(MAIN, {}, {}, seed, config) for seed, config in enumerate(configs)]
-    folder = Folder(tmp_path)
-    assert runs.run_all(made, folder, 3, lambda: None) == []
-    told = [json.loads(Path(f"{folder.config(run)}.json").read_text()) for run in made]
-    assert told[4][0] == inherited == os.environ.get(VISIBLE)
-    seen = [set(each[0].split(",")) for each in told[:4]]
-    assert [len(each) for each in seen] == [1, 1, 3, 1]
-    assert set.union(*seen) <= set((inherited or "0,1,2,3").split(","))
-    for i, (_, begin, end) in enumerate(told[:4]):
-        for j, (_, other, _) in enumerate(told[:4]):
-            if i != j and begin <= other < end:
-                assert not seen[i] & seen[j], (told, "two runs at a time had a device")
-    assert told[2][1] > min(told[0][2], told[1][2]), "three devices are free only when one of the first two has ended"
+    assert runs.run_all(made, Folder(tmp_path), 3, lambda: None) == []
+    *on_gpus, last = Looks.made
+    assert last.seen == inherited == os.environ.get(VISIBLE)
+    seen = {each: set(each.seen.split(",")) for each in on_gpus}
+    assert [len(devices) for devices in seen.values()] == [1, 1, 3, 1]
+    assert set.union(*seen.values()) <= set((inherited or "0,1,2,3").split(","))
+    assert not any(seen[each] & seen[other] for each in on_gpus for other in each.beside)
+    assert len(on_gpus[2].beside) < 2, "three devices are free only when one of the first two has ended"

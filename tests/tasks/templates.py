@@ -19,41 +19,16 @@ QWEN3 = template("qwen3")
 """Of Qwen3: it keeps the thinking behind the last question, for tool calls."""
 DEEPSEEK_R1 = template("deepseek_r1")
 """As those distilled from DeepSeek-R1: it opens the thinking, and always drops it afterwards."""
-QWEN = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+QWEN = template("qwen")
 """ChatML, as of Qwen2: every turn is <|im_start|>role\\ncontent<|im_end|>\\n."""
-LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
-    "{{ m.content | trim + '<|eot_id|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-GEMMA = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
-    "{{ raise_exception('System role not supported') }}{% endif %}{{ '<start_of_turn>' }}"
-    "{{ ('model' if m.role == 'assistant' else m.role) + '\n' + m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-)
-MISTRAL = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + '[/INST]' }}"
-    "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
-)
+LLAMA3 = template("llama3")
+GEMMA = template("gemma")
+MISTRAL = template("mistral")
 LLAMA2 = MISTRAL.replace("m.content + eos_token", "m.content + ' ' + eos_token")
-PHI3 = (
-    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
+PHI3 = template("phi3")
 PHI4 = QWEN.replace("<|im_end|>\n", "<|im_end|>").replace("\n", "<|im_sep|>")
-GLM4 = (
-    "[gMASK]<sop>{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
-)
-GPT_OSS = (
-    "{% for m in messages %}{{ '<|start|>' + m.role + ('<|channel|>final' if m.role == 'assistant' else '') }}"
-    "{{ '<|message|>' + m.content + ('<|return|>' if loop.last and m.role == 'assistant' else '<|end|>') }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
-)
+GLM4 = template("glm4")
+GPT_OSS = template("gpt_oss")
 
 
 @dataclass(frozen=True)
