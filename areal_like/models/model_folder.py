@@ -2,7 +2,7 @@
 each safetensors file only the header is read, and compared with the file's size."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -85,33 +85,28 @@ def bounds(config: Any, embedded: bool) -> dict[str, int]:
     return {name: most for name, most in found.items() if most}
 
 
-def check_computed(
-    folder: str | Path, config: Mapping[str, object], *, embedded: bool, trained: bool, key: str = KEY
-) -> None:
-    """Raises ConfigError for a model that transformers does not know, or that learner (`trained`) and embedded engine
-    (`embedded`) would compute otherwise than it does."""
+def computed_config(folder: str | Path, *, embedded: bool, trained: bool, key: str = KEY) -> Any:
+    """transformers' config of the folder's model. Raises ConfigError for one that transformers does not know, or that
+    learner (`trained`) or embedded engine (`embedded`) would compute otherwise than it does."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import model_type_to_module_name
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
-    kind, file = str(config["model_type"]), Path(folder) / "config.json"
-    if "auto_map" in config:
-        return
+    kind, file = str(read_config(folder)["model_type"]), Path(folder) / "config.json"
     if kind not in KNOWN:
         raise ConfigError(f"{key}: {file}: transformers knows no causal language model of model_type {kind!r}", key)
-    name, known = model_type_to_module_name(kind), AutoConfig.from_pretrained(folder, local_files_only=True)
+    name, config = model_type_to_module_name(kind), AutoConfig.from_pretrained(folder, local_files_only=True)
     code = resources.files("transformers.models").joinpath(name, f"modeling_{name}.py")
-    if problem := next(_problems(known, code.read_text() if code.is_file() else "", embedded, trained), None):
+    if problem := next(_problems(config, code.read_text() if code.is_file() else "", embedded, trained), None):
         raise ConfigError(f"{key}: {file}: {kind} has {problem}, not computed here: take another model", key)
+    return config
 
 
 def _problems(config: Any, code: str, embedded: bool, trained: bool) -> Iterator[str]:
     """What learner and embedded engine lack, which attend in their own way. `code`: of transformers' model."""
-    of_learner = [key for key in CHANGES_LOGITS if getattr(config, key, None) is not None and trained]
-    of_both = ["attn_logit_softcapping"] if getattr(config, "attn_logit_softcapping", None) is not None else []
-    of_engine = ["kv_lora_rank"] if embedded and getattr(config, "kv_lora_rank", None) else []
+    settings = [*CHANGES_LOGITS] * trained + ["kv_lora_rank"] * embedded + ["attn_logit_softcapping"]
     if embedded or trained:
         yield from sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENDS)
-        yield from (*of_learner, *of_both, *of_engine)
-        yield from ["attention sinks"] if "s_aux=" in code else []
-        yield from ["attention of its own"] if code and "_supports_attention_backend = True" not in code else []
+        yield from (key for key in settings if getattr(config, key, None))
+        yield from ["attention sinks"] * ("s_aux=" in code)
+        yield from ["attention of its own"] * (code != "" and "_supports_attention_backend = True" not in code)

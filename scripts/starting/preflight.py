@@ -15,7 +15,6 @@ from areal_like.errors import UserError
 from areal_like.interfaces import Task
 from areal_like.launch.children import limits
 from areal_like.models import model_folder
-from areal_like.models.model_folder import bounds
 from areal_like.tasks.generated import GeneratedPrompts
 from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.tasks.text import load_tokenizer
@@ -54,9 +53,6 @@ def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, 
     task = build("task", config.task, config.run.seed)
     check_teacher(config, task)
     model = model_config(config)
-    if model is not None:
-        embedded, trained = (getattr(config, kind)["name"] == "torch" for kind in ("engine", "learner"))
-        model_folder.check_computed(config.model["path"], model, embedded=embedded, trained=trained)
     if is_supervised(config):
         check_demonstrations(task, config, model)
     else:
@@ -187,8 +183,7 @@ def check_teacher(config: Config, task: Task) -> None:
         return
     if not (Path(path) / "config.json").is_file():
         raise ConfigError(f"{key}: no config.json in {path!r}: want the folder of a Hugging Face model", key)
-    model = model_folder.read_config(path)
-    model_folder.check_computed(path, model, embedded=False, trained=True, key=key)
+    model = model_folder.computed_config(path, embedded=False, trained=True, key=key)
     _check_vocabulary(key, path, model, task)
     ours = getattr(task, "vocabulary", None)
     if not ours or not (Path(path) / "tokenizer_config.json").is_file():
@@ -200,38 +195,36 @@ def check_teacher(config: Config, task: Task) -> None:
             raise ConfigError(f"{key}: token {number} {what}: take a teacher of the same tokenizer", key)
 
 
-def _check_vocabulary(key: str, path: str, model: Mapping[str, Any], task: Task) -> None:
-    known = model.get("vocab_size")
+def _check_vocabulary(key: str, path: str, model: Any, task: Task) -> None:
+    known = getattr(model, "vocab_size", None)
     if known is not None and known < task.vocab_size:
         fact = f"the model in {path!r} knows {known} token ids, the task uses {task.vocab_size}"
         raise ConfigError(f"{key}: {fact}: take a model and a tokenizer that belong together", key)
 
 
-def model_config(config: Config) -> dict[str, Any] | None:
-    """The config.json of the model's folder, if there is a folder and the engine or the learner computes the model."""
-    if config.model.get("path") is None:
+def model_config(config: Config) -> Any:
+    """transformers' config of the model's folder, if there is a folder and the engine or the learner computes the
+    model; else None."""
+    path, engine, learner = config.model.get("path"), config.engine["name"], config.learner["name"]
+    if path is None:
         return None
-    found = model_folder.read_config(config.model["path"])
-    computed = marks("engine", config.engine["name"]) | marks("learner", config.learner["name"])
-    return found if "needs_model" in computed else None
+    if "needs_model" in marks("engine", engine) | marks("learner", learner):
+        return model_folder.computed_config(path, embedded=engine == "torch", trained=learner == "torch")
+    model_folder.read_config(path)
+    return None
 
 
-def positions_of(config: Config, model: dict[str, Any] | None) -> dict[str, int]:
+def positions_of(config: Config, model: Any) -> dict[str, int]:
     """Setting of the model → most tokens of a sequence (`areal_like.models.model_folder.bounds`)."""
-    if model is None:
-        found = bounds(SimpleNamespace(**with_defaults("model", config.model)), False)
-    else:
-        from transformers import AutoConfig
-
-        read = AutoConfig.from_pretrained(config.model["path"], local_files_only=True)
-        found = bounds(read, config.engine["name"] == "torch" and not is_supervised(config))
+    model = SimpleNamespace(**with_defaults("model", config.model)) if model is None else model
+    found = model_folder.bounds(model, config.engine["name"] == "torch" and not is_supervised(config))
     return {f"the model's {name}": most for name, most in found.items()}
 
 
 # Rows of the task
 
 
-def check_lengths(task: Task, heldout: int, config: Config, model: dict[str, Any] | None) -> None:
+def check_lengths(task: Task, heldout: int, config: Config, model: Any) -> None:
     """Every prompt (of `rows_to_check`) can be made and, with its longest response, fits the model. Raises
     ConfigError."""
     computes = "needs_model" in marks("engine", config.engine["name"])
@@ -253,7 +246,7 @@ def check_lengths(task: Task, heldout: int, config: Config, model: dict[str, Any
     _refuse_rows(task, {split: rows_to_check(task, split, heldout, config, least) for split in SPLITS}, problem)
 
 
-def check_demonstrations(task: Task, config: Config, model: dict[str, Any] | None) -> None:
+def check_demonstrations(task: Task, config: Config, model: Any) -> None:
     """Every demonstration can be made, and fits the model; of a task without `place`, the first `ROWS` of each split.
     Raises ConfigError."""
     if not hasattr(task, "demonstration"):

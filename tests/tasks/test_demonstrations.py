@@ -39,14 +39,6 @@ def shown(folder: Path, row: dict, **knobs) -> tuple[str, str, str]:
     return text(found.prompt.tokens), text(found.tokens), text(masked)
 
 
-def test_only_the_assistant_and_the_ends_of_its_turns_are_trained(tmp_path: Path) -> None:
-    turns = [say("user", "a?"), say("assistant", "b"), say("user", "c?"), say("assistant", "de")]
-    prompt, response, trained = shown(tmp_path, {"messages": [say("system", "s"), *turns]})
-    assert prompt == "[system]s[user]a?[assistant]"
-    assert response == "b$[user]c?[assistant]de$"
-    assert trained == "b$" + "." * len("[user]c?[assistant]") + "de$"
-
-
 @pytest.mark.parametrize("completion", ["bc", [say("assistant", "bc")]])
 def test_prompt_and_completion(tmp_path: Path, completion: object) -> None:
     row = {"prompt": "a", "completion": completion}
