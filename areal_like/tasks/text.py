@@ -20,7 +20,7 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-FILES = ("*token*", "*vocab*", "merges.txt", "chat_template*", "*.jinja", "*.model", "*.tiktoken", "*.py")
+FILES = ("*token*.json", "tokenizer*", "tekken*", "vocab*", "merges*", "chat_template*", "*.jinja", "*.model", "*.py")
 """Of a tokenizer, in the folder of its model."""
 Turns = tuple[dict[str, str], ...]
 
