@@ -2,8 +2,7 @@
 
 Finds the component's kind by its parameters or methods, calls it on made-up input, and checks the rules of that kind:
 shapes, finite numbers, gradients, no effect beside the result. Prints one line per claim; the exit code is 1 if one
-does not hold. `--kind loss ppo` checks a shipped component. From a test: `areal_like.check("my_module:my_loss")` raises
-AssertionError.
+does not hold. `--kind loss ppo` checks a shipped component. In tests: `areal_like.check("my_module:my_loss")`.
 """
 
 import asyncio

@@ -2,8 +2,7 @@
 
 Shows the keys of the config that differ, the reward's curve, and each measure of each setting. Runs that differ only in
 the seed are one setting. With five seeds or more it has 95 % intervals of the mean, with fewer the range. A folder with
-runs in it, an ablation's for instance, stands for its runs. `areal-like eval A --against B` tests two models prompt by
-prompt.
+runs (an ablation's) stands for them. `areal-like eval A --against B` compares models by prompt.
 """
 
 import math

@@ -34,8 +34,7 @@ Row = tuple[str, str, str, str, str]
 
 
 def said(text: str) -> Base:
-    """Dotted key → (default, meaning) of a yaml text with comments: a comment belongs to its line's key, and so do the
-    comment lines directly below."""
+    """Dotted key → (default, meaning) of a yaml text: its line's comment, and the comment lines directly below."""
     found: Base = {}
     section = key = ""
     for line in text.splitlines():

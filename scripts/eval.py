@@ -2,9 +2,8 @@
 
 MODEL is a run's folder, one of its checkpoints (`RUN/checkpoints/step-N`), or a Hugging Face folder. A SET is a file of
 prompts and answers, a task's name (its held-out rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`);
-without one: the run's own held-out prompts, in its own workflow. pass@k is the unbiased estimate (Chen et al., arXiv
-2107.03374), intervals are of 95 %, over prompts. `--against OTHER` asks a second model the same, and tests the
-differences prompt by prompt.
+without one: the run's own, in its own workflow. pass@k is unbiased (Chen et al., arXiv 2107.03374), intervals (95 %)
+are over prompts. `--against OTHER` asks a second model the same, and tests the differences by prompt.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ class Question:
 
 
 def model_folder(given: Path) -> Path:
-    """The model's folder: `given`, the final checkpoint of the run there, or what is made of a checkpoint of its way
-    (`step_model`). Raises UserError, OSError."""
+    """The model's folder: `given`, its final checkpoint, or a checkpoint's `step_model`. Raises UserError, OSError."""
     final = given / "checkpoints" / "final"
     for folder in (given, final):
         if (folder / "config.json").is_file():
@@ -99,10 +97,9 @@ def model_folder(given: Path) -> Path:
 
 
 def step_model(step: Path) -> Path:
-    """The model's folder of a checkpoint, written if it is not there. The checkpoint holds the learner's state, of
-    several ranks each its part: the run's learner, built here on the CPU as one rank, takes the weights of all files,
-    and writes them as they were published. Raises UserError (ConfigError: no run around it, a learner without a model)
-    and OSError."""
+    """The model's folder of a checkpoint, written if it is not there. The checkpoint holds the state of the learner's
+    ranks: its learner, built here on the CPU as one rank, takes the weights of all files, and writes them as published.
+    Raises UserError (ConfigError: no run around it, a learner without a model) and OSError."""
     target, file = step / "model", step.resolve().parents[1] / CONFIG
     if (target / "config.json").is_file():
         return target

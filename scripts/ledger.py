@@ -79,8 +79,7 @@ class Account:
 
 
 class Books:
-    """The fates of all groups, from the records of a journal in order; `tasks` are those of a mixture; `redrawn` counts
-    why samples were drawn again."""
+    """The fates of all groups, from a journal's records; `tasks`: a mixture's; `redrawn`: reasons of new draws."""
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
@@ -155,8 +154,7 @@ def bias(accounts: dict[str, Account]) -> float:
 
 class Audit:
     """Takes a journal's events in order and checks each before it is applied, if it breaks no rule. `findings`: rule →
-    violations, in words. `prompts`: the order to follow; `results`: those that a sampler chooses by (None: it has
-    none)."""
+    violations, in words. `prompts`: the order to follow; `results`: a sampler's (None: it has none)."""
 
     def __init__(self, prompts: PromptCursor, bound: Bound, results: Results | None = None):
         self.prompts, self.bound, self.store = prompts, bound, Store(bound, results=results)

@@ -1,8 +1,7 @@
 """Plan a cluster: `areal-like plan CONFIG [key=value ...] --gpus 64 [--costs FILE] [--target tokens_per_second]`.
 
 Simulates the production scheduler (`areal-like simulate`) for every split of the GPUs between actors and learner, sync,
-sync with tail batching, and async with several bounds. Prints the best plans and the best sync one, and writes a
-config of the first.
+sync with tail batching, and async with several bounds. Prints the best plans and the best sync one; writes a config.
 """
 
 import argparse
@@ -40,8 +39,7 @@ COLUMNS = {
 """Column → figure and its format."""
 TAILS, AGAIN, MOST_STEPS = 3.0, 4, 400
 """A rate is measured over so many times the slowest group and the batches that a bound lets be ahead, and, of the plans
-that are shown, over so many times as many steps: among short measurements the luckiest comes first. At most
-MOST_STEPS."""
+that are shown, over so many times as many steps: the luckiest short measurement comes first. At most MOST_STEPS."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,7 @@ def choices(gpus: int, bounds: Sequence[float]) -> list[Choice]:
 
 
 class Planner:
-    """Simulates choices, and prints a line for each on standard error. `load` makes a config with overrides; the figure
-    `target` is maximised."""
+    """Simulates choices, with a line for each on standard error. `load` makes a config; `target` is maximised."""
 
     def __init__(self, load: Callable[[tuple[str, ...]], Config], costs: Costs, target: str = TARGETS[0]):
         self._load, self.config, self._costs, self._target = load, load(()), costs, target

@@ -33,8 +33,7 @@ Timeline = dict[str, list[Span]]
 
 
 def timeline(run: Path, begin: float = 0.0, end: float = math.inf) -> Timeline:
-    """The recorded spans of a run between two times; actors by number, then the others. Raises ValueError if there are
-    none."""
+    """The recorded spans of a run between two times; actors by number, then others. Raises ValueError without any."""
     found = {role: spans for role, spans in read(run).items() if spans}
     if not found:
         raise ValueError(f"{run} has no spans: is this a run folder, and has the run started?")

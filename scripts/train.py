@@ -92,8 +92,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def load(args: argparse.Namespace) -> Config:
-    """The config of the command line; unset keys come from the run that it resumes or replays. Raises
-    ConfigError."""
+    """The config of the command line; unset keys are those of a resumed or replayed run. Raises ConfigError."""
 
     def read(inherited: Config | None = None) -> Config:
         config = configs.load([args.config, *args.overrides], inherited)
@@ -119,8 +118,7 @@ def resolve_transport(config: Config) -> Config:
 
 
 def resolve_folders(config: Config) -> Config:
-    """`~` becomes the home folder, and the path of the keys absolute. Raises ConfigError for a `run.name` that is no
-    folder's name."""
+    """`~` becomes the home folder, the keys' path absolute. Raises ConfigError if `run.name` is no folder's name."""
     for key in ("run.dir", "resume", "replay", "security.key_folder"):
         if path := configs.select(config, key):
             path = os.path.expanduser(path)
@@ -139,8 +137,7 @@ def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
 
 
 def name_of(stem: str, overrides: Sequence[str]) -> str:
-    """Of a run, e.g. `quickstart-mode=sync-lr=1e-3`. Keys have no dash, so the config's name ends where the first one
-    begins (`find_run_to_resume`)."""
+    """Of a run, e.g. `quickstart-mode=sync-lr=1e-3`. Keys have no dash: the first ends the config's name."""
     words = []
     for key, _, value in (pair.partition("=") for pair in overrides):
         if key not in UNNAMED:
@@ -150,8 +147,7 @@ def name_of(stem: str, overrides: Sequence[str]) -> str:
 
 
 def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
-    """A new folder under `run.dir`. An explicit `run.name` that exists is refused: it holds another run's data. Raises
-    ConfigError, OSError for a full disk."""
+    """A new folder under `run.dir`. Raises ConfigError for a `run.name` that exists, OSError for a full disk."""
     name = config.run.name or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in itertools.count(1):
         folder = Path(config.run.dir) / (name if attempt == 1 else f"{name}-{attempt}")
@@ -172,8 +168,7 @@ def make_run_folder(config: Config, stem: str) -> tuple[Path, Config]:
 
 
 def write_record(config: Config, folder: Path, argv: list[str], data: dict[str, str]) -> None:
-    """Write all that is needed to repeat this run: resolved config (with the seed), command line, commit, and the
-    digests of its `data`."""
+    """Write all that repeats this run: resolved config (with the seed), command line, commit, digests of its `data`."""
     configs.save(config, folder / CONFIG)
     command = ["python", "-m", f"{COMMANDS}.train", *argv]
     record = {"command": command, "commit": commit(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
@@ -247,8 +242,7 @@ def launcher_of(config: Config, folder: Path) -> Any:
 
 
 def dry_run(config: Config, args: argparse.Namespace) -> None:
-    """Print the processes, their memory needs, and what would be submitted. Then raises errors of the checks:
-    ValueError, OSError."""
+    """Print processes, memory needs and the submission. Then raises errors of the checks: ValueError, OSError."""
     from areal_like.launch.plan import describe, plan
 
     from .starting import estimate  # imports torch
@@ -271,8 +265,7 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
 
 
 def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str, Any]:
-    """Start everything, show progress, end everything. Returns the summary. Raises RunFailed, RunStopped, Interrupted,
-    OSError."""
+    """Run all to the end; returns the summary. Raises RunFailed, RunStopped, Interrupted, OSError."""
     from areal_like.launch.plan import plan
 
     from .following.display import Display

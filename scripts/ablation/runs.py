@@ -1,5 +1,4 @@
-"""The runs of an ablation on this machine: n processes of `scripts.train` at a time, each resumable; no process
-outlives it.
+"""The runs of an ablation on this machine: n resumable processes of `scripts.train` at a time; none outlives it.
 
 The folder of an ablation has a run's config (`configs/NAME.yaml`), its run folder (`runs/NAME`) and its output
 (`logs/NAME.log`). A run is finished when its folder has a summary; a killed one resumes from its last checkpoint. Runs
@@ -33,8 +32,7 @@ POLL_SECONDS = 0.1
 
 
 class Folder:
-    """The folder of an ablation's files. Raises ConfigError for a path that scripts.train would take for an
-    override."""
+    """The folder of an ablation's files. Raises ConfigError for a path that looks like an override."""
 
     def __init__(self, path: Path):
         self.path = path.resolve()
@@ -115,8 +113,7 @@ def devices_to_share(runs: Sequence[Run]) -> list[int]:
 
 def run_all(runs: Sequence[Run], folder: Folder, parallel: int, check: Callable[[], None]) -> list[Run]:
     """Make all runs that are not finished, at most `parallel` at a time, each with devices of its own (with one at a
-    time it sees all). Returns those that failed. `check` raises to end everything; then no process is left. Raises
-    ConfigError."""
+    time it sees all). Returns those that failed. `check` raises to end everything. Raises ConfigError."""
     waiting = [run for run in runs if not folder.is_finished(run)]
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")

@@ -35,8 +35,7 @@ TUNE, MAIN = "tune", "main"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run of one stage: `labels` of its point, `tuned` the labels that tuning tries or has picked. Its `config` is
-    one object for all seeds."""
+    """One run of one stage: `labels` of its point, `tuned` those that tuning tries or picked. Seeds share `config`."""
 
     stage: str
     labels: Labels
@@ -104,8 +103,7 @@ class Study(msgspec.Struct, forbid_unknown_fields=True):
         return runs
 
     def main_runs(self, picked: Mapping[tuple[str, ...], Labels]) -> list[Run]:
-        """The runs of the second stage with the `picked` values, by `tuned_for`; points take turns, seed by seed.
-        Raises ConfigError."""
+        """The second stage's runs with `picked` values, by `tuned_for`; points take turns. Raises ConfigError."""
         runs: list[Run] = []
         for labels in points(self.grid):
             tuned = picked[self.tuned_for(labels)] if self.tune else {}

@@ -99,8 +99,7 @@ def measured(seconds: float, consumer: Callable[[], Takes], *others: Callable[[]
 
 
 def light_actor(endpoint: str, name: str, delays: Path) -> None:
-    """An actor process that answers each lease at once, after encoding. Appends the seconds from push to
-    acknowledgement to `delays`, float64."""
+    """An actor process that encodes and answers at once. Appends seconds from push to acknowledgement to `delays`."""
     prepare_process()  # as real roles do
     dealer, group, ended = Dealer(endpoint, name, peer="buffer"), GROUP, 0
     ready, sent = deque[int](), dict[int, float]()

@@ -89,8 +89,7 @@ def padded_candidates(model: Any, part: Any, temperature: float, _: None) -> tup
 
 
 def padded_learner(*args: Any, **knobs: Any) -> TorchLearner:
-    """A learner that computes rectangles, which share no prefixes, under transformers' own attention; from now on all
-    learners of this process do."""
+    """A learner that computes rectangles without shared prefixes under transformers' attention, as then all here do."""
     learners.learner.Passes = PaddedPasses  # type: ignore[misc]
     learners.learner.forward_candidates = padded_candidates  # type: ignore[assignment]
     learners.packing.is_worth = lambda *_: False

@@ -151,8 +151,7 @@ def contend(precision: str, place: Path) -> float:
 
 
 def watched(command: list[str], log: Path, **environment: str) -> int:
-    """Run a command; returns the peak bytes of it and its descendants, each with its share of shared pages. Raises
-    RuntimeError."""
+    """Run a command; returns the peak bytes of it and its descendants (proportional set size). Raises RuntimeError."""
     import psutil  # accelerate needs it, too
 
     peak, errors = 0, log.with_suffix(".err")

@@ -4,9 +4,8 @@ passes of 3 % of the samples are enough (`dg_kondo`, arXiv 2603.20526).
 `python -m scripts.claims.digits [--quick] [--out FOLDER]`
 
 The papers' MNIST bandit on scikit-learn's `load_digits` (897 images train, 450 tune, 450 test): name the digit, reward
-1 if it is right. A perceptron 64-50-50-10, A = reward − Σ_a π(a)², 100 images per batch, Adam, 10,000 steps. The
-actor's weights are exactly D steps old. Error: share of images whose most likely digit is wrong. `backward_share`:
-share of samples that have a gradient.
+1 if it is right. A perceptron 64-50-50-10, A = reward − Σ_a π(a)², 100 images per batch, Adam, 10,000 steps. Actors'
+weights are D steps old. Error: share of wrongly named images. `backward_share`: of samples with a gradient.
 """
 
 import argparse

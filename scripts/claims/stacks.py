@@ -1,7 +1,6 @@
 """Many independent learners in one tensor: parameters [learners, ...], Adam, and two networks.
 
-Row l of every tensor belongs to learner l, and rows never mix: a stack of learners computes the same as each learner
-alone, up to rounding.
+Row l of every tensor belongs to learner l, and rows never mix: each computes as it would alone, up to rounding.
 """
 
 import itertools
@@ -17,8 +16,7 @@ Parameters = Mapping[str, Tensor]
 
 
 class Stack:
-    """Parameters of L learners as `flat` [L, numbers], float32 with gradient, from [L, ...] tensors; and Adam, whose
-    step on an element needs no other element."""
+    """Parameters of L learners as `flat` [L, numbers], float32 with gradient, from [L, ...] tensors; and Adam."""
 
     def __init__(self, start: Parameters, rate: float):
         self.shapes = {name: values.shape[1:] for name, values in start.items()}
@@ -89,8 +87,7 @@ class Shape:
 
 def transformer(seeds: list[int], shape: Shape) -> dict[str, Tensor]:
     """Parameters of learners with these seeds: matrices N(0, 1/inputs), those that write to the residual stream also
-    divided by √(2 layers), embeddings and output N(0, 0.02²), so the first policy is close to uniform. (The papers
-    state no initialisation.)"""
+    divided by √(2 layers), embeddings and output N(0, 0.02²), for a first policy close to uniform."""
     width, hidden = shape.width, shape.hidden
     inner, back = 1 / math.sqrt(width), 1 / math.sqrt(2 * shape.layers)
     # Name → rows, columns (0: a LayerNorm's scale), standard deviation.

@@ -30,8 +30,7 @@ Measure = Callable[[Sequence[Cell]], list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The rate of `rates` with the smallest mean of `tuned_by` over the tuning seeds 0, 1, ... is used with the fresh
-    seeds 100, 101, ..."""
+    """The rate with the smallest mean `tuned_by` of tuning seeds 0, 1, ... is used with fresh seeds 100, 101, ..."""
 
     algorithms: tuple[str, ...]
     rates: tuple[float, ...]

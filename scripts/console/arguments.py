@@ -15,8 +15,7 @@ PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".t
 
 
 def command(name: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
-    """The parser of a verb, or of `python -m scripts.NAME` for a dotted name. The first line of a docstring describes
-    the command."""
+    """The parser of a verb, or of `python -m scripts.NAME` for a dotted name; described by a docstring's first line."""
     assert description
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # no UTF-8 terminal, or an incomplete character

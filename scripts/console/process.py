@@ -49,8 +49,7 @@ class Signals:
 
 
 class Lasting:
-    """Writes to `stream`. If that fails (`| head -1`, a killed reader, a full disk), it discards all further output,
-    with a note on standard error."""
+    """Writes to `stream`. After a failure (`| head -1`, a full disk) it discards output; standard error has a note."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream

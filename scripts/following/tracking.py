@@ -1,7 +1,6 @@
 """Feeds a run's trackers (`run.trackers`) from its metrics, in one thread.
 
-A tracker that fails is reported once and then no longer used. A slow one gets `END_SECONDS` at the end. Nothing here
-can stop or slow a run.
+A failing tracker is reported once and left. A slow one gets `END_SECONDS` at the end.
 """
 
 import queue

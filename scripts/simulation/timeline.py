@@ -49,8 +49,7 @@ class Timeline:
 
 
 class SimulatedRouter:
-    """Stands for `bus.Router`: messages arrive `latency` seconds later, in order, as objects. `wake` is called when one
-    is there for the buffer."""
+    """Stands for `bus.Router`: objects arrive `latency` seconds later, in order; for the buffer with `wake`."""
 
     def __init__(self, timeline: Timeline, latency: float):
         self.timeline, self.latency, self.refused = timeline, latency, 0

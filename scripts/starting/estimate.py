@@ -165,9 +165,8 @@ def whole_layers(sizes: Sizes, ranks: int, every: bool, autocast: bool, halved: 
 def activations(sizes: Sizes, row: int, copied: int, autocast: bool, held: bool, lean: bool) -> float:
     """Kept for the backward pass of `row` tokens, and the widest gradients of one layer (of the MLP, as measured). Both
     norms keep input, normalised and scaled value; attention keeps queries, keys, values and its output, and that again
-    in the row's order; the MLP keeps gate, up, the activated gate and their product. Of sequences that share prefixes,
-    the keys and values of all `copied` tokens are kept instead (0: they are not). `lean`: only states between layers
-    are kept."""
+    in the row's order; the MLP keeps gate, up, the activated gate and their product. With shared prefixes, keys and
+    values of all `copied` tokens are kept instead (0: not). `lean`: only states between layers are kept."""
     narrow = HALF if autocast or held else FLOAT
     norms = 2 * sizes.hidden * ((FLOAT + HALF if held else 2 * FLOAT) + narrow)
     rest = narrow * (sizes.hidden + 2 * sizes.queries + 4 * sizes.inner)

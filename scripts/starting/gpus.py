@@ -23,8 +23,7 @@ _ASK = (
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """`cuda`: the version that torch is built for (None: without). `count` devices of `memory` bytes each, at least (0:
-    unknown)."""
+    """`cuda`: torch's version of it (None: without). `count` devices of `memory` bytes each, at least (0: unknown)."""
 
     cuda: str | None
     count: int
@@ -33,8 +32,7 @@ class Gpus:
 
 @functools.cache
 def gpus_here() -> Gpus:
-    """Those that torch sees. Asked in another process: this one must not import torch, or touch a device before its
-    children do. Raises ConfigError."""
+    """Those that torch sees. Asked in another process: this one must not touch a device. Raises ConfigError."""
     environment = {ORDER: "PCI_BUS_ID"} | os.environ  # as the roles will have it
     told = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, env=environment)
     try:

@@ -225,8 +225,7 @@ def positions_of(config: Config, model: Any) -> dict[str, int]:
 
 
 def check_lengths(task: Task, heldout: int, config: Config, model: Any) -> None:
-    """Every prompt (of `rows_to_check`) can be made and, with its longest response, fits the model. Raises
-    ConfigError."""
+    """Every prompt of `rows_to_check` can be made and fits the model with its longest response. Raises ConfigError."""
     computes = "needs_model" in marks("engine", config.engine["name"])
     known = positions_of(config, model) if computes else {}
     if (held := config.engine.get("kv_tokens")) is not None:
@@ -247,8 +246,7 @@ def check_lengths(task: Task, heldout: int, config: Config, model: Any) -> None:
 
 
 def check_demonstrations(task: Task, config: Config, model: Any) -> None:
-    """Every demonstration can be made, and fits the model; of a task without `place`, the first `ROWS` of each split.
-    Raises ConfigError."""
+    """Every demonstration (without `place`, the first `ROWS` of a split) fits the model. Raises ConfigError."""
     if not hasattr(task, "demonstration"):
         name, loss = config.task["name"], config.loss["name"]
         raise ConfigError(f"task={name} has no demonstrations for loss={loss}: take demonstrations (a file)", "task")
@@ -281,8 +279,7 @@ def _refuse_rows(task: Task, rows: Mapping[str, Sequence[int]], problem: Callabl
 
 
 def rows_to_check(task: Task, split: str, heldout: int, config: Config, bound: int | None) -> Sequence[int]:
-    """The rows of a split that may be too long; of a task without `rows_beyond`, the first `ROWS`, and of held-out ones
-    no more than the first `heldout`."""
+    """The rows of a split that may be too long; without `rows_beyond` the first `ROWS`, of held-out ones `heldout`."""
     if not hasattr(task, "rows_beyond"):
         asked = 1 if isinstance(task, GeneratedPrompts) else heldout
         return range(min(task.size(split), ROWS, asked if split == "heldout" else ROWS))
