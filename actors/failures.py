@@ -53,8 +53,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def printable(text: str, most: int = DETAIL_CHARACTERS) -> str:
-    """The first `most` characters, with a space for each that cannot be printed. No message can carry half a surrogate
-    pair, which models write now and then."""
+    """The first `most` characters, with spaces for unprintable ones: no message can carry half a surrogate pair."""
     return "".join(each if each.isprintable() else " " for each in text[:most])
 
 

@@ -20,8 +20,7 @@ class Fetcher:
         self._sources, self._replica = sources, replica
 
     async def plans(self, manifest: Manifest, newest: Callable[[], Manifest | None]) -> list[list[Row]]:
-        """For each part the hops of its route, all to one version. `newest`: the manifest that was announced last.
-        Raises Desync, Superseded, Unreachable."""
+        """Hops of each part to one version. `newest`: the newest manifest. Raises Desync, Superseded, Unreachable."""
 
         def other_relays() -> bool:
             latest = newest()
@@ -40,8 +39,7 @@ class Fetcher:
         return plans
 
     async def fetch(self, part: int, hops: list[Row], relay: Relay | None) -> Route:
-        """Fetch the hops of a part; a base snapshot is written to its place at once. `relay`: passes the weights on.
-        Raises Desync, Superseded, Unreachable."""
+        """Fetch the hops of a part, a base snapshot into its place. Raises Desync, Superseded, Unreachable."""
         replica, base_snapshot, messages = self._replica, None, list[memoryview]()
         layout = replica.layouts[part]
         put = lambda offset, chunk: layout.copy_in(chunk, offset, replica.state.buffer)  # noqa: E731

@@ -102,8 +102,7 @@ class Judge:
         return (float(found[-1]) - self.lowest) / (self.highest - self.lowest)
 
     async def _ask(self, words: dict[str, str]) -> str:
-        """The judge's reply, from the cache if it is there. Equal requests of one moment are one request, which a
-        cancelled group leaves to others."""
+        """The judge's reply, cached. Equal requests of one moment are one, which a cancelled group leaves to others."""
         messages = [{"role": "user", "content": self.template.substitute(words)}]
         body = json.dumps([self.settings, messages], sort_keys=True, ensure_ascii=False)
         key = hashlib.sha256(body.encode()).hexdigest()

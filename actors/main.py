@@ -121,8 +121,7 @@ async def _until_told_to_end(worker: Worker, orders: Orders) -> None:
 
 
 async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
-    """Wait until the run's buffer is gone, or another one has taken its place: nobody may be able to reach this actor,
-    as on a node that was cut off."""
+    """Wait until the run's buffer is gone or replaced: nobody may be able to reach this actor, as on a cut-off node."""
     missed = 0
     while missed < MISSES:
         await asyncio.sleep(LOOK_SECONDS)

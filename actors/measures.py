@@ -17,8 +17,7 @@ ENGINE = {
 """Keys of `Engine.stats`, and their metrics; an engine's own `METRICS` are more of these."""
 FETCHING = ("fetch_seconds", "replica_seconds")
 AGENT_METRICS = ("turns", "turns_left_out", "refused", "fields_ignored", "crashes")
-"""Answers given; of these, not in the trained conversation; requests answered by an error; ignored sampling fields;
-samples lost to an agent's failure."""
+"""Answers; those outside of the trained conversation; requests refused; sampling fields ignored; samples lost."""
 AGENTS: Counter[str] = Counter()
 """Totals of this process's agents."""
 TURNS: Counter[str] = Counter()

@@ -22,8 +22,7 @@ def most_characters(room: int) -> int:
 
 
 class Scene:
-    """One episode of the environment that `spec` names. Each of its calls may take `timeout` seconds. `room`: the
-    longest response, in tokens."""
+    """One episode of the environment `spec`. A call may take `timeout` seconds. `room`: most tokens of a response."""
 
     def __init__(self, spec: Mapping[str, Any], timeout: float, room: int):
         self._spec, self._seconds = spec, timeout

@@ -45,8 +45,7 @@ class Unreachable(Exception):
 
 
 class Sources:
-    """`connect(endpoint, peer=, key=)` opens a dealer. `received` counts bytes, `relayed` those of relays among them,
-    `left` the times that a relay was left."""
+    """`connect(endpoint, peer=, key=)` opens a dealer. Counts bytes `received` and `relayed`, and relays `left`."""
 
     def __init__(self, name: str, connect: Callable[..., AsyncDealer]):
         self._name, self._connect = name, connect

@@ -128,8 +128,7 @@ class Worker:
         task.add_done_callback(self._errands.discard)
 
     def cancel(self, group_ids: list[int], hand_back: bool = False) -> None:
-        """End leases: their sequences leave the engine before its next decode step. Their tokens are lost or, with
-        `hand_back`, handed back to the buffer."""
+        """End leases before the engine's next decode step. Their tokens are lost or, with `hand_back`, handed back."""
         if hand_back:
             self._run_errand(self.hand_back(group_ids))
             return
@@ -275,8 +274,8 @@ class Worker:
         return sample
 
     async def _run_sample(self, group: _Running, prompt: Prompt, index: int) -> Sample | None:
-        """Roll out a sample. If its reward, agent or environment crashes, draw another, with random numbers of its own.
-        (A late reward is no crash: it is 0.)"""
+        """Roll out a sample. After a crash of its reward, agent or environment draw another, with other random
+        numbers."""
         attempt, record = 0, group.carried.samples.get(index) or PartialSample()
         while True:
             try:

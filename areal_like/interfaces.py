@@ -177,8 +177,7 @@ class RolloutEngine(Protocol):
 
 RewardFunction = Callable[[Prompt, np.ndarray], Awaitable[float]]
 Workflow = Callable[..., Awaitable[Sample | None]]
-"""`async (engine, reward, prompt, limits, request, *, knobs) -> Sample | None`; None rejects the sample.
-`request` names the sample, for the engine."""
+"""`async (engine, reward, prompt, limits, request, *, knobs) -> Sample | None` (rejected). `request` names it."""
 
 
 class Trainer(Protocol):

@@ -22,8 +22,7 @@ class PartialSample:
 
 @dataclass(slots=True)
 class CarriedSamples:
-    """What a lease carries of a group that an earlier lease left unfinished: samples by index, and the digests of the
-    versions that made their tokens."""
+    """An earlier lease's unfinished group, which a lease carries: samples by index, and digests of versions."""
 
     samples: dict[int, PartialSample] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)

@@ -7,8 +7,8 @@ finished something, or for another timeout. Held-out prompts have the same deadl
 (reward 0). While an engine starts or restarts, the clocks of its leases stop.
 
 The buffer makes an actor quit that seems to hang, and its launcher starts it again. There are two signs. It loses
-MOST_IN_A_ROW leases, finishes nothing between, and none of its other leases moves. Or its bench is over, and it has not
-taken new weights for another timeout.
+MOST_IN_A_ROW leases, finishes nothing between, and no other one moves. Or it took no new weights for a timeout after
+its bench.
 """
 
 import logging

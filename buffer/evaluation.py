@@ -174,8 +174,7 @@ class Evaluation:
         return [each for each in found.assigned.items() if now - found.moved[each[0]] > timeout] if found else []
 
     def take_back(self, row: int, most: int) -> RoundResult | None:
-        """Take a row from its actor; another will get it. The `most`-th time it counts as reward 0. Returns the round's
-        result if this row was the last."""
+        """Take a row from its actor; the `most`-th time it counts as reward 0. Returns the round's result once over."""
         assert self.round is not None
         self.round.timeouts[row] += 1
         if self.round.timeouts[row] >= most:

@@ -59,8 +59,7 @@ class Requeue(_OfGroup):
 
 
 class HandBack(_OfGroup):
-    """The actor stops working on the group. Its samples (`head`, see `wire.groups`, and the record's payload)
-    replace those that the lease carried."""
+    """The actor stops work on the group. Its samples (`head`, `wire.groups`, and the payload) replace the lease's."""
 
     head: PartialHead
 
@@ -162,8 +161,7 @@ class ServeAgain(_OfBatch):
 
 
 class Begin(_OfBatch):
-    """The buffer starts, and the learner resumes at `batch`, from its newest checkpoint. All leases are void. Batches
-    from `batch` on count as not trained."""
+    """The buffer starts; the learner resumes at `batch`, its newest checkpoint. Leases and later batches are void."""
 
 
 class Branch(_OfBatch):

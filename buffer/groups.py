@@ -106,8 +106,7 @@ class GroupManager:
         return entry
 
     def queued_for(self, version: int, not_on: str = "") -> Entry | None:
-        """The QUEUED group with the lowest slot, if weights of `version` may still fill that slot. Skips groups that
-        failed on the actor `not_on`."""
+        """The QUEUED group with the lowest slot that `version` may fill; skips those that failed on actor `not_on`."""
         entry = self.store.entries.first_queued
         if entry and not_on and entry.failed_on == not_on:
             found = [each for each in self.store.entries.of(Stage.QUEUED) if each.failed_on != not_on]
@@ -143,8 +142,7 @@ class GroupManager:
             self.requeue(group_id)
 
     def requeue(self, group_id: int) -> None:
-        """A leased or WAITING group needs another lease: its rollout is lost or too old, except `Entry.partial`. A
-        group without a slot is DEFERRED."""
+        """A leased or WAITING group needs another lease: its rollout, but for `Entry.partial`, is void."""
         self.commit(events.Requeue(group_id))
 
     def drop(self, group_id: int, reason: str, detail: str = "") -> None:
@@ -156,8 +154,7 @@ class GroupManager:
         self.commit(events.Drop(group_id, reason))
 
     def take_cancels(self) -> list[tuple[str, int, bool]]:
-        """Cancels to send: (actor, group id, must the actor hand the group back?). If not, the lease has ended: the
-        group became too old while it ran."""
+        """Cancels to send: (actor, group id, must the actor hand the group back?). If not, the group became too old."""
         cancels, self._cancels = self._cancels, []
         return cancels
 

@@ -106,9 +106,8 @@ class Journal:
         self.committed = self.appended
 
     def advance(self) -> int:
-        """Returns how many of the `appended` records are durable, and begins to write the others. Only a journal with
-        `sync` is slow, so only this one writes in the background, one write at a time. Raises OSError as `commit` does;
-        the records then wait for the next call."""
+        """Returns how many records are durable, and begins to write others. Only a journal with `sync` is slow: it
+        writes in the background, one write at a time. Raises OSError as `commit` does; the records then wait."""
         if not self.sync:
             self.commit()
         elif self._writing is None or self._writing.done():

@@ -1,7 +1,7 @@
 """Who takes part in a run, and how far it is: actors, the learner with its weights, and the phase of the run.
 
-A restarted actor process sends hello under its old name and replaces the old process. `buffer.store` alone holds
-leases. Times are in seconds of `Peers.clock`.
+A restarted actor sends hello under its old name, replacing the old one. `buffer.store` alone holds leases. Times are in
+seconds of `Peers.clock`.
 """
 
 import math
@@ -119,8 +119,7 @@ class Learner:
 
 @dataclass(slots=True)
 class PublishedWeights:
-    """`published`: manifest of the learner's newest weights. `manifest`: the announced one, of `version` (-1: none
-    yet). `digests`: of recent versions."""
+    """`published`: the learner's newest manifest; `manifest`: the announced one, of `version` (-1: none)."""
 
     published: messages.Manifest | None = None
     manifest: messages.Manifest | None = None

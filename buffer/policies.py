@@ -75,7 +75,6 @@ NOISE = 1e-6
 
 
 def zero_variance(rewards: Sequence[float], lengths: Sequence[int]) -> str:
-    """Leave out groups whose rewards are equal, up to rounding: their advantages are zero. The dynamic sampling of DAPO
-    (arXiv 2503.14476, section 3.2)."""
+    """Leave out groups of equal rewards, up to rounding: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2)."""
     least, most = min(rewards), max(rewards)
     return "zero variance" if most - least <= NOISE * max(abs(least), abs(most)) else ""

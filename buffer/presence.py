@@ -119,8 +119,7 @@ class Presence:
         self.peers.fleet.leave(actor)
 
     def hand_back(self, actor: Actor, message: messages.HandBack, payloads: Payloads) -> None:
-        """An actor that leaves, or whose groups were recalled, will not finish them. Their leases end, even if the
-        partial groups can't be accepted."""
+        """The leases of an actor that leaves, or of recalled groups, end, even if the partial groups are refused."""
         heads, left, entries = message.partials, dict[int, PartialGroup](), self.groups.store.entries
         ids = sorted(entries.held_by(actor.name).keys() & set(message.ids))
         fault: WireError | None = None

@@ -1,8 +1,7 @@
 """Recovery after a crash, and reading a journal: which events still count, and the state that they make.
 
-A process that starts writes `Begin`: the learner resumes from a checkpoint, and training after that checkpoint is
-undone (`standing`). The groups of these batches wait, and `Store.planned` has their order, so that each batch is served
-again as it was. All other events count.
+A process that starts writes `Begin`: the learner resumes from a checkpoint, and later training is undone (`standing`).
+These batches' groups wait, to be served again in the order of `Store.planned`. All other events count.
 """
 
 from __future__ import annotations
@@ -56,9 +55,8 @@ def restore(
     record: Recorder = record_nothing,
     read: Read | None = None,
 ) -> None:
-    """Bring empty `groups` to the state after `records` of an earlier process, then begin. The learner's checkpoint has
-    the batches before `next_batch`; later training is undone. `record` gets all later events; `read` reads the payloads
-    that a snapshot names. Raises JournalError."""
+    """Bring empty `groups` to the state after `records` of an earlier process, then begin. The checkpoint has the
+    batches before `next_batch`. `record` gets later events; `read` reads a snapshot's payloads. Raises JournalError."""
     store = groups.store
     store.read = read
     for number, each in enumerate(standing(records, next_batch)):

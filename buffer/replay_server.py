@@ -26,8 +26,7 @@ RecordedBatch = tuple[list[tuple[Head, Payload]], int]
 
 def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
     """The trained batches 0, 1, 2, ... in order, once each: their groups (head, payload) as served, and the version
-    below which tokens were masked. Payloads stay in the journal until they are loaded. Raises JournalError if the
-    journal lacks its beginning."""
+    below which tokens were masked. Payloads stay in the journal. Raises JournalError if it lacks its beginning."""
     store, allowed = Store(Bound(math.inf, 1)), dict[int, int]()
     for event, payload in history(Recorded(folder, whole=True)):
         if isinstance(event, Serve):

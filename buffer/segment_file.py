@@ -119,8 +119,8 @@ def check_first(path: Path, number: int, fields: bytes) -> None:
 
 def read(path: Path, *, check: bool = True) -> Generator[tuple[bytes, Extent], None, tuple[int, int]]:
     """Yields (fields, place of the payload) of the records of segment file `path`. Returns where the last intact record
-    ends, and the size of the file at the start. Without `check`, damage of a payload shows only when it is loaded.
-    Raises JournalError for another format."""
+    ends, and the file's size. Without `check`, damaged payloads show at their load. Raises JournalError for another
+    format."""
     with path.open("rb") as file:
         size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
         if magic != MAGIC:

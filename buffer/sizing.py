@@ -105,11 +105,6 @@ class Sagc(Sizing):
     def sizes(self) -> Sequence[int]:
         return self.candidates
 
-    @property
-    def share_mean(self) -> float:
-        """Mean straggler share over all steps, which the budget limits."""
-        return self.share_sum / max(1, self.steps)
-
     def next_size(self, seen: Sequence[GroupLengths]) -> int:
         judged = [self._judge(group) for group in seen]
         events = [event for event, _, _ in judged if event is not None]
@@ -146,7 +141,7 @@ class Sagc(Sizing):
             "sizing/group_size": float(self.chosen),
             "sizing/dual": self.queue,
             "sizing/straggler_share": self.share,
-            "sizing/straggler_share_mean": self.share_mean,
+            "sizing/straggler_share_mean": self.share_sum / max(1, self.steps),  # which the budget limits
             "sizing/budget": self.budget,
         }
 

@@ -23,9 +23,8 @@ class AttestationError(Untrainable):
 
 
 class Attestation:
-    """The record of `run`, to compare with; with `recorded`, the folder of a replayed run, that run's record. Where a
-    digest is not known yet, it reads on: the learner's first rank `writes`, and all ranks compare. Raises
-    FileNotFoundError if there is no record."""
+    """The record of `run`, to compare with; with `recorded`, the folder of a replayed run, that run's record. For an
+    unknown digest it reads on: the learner's first rank `writes`. Raises FileNotFoundError without a record."""
 
     def __init__(self, run: Path, recorded: Path | None = None, *, writes: bool = True):
         self._known: dict[int, set[str]] = defaultdict(set)

@@ -75,8 +75,7 @@ class Ranks:
         return ranks
 
     def gather_batch(self, batch: Batch) -> tuple[Batch, np.ndarray]:
-        """The whole batch, from this rank's share of it; and bool [n], the samples of this rank. Samples of other ranks
-        have zeros in place of token ids."""
+        """The whole batch, from this rank's share, others' token ids as zeros; and bool [n], the rank's samples."""
         if self.count == 1:
             return batch, np.ones(len(batch.samples), bool)
         assert batch.places is not None

@@ -1,8 +1,8 @@
 """Batches of demonstrations for a learner that trains alone (`loss=sft`): `LearnerClient`'s methods without a buffer.
 
 Batch k takes the places from k · groups_per_batch on of the rows of all epochs, each epoch shuffled anew by `run.seed`.
-So a resume continues with the same batches. Every rank takes its share. The first rank also measures the loss on
-held-out rows, every `eval.every` steps.
+So a resume continues with the same batches. Every rank takes its share; the first also measures the held-out loss,
+every `eval.every` steps.
 """
 
 import time

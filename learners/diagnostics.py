@@ -25,10 +25,6 @@ def bucket_of(staleness: np.ndarray) -> np.ndarray:
     return np.where(staleness > 0, 1 + np.floor(np.log2(np.maximum(staleness, 1))), 0).astype(np.int64)
 
 
-def suffix_of(bucket: int) -> str:
-    return f"/staleness_{2 ** (bucket - 1) if bucket else 0}"
-
-
 class TokenTally:
     """Collects the per-token numbers of one train step and turns them into metrics."""
 
@@ -73,7 +69,7 @@ class TokenTally:
         metrics: dict[str, float] = {}
         for row, name in enumerate(names):
             there = np.flatnonzero(sums[0, row]).tolist()
-            parts = {"": slice(None)} | {suffix_of(bucket): slice(bucket, bucket + 1) for bucket in there}
+            parts = {"": slice(None)} | {f"/staleness_{2**at // 2}": slice(at, at + 1) for at in there}
             for suffix, part in parts.items() if there else ():
                 count, total, squares = (float(each) for each in sums[:, row, part].sum(-1))
                 several = name in WITH_MAX or name in WITH_ESS

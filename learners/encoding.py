@@ -54,8 +54,7 @@ class PartEncoder:
         self.layout, self.lanes = layout, Lanes(layout, state.words)
 
     def encode(self, base: State, state: State, cast: CastProgress) -> tuple[list[bytes], Counter[str]]:
-        """The packed blocks that lead from `base` to `state`, each encoded as soon as it is cast, and counts of them.
-        Afterwards `lanes` are those of `state`."""
+        """The packed blocks from `base` to `state`, each encoded once cast, and counts. `lanes` become `state`'s."""
 
         def encoded(block: Block) -> tuple[Coded, bytes, float]:
             cast.wait_for(block.end)

@@ -28,8 +28,7 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 
 ONEDNN_FROM = 1 << 24
-"""From this many multiplications on, oneDNN's float32 product is faster than MKL's. MKL is torch's own choice and
-leaves half of an AMD core unused."""
+"""From this many multiplications on, oneDNN's float32 product beats MKL's, torch's own choice, on AMD."""
 WIDE_OUTPUT = hasattr(torch.ops.aten.mm, "dtype")
 """Whether this torch multiplies halves into float32 without copies of them, on a GPU."""
 

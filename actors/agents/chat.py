@@ -52,9 +52,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A request that can be answered. `messages` are plain: role, content (a text), and where there are any tool_calls
-    (with arguments as objects) and tool_call_id. So many sampling fields were `ignored`. A conversation has a stream of
-    random numbers of its own, `seed` or not."""
+    """A request that can be answered. `messages` are plain: role, content (a text), and tool_calls (arguments as
+    objects) and tool_call_id, if any. `ignored` counts sampling fields, in a conversation `seed` too."""
 
     model: str
     messages: list[dict[str, Any]]

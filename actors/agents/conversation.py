@@ -41,9 +41,6 @@ class Turn:
     completion: Completion
     followers: int = 0
 
-    def leads_to(self, chat: Chat) -> bool:
-        return self.tools == chat.tools and self.messages == chat.messages[: len(self.messages)]
-
 
 class Conversation:
     """Of the sample `request`, under `limits` of its response. `codec` is its prompt's.
@@ -94,7 +91,8 @@ class Conversation:
 
     def _begin(self, chat: Chat) -> Transcript:
         """What the model is given."""
-        found = [turn for turn in self.turns if turn.leads_to(chat)]
+        alike = [turn for turn in self.turns if turn.tools == chat.tools]
+        found = [turn for turn in alike if turn.messages == chat.messages[: len(turn.messages)]]
         before = max(found, key=lambda turn: (len(turn.messages), turn.number), default=None)
         most = most_characters(self._limits.max_tokens)
         if len(json.dumps([chat.messages, chat.tools], ensure_ascii=False)) > most:

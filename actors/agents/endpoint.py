@@ -106,8 +106,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def listening(handlers: Mapping[tuple[str, str], Handler], port: int = 0) -> AsyncIterator[str]:
-    """Serve (method, path) on this machine's loopback until the block ends; yields the base URL. `port` 0: any free
-    one. Raises OSError if it cannot listen."""
+    """Serve (method, path) on the loopback in the block; yields the base URL. `port` 0: a free one. Raises OSError."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     for (method, path), handler in handlers.items():
         app.router.add_route(method, path, _answered(handler))

@@ -1,6 +1,5 @@
 """Continuous batching as arithmetic on time: which sequences an accelerator decodes when. The timed engine drives it in
-real time, the simulator (`scripts.simulation`) in virtual time. A step that has begun runs to its end before anything
-joins or an update is applied."""
+real time, the simulator (`scripts.simulation`) in virtual time. Joins and updates wait for the end of a step."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ TOTALS = ("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds",
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
     """Seconds. A decode step of n sequences that hold k tokens (prompts included) costs `base` + `per_sequence` · n +
-    `per_token` · k. A sequence that joins costs `prefill` per token. An update costs `apply` and, with `recompute`, one
-    step and the prefill of all tokens held."""
+    `per_token` · k; a sequence that joins `prefill` per token; an update `apply` and, with `recompute`, a step and the
+    prefill of all tokens held."""
 
     base: float = 0.001
     per_sequence: float = 0.0
@@ -214,13 +213,13 @@ class AnswerLengths:
         if self._trace:
             lengths = self._trace[int(uniform(longer_key(self._key, prompt)) * len(self._trace))]
             return lengths[int(draw * len(lengths))]
-        spread = self._sigma * _normal(longer_key(self._key, prompt)) if self._sigma else 0.0
+        spread = self._sigma * normal(uniform(longer_key(self._key, prompt))) if self._sigma else 0.0
         if self._noise:
-            spread += self._noise * _NORMAL.inv_cdf(max(draw, 2.0**-53))
+            spread += self._noise * normal(draw)
         return max(1, round(self._median * math.exp(spread)))
 
 
-@lru_cache(4096)
-def _normal(key: int) -> float:
-    """Standard normal number of a prompt, which has many samples."""
-    return _NORMAL.inv_cdf(max(uniform(key), 2.0**-53))
+@lru_cache(1 << 14)  # a prompt has many samples
+def normal(draw: float) -> float:
+    """The standard normal number of a uniform one."""
+    return _NORMAL.inv_cdf(max(draw, 2.0**-53))

@@ -71,9 +71,8 @@ class Prefill:
             self._most = max(LEAST_PREFILL_TOKENS, min(PREFILL_TOKENS, int(PREFILL_OPERATIONS / operations)))
 
     async def __call__(self, table: SlotTable, slots: list[int], now: int, again: bool) -> tuple[int, int]:
-        """Fill slots for all but their last token; `now`: the weight updates so far. `again`: what is known of their
-        experts stays. Yields to the event loop between forwards. Returns the tokens that went through the model, and
-        those that another sequence had already."""
+        """Fill slots for all but their last token; `now`: the weight updates so far. `again`: known experts stay.
+        Yields to the event loop between forwards. Returns the tokens computed and shared."""
         joining, chosen = set(slots), None if again else self._chosen
         sources = (i for i, r in enumerate(table.requests) if r.prefilled == now and i not in joining)
         copies, beginnings, rests = plan(table, slots, sources)

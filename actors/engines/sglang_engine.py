@@ -58,8 +58,7 @@ class _Call:
 
 
 class SglangEngine:
-    """A `RolloutEngine` (see `areal_like.interfaces`) for `model`; it keeps the model's config and bits. `folder` is
-    for the servers' logs and the model's config.
+    """A `RolloutEngine` (see `areal_like.interfaces`) for `model`. `folder` is for logs and the model's config.
 
     It starts `replicas` servers, each over `tp_size` devices (tensor parallelism).
     `server`: more of their arguments, as `{mem-fraction-static: 0.8}`. `slots`: most sequences at once, over all

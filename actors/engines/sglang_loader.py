@@ -133,8 +133,7 @@ _KNOWN: WeakKeyDictionary[torch.nn.Module, ParameterMap] = WeakKeyDictionary()
 
 
 def apply(model: torch.nn.Module, patch: Patch, group: Any = None) -> str:
-    """Apply a patch and return the digest of what is there then. Raises LoaderError unless it is the patch's; with a
-    `group`, in all of its processes if in one."""
+    """Apply a patch; returns the digest. Raises LoaderError unless it is the patch's, in all of a `group` alike."""
     places, problem = _map_of(model, patch, group), ""
     try:
         places.apply(patch)

@@ -146,8 +146,7 @@ class SglangServer:
             return False
 
     async def post(self, path: str, body: dict[str, Any], extra: float = 0.0) -> dict[str, Any]:
-        """The answer, waited for as long as the server may stand still, and `extra` seconds (infinite: no limit).
-        Raises ServerGone, ServerRefused."""
+        """The answer within `patience` and `extra` seconds (infinite: no limit). Raises ServerGone, ServerRefused."""
         assert self._session
         seconds = self.patience + extra
         try:

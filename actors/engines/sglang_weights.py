@@ -69,8 +69,7 @@ class SharedCopy:
         return self.patch(dict.fromkeys(range(len(self.state.specs))))
 
     def advance(self, update: Update) -> bytes:
-        """Take an update; returns the patch from the weights before. Costs time by what `update.changes` names, if
-        those are changes to what is held."""
+        """Take an update; returns the patch that leads there. Takes time by `update.changes`, if these fit."""
         before, self.digest = self.digest, ""
         if update.state.specs != self.state.specs:
             raise ValueError("an update of other tensors than those of the engine's model")

@@ -298,8 +298,7 @@ def slot_attention(  # noqa: PLR0913 (transformers sets the signature)
     s_aux: torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: [b, heads, t, dim] in, [b, t, heads, dim] out. Raises ValueError for attention
-    that this cache does not compute."""
+    """transformers' attention interface: [b, heads, t, dim] in, [b, t, heads, dim] out. Raises ValueError."""
     if softcap is not None or s_aux is not None or (sliding_window or math.inf) < key.shape[2]:
         raise ValueError("the embedded engine runs full attention only: nothing beyond a window, no soft cap or sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -21,8 +21,8 @@ _kernel_verified: bool | None = None
 
 
 def takes(keys: torch.Tensor) -> bool:
-    """Whether the kernel can attend to a cache [layer, slot, head, time, dim]. Compares it at the first call, which
-    must not lie in a graph's capture."""
+    """Whether the kernel can attend to a cache [layer, slot, head, time, dim]. Compares it at first, so not in a
+    capture."""
     if keys.device.type != "cuda" or keys.dtype not in (torch.bfloat16, torch.float16):
         return False
     dim = keys.shape[-1]

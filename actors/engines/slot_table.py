@@ -18,8 +18,7 @@ NO_TOKEN = -1
 
 
 def check_prompt(tokens: np.ndarray, longest: int, config: Any, embedded: bool = True) -> None:
-    """Raises ValueError unless a model with this config can continue a prompt, int [P], by `longest` tokens, in the
-    embedded engine or elsewhere."""
+    """Raises ValueError unless a model with this config can continue a prompt, int [P], by `longest` tokens."""
     if len(tokens) == 0 or longest < 1:
         raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
     if tokens.min() < 0 or tokens.max() >= config.vocab_size:

@@ -28,8 +28,7 @@ Shape = tuple[int, int, int]
 
 
 class StaticStep:
-    """The decode step over up to `slots` sequences on the cache's device. With `chosen`, it copies to the host which
-    experts the model's routers chose, too."""
+    """The decode step over up to `slots` sequences on the cache's device; `chosen` also brings routers' experts."""
 
     def __init__(
         self, decoder: FusedDecoder | ModelDecoder, cache: SlotCache, slots: int, chosen: ChosenExperts | None = None

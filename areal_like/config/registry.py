@@ -4,8 +4,7 @@ A component is a function or a class; a *spec* such as `{name: ppo, clip: 0.2}` 
 its keyword-only parameters. `check` and `knobs` read a component's source (`config.signatures`): nothing is imported
 until it is used, and a config is refused in milliseconds. `module:Name` is accepted wherever a name is.
 
-To add a component: write it, and add one line to `COMPONENTS`. A yaml in `configs/KIND/` is for a choice that sets more
-than one component's defaults."""
+To add a component, write it and a line of `COMPONENTS`. A yaml in `configs/KIND/` sets defaults of several ones."""
 
 import contextlib
 import dataclasses

@@ -165,8 +165,7 @@ class Children:
             self._processes["learner"][1].send_signal(signal.SIGUSR1)
 
     def poll(self) -> bool:
-        """Check for deaths, and restart the actors whose delay is over. Returns True once the learner has ended without
-        error. Raises RunFailed, RunStopped."""
+        """Check for deaths, restart due actors. True: the learner ended without error. Raises RunFailed, RunStopped."""
         for role, process in list(self._processes.values()):
             code = process.poll()
             if code is None:

@@ -32,8 +32,7 @@ LOG = "inline.log"
 
 
 class RoleThread(Orders):
-    """A role's thread. Orders reach it as calls of the launcher; a process gets them as signals. After its end, `error`
-    holds its exception (None: no error)."""
+    """A role's thread; its orders are calls of the launcher. `error`: the exception that ended it (None: none)."""
 
     def __init__(self, spec: RoleSpec, member: turns.Member):
         self.name, self.module, self.member = spec.name, spec.module, member

@@ -45,8 +45,7 @@ class LocalLauncher(Launcher):
 def spawn_role(
     run: Path, role: RoleSpec, name: str, *arguments: str, check: Callable[[], None] = nothing
 ) -> ProcessGroup | Forked:
-    """Start a role on this machine. A role with a model on the CPU is forked; so are all CPU roles of a run that
-    was itself forked, as in an ablation."""
+    """Start a role on this machine. One with a model on the CPU is forked; so are all CPU roles of a forked run."""
     log = run / "logs" / f"{name}.log"
     own = [*role.arguments(run, name), *arguments, "--starter", str(os.getpid())]
     if not role.gpus and (role.imports_torch or multiprocessing.parent_process()):

@@ -98,8 +98,7 @@ def is_from_outside(code: int) -> bool:
 
 
 class LastWords:
-    """The last lines of roles' logs: one log for all starts of a role (`NAME.log`), or, `on_nodes`, the newest of one
-    per start and node (`NAME.NODE.log`)."""
+    """The last lines of roles' logs: of all starts (`NAME.log`) or, `on_nodes`, of the newest one (`NAME.NODE.log`)."""
 
     def __init__(self, run: Path, on_nodes: bool):
         self._run, self._on_nodes = run, on_nodes
@@ -110,8 +109,7 @@ class LastWords:
         self._begins[log] = log.stat().st_size if log.exists() else 0
 
     def of(self, name: str, code: int, restarts: int) -> tuple[str, str]:
-        """The role's death in one line if it reported its error, otherwise with the end of its log; and that error,
-        empty if it could not report one."""
+        """The role's death in one line, or with the end of its log if it reported no error; and that error."""
         if not self._run.is_dir():
             return f"the run folder {self._run} is gone: was it removed? ({name} {in_words(code)})", ""
         again = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""

@@ -248,8 +248,7 @@ def _handlers_kept() -> Iterator[None]:
 
 def answering(address: str, check: Callable[[], None], seconds: float = ANSWER_SECONDS) -> str | None:
     """The address of the cluster that `address` means; None: "auto" found none. Calls `check` while it waits. Raises
-    RunFailed. Ray itself waits without limit, ignores signals meanwhile, and writes its problems to the terminal: so a
-    separate process asks first."""
+    RunFailed. Another process asks: Ray waits without limit and ignores signals."""
     command = [sys.executable, "-c", _PROBE, address]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     asking = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **pipes)  # type: ignore[call-overload]

@@ -144,8 +144,7 @@ class Role:
 
 
 def end_with_starter(starter: int) -> None:
-    """Ask Linux for SIGTERM when the starter ends. A forked process is a child of the fork server, and watches the
-    starter itself (`areal_like.launch.forks`)."""
+    """Ask Linux for SIGTERM when the starter ends. A forked process watches it itself (`areal_like.launch.forks`)."""
     if sys.platform == "linux" and not multiprocessing.parent_process():
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != starter:  # the starter ended during this start: no signal will come

@@ -80,8 +80,7 @@ def has_stepped(run: Path) -> bool:
 
 
 def is_going_on(run: Path) -> bool:
-    """Does the run have processes? A run that was killed with all of its processes leaves its rendezvous behind. Only
-    the machine of its buffer can detect that."""
+    """Does the run have processes? The rendezvous of a killed run stays; only its buffer's machine can detect that."""
     if not (run / RENDEZVOUS).is_dir():
         return False
     try:

@@ -26,8 +26,7 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Spans of `role`, in the folder of a run (None: they are not written). `since_1970`: when the clock was
-    at 0 (None: the monotonic one)."""
+    """Spans of `role`, in a run's folder (None: not written). `since_1970`: of the clock's 0 (None: monotonic)."""
 
     def __init__(self, run: Path | None = None, role: str = "", since_1970: float | None = None):
         self._file = None

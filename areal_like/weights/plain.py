@@ -73,8 +73,8 @@ def encode_gaps(  # noqa: PLR0913
     gaps: np.ndarray, far: np.ndarray, codes: np.ndarray, big: np.ndarray, fill: np.ndarray, lanes: np.ndarray,
 ) -> int:  # fmt: skip
     """Append the changes to gaps, far, codes and big, of which `fill` int64 [4] entries are used, and add the change of
-    the lanes of words that begin at `first` (-1: not kept). Returns their number, or -1 if there are more than
-    `limit`: then nothing is appended."""
+    the lanes of words from `first` on (-1: not kept). Returns their number; -1, and appends nothing, if above
+    `limit`."""
     places = np.flatnonzero(old != new)
     if places.size > limit:
         return -1

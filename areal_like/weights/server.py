@@ -1,9 +1,8 @@
 """Serves histories of weights in chunks: each learner rank those of its part, a relay those of all parts.
 
 A `Sync` is answered by the hops (`weights.history`) that lead there, none if there is no route; the subscriber fetches
-them in chunks. `Gone`: a hop is no longer held, ask for the newest version. A plan may lead to the newest version here
-instead of the requested one: so a relay that lags still brings others forward. If there is nothing new yet, `Later` is
-repeated until a plan can be made."""
+them in chunks. `Gone`: a hop is no longer held. A plan may lead to the newest version here instead: so a lagging relay
+still brings others forward. If there is nothing new yet, `Later` is repeated until a plan can be made."""
 
 import threading
 import time

@@ -172,8 +172,7 @@ class Router:
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self, timeout: float) -> tuple[bytes, Received | WireError] | None:
-        """The next message and its sender, or None after `timeout` s. A message that cannot be accepted comes as a
-        WireError; its sender has been notified."""
+        """The next message and its sender, or None after `timeout` s. A refused message comes as a WireError."""
         parts = receive_within(self.socket, timeout)
         if parts is None:
             return None

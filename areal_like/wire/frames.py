@@ -13,8 +13,7 @@ from xxhash import xxh3_64_intdigest
 from areal_like.wire.messages import KINDS, LARGE, SENDS, Hello, Message
 
 MEANING = 1
-"""Raise it when a message comes to mean something else though its fields keep their names and types: the columns of
-`areal_like.wire.groups`, for example."""
+"""Raise it when a message changes its meaning, not its fields: e.g. the columns of `areal_like.wire.groups`."""
 
 
 def schema_of(kinds: Iterable[type[Message]]) -> int:

@@ -35,9 +35,8 @@ class Stopped(Exception):
 class LearnerClient:
     """The learner's side: blocking, one batch asked for ahead.
 
-    After a reconnect the learner repeats messages that the buffer may have missed; the buffer accepts each of these
-    twice without harm, and the learner takes a batch only once. With several ranks each has a client; those other than
-    rank 0 only ask for their shares."""
+    After a reconnect the learner repeats messages that the buffer may have missed; the buffer accepts these twice, and
+    the learner takes a batch once. With several ranks each has a client; most only ask for shares."""
 
     def __init__(
         self, endpoint: str, name: str = "learner", *, link_timeout: float | None = None, keys: str | None = None

@@ -62,12 +62,10 @@ class Link:
             return True
         self._failed += 1
         self._closed += said["value"] in _CLOSED
-        if said["event"] & _REFUSALS or (not self.connections and self._hopeless()):
+        hopeless = self._failed >= FAILED_HANDSHAKES if self._keys else self._closed >= CLOSED_HANDSHAKES
+        if said["event"] & _REFUSALS or (hopeless and not self.connections):
             raise WrongKeysError(self._explain(said["event"]))
         return False
-
-    def _hopeless(self) -> bool:
-        return self._failed >= FAILED_HANDSHAKES if self._keys else self._closed >= CLOSED_HANDSHAKES
 
     def _explain(self, event: int) -> str:
         if not self._keys:

@@ -135,15 +135,13 @@ class Lost(Message):
 
 
 class Stop(Message):
-    """A user asks the run to end; the buffer then sends it to the learner, which confirms it. `drain`: once all
-    admitted groups are trained."""
+    """A user asks the run to end; the buffer passes it to the learner, which confirms. `drain`: train all admitted."""
 
     drain: bool
 
 
 class Heartbeat(Message):
-    """Sent every few seconds: running totals, and the leases that made progress since the last heartbeat. `heldout`:
-    the same for held-out prompts."""
+    """Sent every few seconds: running totals, and leases with progress since the last one. `heldout`: held-out ones."""
 
     stats: Annotated[dict[Name, Finite | Annotated[str, Meta(max_length=256)]], Meta(max_length=MOST_STATS)]
     progress: Tokens
@@ -172,8 +170,7 @@ class Relay(Message):
 
 
 class Credit(Message):
-    """So many leased sequences have ended since hello, and as many more may be leased. After a reconnect it counts from
-    minus the sequences that still run."""
+    """So many leased sequences ended since hello: as many may be leased. A reconnect counts from minus running ones."""
 
     ended: Annotated[int, Meta(ge=-MAX_SLOTS, le=1 << 62)]
 
@@ -214,8 +211,7 @@ class Applied(Message):
 
 
 class Model(Message):
-    """After hello, of the learner's model: its vocabulary, its `positions` (None: no limit), and its routing where it
-    replays experts. Other groups are refused."""
+    """The learner's model, after hello: vocabulary, `positions` (None: no limit), routing where it replays experts."""
 
     vocab_size: Count
     routing: Routing | None = None

@@ -18,8 +18,7 @@ Read = Callable[[Extent], Bytes]
 
 
 class Stored:
-    """A payload in the journal. `extent`: its place (None: not written yet). `data`: its bytes, if they are in memory
-    too; after a resume they are not."""
+    """A payload in the journal. `extent`: its place (None: not written yet). `data`: its bytes, if in memory too."""
 
     __slots__ = ("_read", "data", "extent", "size")
 

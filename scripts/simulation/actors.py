@@ -12,12 +12,11 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from actors.engines.decode_clock import DecodeClock, Load, TimedRequest
+from actors.engines.decode_clock import DecodeClock, Load, TimedRequest, normal
 from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key, uniform
 from areal_like.types import Completion, Finish, Lease, Runs
@@ -254,8 +253,8 @@ class SimulatedActor:
         self._work(self.world.costs.sample.actor)
         verifier = self.world.costs.verifier
         if verifier.median:
-            draw = NormalDist().inv_cdf(max(uniform(stream_key(sample.key, VERIFY)), 2.0**-53))
-            seconds = self._worked + verifier.median * math.exp(verifier.sigma * draw)
+            spread = verifier.sigma * normal(uniform(stream_key(sample.key, VERIFY)))
+            seconds = self._worked + verifier.median * math.exp(spread)
             self.timeline.after(seconds, self._due, self._sampled, sample)
         else:
             self._sampled(sample)

@@ -67,7 +67,7 @@ def test_the_long_run_share_keeps_to_the_budget_in_every_quarter(hidden: bool) -
     assert np.abs(np.array(shares).reshape(4, -1).mean(1) - 0.3).max() < 0.01
     quarters = np.array(sizes).reshape(8, -1).mean(1)
     assert quarters.min() < 8 < 16 < quarters.max(), "sizes follow the drift"
-    assert sagc.share_mean == pytest.approx(np.mean(shares[:-1]), abs=1e-9)
+    assert sagc.metrics()["sizing/straggler_share_mean"] == pytest.approx(np.mean(shares[:-1]), abs=1e-9)
 
 
 def test_a_batch_keeps_its_samples() -> None:
