@@ -72,9 +72,11 @@ def test_whether_a_template_rewrites_a_turn_follows_from_it_and_the_next(templat
             assert grown.tolist() == codec.encode(whole).tolist()
 
 
+REST = [{"role": "assistant", "content": "4"}, user("3+3?"), {"role": "assistant", "content": "6"}]
+
+
 def demonstrations(folder: Path, family: str) -> Demonstrations:
-    talk = [user("2+2?"), {"role": "assistant", "content": "4"}, user("3+3?"), {"role": "assistant", "content": "6"}]
-    (folder / "d.jsonl").write_text("\n".join(json.dumps({"messages": [user(each), *talk[1:]]}) for each in "ab"))
+    (folder / "d.jsonl").write_text("\n".join(json.dumps({"messages": [user(each), *REST]}) for each in "ab"))
     knobs = {"path": str(folder / "d.jsonl"), "heldout_fraction": 0.5}
     return Demonstrations(0, tokenizer=write_tokenizer(folder / "t", FAMILIES[family]), **knobs)
 
@@ -87,9 +89,7 @@ def test_turns_of_a_family_are_the_tokens_of_its_whole_conversation(tmp_path, fa
     ends = {shape.eos, shape.end or shape.eos, *shape.stops.split()}
     assert set(task.stop_tokens) == set(words.convert_tokens_to_ids(list(ends)))
     end = words.convert_tokens_to_ids(shape.end or shape.eos)
-    first = shown.prompt.messages[0]["content"]
-    talk = [user(first), {"role": "assistant", "content": "4"}, user("3+3?"), {"role": "assistant", "content": "6"}]
-    begun = words.apply_chat_template(talk[:3], add_generation_prompt=True, tokenize=False)
+    begun = words.apply_chat_template([*shown.prompt.messages, *REST[:2]], add_generation_prompt=True, tokenize=False)
     last = words.eos_token_id if family == "glm 4" else end  # no role follows
     assert [*shown.prompt.tokens, *shown.tokens] == [*codec.encode(begun), *codec.encode("6"), last]
     trained = shown.tokens[shown.trained].tolist()
