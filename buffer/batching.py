@@ -36,8 +36,7 @@ class Ages:
 
     def note(self, entry: Entry) -> None:
         """A group has a lease, or was pushed."""
-        if (limit := self.limiting_version(entry)) < self._least:
-            self._least = limit
+        self._least = min(self._least, self.limiting_version(entry))
 
     def forget(self) -> None:
         """Any group may be older than noted."""

@@ -32,8 +32,7 @@ class Stage(StrEnum):
 
 
 LEASED = (Stage.RUNNING, Stage.REDUNDANT, Stage.RECALLED)
-UNFINISHED = dict.fromkeys((*LEASED, Stage.QUEUED))
-"""A set in order."""
+UNFINISHED = dict.fromkeys((*LEASED, Stage.QUEUED))  # a set in order
 
 
 @dataclass(frozen=True)

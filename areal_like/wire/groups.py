@@ -225,15 +225,16 @@ def unpack_heads(packed: Table) -> list[Head]:
     ends = list(accumulate(samples for _, samples, _ in names))
     if ends[-1] != len(rows):
         raise WireError(f"groups: {ends[-1]} samples named, {len(rows)} in the table")
-    numbers = _columns_of(rows)  # a few operations on all columns: tables are small
-    _check_rows(rows, numbers, runs)
-    first = [0, *ends[:-1]]
-    prompts, responses, _, n_runs, *_ = np.add.reduceat(numbers, first, axis=1).tolist()
-    turns = np.add.reduceat(rows["turns"], first, dtype=np.int64).tolist()
+    numbers, of_runs = _columns_of(rows), _columns_of(runs)  # a few operations on all columns: tables are small
+    _check_rows(rows, numbers, of_runs)
+    first, turns = [0, *ends[:-1]], [0] * len(names)
+    prompts, responses, finishes_and_turns, n_runs, *_ = np.add.reduceat(numbers, first, axis=1).tolist()
+    if max(finishes_and_turns) >> 16:
+        turns = np.add.reduceat(rows["turns"], first, dtype=np.int64).tolist()
     run_ends = list(accumulate(n_runs))
     first_run = [0, *run_ends[:-1]]
-    oldest = np.minimum.reduceat(runs["version"], first_run).tolist()
-    newest = np.maximum.reduceat(runs["version"], first_run).tolist()
+    oldest = np.minimum.reduceat(of_runs[0], first_run).tolist()
+    newest = np.maximum.reduceat(of_runs[0], first_run).tolist()
     heads, made, row, run = [], set[int](), 0, 0
     columns_of = zip(names, ends, run_ends, prompts, responses, turns, oldest, newest, shapes, strict=True)
     for (group_id, samples, seconds), end, run_end, prompt, response, earned, low, high, shape in columns_of:
@@ -257,8 +258,8 @@ def _columns_of(numbers: np.ndarray) -> np.ndarray:
     return np.array(numbers.view("<i4").reshape(len(numbers), -1).T, np.int64, order="C")
 
 
-def _check_rows(rows: np.ndarray, numbers: np.ndarray, runs: np.ndarray) -> None:
-    """`numbers`: the columns of `rows`."""
+def _check_rows(rows: np.ndarray, numbers: np.ndarray, of_runs: np.ndarray) -> None:
+    """`numbers`: the columns of `rows`; `of_runs`: those of the runs."""
     prompt, response, finish_and_turns, per_sample, *_ = least_of(numbers, axis=1).tolist()
     if min(prompt, response, per_sample) < 1:
         raise WireError("groups: a sample's lengths are out of range: prompt, response and runs are at least 1 each")
@@ -270,13 +271,13 @@ def _check_rows(rows: np.ndarray, numbers: np.ndarray, runs: np.ndarray) -> None
     if not are_rewards(rows["reward"]):
         raise WireError(f"groups: a reward is no number of at most {LARGEST_REWARD:g}")
     ends = np.add.accumulate(numbers[3])
-    if ends[-1] != len(runs):
-        raise WireError(f"groups: {ends[-1]} runs are named, {len(runs)} in the table")
-    of_runs = _columns_of(runs)
+    if ends[-1] != len(of_runs[0]):
+        raise WireError(f"groups: {ends[-1]} runs are named, {len(of_runs[0])} in the table")
     version, n = least_of(of_runs, axis=1).tolist()
     if version < 0 or n < 1:
         raise WireError("groups: a run's version or length is out of range")
-    if np.logical_or.reduce(np.add.reduceat(of_runs[1], ends - numbers[3]) != numbers[1]):
+    covered = of_runs[1] if len(ends) == ends[-1] else np.add.reduceat(of_runs[1], ends - numbers[3])
+    if covered.tobytes() != numbers[1].tobytes():
         raise WireError("groups: the runs of a sample do not cover its response")
 
 
