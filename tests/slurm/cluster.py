@@ -25,41 +25,7 @@ PATIENCE = 60.0
 SLURMD_TIMEOUT = 10
 """Seconds after which a slurmd that does not answer is a failed node."""
 
-CONF = """\
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={here}/munge.socket,cred_expire=5
-CredType=cred/munge
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU_Memory
-DefMemPerCPU=500
-SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1,sched_min_interval=0
-ReturnToService=2
-SlurmdParameters=config_overrides
-SwitchType=switch/none
-MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
-SlurmdTimeout={timeout}
-InactiveLimit=0
-KillWait=5
-MinJobAge=300
-StateSaveLocation={here}/state
-SlurmdSpoolDir={here}/spool/%n
-SlurmctldPidFile={here}/slurmctld.pid
-SlurmdPidFile={here}/slurmd.%n.pid
-SlurmctldLogFile={here}/slurmctld.log
-SlurmdLogFile={here}/slurmd.%n.log
-GresTypes=gpu
-{nodes}
-PartitionName=debug Nodes={names} Default=YES MaxTime=INFINITE State=UP
-"""
+CONF = Path(__file__).parent / "slurm.conf.in"
 
 
 def missing() -> str:
@@ -109,7 +75,7 @@ class Cluster:
         nodes = [f"NodeName={node} Port={port} {shape}" for node, port in zip(self.nodes, ports[1:], strict=True)]
         values: dict[str, Any] = {"host": host, "ports": ports, "here": self.folder, "timeout": SLURMD_TIMEOUT}
         values |= {"nodes": "\n".join(nodes), "names": ",".join(self.nodes)}
-        (self.folder / "slurm.conf").write_text(CONF.format(**values))
+        (self.folder / "slurm.conf").write_text(CONF.read_text().format(**values))
         for number in range(4):
             os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.stat("/dev/null").st_rdev)
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-3]\n")
