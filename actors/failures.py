@@ -33,7 +33,6 @@ class Failures:
         return self._last
 
     def ended(self) -> None:
-        """A sample has ended."""
         self._in_a_row = 0
 
     @property

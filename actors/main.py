@@ -113,7 +113,6 @@ async def _subscribe(engine: Any, subscriber: Subscriber) -> None:
 
 
 async def _until_told_to_end(worker: Worker, orders: Orders) -> None:
-    """Wait for the order to end, then hand all groups back."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     orders.on_end(lambda: loop.call_soon_threadsafe(told.set))
     await told.wait()

@@ -113,7 +113,6 @@ class Recorder:
 
     @property
     def is_limited(self) -> bool:
-        """Code with a time limit of its own is at work."""
         return self._limited > 0
 
     def close(self) -> None:

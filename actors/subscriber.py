@@ -80,7 +80,6 @@ class Subscriber:
         return {key: float(value) for key, value in found.items()}
 
     def announce(self, manifest: Manifest) -> None:
-        """Note a new version. Returns at once."""
         if self._newest is None or manifest.version >= self._newest.version:
             self._newest = manifest
             self.digests[manifest.version] = manifest.digest

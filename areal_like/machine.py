@@ -28,7 +28,6 @@ def _quotas(root: Path) -> list[int]:
 
 
 def has_bfloat16(root: Path = Path("/")) -> bool:
-    """Whether matrices are multiplied faster in bfloat16 than in float32 here."""
     for line in _read(root / "proc/cpuinfo").splitlines():
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):

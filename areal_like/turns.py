@@ -197,5 +197,4 @@ class _Selector(selectors.DefaultSelector):
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """A new one, for this thread."""
     return asyncio.new_event_loop() if current() is None else asyncio.SelectorEventLoop(_Selector())

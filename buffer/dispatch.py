@@ -140,7 +140,6 @@ class Dispatcher:
         return lease, entry.partial, sorted(carried)
 
     def _next_plan(self, actor: Actor, running: int) -> GroupPlan | None:
-        """What to start on an actor that has room."""
         store, wanted = self.groups.store, self.peers.learner.wanted
         if self.peers.phase.stopping and not self._completes_a_batch():
             return None

@@ -146,7 +146,6 @@ class BySlot:
         return group_id in self._slots
 
     def put(self, group_id: int, slot: int) -> None:
-        """Add a group, or change its slot."""
         self._slots[group_id] = slot
         heapq.heappush(self._heap, (slot, group_id))
         if len(self._heap) > 2 * len(self._slots) + SLACK:
@@ -196,7 +195,6 @@ class Entries(dict[int, Entry]):
         return self._held.get(actor, {})
 
     def levels(self) -> dict[str, object]:
-        """Counts of groups by stage, for metrics."""
         stages = (Stage.DEFERRED, Stage.QUEUED, Stage.WAITING, Stage.SERVED)
         found: dict[str, object] = {f"buffer/{stage}": self.count(stage) for stage in stages}
         return found | {"buffer/running": self.count(*LEASED)}

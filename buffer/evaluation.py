@@ -112,7 +112,6 @@ class Evaluation:
 
     @property
     def has_rows(self) -> bool:
-        """Are there rows to hand out?"""
         return self.round is not None and bool(self.round.unassigned)
 
     def tick(self) -> None:
@@ -151,13 +150,11 @@ class Evaluation:
         return sum(not (self.round and self.round.rows_of[actor]) for actor in actors)
 
     def lost(self, actor: str) -> None:
-        """An actor is lost: its rows go to other actors."""
         if self.round:
             for row in [row for row, owner in self.round.assigned.items() if owner == actor]:
                 self.round.take_back(row)
 
     def note_moved(self, actor: str, lease_ids: Iterable[int], now: float) -> None:
-        """An actor made progress with these leases."""
         for lease_id in lease_ids:
             row = self.row_of(actor, lease_id)
             if self.round and row is not None:

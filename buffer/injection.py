@@ -27,7 +27,6 @@ class FixedAge:
         self.version = self.floor = 0
 
     def begin(self, version: int) -> None:
-        """The run begins, or resumes, at `version`."""
         self.version = self.floor = version
 
     def _is_rolled_out(self, slots: Slots, entries: Entries) -> bool:

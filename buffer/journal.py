@@ -47,8 +47,6 @@ __all__ = ["MAGIC", "Journal", "JournalError", "Record"]
 
 
 class Record(NamedTuple):
-    """An event, and its payload."""
-
     event: Event
     payload: Payload = b""
 

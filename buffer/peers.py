@@ -108,8 +108,6 @@ def not_benched(actors: list[Actor], now: float) -> list[Actor]:
 
 @dataclass(slots=True)
 class Learner:
-    """What the learner has asked for and done."""
-
     peer: bytes | None = None
     wanted: messages.Want | None = None  # its open request
     steps: int = 0  # batches trained

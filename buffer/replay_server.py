@@ -67,7 +67,6 @@ class ReplayServer:
         self.served = self.trained = self.samples = self.staleness_sum = self.staleness_max = 0
 
     def run(self) -> None:
-        """Run until the process gets a signal to end."""
         while True:
             received = self.router.receive(timeout=0.2)
             if received:

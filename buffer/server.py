@@ -93,7 +93,6 @@ class Server:
             self.step(timeout=0.2)
 
     def step(self, timeout: float) -> None:
-        """One turn: handle messages, decide, send."""
         self._receive(timeout)  # first: decisions need all that is known
         now = self.peers.clock()
         if now > self.phase.stop_by:
@@ -127,7 +126,6 @@ class Server:
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def handle(self, peer: bytes, received: Received | WireError) -> None:
-        """Handle a message, or refuse it."""
         if isinstance(received, WireError):
             return  # the router has refused it
         message, payloads = received

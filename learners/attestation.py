@@ -54,7 +54,6 @@ class Attestation:
             file.write(f"{version} {digest}\n")
 
     def check(self, batch: Batch) -> None:
-        """Raises AttestationError if the batch has a `fault`."""
         if fault := self.fault(batch):
             raise AttestationError(f"batch {batch.index}, {fault}; the batch is not trained")
 

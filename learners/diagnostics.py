@@ -51,7 +51,6 @@ class TokenTally:
         return {name: (values, stale.astype(np.int64)) for name, (values, stale) in columns.items()}
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Metrics of all ranks' tokens, from sums and maxima by bucket."""
         own = self._in_host_memory()
         names = sorted({name for names in ranks.gathered(sorted(own)) for name in names})
         if not names:

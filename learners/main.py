@@ -69,7 +69,6 @@ class TrainLoop:
         return self.progress.steps // self.interval
 
     def resume(self, folder: Path) -> None:
-        """Continue from a checkpoint."""
         checkpoints.check(folder)
         self.trainer.load_state(folder)
         found = checkpoints.progress(folder)

@@ -74,7 +74,6 @@ class MasterAdamW:
 
     @property
     def current_lr(self) -> float:
-        """The learning rate of the next step."""
         return self.schedule.rate(self.steps)
 
     def zero_grad(self) -> None:

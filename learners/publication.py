@@ -149,7 +149,6 @@ class Publisher:
             raise self._error
 
     def _free_state(self) -> State | None:
-        """Memory for the next version; None for the first one."""
         if not self._newest or not self._history:
             return None
         state = self._spare or State(self._newest.specs, part=self._newest.part, parts=self._newest.parts)
@@ -189,7 +188,6 @@ class Publisher:
         self._announce(self._manifest)
 
     def _added(self, version: int, state: State, cast: CastProgress) -> PartReport:
-        """Encode this part and make it available."""
         counts, message = Counter[str](), None
         if self._encoder is None or self._history is None or self._newest is None:  # the first version
             layout = Layout(state.specs, self._coding.block_bytes, state.part, state.parts, apart=True)

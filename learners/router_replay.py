@@ -126,7 +126,6 @@ def _told(
     experts: Tensor | None = None,
     **kw: Any,
 ) -> Any:
-    """A layer's forward, which passes the experts to its router."""
     router.told = None if experts is None else experts[:, number]
     try:
         return forward(*args, **kw)

@@ -93,8 +93,6 @@ class Step:
         return {name: values[places] for name, values in self._foreseen.items()}
 
     def loss_batch(self, places: Tensor, current: Tensor, sequence: Tensor, with_proximal: bool) -> LossBatch:
-        """The loss's view of the tokens at `places` int64 [M]."""
-
         def at(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[places]
 

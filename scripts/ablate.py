@@ -82,7 +82,6 @@ class Ablation:
         say(f"{len(runs)} {stage} runs are submitted as job {ids[0]}; job {ids[1]} continues after them")
 
     def describe(self) -> None:
-        """List the runs, and which are finished."""
         runs = list(self.tuning)
         try:
             runs += self.main_runs()

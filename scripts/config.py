@@ -138,7 +138,6 @@ def _knob_part(path: str) -> str:
 
 
 def top_keys() -> list[dataclasses.Field[Any]]:
-    """The keys that are in no section and name no component."""
     return [each for each in dataclasses.fields(Config) if each.name not in {*SECTIONS, *COMPONENTS}]
 
 
@@ -155,7 +154,6 @@ def reference() -> str:
 
 
 def overview() -> str:
-    """All parts by name."""
     lines = [f"keys: {', '.join(each.name for each in top_keys())}", f"sections: {', '.join(SECTIONS)}"]
     for kind in (*COMPONENTS, *PRESETS):
         names = dict.fromkeys([*COMPONENTS.get(kind, ()), *(file.stem for file in presets(kind))])

@@ -305,7 +305,6 @@ def paired(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
 
 
 def differences(before: Sequence[Answers], after: Sequence[Answers], samples: int) -> dict[str, dict[str, float]]:
-    """Figure → how the second model differs on a set."""
     ks = estimates.powers(samples)
     old, new = (estimates.by_prompt([each.rewards for each in side], ks, RIGHT) for side in (before, after))
     return {figure: paired(old[figure], new[figure]) for figure in old}

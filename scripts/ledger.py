@@ -104,7 +104,6 @@ class Books:
         return (self.tasks.setdefault(task, {}) if task else self.accounts).setdefault(fate, Account())
 
     def _enter(self, event: Event) -> None:
-        """Count an event before it is applied."""
         entries = self._store.entries
         match event:
             case LeaveOut():

@@ -126,7 +126,6 @@ class Planner:
             steps = min(2 * steps, MOST_STEPS)
 
     def _over(self, choice: Choice, steps: int) -> Plan:
-        """Simulate `steps` train steps of a choice."""
         samples = self.config.groups_per_batch * self.config.sizing.get("group_size", 8)
         warmup = WARMUP_STEPS + math.ceil(self._costs.engine.slots * choice.actors / samples)  # a full pipeline
         config = self._load((*choice.overrides, f"run.steps={steps + warmup}"))

@@ -20,7 +20,6 @@ from .simulation.run import SHARES, Simulation, difference, figures_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that name a config and its costs."""
     parser.add_argument("config", help="YAML file, or name of a shipped config")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     source = parser.add_mutually_exclusive_group()

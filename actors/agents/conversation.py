@@ -63,7 +63,6 @@ class Conversation:
 
     @property
     def last(self) -> Turn | None:
-        """The latest answered request."""
         return max(self.turns, key=lambda turn: turn.number, default=None)
 
     async def ask(self, chat: Chat) -> ChatReply:
@@ -90,7 +89,6 @@ class Conversation:
             work.cancel()
 
     def _begin(self, chat: Chat) -> Transcript:
-        """What the model is given."""
         alike = [turn for turn in self.turns if turn.tools == chat.tools]
         found = [turn for turn in alike if turn.messages == chat.messages[: len(turn.messages)]]
         before = max(found, key=lambda turn: (len(turn.messages), turn.number), default=None)

@@ -48,7 +48,6 @@ class ChosenExperts:
         self._kept[np.arange(len(lengths)), lengths - 1] = found
 
     def move(self, source: int, target: int, time: int) -> None:
-        """Copy those of the first `time` positions of one slot to another."""
         self._kept[target, :time] = self._kept[source, :time]
 
     def collect(self, request: SlotRequest, length: int) -> None:

@@ -183,7 +183,6 @@ class DecodeClock:
                 self.now += self.cost.steps(1, len(self.running), self.held) + self.cost.prefill * self.held
 
     def _end_run(self, request: TimedRequest) -> None:
-        """Record the version of the tokens since its `begin`."""
         if self.steps > request.begin:
             request.runs.append((self.version, self.steps - request.begin))
             request.begin = self.steps
@@ -221,5 +220,4 @@ class AnswerLengths:
 
 @lru_cache(1 << 14)  # a prompt has many samples
 def normal(draw: float) -> float:
-    """The standard normal number of a uniform one."""
     return _NORMAL.inv_cdf(max(draw, 2.0**-53))

@@ -81,7 +81,6 @@ class Box:
         return self.start, self.size
 
     def take(self, values: Tensor) -> None:
-        """Copy from the whole tensor, flat."""
         slices = tuple(slice(a, a + n) for a, n in zip(self.start, self.size, strict=True))
         self.target.copy_(values.view(self.spec.shape)[slices])
 

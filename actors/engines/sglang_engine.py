@@ -38,10 +38,8 @@ from areal_like.weights.replica import Update
 
 _TRIES = 5
 """Answers in a row without a token, and without an update that interrupted them, before a request is given up."""
-TOTALS = (
-    *("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses"),
-    *("patch_bytes", "whole_updates", "resampled"),
-)
+OF_SERVERS = ("patch_bytes", "whole_updates", "resampled")
+TOTALS = ("tokens", "updates", "busy_seconds", "apply_seconds", "pause_seconds", "pauses", *OF_SERVERS)
 """What an engine counts."""
 
 
@@ -77,12 +75,7 @@ class SglangEngine:
 
     needs_model = True
     needs_folder = True
-    METRICS: ClassVar = {
-        "restarts": "sum:servers/restarts",
-        "patch_bytes": "sum:servers/patch_bytes",
-        "whole_updates": "sum:servers/whole_updates",
-        "resampled": "sum:servers/resampled",
-    }
+    METRICS: ClassVar = {name: f"sum:servers/{name}" for name in ("restarts", *OF_SERVERS)}
 
     def __init__(  # noqa: PLR0913 (each is a knob)
         self,
@@ -178,7 +171,6 @@ class SglangEngine:
         return Scored(server.name, self._versions[label], rows) if len(rows) == len(found) else None
 
     async def _finish(self, call: _Call, tokens: np.ndarray, limits: Limits) -> Completion:
-        """Ask until the completion is whole, or aborted."""
         fruitless = 0
         async with self._places:
             while True:

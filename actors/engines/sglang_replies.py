@@ -150,7 +150,6 @@ def _runs(spans: Sequence[Mapping[str, Any]], count: int, versions: Mapping[str,
 
 
 def concatenated(replies: Sequence[Reply], finish: Finish) -> Completion:
-    """The completion of replies that follow one another."""
     runs = merged([run for reply in replies for run in reply.runs])
     tokens = [np.zeros(0, np.int32), *(reply.tokens for reply in replies)]
     logprobs = [np.zeros(0, np.float32), *(reply.logprobs for reply in replies)]

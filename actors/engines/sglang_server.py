@@ -164,7 +164,6 @@ class SglangServer:
         return json.loads(text) if text.startswith("{") else {}
 
     def _log_tail(self) -> str:
-        """The end of its log, to go behind an error message."""
         if not self._log.exists():
             return ""
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
@@ -176,7 +175,6 @@ class SglangServer:
         self._fault = fault
 
     async def close(self) -> None:
-        """End the server, with all that it has started, at once."""
         self.ready.clear()
         if self._process is not None:
             self._process.kill()

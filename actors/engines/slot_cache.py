@@ -78,7 +78,6 @@ class SlotCache:
         self.keys, self.values = (_moved(each, each.new_zeros(shape)) for each in (self.keys, self.values))
 
     def move(self, source: int, target: int, time: int) -> None:
-        """Copy the first `time` positions of one slot to another."""
         for each in (self.keys, self.values):
             each[:, target, :, :time] = each[:, source, :, :time]
 
@@ -126,7 +125,6 @@ class SlotCache:
         self._shape = (n, time)
 
     def _hide(self, lengths: torch.Tensor, time: int) -> None:
-        """Mask the positions behind each sequence."""
         hidden = torch.arange(time, device=lengths.device) >= lengths[:, None]
         mask = torch.zeros(len(lengths), time, dtype=self.dtype, device=lengths.device)
         self._mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]

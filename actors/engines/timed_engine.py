@@ -126,7 +126,6 @@ class TimedEngine:
             self._timer.cancel()
 
     def _advance(self) -> None:
-        """Move the clock to now, and set the timer for the next event."""
         loop = asyncio.get_running_loop()
         self._clock.advance(loop.time())
         if self._timer is not None:

@@ -224,7 +224,6 @@ class TorchEngine:
             await asyncio.sleep(0)
 
     async def _step(self) -> None:
-        """Let waiting sequences join, then sample one token for each running one."""
         start, table = perf_counter(), self._table
         if self._pause_start is not None:
             self._totals["pause_seconds"] += start - self._pause_start
@@ -287,7 +286,6 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _reserve(self) -> None:
-        """Room for all sequences' next tokens."""
         rows, time = len(self._table), self._table.longest
         ragged_attention.prepare(self._cache.keys, rows, time, self._batch_invariant)
         self._cache.reserve(rows, time)

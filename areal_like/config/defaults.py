@@ -34,7 +34,6 @@ WARMUP_STEPS = 10
 
 
 def is_pretrained(config: Config) -> bool:
-    """Whether the run begins with trained weights."""
     return "pretrained" in marks("model", config.model["name"])
 
 

@@ -291,7 +291,6 @@ def as_spec(spec: object, key: str = "") -> Knobs:
 
 
 def with_defaults(kind: str, spec: Mapping[str, object]) -> Knobs:
-    """A spec, completed by its component's defaults."""
     plain = _plain(spec)
     return knobs(kind, plain["name"]) | plain
 

@@ -79,7 +79,6 @@ def from_tree(tree: Tree) -> Config:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the resolved config as yaml."""
     write(path, to_yaml(config))
 
 

@@ -128,7 +128,6 @@ def _start(process: BaseProcess, check: Callable[[], None]) -> None:
 def _run_module(
     module: str, arguments: list[str], variables: dict[str, str], log: str, block: Sequence[signal.Signals]
 ) -> None:
-    """Run a module in a new fork."""
     setproctitle(module)  # before the environment changes: that shows where the title lies in memory
     os.setsid()
     multiprocessing.current_process().daemon = False  # it may have children

@@ -20,8 +20,6 @@ ORDER = "CUDA_DEVICE_ORDER"
 
 
 class ProcessGroup(subprocess.Popen[bytes]):
-    """A role's process, which leads a process group."""
-
     def end(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)

@@ -36,7 +36,6 @@ class LocalLauncher(Launcher):
         return spawn_role(self.running.run, role, name, "--sockets", str(self.sockets.path), check=self._check)
 
     def stop(self) -> None:
-        """End every process. Leaves no socket file."""
         self.running.end()
         if self.sockets:
             self.sockets.remove()

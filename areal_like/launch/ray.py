@@ -136,7 +136,6 @@ class RayLauncher(Launcher):
                 raise RunFailed(f"launcher.address={self.address}: Ray does not start: {error}") from error
 
     def _reserve(self, roles: list[RoleSpec], check: Callable[[], None]) -> None:
-        """Get the places. Calls `check` while it waits."""
         import ray
         from ray.util.placement_group import placement_group
 
@@ -183,8 +182,6 @@ class RayLauncher(Launcher):
 
 
 class RayProcess:
-    """A role's process on a node of the cluster."""
-
     pid = 0
 
     def __init__(self, host: ActorHandle, name: str, what: tuple[list[str], int, str, tuple[str, int]]):

@@ -117,7 +117,6 @@ class Role:
         return f"{self.config.buffer.transport}://{self.sockets}/w{os.getpid()}.{next(_services)}"
 
     def offer(self, service: str, endpoint: str) -> None:
-        """Publish where a service is."""
         folder = self.run / RENDEZVOUS
         folder.mkdir(exist_ok=True)
         beside = folder / f".{service}.{os.getpid()}"

@@ -107,7 +107,6 @@ def _is_held(path: Path) -> bool:
 
 
 def room_wanted(folder: Path) -> str:
-    """Advice for a full disk."""
     while not folder.is_dir():
         folder = folder.parent
     disk = os.statvfs(folder)

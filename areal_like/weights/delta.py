@@ -36,7 +36,6 @@ class Delta:
 
 
 def write(head: DeltaHead, layout: Layout, blocks: Sequence[bytes]) -> bytes:
-    """Encode a head and the packed blocks of a whole layout."""
     digests = (bytes.fromhex(each) for each in (head.base_digest, head.digest))
     start = _HEAD.pack(MAGIC, head.base, head.version, *digests, layout.key, len(blocks))
     sizes = struct.pack(f"<{len(blocks)}Q", *map(len, blocks))

@@ -61,7 +61,6 @@ class Received(NamedTuple):
 
 
 def encode(message: Message, payloads: Payloads = ()) -> list[Frame]:
-    """The frames of a message."""
     return [_STARTS[type(message)] + _encode(message), *payloads]
 
 

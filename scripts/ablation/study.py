@@ -155,7 +155,6 @@ def _loaded(arguments: tuple[str, ...], origins: tuple[tuple[str, str], ...]) ->
 
 
 def _text(value: Any) -> str:
-    """A value as on the command line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=1 << 20, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 

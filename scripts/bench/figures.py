@@ -22,7 +22,6 @@ SIGMA = float(np.log(4) / 1.645)
 
 
 def bench_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of `python -m scripts.bench.NAME`, with `--json FILE`."""
     parser = command(f"bench.{name}", description)
     parser.add_argument("--json", type=json_file, help="write {metric: number} here (-: standard output)")
     return parser

@@ -310,7 +310,6 @@ def _change(place: Place, master: dict[str, Any], density: float) -> None:
 
 
 async def _write(engine: TorchEngine, number: int) -> None:
-    """One completion after the other."""
     prompt = np.arange(16, dtype=np.int32) + number
     while (await engine.generate(prompt, Limits(200 + 5 * number, key=number), str(number))).finish != "abort":
         pass

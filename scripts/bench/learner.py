@@ -60,8 +60,6 @@ def made_batch() -> Batch:
 
 
 class PaddedPasses(Passes):
-    """Micro-batches that are padded rectangles."""
-
     def microbatches(self, columns: Any, samples: np.ndarray) -> Any:
         start = 0
         while start < len(samples):
@@ -99,7 +97,6 @@ def padded_learner(*args: Any, **knobs: Any) -> TorchLearner:
 
 
 def run_own(kind: str, batch: Batch, repeats: int) -> list[float]:
-    """Seconds of each train step."""
     make: Callable[..., TorchLearner] = padded_learner if kind == "padded" else TorchLearner
     learner, seconds = make(model(), ppo, group, lr=LR, num_minibatches=1, micro_batch_tokens=BUDGET), []
     for _ in range(repeats + 1):

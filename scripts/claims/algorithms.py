@@ -23,7 +23,6 @@ Loss = Callable[..., Any]
 
 
 def positive_only(batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
-    """REINFORCE on positive advantages."""
     return reinforce(replace(batch, advantages=batch.advantages.clamp(min=0.0)), denominator)
 
 

@@ -51,7 +51,6 @@ def load() -> dict[str, Images]:
 
 @torch.no_grad()
 def act(stack: Stack, images: Images, draws: Draws) -> Actions:
-    """One batch of actors with the stack's current weights."""
     places = (draws(BATCH) * len(images[1])).long()
     logprobs = _logprobs(stack.views(stack.flat), images, places)
     actions = (logprobs.exp().cumsum(1)[:, :-1] <= draws(BATCH)[:, None]).sum(1)

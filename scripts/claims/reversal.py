@@ -122,7 +122,6 @@ class Rollouts(NamedTuple):
 
 
 def roll_out(parameters: Parameters, task: Task, frictions: Frictions, draws: Draws) -> Rollouts:
-    """One batch of actors with these weights."""
     prompts = (draws(task.prompts, task.length) * task.vocabulary).long()
     uniform = draws(task.prompts, task.samples, task.length)
     bug, discovery, corruption, coin = draws(4, task.prompts, task.samples).unbind(1)

@@ -15,8 +15,6 @@ from ..console.arguments import command
 
 
 class Cell(NamedTuple):
-    """One learner."""
-
     algorithm: str
     rate: float
     seed: int

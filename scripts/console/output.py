@@ -31,7 +31,6 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, widest: int = 60) -> str:
-    """The text on one line, cut to `widest` characters."""
     line = " ".join(text.split())
     return line if len(line) <= widest else line[: widest - 1] + "…"
 

@@ -25,7 +25,6 @@ class NotRunning(ConfigError):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add arguments: the run, and the keys to talk to it."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     parser.add_argument("--keys", type=Path, metavar="FOLDER", help="a folder of keys (default: the run's own)")
 

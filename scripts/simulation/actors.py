@@ -136,14 +136,12 @@ class SimulatedActor:
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     def _due(self, call: Callable[..., object], *arguments: object) -> None:
-        """Make this call in the next turn."""
         self._calls.append((call, arguments))
         if self._asleep:
             self._asleep = False
             self.timeline.after(self.world.costs.sample.wake * self.world.pace(), self._turn)
 
     def _say(self, message: Message, payloads: Payloads = ()) -> None:
-        """Send a message at the turn's end."""
         self._unsent.append((message, payloads))
 
     def _work(self, seconds: float) -> float:
@@ -231,7 +229,6 @@ class SimulatedActor:
         self.engine.advance(self.timeline.now)
 
     def _add(self, group: _Group, index: int, key: int, before: Sequence[tuple[int, int]] = ()) -> _Sample:
-        """Begin a sample, or continue one."""
         whole, made = self._lengths.of(group.hash, key), sum(n for _, n in before)
         length, begins = min(whole, group.longest) - made, self._work(self.world.costs.sample.begin)
         right = uniform(stream_key(key, RIGHT)) < _chance(self.world.costs.answers.right, group.hash)
@@ -279,7 +276,6 @@ class SimulatedActor:
             self._ready.append(group)
 
     def _close(self, samples: list[_Sample]) -> None:
-        """Free the slots of samples that are open."""
         for sample in samples:
             sample.open = False
             if sample.group.lease.split == "train":

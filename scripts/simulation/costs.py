@@ -188,7 +188,6 @@ def as_configured(config: Config, costs: Costs) -> Costs:
 
 
 def written(costs: Costs) -> str:
-    """As a file for `--costs`."""
     return yaml.safe_dump(msgspec.to_builtins(costs), sort_keys=False, default_flow_style=None, width=120)
 
 

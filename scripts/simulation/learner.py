@@ -97,7 +97,6 @@ class SimulatedLearner:
         self.timeline.after(self.costs.publish if published else 0.0, self._finish)
 
     def _finish(self) -> None:
-        """End the step: begin the next one, or end the run."""
         if self._began is not None:
             self.elapsed = self.timeline.now - self._began
         self._busy, self._waits_since = False, self.timeline.now

@@ -148,7 +148,6 @@ class Simulation:
         return Outcome(_figures(rate, ages, others), window, learner.slowest, ages, learner.lags, tokens)
 
     def _run(self) -> dict[str, Any]:
-        """Returns the buffer's report."""
         self.learner.hello()
         for actor in self.actors:
             actor.hello()

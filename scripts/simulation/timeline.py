@@ -59,7 +59,6 @@ class SimulatedRouter:
         self.wake: Callable[[], None] = lambda: None
 
     def say(self, peer: bytes, message: Message, payloads: Payloads = ()) -> None:
-        """Send a message from a peer to the buffer."""
         self.timeline.after(self.latency, self._arrive, peer, Received(message, payloads))
 
     def _arrive(self, peer: bytes, received: Received) -> None:

@@ -53,7 +53,6 @@ def find_run_to_resume(config: Config, stem: str) -> Path | None:
 
 
 def _run_folder(key: str, config: Config) -> Path:
-    """The run folder that a key names. Raises ConfigError."""
     folder = Path(configs.select(config, key) or "")
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{key}={configs.select(config, key)}: no run folder ({CONFIG} is missing)")
@@ -102,7 +101,6 @@ def check_data(config: Config, folder: Path, now: Mapping[str, str]) -> None:
 
 
 def _value(config: Config, key: str) -> Any:
-    """The value of a key; of a component with all its knobs."""
     value = configs.select(config, key)
     return with_defaults(key, value) if key in COMPONENTS else value
 

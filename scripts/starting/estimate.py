@@ -60,7 +60,6 @@ class Sizes:
         self.outside = self.count - self.layers * self.layer
 
     def kv(self, width: int) -> int:
-        """Bytes of a token's keys and values."""
         return 2 * self.layers * self.keys * width
 
 
@@ -100,7 +99,6 @@ def model_of(config: Config) -> Any:
 
 
 def learner_of(config: Config, model: Any) -> Figures:
-    """Of one rank."""
     known, sizes, longest = with_defaults("learner", config.learner), Sizes(model), lengths_of(config)
     size, ranks = with_defaults("sizing", config.sizing).get("group_size", 1), known["ranks"]
     autocast, halved = _precision(known)
@@ -132,7 +130,6 @@ def learner_of(config: Config, model: Any) -> Figures:
 
 
 def _adapted(model: Any, spec: dict[str, Any], halved: bool) -> Any:
-    """The model with adapters."""
     from learners.adapters import Adapters
 
     model = copy.deepcopy(model)
