@@ -222,7 +222,7 @@ def main() -> None:
         die_with_parent()  # the thread that started this process: the one of the actor's event loop
     if len(sys.argv) > 1:
         resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
-    replies = os.fdopen(os.dup(1), "w")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a verifier prints goes to the log, not among the replies
     for line in sys.stdin.buffer:
         _answer(json.loads(line), replies)

@@ -43,6 +43,6 @@ def has_gpu(root: Path = Path("/")) -> bool:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:
         return ""

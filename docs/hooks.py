@@ -13,7 +13,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for name, page in (("README.md", "index.md"), ("CONTRIBUTING.md",) * 2, ("CHANGELOG.md",) * 2):
-        text = re.sub(r"(\]\()docs/", r"\1", (ROOT / name).read_text())
+        text = re.sub(r"(\]\()docs/", r"\1", (ROOT / name).read_text(encoding="utf-8"))
         files.append(File.generated(config, page, content=text))
     return files
 

@@ -47,7 +47,9 @@ def write(folder: Path) -> None:
     for name, splits in (("one-digit", one_digit()), ("two-digit", two_digit())):
         for split, sums in splits.items():
             rows = [{"prompt": wording.format(a=a, b=b), "answer": str(a + b)} for a, b, wording in sums]
-            (folder / f"{name}-{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (folder / f"{name}-{split}.jsonl").write_text(
+                "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+            )
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ class Attestation:
         self._own, self._compared, self._read = run / PUBLISHED, (recorded or run) / PUBLISHED, 0
         if writes:
             self._own.touch()
-            text = self._own.read_text()
+            text = self._own.read_text(encoding="utf-8")
             if text and not text.endswith("\n"):  # a crash tore the line: that version was not announced
-                self._own.write_text(text[: text.rfind("\n") + 1])
+                self._own.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
             self._read_on()
 
     def add(self, version: int, digest: str) -> None:
@@ -50,7 +50,7 @@ class Attestation:
                     f"{' or '.join(sorted(self._known[version]))}: the checkpoint is damaged; remove it"
                 )
             self._known[version].add(digest)
-        with self._own.open("a") as file:
+        with self._own.open("a", encoding="utf-8") as file:
             file.write(f"{version} {digest}\n")
 
     def check(self, batch: Batch) -> None:

@@ -60,7 +60,7 @@ class TimedLearner:
         (Path(folder) / "weights.bin").write_bytes(next(self._state.tensors())[1].tobytes())
 
     def save_state(self, folder: Path) -> None:
-        (folder / "learner.json").write_text(json.dumps({"steps": self._steps}))
+        (folder / "learner.json").write_text(json.dumps({"steps": self._steps}), encoding="utf-8")
 
     def load_state(self, folder: Path) -> None:
-        self._restore(json.loads((folder / "learner.json").read_text())["steps"])
+        self._restore(json.loads((folder / "learner.json").read_bytes())["steps"])

@@ -186,7 +186,7 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
 
 def check_vocabulary(given: Path, folder: Path, asked: Sequence[Question]) -> None:
     """Refuse a model with other tokens than a task's, unless its own run trained on them. Raises ConfigError."""
-    size, own = json.loads((folder / "config.json").read_text()).get("vocab_size"), run_of(given)
+    size, own = json.loads((folder / "config.json").read_bytes()).get("vocab_size"), run_of(given)
     for question in asked:
         wanted = question.task.vocab_size
         if size is None or size == wanted or (question.tokenized and size > wanted):  # embeddings may be padded

@@ -275,7 +275,7 @@ def audit(run: Path) -> Audit:
         pass  # reading checks the payloads' checksums
     found = Audit(prompts, bound, results).read(Recorded(run / "journal", whole=True))
     if (run / "summary.json").exists():
-        summary = json.loads((run / "summary.json").read_text())
+        summary = json.loads((run / "summary.json").read_bytes())
         if summary["ledger"] != (ours := found.store.ledger()):
             found.find("ledger", f"the summary has {summary['ledger']}, the journal {ours}")
         if summary["steps"] != found.trained:

@@ -180,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json != Path("-"):
         show(args, shown)
     if args.out:
-        args.out.write_text(recommended(args, shown[0].choice, planner.config))
+        args.out.write_text(recommended(args, shown[0].choice, planner.config), encoding="utf-8")
     write_json(args.json, [plan.figures for plan in [*shown, *rest]])
     return 0
 

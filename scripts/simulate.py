@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         console().print(f"costs: {cost.source}", soft_wrap=True)
         show(found, measured)
     if args.write_costs:
-        args.write_costs.write_text(costs.written(cost))
+        args.write_costs.write_text(costs.written(cost), encoding="utf-8")
     write_json(args.json, {"simulated": found, "measured": measured})
     return 0
 

@@ -291,7 +291,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
         display.close()
     path = folder / SUMMARY
     deaths, left_out = launcher.running.deaths, launcher.running.left_out
-    summary = json.loads(path.read_text()) | {"restarts": len(deaths) - len(left_out), "left_out": left_out}
+    summary = json.loads(path.read_bytes()) | {"restarts": len(deaths) - len(left_out), "left_out": left_out}
     write(path, json.dumps(summary, indent=2) + "\n")
     return summary
 

@@ -132,3 +132,13 @@ def test_the_mode_is_named_in_configs_and_schedulers_only() -> None:
     asked = [path for path in MODULES if not path.startswith(MAY_NAME_THE_MODE)]
     found = [path for path in asked if MODE.search((ROOT / path).read_text(encoding="utf-8"))]
     assert not found, f"sync is a scheduler and a bound of 0; no other code asks for the mode: {found}"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.partition("/")[0] != "tests"])
+def test_text_has_an_encoding_where_it_is_read_or_written(path: str) -> None:
+    """A locale must not choose it."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call) and not any(each.arg == "encoding" for each in node.keywords):
+            name, text = ast.unparse(node.func).rpartition(".")[2], ast.unparse(node)
+            assert name != "write_text" and (name != "read_text" or node.args), text
+            assert not re.search(r"open\((.*, )?'[wra]t?\+?'[,)]|^open\(\w+\)$", text), text

@@ -166,7 +166,7 @@ class SglangServer:
     def _log_tail(self) -> str:
         if not self._log.exists():
             return ""
-        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        lines = self._log.read_text(errors="replace", encoding="utf-8").splitlines()[-_LOG_LINES:]
         return f"; its log is {self._log}, which ends with\n" + "\n".join(f"  {line}" for line in lines)
 
     def fail(self, fault: str) -> None:

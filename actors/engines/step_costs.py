@@ -43,4 +43,4 @@ class StepCosts:
         if self.steps.any():
             (run / COSTS).mkdir(exist_ok=True)
             found = {"steps": self.steps.tolist(), "prefill": self.prefill.tolist(), "lengths": list(self.lengths)}
-            (run / COSTS / f"{role}.json").write_text(json.dumps(found))
+            (run / COSTS / f"{role}.json").write_text(json.dumps(found), encoding="utf-8")

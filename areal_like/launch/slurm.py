@@ -48,7 +48,7 @@ class Submission:
 
     def describe(self) -> str:
         more = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
-        return f"$ {more} {shlex.join(self.command)}\n\n# {self.script}\n{self.script.read_text()}"
+        return f"$ {more} {shlex.join(self.command)}\n\n# {self.script}\n{self.script.read_text(encoding='utf-8')}"
 
 
 class SlurmLauncher(Launcher):

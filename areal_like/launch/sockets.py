@@ -23,7 +23,7 @@ class SocketFolder:
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=short_folder()))
-        self._owner = (self.path / f".{OWNER}").open("w")
+        self._owner = (self.path / f".{OWNER}").open("w", encoding="utf-8")
         fcntl.flock(self._owner, fcntl.LOCK_EX)  # before the file gets its name: it is never unlocked while this runs
         (self.path / f".{OWNER}").rename(self.path / OWNER)
 
@@ -61,6 +61,6 @@ def sweep() -> None:
             with contextlib.suppress(OSError):
                 if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
                     continue
-                with (folder / OWNER).open() as file:
+                with (folder / OWNER).open(encoding="utf-8") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     clear(folder)

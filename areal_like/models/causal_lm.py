@@ -252,7 +252,7 @@ def save_as_published(model: PreTrainedModel, state: State, folder: str) -> None
     config.dtype = getattr(torch, state.specs[0].dtype)
     config.save_pretrained(folder)
     file = Path(folder) / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | _older_settings(config), indent=2) + "\n")
+    file.write_bytes(json.dumps(json.loads(file.read_bytes()) | _older_settings(config), indent=2).encode() + b"\n")
 
 
 def _older_settings(config: PretrainedConfig) -> dict[str, object]:

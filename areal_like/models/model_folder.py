@@ -63,7 +63,7 @@ def check_weights(folder: str | Path) -> None:
 
 def _read_json(file: Path) -> dict[str, object]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{KEY}: {file} is no JSON ({error}): download it again", KEY) from None
     if not isinstance(content, dict):
@@ -97,7 +97,8 @@ def computed_config(folder: str | Path, *, embedded: bool, trained: bool, key: s
         raise ConfigError(f"{key}: {file}: transformers knows no causal language model of model_type {kind!r}", key)
     name, config = model_type_to_module_name(kind), AutoConfig.from_pretrained(folder, local_files_only=True)
     code = resources.files("transformers.models").joinpath(name, f"modeling_{name}.py")
-    if problem := next(_problems(config, code.read_text() if code.is_file() else "", embedded, trained), None):
+    text = code.read_text(encoding="utf-8") if code.is_file() else ""
+    if problem := next(_problems(config, text, embedded, trained), None):
         raise ConfigError(f"{key}: {file}: {kind} has {problem}, not computed here: take another model", key)
     return config
 

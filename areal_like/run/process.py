@@ -120,13 +120,14 @@ class Role:
         folder = self.run / RENDEZVOUS
         folder.mkdir(exist_ok=True)
         beside = folder / f".{service}.{os.getpid()}"
-        beside.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "host": socket.gethostname()}))
+        offer = {"endpoint": endpoint, "pid": os.getpid(), "host": socket.gethostname()}
+        beside.write_text(json.dumps(offer), encoding="utf-8")
         beside.replace(folder / f"{service}.json")
 
     def offered(self, service: str) -> str | None:
         """Endpoint of a service; empty if it is not there, None if its file cannot be read now."""
         try:
-            return str(json.loads((self.run / RENDEZVOUS / f"{service}.json").read_text())["endpoint"])
+            return str(json.loads((self.run / RENDEZVOUS / f"{service}.json").read_bytes())["endpoint"])
         except FileNotFoundError:
             return ""
         except OSError:  # a network file system has such moments
@@ -225,7 +226,7 @@ def run_role(main: Callable[[Role], None]) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGUSR2, lambda signum, frame: os.kill(os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    held = None if args.guest else config_file(args.run).open()
+    held = None if args.guest else config_file(args.run).open(encoding="utf-8")
     if held:  # until the process ends: no resume may begin before, even if the starter is dead
         fcntl.flock(held, fcntl.LOCK_SH)
     end_with_starter(args.starter)

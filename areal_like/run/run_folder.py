@@ -63,7 +63,7 @@ def _read(path: Path) -> Row | None:
     if not path.is_file():
         return None
     try:
-        return dict(json.loads(path.read_text()))  # numbers may be infinite
+        return dict(json.loads(path.read_bytes()))  # numbers may be infinite
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it to read the rest of the run") from None
 
@@ -84,7 +84,7 @@ def is_going_on(run: Path) -> bool:
     if not (run / RENDEZVOUS).is_dir():
         return False
     try:
-        offered = json.loads((run / RENDEZVOUS / "buffer.json").read_text())
+        offered = json.loads((run / RENDEZVOUS / "buffer.json").read_bytes())
     except (OSError, ValueError):
         return _is_held(run / LOCK) or not (run / RENDEZVOUS / STEPPED).exists()  # it starts, or has no buffer
     return offered.get("host") != socket.gethostname() or _lives(offered.get("pid")) or _is_held(run / LOCK)
@@ -92,13 +92,13 @@ def is_going_on(run: Path) -> bool:
 
 def _lives(pid: object) -> bool:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 def _is_held(path: Path) -> bool:
     """Does a run's starter hold it, though its buffer is missing? Ask only then: asking locks others out meanwhile."""
-    with contextlib.suppress(FileNotFoundError, PermissionError), path.open() as file:
+    with contextlib.suppress(FileNotFoundError, PermissionError), path.open(encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -34,7 +34,7 @@ class Spans:
         if run:
             try:
                 (run / FOLDER).mkdir(exist_ok=True)
-                self._file = (run / FOLDER / f"{role}.jsonl").open("a", buffering=1)
+                self._file = (run / FOLDER / f"{role}.jsonl").open("a", buffering=1, encoding="utf-8")
             except OSError as error:
                 log.warning("this process has no timeline: %s", error)
 

@@ -35,7 +35,7 @@ def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokenizer's EOS, those that `generation_config.json` of its folder adds, and the one that its chat template
     writes behind an answer; may be none."""
     file = folder / "generation_config.json"
-    more = json.loads(file.read_text()).get("eos_token_id", []) if file.is_file() else []
+    more = json.loads(file.read_bytes()).get("eos_token_id", []) if file.is_file() else []
     turn_end = TokenizerCodec(tokenizer, bool(tokenizer.chat_template)).turn_end
     stops = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more]), turn_end]
     return tuple(dict.fromkeys(stop for stop in stops if stop is not None))

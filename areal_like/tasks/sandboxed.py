@@ -65,7 +65,7 @@ def enter_namespaces(caller: int, seconds: float) -> None:
         error = os.strerror(ctypes.get_errno())
         raise OSError(f"this machine permits no user namespaces ({error}); isolation=weak does without")
     for file, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{file}", "w") as out:  # users that are not mapped can't make files
+        with open(f"/proc/self/{file}", "w", encoding="utf-8") as out:  # users that are not mapped can't make files
             out.write(line)
     alive, held = os.pipe()
     child = os.fork()

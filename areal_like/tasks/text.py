@@ -115,10 +115,11 @@ class TextTask:
             if source.is_file() and any(fnmatch(source.name, each) for each in FILES):
                 shutil.copyfile(source, Path(folder) / source.name)
         file = Path(folder) / "tokenizer_config.json"
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_bytes())
         if config.get("tokenizer_class") == "TokenizersBackend":  # of transformers 5, which has the older names as well
             special = {"additional_special_tokens": config.pop("extra_special_tokens", [])}
-            file.write_text(json.dumps(config | special | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2))
+            config |= special | {"tokenizer_class": "PreTrainedTokenizerFast"}
+            file.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

@@ -92,7 +92,7 @@ def add_client(folder: Path, name: str, role: str = "actor") -> Path:
 
 
 def _list(public: Path, listed: Path, role: str) -> None:
-    public.write_text(public.read_text().replace("metadata\n", f"metadata\n    role = {role}\n"))
+    public.write_bytes(public.read_bytes().replace(b"metadata\n", f"metadata\n    role = {role}\n".encode()))
     public.rename(listed)
 
 
@@ -139,7 +139,7 @@ def listed(folder: Path, known: Mapping[Path, Listed]) -> dict[Path, Listed]:
 
 
 def _listed(path: Path) -> Listed:
-    role = _ROLE.search(path.read_text())
+    role = _ROLE.search(path.read_text(encoding="utf-8"))
     if not role or role[1] not in SENDS:
         raise KeysError(f"{path}: got role {role and role[1][:40]!r}, expected one of {', '.join(SENDS)}")
     return Listed(load_certificate(path)[0], role[1])

@@ -56,7 +56,7 @@ class Outcome:
 
     def __init__(self, folder: Path, config: Config):
         self.folder, self.config = folder, config
-        self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

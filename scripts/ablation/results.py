@@ -63,7 +63,7 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     """Write tables and curves into `folder`; returns the markdown."""
     tuned = list(study.tune.grid) if study.tune else []
     points = defaultdict[Key, list[Result]](list)
-    with (folder / "results.csv").open("w", newline="") as file:
+    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["stage", *study.grid, *(f"tuned {key}" for key in tuned), "seed", *study.measure, "run"])
         for result in results:
@@ -91,7 +91,7 @@ def write(study: Study, folder: Path, results: Sequence[Result], choices: Sequen
     for name, measure in study.measure.items():
         if finished and all(result.numbers[name] is None for result in finished):
             text += f"\nNo finished run has a number for {name!r} ({measure.source}: {measure.key}).\n"
-    (folder / "results.md").write_text(text)
+    (folder / "results.md").write_text(text, encoding="utf-8")
     _draw(study, points, folder / "curves.png")
     return text
 

@@ -49,7 +49,10 @@ class Jobs:
         place, path = shlex.quote(os.getcwd()), shlex.quote(python_path())
         self.array, self.then = here / f"{stage}.sbatch", here / f"{stage}-then.sbatch"
         self.arguments = [str(listed), str(tasks)]
-        self.files: dict[Path, str] = {listed: lines, self.array: _with_lines(SCRIPT.read_text(), array)}
+        self.files: dict[Path, str] = {
+            listed: lines,
+            self.array: _with_lines(SCRIPT.read_text(encoding="utf-8"), array),
+        }
         head = _with_lines("#!/bin/bash", then)
         self.files[self.then] = f"{head}\ncd {place}\nPYTHONPATH={path} exec {command}\n"
 
@@ -57,8 +60,9 @@ class Jobs:
         """Returns the ids of the two jobs. Raises OSError where sbatch is missing or refuses."""
         for path, text in self.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.is_file() or path.read_text() != text:  # a list that tasks may be reading is never cut short
-                path.write_text(text)
+            # A list that tasks may be reading is never cut short.
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                path.write_text(text, encoding="utf-8")
         environment = {"PYTHONPATH": python_path(), "COMMANDS": COMMANDS, "PYTHON": sys.executable}
         first = sbatch([str(self.array), *self.arguments], environment)
         return [first, sbatch([f"--dependency=afterany:{first}", str(self.then)])]

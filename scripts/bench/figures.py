@@ -59,7 +59,7 @@ def trained(run: Path, words: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
 
 
 def random_batch(lengths: np.ndarray, prompt: int, vocabulary: int) -> Batch:

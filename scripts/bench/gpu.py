@@ -353,7 +353,7 @@ def run_item(name: str, place: Place) -> None:
     """In this process: each finding is a line of JSON in the place's folder."""
     if place.gpu:
         torch.cuda.set_device(torch.device(place.device).index or 0)
-    with (place.folder / "found").open("a", buffering=1) as file:
+    with (place.folder / "found").open("a", buffering=1, encoding="utf-8") as file:
         for found in ITEMS[name][1](place):
             file.write(json.dumps(found) + "\n")
 
@@ -373,8 +373,8 @@ def attempt(name: str, device: str, tiny: bool) -> tuple[dict[str, float], str]:
             error = f"not done in {ITEMS[name][0]:.0f} s"
         process.end(signal.SIGKILL)  # with the processes that it has started
         process.wait()
-        metrics = dict(ChainMap(*map(json.loads, found.read_text().splitlines())))
-        return metrics, error and f"{error}\n{log.read_text(errors='replace')[-2000:]}"
+        metrics = dict(ChainMap(*map(json.loads, found.read_text(encoding="utf-8").splitlines())))
+        return metrics, error and f"{error}\n{log.read_text(errors='replace', encoding='utf-8')[-2000:]}"
 
 
 def main(args: argparse.Namespace) -> None:

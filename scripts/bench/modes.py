@@ -58,7 +58,7 @@ def measure(scenario: str, mode: str, quick: bool, run: Path) -> float:
     warmup = 0 if scenario == "rounds" else WARMUP_STEPS
     samples = sum(sum(row["staleness/histogram"].values()) for row in rows[warmup:])
     rate = samples / (rows[-1]["seconds"] - (rows[warmup - 1]["seconds"] if warmup else 0.0))
-    summary = json.loads((run / "summary.json").read_text())
+    summary = json.loads((run / "summary.json").read_bytes())
     idle = ", ".join(f"{side} {summary[f'{side}_idle_share']:.0%}" for side in ("actor", "learner"))
     staleness = f"{summary['staleness_mean']:.2f}, at most {summary['staleness_max']:.0f}"
     print(f"{scenario} {mode}: {rate:.0f} samples/s; idle: {idle}; staleness {staleness}", flush=True)

@@ -46,15 +46,15 @@ def prepare(place: Path) -> None:
     model, folder = Path(make_smollm2.FOLDER), place / "model"
     make_smollm2.make(model)
     shutil.copytree(model, folder)
-    ids = {t["content"]: t["id"] for t in json.loads((model / "tokenizer.json").read_text())["added_tokens"]}
+    ids = {t["content"]: t["id"] for t in json.loads((model / "tokenizer.json").read_bytes())["added_tokens"]}
     for name, key, value in (
         ("tokenizer_config", "eos_token", SILENT),
         ("generation_config", "eos_token_id", ids[SILENT]),
         ("config", "eos_token_id", ids[SILENT]),
     ):
         path = folder / f"{name}.json"
-        fields = json.loads(path.read_text()) if path.is_file() else {}
-        path.write_text(json.dumps(fields | {key: value}))
+        fields = json.loads(path.read_bytes()) if path.is_file() else {}
+        path.write_text(json.dumps(fields | {key: value}), encoding="utf-8")
 
 
 def run_ours(mode: str, place: Path) -> dict[str, float]:
@@ -103,7 +103,7 @@ def computed_over_unique(learner: Any, batch: Any) -> float:
 def run_trl(precision: str, python: str, place: Path) -> dict[str, Any]:
     command, log = [python, "-m", "scripts.bench.pretrained", "--contender", precision, str(place)], place / precision
     peak = watched(command, log, **KEPT_BY_MALLOC)
-    return {"seconds": float(log.read_text().splitlines()[-1]), "peak_bytes": peak}
+    return {"seconds": float(log.read_text(encoding="utf-8").splitlines()[-1]), "peak_bytes": peak}
 
 
 def contend(precision: str, place: Path) -> float:
@@ -155,7 +155,7 @@ def watched(command: list[str], log: Path, **environment: str) -> int:
     import psutil  # accelerate needs it, too
 
     peak, errors = 0, log.with_suffix(".err")
-    with log.open("w") as out, errors.open("w") as err:
+    with log.open("w", encoding="utf-8") as out, errors.open("w", encoding="utf-8") as err:
         variables = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=out, stderr=err, env=variables)
         while process.poll() is None:
@@ -166,7 +166,7 @@ def watched(command: list[str], log: Path, **environment: str) -> int:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(MEMORY_SECONDS)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{errors.read_text()[-3000:]}")
+        raise RuntimeError(f"{' '.join(command)} failed:\n{errors.read_text(encoding='utf-8')[-3000:]}")
     return peak
 
 

@@ -69,4 +69,4 @@ def write_json(file: Path | None, found: Any) -> None:
     if file == Path("-"):
         print(json.dumps(found, indent=2))
     elif file:
-        file.write_text(json.dumps(found, indent=2) + "\n")
+        file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -68,7 +68,7 @@ class Lasting:
         try:
             call(*arguments)
         except OSError as error:
-            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w", encoding="utf-8") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())  # also for what is still in its buffer
             with contextlib.suppress(OSError):
                 note = f"note: the output can't be written any more ({error.strerror}): continuing without it"

@@ -134,7 +134,7 @@ class Display:
             path = self.folder / RENDEZVOUS / "buffer.json"
             if not path.exists():
                 return
-            self._client = SupervisorClient(json.loads(path.read_text())["endpoint"], self.config.security.key_folder)
+            self._client = SupervisorClient(json.loads(path.read_bytes())["endpoint"], self.config.security.key_folder)
         if report := self._client.newest_report():
             self.status, self._answered_at = report, now
         for death in self.deaths[self._reported_deaths :]:
@@ -225,7 +225,7 @@ class Display:
             self._client.close()
         if self._tracking:
             path = self.folder / SUMMARY
-            for note in self._tracking.end(json.loads(path.read_text()) if path.exists() else None):
+            for note in self._tracking.end(json.loads(path.read_bytes()) if path.exists() else None):
                 self.say(note)
 
 
@@ -274,7 +274,7 @@ def replayed(folder: Path) -> str:
     """How the weights of a replay compare with the recorded run's; "" for another run."""
     if not (folder / CONFIG).is_file() or not (recorded := load_resolved(folder / CONFIG).replay):
         return ""
-    ours, theirs = ((path / PUBLISHED).read_text().splitlines() for path in (folder, Path(recorded)))
+    ours, theirs = ((path / PUBLISHED).read_text(encoding="utf-8").splitlines() for path in (folder, Path(recorded)))
     same = sum(ours[: n + 1] == theirs[: n + 1] for n in range(len(ours)))
     return f"the first {same} of {len(ours)} versions have the weights of {recorded}"
 

@@ -56,7 +56,7 @@ class Running:
     def rendezvous(self) -> dict[str, Any] | None:
         """The place of the buffer; None if there is none."""
         try:
-            return json.loads((self.folder / RENDEZVOUS / "buffer.json").read_text())
+            return json.loads((self.folder / RENDEZVOUS / "buffer.json").read_bytes())
         except FileNotFoundError:
             return None
 

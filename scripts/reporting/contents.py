@@ -51,7 +51,7 @@ def contents(run: Path) -> dict[str, Any]:
         evaluations[version] = {"step": min(step, summary.get("steps", step)), "sets": {}, **each}
     texts = Texts(run)
     ledger, unread = ledger_of(run, going_on, summary)
-    record = json.loads((run / RECORD).read_text()) if (run / RECORD).is_file() else {}
+    record = json.loads((run / RECORD).read_bytes()) if (run / RECORD).is_file() else {}
     group = config.sizing.get("group_size")
     return {
         "name": run.resolve().name,

@@ -198,7 +198,7 @@ def fitted(run: Path) -> Costs:
     config, rows = load_resolved(run / CONFIG), list(MetricsFollower(run / "metrics.jsonl").new_rows())
     if len(rows) < LEAST_STEPS:
         raise ConfigError(f"{run}: got {len(rows)} train steps, expected at least {LEAST_STEPS}: set run.steps")
-    counted = [json.loads(path.read_text()) for path in sorted((run / COSTS).glob("*.json"))]
+    counted = [json.loads(path.read_bytes()) for path in sorted((run / COSTS).glob("*.json"))]
     if not counted:
         raise ConfigError(f"{run}: got no costs of decode steps, expected engine=torch; write a file by hand")
 

@@ -183,11 +183,11 @@ def fit_to_replay(config: Config) -> Config:
 def lock(folder: Path) -> TextIO:
     """Lock the folder until this process ends, and wait for the end of processes whose starter was killed. Raises
     ConfigError if another run has the folder."""
-    file, deadline = (folder / LOCK).open("w"), time.monotonic() + ORPHAN_SECONDS
+    file, deadline = (folder / LOCK).open("w", encoding="utf-8"), time.monotonic() + ORPHAN_SECONDS
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for path in filter(Path.is_file, (folder / CONFIG, folder / NEXT / CONFIG)):
-            with path.open() as of_roles:
+            with path.open(encoding="utf-8") as of_roles:
                 _wait_for(of_roles, deadline)
     except BlockingIOError:
         file.close()

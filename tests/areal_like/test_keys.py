@@ -95,7 +95,7 @@ def test_clients_come_and_go_without_a_restart(router: Router, folder: Path) -> 
 def test_a_file_that_cannot_be_read_for_a_while_shuts_out_nobody(router: Router, folder: Path, monkeypatch) -> None:
     """Network file systems have such moments; the client would end for good."""
 
-    def read_text(path: Path, *_: object) -> str:
+    def read_text(path: Path, *_: object, **__: object) -> str:
         raise OSError(errno.ESTALE, "Stale file handle", str(path))
 
     monkeypatch.setattr(Path, "read_text", read_text)
