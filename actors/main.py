@@ -105,8 +105,7 @@ async def _heartbeat(
 
 
 async def _subscribe(engine: Any, subscriber: Subscriber) -> None:
-    """Follow the weights until the process ends. An engine with processes of its own must be up first: the buffer
-    leases prompts to an actor that holds a version."""
+    """Follow the weights, once the engine's own processes are up: an actor that holds a version gets leases."""
     if hasattr(engine, "until_up"):
         await engine.until_up()
     await subscriber.run()

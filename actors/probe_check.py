@@ -45,8 +45,7 @@ class ServedProbe:
         return found
 
     def begin(self, manifest: Manifest) -> None:
-        """Probe the engine, which holds the manifest's version, if that comes with a probe. Generation goes on
-        meanwhile. A probe that still runs is given up."""
+        """Probe the engine, which holds the manifest's version, beside generation, in place of a probe under way."""
         probe = manifest.probe
         if probe is not None and hasattr(self._engine, "logprobs_of"):
             self.close()

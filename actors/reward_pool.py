@@ -34,8 +34,7 @@ from actors.child import GUARD, die_with_parent
 from areal_like.tasks.sandbox import WALL
 
 START_SECONDS = 60.0
-"""Seconds that a worker has to start and import the verifier, not counted as the verifier's own. Overrunning this is an
-error, not a timeout that would earn the answer 0."""
+"""Seconds that a worker has to start and import the verifier. Overrunning is an error, not a timeout (reward 0)."""
 _LAST_LOOK_SECONDS = 0.05
 """Seconds to read an answer that may have come while this process was busy."""
 LATEST = 1024

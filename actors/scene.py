@@ -16,8 +16,7 @@ CHARACTERS_PER_TOKEN = 64
 
 
 def most_characters(room: int) -> int:
-    """Most characters of a text that is encoded, where the longest response has `room` tokens: a longer one, which no
-    model reads, would stop the whole actor for seconds."""
+    """Most characters of an encoded text, for responses of `room` tokens: longer ones would block the actor."""
     return max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * room)
 
 

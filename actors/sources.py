@@ -27,8 +27,7 @@ RETRY_SECONDS, RELAY_SECONDS = 5.0, 3.0
 LOOK_SECONDS = 0.25
 """Seconds between checks for news while waiting for a plan."""
 PATIENCE_SECONDS = 10.0
-"""Seconds for which a relay may say "later" while nothing arrives there, before it is left: relays may wait for one
-another in a circle while the buffer rearranges them."""
+"""Seconds of "later" while nothing arrives at a relay, until it is left: rearranged relays may wait in a circle."""
 AVOID_SECONDS = 60.0
 """Seconds for which a relay that was left is not asked again."""
 

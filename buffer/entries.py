@@ -220,8 +220,7 @@ class Entries(dict[int, Entry]):
         return self.get(self._unfinished.first())
 
     def lowest_open(self, free: Sequence[int]) -> tuple[int, int | None] | None:
-        """(slot, holder) of the lowest slot without a group to serve; the holder is None if the slot is `free`, a heap.
-        None if there is no such slot among those taken so far."""
+        """(slot, holder) of the lowest taken slot without a group to serve; holder None: it is `free` (a heap)."""
         held = self.first_unfinished
         if held is None:
             return (free[0], None) if free else None

@@ -165,8 +165,7 @@ class Begin(_OfBatch):
 
 
 class Branch(_OfBatch):
-    """The run resumes at `batch` with changed learner settings (`why`, in words). Versions after that batch's version
-    will differ from those of the earlier start."""
+    """The run resumes at `batch` with changed learner settings (`why`, in words): later versions will differ."""
 
     why: str
 

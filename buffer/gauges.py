@@ -55,8 +55,7 @@ class Gauges:
             self.evaluations.append(result)
 
     def note_dropped(self, reason: str, step: int, per_batch: int) -> None:
-        """Count a finished group that leaves untrained after `step` train steps. Warns when there are many (`per_batch`
-        groups are a batch), and whenever their number has doubled."""
+        """Count a finished group that leaves untrained after `step` steps. Warns of many (batches of `per_batch`)."""
         if self._dropped_since != step:
             self._dropped, self._dropped_since = Counter(), step
         self._dropped[reason] += 1

@@ -43,8 +43,7 @@ SWITCH_SECONDS = 0.001
 
 
 def restore(role: Role, groups: GroupManager) -> tuple[int, Journal | None]:
-    """Restore the state from the journal of an earlier process of this run. Returns the number of train steps done, and
-    the journal to write to (None: off). Raises JournalError."""
+    """Restore the run from its journal. Returns train steps done, and the journal (None: off). Raises JournalError."""
     folder, options = role.run / "journal", role.config.buffer
     steps, keep = checkpoints.steps_done(role.run), role.config.checkpoint.keep
     found = sum(1 for _ in Recorded(folder, repair=True, check=True))

@@ -38,8 +38,7 @@ def standing(records: Iterable[Record], next_batch: int | None = None) -> Iterat
 
 
 def history(records: Iterable[Record]) -> Iterator[Record]:
-    """The records of a whole journal that still count, for readers of a run. Leaves out snapshots, which add nothing.
-    Raises JournalError if the beginning is missing."""
+    """The records of a whole journal that still count, without snapshots. Raises JournalError if it begins late."""
     for number, each in enumerate(standing(records)):
         if not isinstance(each.event, Snapshot):
             yield each

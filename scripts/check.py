@@ -188,8 +188,7 @@ def results(
 def require(
     component: str, kind: str | None = None, knobs: Mapping[str, object] | None = None, **help: str
 ) -> list[str]:
-    """Check a component, for tests; `help` as the command's options. Returns the claims. Raises AssertionError with all
-    that do not hold, ConfigError if there is no such component."""
+    """Check a component in tests; `help`: the command's options. Returns claims. Raises AssertionError, ConfigError."""
     found = dict(results(kind or kind_of(component), {"name": component, **(knobs or {})}, **help))
     if broken := [f"{claim}: {problem}" for claim, problem in found.items() if problem]:
         raise AssertionError(f"{component}:\n" + "\n".join(broken))

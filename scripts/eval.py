@@ -199,8 +199,7 @@ def check_vocabulary(given: Path, folder: Path, asked: Sequence[Question]) -> No
 
 
 async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[Answers]:
-    """All prompts of a set, as many samples at once as there are slots. Raises UserError if an answer can't be
-    verified, or its agent or environment fails."""
+    """Ask all prompts of a set. Raises UserError if an answer can't be verified, or its agent or environment fails."""
     from actors.agents.programs import AgentError
     from actors.engines.torch_engine import TorchEngine
     from actors.reward_pool import RewardError, RewardPool

@@ -41,8 +41,7 @@ def guests(count: int, config: Config, devices: Sequence[int] = ()) -> list[Role
 
 
 def accompany(args: argparse.Namespace, signals: Signals) -> bool:
-    """Run guests until the run's buffer is gone (True), or all of them are. Raises Interrupted, ConfigError; NotRunning
-    also for leftover files of a run whose processes were killed."""
+    """Run guests until the run's buffer is gone (True), or all are. Raises Interrupted, ConfigError, NotRunning."""
     running = Running(args.run, args.keys)
     own = running.config.actors
     limits = RestartLimits(own.max_restarts if args.max_restarts is None else args.max_restarts, own.restart_window)

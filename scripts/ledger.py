@@ -53,8 +53,7 @@ RULES = ("prompts", "fates", "batches", "bound", "weights", "ledger")
 
 @dataclass
 class Account:
-    """One fate: `count` groups; lengths (tokens) and rewards of their samples; lengths of all responses (`offered`),
-    with `cut` ones, for which the group did not wait."""
+    """One fate: `count` groups; lengths (tokens) and rewards of samples; `offered` lengths, also of `cut` ones."""
 
     count: int = 0
     lengths: list[int] = field(default_factory=list)

@@ -1,8 +1,7 @@
 """Serve a model as an OpenAI-compatible endpoint: `areal-like serve MODEL`; MODEL is a run's or a Hugging Face folder.
 
 For evaluation harnesses (lm-eval), judges (`group_reward=judge`), agents, the openai package. It answers
-/v1/chat/completions, on this machine only, until Ctrl-C. From elsewhere forward the port:
-`ssh -L 8000:127.0.0.1:8000 HOST`. The embedded engine computes.
+/v1/chat/completions, on this machine only, until Ctrl-C. From elsewhere: `ssh -L 8000:127.0.0.1:8000 HOST`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
 
 def codec_of(given: Path, model: Path) -> tuple[Codec, tuple[int, ...]]:
-    """How text becomes tokens, and the tokens that end an answer: those of the model's tokenizer, else of its run's
-    task. Raises ConfigError, ValueError, OSError."""
+    """The codec and the tokens that end answers: of the model's tokenizer, or its run's task. Raises ValueError."""
     from areal_like.tasks.chat import TokenizerCodec, stop_tokens
 
     if (model / "tokenizer_config.json").is_file():

@@ -160,8 +160,7 @@ class Conversation:
 def until(
     decode: Callable[[np.ndarray], str], stops: tuple[str, ...], completion: Completion
 ) -> tuple[Completion, str]:
-    """The completion as it would be if the engine had looked for these texts after each token, and its text up to the
-    first of them. (No token depends on later ones.)"""
+    """The completion as if the engine had looked for these texts after each token, and its text up to the first one."""
     text = decode(completion.tokens)
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     if not places:

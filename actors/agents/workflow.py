@@ -47,8 +47,7 @@ async def agent(  # noqa: PLR0913 (some are knobs)
 
     `limits.max_tokens` bounds the response, shown tokens included. The reward is the agent's: one for the whole, or one
     for each turn; where it gives none, the task's verifier scores the last turn. A sample whose last request found no
-    room for an answer ends with finish "length". None where the sample was broken off. Raises AgentError for an agent
-    that fails, takes too long, or has asked for nothing.
+    room for an answer ends with finish "length". None where the sample was broken off. Raises AgentError.
     """
     if prompt.codec is None or not hasattr(prompt.codec, "opening"):
         raise ValueError("workflow=agent needs a task whose codec opens conversations (Prompt.codec), e.g. jsonl")

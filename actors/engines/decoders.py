@@ -36,8 +36,7 @@ LLAMA_LIKE = {"llama", "mistral", "qwen2", "qwen3"}
 ONEDNN_FROM = 1 << 16
 """Elements of a matrix from which oneDNN is faster than MKL, measured with 64 rows."""
 BLOCK = 64
-"""Rows of one product where their number must be the same: 32 cost 3.5 times as much for the 512 rows of a prefill,
-64 cost 2.4 times; for two rows 64 cost 1.4 times as much."""
+"""Rows of one product where their number must be the same: for 512 rows 32 cost 3.5 times as much, 64 cost 2.4."""
 
 
 def decoder_for(model: PreTrainedModel, cache: SlotCache) -> ModelDecoder | FusedDecoder:
@@ -193,8 +192,7 @@ def _fuse(layer: Any, dtype: torch.dtype, device: torch.device, batch_invariant:
 
 
 def _by_rows(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same function of [n, m], a few rows at a time: torch cuts what is larger among its threads, within a row too,
-    and computes the numbers at a cut in another way."""
+    """The same function of [n, m], a few rows at a time: torch cuts more among threads, and computes cuts otherwise."""
 
     def by_rows(x: torch.Tensor) -> torch.Tensor:
         if x.numel() <= ONE_THREAD:

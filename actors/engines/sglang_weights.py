@@ -171,8 +171,7 @@ class _Views(TorchDispatchMode):
 
 
 def stored_names(model: PreTrainedModel, specs: Sequence[TensorSpec]) -> Stored:
-    """Of each tensor that a checkpoint has under other names, or in parts: those. Raises ValueError where what a
-    checkpoint has is no part of the model's tensors."""
+    """Of each tensor that checkpoints have under other names, or in parts: those. Raises ValueError for others."""
     unfit = f"engine=sglang can't serve {type(model).__name__}: of its checkpoints,"
     metas = {spec.name: torch.empty(spec.shape, device="meta") for spec in specs}
     owner = {meta.untyped_storage()._cdata: name for name, meta in metas.items()}

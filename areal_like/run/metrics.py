@@ -55,8 +55,7 @@ def keep_steps(path: Path, done: int) -> None:
 
 
 class MetricsLog:
-    """Appends rows; each is in the file when `write` returns. A full disk raises OSError. Rows of steps after `done`
-    are removed first: a resumed run writes them again."""
+    """Appends rows, in the file once `write` returns. Raises OSError. First removes rows of steps after `done`."""
 
     def __init__(self, path: Path, done: int = 0):
         self.path = path

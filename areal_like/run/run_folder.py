@@ -69,8 +69,7 @@ def _read(path: Path) -> Row | None:
 
 
 def progress_of(run: Path, meta: Row, steps: int) -> Row:
-    """Progress at the learner's checkpoint of `steps` (`meta`); where the run ended there, with its last rounds of
-    held-out prompts. Raises ConfigError for a damaged summary."""
+    """Progress (`meta`) at the checkpoint of `steps`, at a run's end with its last evaluations. Raises ConfigError."""
     ended = summary_of(run) or {}
     return {**meta, "evaluations": ended["evaluations"]} if ended.get("steps") == steps else meta
 

@@ -64,8 +64,7 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address() -> str:
-    """The address by which other hosts reach this one: towards the starter of this job step under Slurm, else on the
-    default route. Loopback if there is no other."""
+    """The address by which other hosts reach this one: towards Slurm's starter, on the default route, or loopback."""
     for towards in filter(None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE)):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((towards, 9))  # a route is looked up, nothing is sent
@@ -259,8 +258,7 @@ class Dealer:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
 
     def send(self, message: Message, payloads: Payloads = ()) -> None:
-        """Queue a message. Raises BusError if the other side has refused this one: then libzmq has no queue any more,
-        and a send that may block would never return."""
+        """Queue a message. Raises BusError if the other side has refused this one: libzmq then has no queue."""
         with self._lock:
             try:
                 send_all(self.socket, encode(message, payloads), _NOW)

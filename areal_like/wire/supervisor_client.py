@@ -37,8 +37,7 @@ class SupervisorClient:
                     report = received.message.report
 
     def report(self, timeout: float, *, is_there: Callable[[], bool] = lambda: True) -> dict[str, Any] | None:
-        """Ask for a report and wait for it; None after `timeout` seconds, or once the buffer is not there any more.
-        Raises BusError if the buffer refused something."""
+        """Ask for a report; None after `timeout` seconds or without a buffer. Raises BusError for a refusal."""
         self.ask()
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0 and is_there():

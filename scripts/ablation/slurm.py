@@ -3,8 +3,7 @@
     tune.sbatch (array) → tune-then.sbatch: picks, and submits → main.sbatch (array) → main-then.sbatch: the results
 
 All files are in `slurm/` of the ablation's folder, which all nodes must see. A run that Slurm ends early is queued
-again and resumes. A task may make several runs of a list, which is named by its content: tasks find their runs in it
-when they start, so a later submission leaves it alone.
+again and resumes. A task makes runs of a list, named by its content: a later submission leaves it alone.
 """
 
 import hashlib

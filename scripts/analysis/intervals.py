@@ -1,5 +1,4 @@
-"""Statistics of repeated runs: means with bootstrap intervals, markdown tables. A missing number (None or NaN: a failed
-run, a target never reached) is left out and counted."""
+"""Statistics of repeated runs: means with bootstrap intervals, tables. Missing numbers are left out and counted."""
 
 import functools
 import math
@@ -15,8 +14,7 @@ FEWEST_FOR_INTERVALS = 5
 
 
 class Estimate(NamedTuple):
-    """A mean with its interval [low, high], from `n` numbers; `asked` − `n` are missing. The mean is NaN without
-    numbers; low and high are NaN with fewer than two."""
+    """A mean with its interval [low, high], from `n` of `asked` numbers; NaN without any, the interval with one."""
 
     mean: float
     low: float

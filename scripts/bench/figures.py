@@ -89,8 +89,7 @@ def random_batch(lengths: np.ndarray, prompt: int, vocabulary: int) -> Batch:
 
 
 def trl_config(folder: str, samples: int, micro_batch: int, group_size: int, **more: Any) -> Any:
-    """A GRPOConfig on the CPU: one optimizer step per `samples` samples, without KL; the loss is the sum over tokens
-    divided by their number. `more`: further fields of GRPOConfig."""
+    """A GRPOConfig on the CPU: one optimizer step per `samples` samples, no KL, mean over tokens. `more`: fields."""
     from trl import GRPOConfig
 
     return GRPOConfig(

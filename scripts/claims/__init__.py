@@ -1,5 +1,4 @@
 """Claims of the Delightful Policy Gradient papers, measured again on small models with the losses of `learners.losses`.
 
-`digits`, `reversal` (`--terminal`), `single_arm`: one command each. Hundreds of learners train together
-(`stacks`), so models and loops are those of this package.
+`digits`, `reversal` (`--terminal`), `single_arm`: one command each. Hundreds of learners train together (`stacks`).
 """

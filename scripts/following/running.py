@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Running:
-    """The buffer of the run in `folder`, and the `keys` to talk to it (None: those of the run). Raises ConfigError if
-    it cannot be reached from here, NotRunning if it does not run."""
+    """The buffer of a run in `folder`; `keys` (None: the run's own). Raises ConfigError (out of reach), NotRunning."""
 
     def __init__(self, folder: Path, keys: Path | None = None):
         if not (folder / CONFIG).is_file():

@@ -1,7 +1,6 @@
 """Modelled actors: they take leases, decode in simulated time (`actors.engines.decode_clock`), verify, push.
 
-An actor sends the buffer the messages that `actors.worker` sends; every decision of the buffer is the production
-code's. Tokens are all 0: only their number counts.
+An actor sends the buffer the messages that `actors.worker` sends. Tokens are all 0: only their number counts.
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ class World:
 
 
 class SimulatedActor:
-    """Works in turns of its loop: once a call is due it takes `wake` seconds, works, and sends its messages. `update`:
-    seconds from an announcement until the weights are there."""
+    """Works in turns: waits `wake` seconds when a call is due, works, sends. `update`: seconds until weights come."""
 
     def __init__(self, name: str, world: World, update: float):
         self.name, self.peer, self.world, self._update = name, name.encode(), world, update

@@ -64,8 +64,7 @@ def _figures(rate: float, ages: Counter[int], others: dict[str, float]) -> dict[
 
 
 def _rate(samples: int, seconds: list[float], warmup: int) -> tuple[float, float]:
-    """Samples per second without the first `warmup` steps, but of one step at least, and the seconds of its window; 0
-    without a step. `seconds`: at the end of each step."""
+    """Samples per second behind `warmup` steps, or of the last, and the window's seconds. `seconds`: at steps' ends."""
     if not seconds:
         return 0.0, 0.0
     first = min(warmup, len(seconds) - 1)

@@ -20,8 +20,7 @@ class Stuck(UserError):
 
 
 class Timeline:
-    """Calls in the order of their times; those of one time in the order in which they were scheduled. `now` in seconds;
-    `events` counts the calls so far; `over` ends `run`."""
+    """Calls by time, then in order of scheduling. `now` in seconds; `events` counts calls so far; `over` ends `run`."""
 
     def __init__(self) -> None:
         self.now, self.events, self.over = 0.0, 0, False

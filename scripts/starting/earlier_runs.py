@@ -161,8 +161,7 @@ def holds_progress(config: Config, folder: Path) -> bool:
 
 
 def fit_to_replay(config: Config) -> Config:
-    """Check that the config fits the run to replay, and train no more steps than it holds. Loss, advantage and learner
-    may differ: a replay exists to compare those. Raises ConfigError."""
+    """Check that the config, but for loss, advantage and learner, fits; train no more steps. Raises ConfigError."""
     from buffer.replay_server import branches, count_batches
 
     folder = _run_folder("replay", config)

@@ -30,8 +30,7 @@ LEAST_BYTES = 13
 """Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.wire.groups`)."""
 SPLITS = ("train", "heldout")
 ROWS = 256
-"""Most prompts of each split to check if a task has no `rows_beyond`; of held-out ones those that are asked, and one
-of a generated task, whose splits are drawn alike."""
+"""Most prompts of each split to check without `rows_beyond`; of held-out ones those asked, one of a generated task."""
 
 
 def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, str]]:
