@@ -135,9 +135,9 @@ def test_hangs_and_full_disks_in_one_run(tmp_path: Path) -> None:
 
 
 def test_actors_that_come_and_go(tmp_path: Path) -> None:
-    """1 → 6 → 2 → 1 actors, half of the six killed; groups that are handed back continue elsewhere. Guests get their
-    weights from other actors."""
-    victim, dice = Run(tmp_path, *SMALL, *TIMED, "actors.count=1", "--plain"), random.Random(0)
+    """1 → 6 → 2 → 1 actors, half of the six killed; groups that are handed back continue elsewhere. Each hands its
+    weights on to the next one."""
+    victim, dice = Run(tmp_path, *SMALL, *TIMED, "actors.count=1", "weights.fanout=1", "--plain"), random.Random(0)
     gentle = 0
     victim.until("the buffer is there", (victim.folder / "rendezvous" / "buffer.json").exists)
     running = Running(victim.folder)
