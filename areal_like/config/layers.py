@@ -4,10 +4,14 @@ The order, later wins: the files that a file `extends`, the file's choices, its 
 then its values. A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges
 `mode/sync.yaml`) or that names a component (`engine: timed` is `engine: {name: timed}`). A component whose `name`
 changes replaces the inherited one whole, at any depth: knobs of one never reach another. Lists are replaced, never
-joined; interpolations (`${run.seed}`) stay text until the whole tree is there."""
+joined; interpolations of a key (`${run.seed}`) stay text until the whole tree is there. Any other `${` is text, and so
+is `\\${`."""
 
 import copy
+import dataclasses
 import functools
+import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -17,12 +21,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from areal_like.config.registry import COMPONENTS, ConfigError, component_hint, nearest
-from areal_like.config.schema import TEXTS
+from areal_like.config.schema import TEXTS, Config
 from areal_like.places import CONFIGS
 
 COMMAND_LINE = "command line"
 PRESETS = ("gpu", "algorithm")
 """Choices that set several components: merged first, so that choices of these components take precedence."""
+
+_OPENS = "\ue000{"
+"""Stands for `${` while OmegaConf reads it."""
+_TEXT = re.compile(rf"\\{_OPENS}|{_OPENS}(?!({'|'.join(field.name for field in dataclasses.fields(Config))})[.}}])")
+"""`${` that refers to no key."""
 
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 """A value of yaml, as plain containers."""
@@ -145,10 +154,11 @@ def read(path: Path) -> Tree:
 @functools.lru_cache(maxsize=256)
 def _read(path: Path, *state: int) -> Tree:
     """`read`, once for each state of a file: a study loads the same files hundreds of times."""
-    content = OmegaConf.to_container(OmegaConf.load(path))
+    text = path.read_text(encoding="utf-8").replace("${", _OPENS)
+    content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     if not isinstance(content, dict):
         raise ConfigError(f"{shown(path)}: a config is a mapping (key: value), not a list")
-    return cast(Tree, _with_infinities(cast(Tree, content)))
+    return cast(Tree, _read_values(cast(Tree, content)))
 
 
 def parse_override(text: str) -> tuple[str, Value]:
@@ -157,19 +167,22 @@ def parse_override(text: str) -> tuple[str, Value]:
     if not (equals and all(key.split(".")) and not key.startswith("-")):
         raise ConfigError(f"{text!r} is no override; write key=value, such as learner.lr=1e-3")
     try:
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value.replace('${', _OPENS)}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{text!r}: the value is not valid yaml: {' '.join(str(error).split())}", key) from None
-    found = _with_infinities(cast(Tree, parsed)["value"])
+    found = _read_values(cast(Tree, parsed)["value"])
     return key, value if key in TEXTS and not isinstance(found, str | None) else found
 
 
-def _with_infinities(value: Value) -> Value:
-    """Take the word `inf` for the number, as Python does; yaml itself spells it `.inf`."""
+def _read_values(value: Value) -> Value:
+    """Take the word `inf` for the number, as Python does (yaml itself spells it `.inf`), and `${` for text unless it
+    refers to a key: escaped twice, for `OmegaConf.resolve` and for each later access."""
     if isinstance(value, dict):
-        return {key: _with_infinities(item) for key, item in value.items()}
+        return {key: _read_values(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_with_infinities(item) for item in value]
+        return [_read_values(item) for item in value]
+    if isinstance(value, str) and _OPENS in value:
+        return _TEXT.sub(r"\\\\\\${", value).replace(_OPENS, "${")
     return float(value) if value in ("inf", "-inf") else value
 
 

@@ -219,7 +219,7 @@ def correction_of(spec: Mapping[str, object]) -> Knobs:
 
 
 def _plain(spec: Mapping[str, object]) -> Knobs:
-    return cast(Knobs, OmegaConf.to_container(spec)) if isinstance(spec, DictConfig) else dict(spec)
+    return cast(Knobs, OmegaConf.to_container(spec, resolve=True)) if isinstance(spec, DictConfig) else dict(spec)
 
 
 # Checking specs

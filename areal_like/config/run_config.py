@@ -90,14 +90,14 @@ def with_every_knob(config: Config) -> Config:
     """The config with every knob of its components; a default that is computed appears as its source text."""
     tree = _plain(config)
     for kind in COMPONENTS.keys() & tree.keys():
-        spec: Tree = with_defaults(kind, getattr(config, kind))
+        spec: Tree = with_defaults(kind, cast(Knobs, tree[kind]))
         tree[kind] = {"name": spec.pop("name"), **spec}
     return cast(Config, OmegaConf.create(tree))
 
 
 def select(config: Config, key: str) -> Any:
     value = OmegaConf.select(cast(DictConfig, config), key)
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def differences(before: Config, now: Config, keys: Sequence[str]) -> list[str]:
@@ -170,7 +170,7 @@ def _filled(config: Config, values: Mapping[str, object]) -> Config:
     OmegaConf.set_readonly(tree, False)
     OmegaConf.set_struct(tree, False)
     for key, value in values.items():
-        OmegaConf.update(tree, key, value)
+        OmegaConf.update(tree, key, value.replace("${", "\\${") if isinstance(value, str) else value)
     return _read_only(_consistent(config))
 
 

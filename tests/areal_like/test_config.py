@@ -64,6 +64,26 @@ def test_an_override_becomes_a_value(override: str, key: str, value: Any) -> Non
     assert got == value and type(got) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("use ${x}", None),
+        ("${x}", None),
+        ("a ${x y} ${", None),
+        ("\\${run.seed}", "${run.seed}"),
+        ("${run.seed}!", "0!"),
+    ],
+)
+def test_only_the_name_of_a_key_refers_to_it_and_all_else_is_text(tmp_path: Path, given: str, text: str | None) -> None:
+    argv = ["base", "task={name: jsonl, path: a, tokenizer: bytes}", f"task.suffix='{given}'", f"run.project='{given}'"]
+    found = load(argv)
+    config.save(found, tmp_path / "a.yaml")
+    for each in (found, config.load_resolved(tmp_path / "a.yaml"), config.replace(found, "run.seed", 1)):
+        suffix = registry.with_defaults("task", each.task)["suffix"]
+        assert [suffix, each.run.project, config.select(each, "task.suffix")] == [text or given] * 3
+    assert config.replace(found, "run.name", "${x}").run.name == "${x}"
+
+
 @pytest.mark.parametrize("choice", ["mode=sync", "scheduler=sync", "scheduler.name=sync"])
 def test_choices_precede_values_and_later_values_win(choice: str) -> None:
     bound = "scheduler.max_staleness=0"
