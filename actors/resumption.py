@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,13 +23,7 @@ from areal_like.wire.groups import digest_of
 
 def merged(runs: Runs) -> Runs:
     """Join neighbouring runs of the same version."""
-    result: Runs = []
-    for version, count in runs:
-        if result and result[-1][0] == version:
-            result[-1] = (version, result[-1][1] + count)
-        else:
-            result.append((version, count))
-    return result
+    return [(version, sum(count for _, count in each)) for version, each in groupby(runs, key=itemgetter(0))]
 
 
 def limited(engine: Any) -> AbstractContextManager[None]:

@@ -19,8 +19,6 @@ from .starting.earlier_runs import lock
 
 
 class Ablation:
-    """One call of the command: a study and its folder."""
-
     def __init__(self, args: argparse.Namespace, argv: list[str]):
         self.args, self.file = args, study.named(args.study)
         self.study = study.load(self.file)

@@ -200,7 +200,6 @@ class Audit:
                 self._compare(event)
 
     def _stage_of(self, group_id: int) -> Stage | None:
-        """The stage of a group; None if it is not active."""
         entry = self.store.entries.get(group_id)
         return entry.stage if entry else None
 

@@ -25,6 +25,7 @@ PARTS = Path(__file__).parent / "reporting"
 SCRIPTS = ("dom.js", "charts.js", "samples.js", "page.js")
 LIBRARY = Path("package_data") / "plotly.min.js"
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
+_CLOSING = re.compile(r"</(script)", re.IGNORECASE)  # ends a script element; within strings `<\/` means the same
 _HTML_IN_JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -32,12 +33,13 @@ def page(data: dict[str, Any], title: str) -> str:
     """The whole page. Raises UserError if the plotting library is missing."""
     nonce = secrets.token_urlsafe(16)
     scripts = [library(), *((PARTS / name).read_text(encoding="utf-8") for name in SCRIPTS)]
+    safe = (_CLOSING.sub(r"<\\/\1", text) for text in scripts)
     parts = {
         "nonce": nonce,
         "title": html.escape(title),
         "style": (PARTS / "page.css").read_text(encoding="utf-8"),
         "data": as_json(data),
-        "scripts": "\n".join(f'<script nonce="{nonce}">{_script(text)}</script>' for text in scripts),
+        "scripts": "\n".join(f'<script nonce="{nonce}">{text}</script>' for text in safe),
     }
     template = (PARTS / "page.html").read_text(encoding="utf-8")
     return _PLACE.sub(lambda match: parts[match[1]], template)
@@ -50,11 +52,6 @@ def as_json(data: Any) -> str:
     except UnicodeEncodeError:  # half of a surrogate pair
         text = json.dumps(data)
     return re.sub("[<>&\u2028\u2029]", lambda match: _HTML_IN_JSON[match[0]], text)
-
-
-def _script(text: str) -> str:
-    """Code that is safe in a script element: within strings and patterns `<\\/` means `</`."""
-    return re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE)
 
 
 def library() -> str:

@@ -45,7 +45,6 @@ def timeline(run: Path, begin: float = 0.0, end: float = math.inf) -> Timeline:
 
 
 def window(found: Timeline) -> tuple[float, float]:
-    """Begin and end of all spans."""
     spans = [span for spans in found.values() for span in spans]
     return min((span.begin for span in spans), default=0.0), max((span.end for span in spans), default=0.0)
 

@@ -145,7 +145,6 @@ def say(text: str) -> None:
 
 
 def _end(processes: list[Forked]) -> None:
-    """By SIGTERM; remaining ones are killed."""
     for process in processes:
         process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + 3 * TERM_SECONDS

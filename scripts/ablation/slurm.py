@@ -67,7 +67,6 @@ class Jobs:
         return [first, sbatch([f"--dependency=afterany:{first}", str(self.then)])]
 
     def describe(self) -> str:
-        """What `submit` would do, with the files that it would submit."""
         first = f"sbatch --parsable {shlex.join([str(self.array), *self.arguments])}"
         second = f"sbatch --parsable --dependency=afterany:JOB {shlex.quote(str(self.then))}"
         return "\n".join([f"$ {first}", self.files[self.array], f"$ {second}", self.files[self.then]])

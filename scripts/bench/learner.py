@@ -154,7 +154,6 @@ def run_trl(size: int, batch: Batch, repeats: int) -> list[float]:
 
 
 def contend(name: str, repeats: int) -> dict[str, float]:
-    """One contender in this process; its first step warms up."""
     torch.set_num_threads(1)
     run: Callable[..., list[float]] = run_trl if name.startswith("trl") else run_own
     seconds = run(int(name[3:]) if name.startswith("trl") else name, made_batch(), repeats)

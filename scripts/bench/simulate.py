@@ -78,7 +78,6 @@ def many() -> dict[str, float]:
 
 
 def errors(repeats: int) -> dict[str, float]:
-    """Print a row per setting; return the largest errors."""
     found = dict.fromkeys(FIGURES.values(), 0.0)
     shown = table("error of the simulated mean, ± real scatter", "setting", *FIGURES, "real samples/s")
     with tempfile.TemporaryDirectory(prefix="simulate-") as place:

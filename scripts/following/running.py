@@ -53,7 +53,6 @@ class Running:
         self._rows, self._row = MetricsFollower(folder / "metrics.jsonl"), dict[str, Any]()
 
     def rendezvous(self) -> dict[str, Any] | None:
-        """The place of the buffer; None if there is none."""
         try:
             return json.loads((self.folder / RENDEZVOUS / "buffer.json").read_bytes())
         except FileNotFoundError:

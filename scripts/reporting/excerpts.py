@@ -38,7 +38,6 @@ class Mark(NamedTuple):
 
 
 def excerpts(run: Path, texts: Texts, most_bytes: int) -> list[dict[str, Any]]:
-    """The excerpts of a run, in the order of the files."""
     trained, heldout, dropped = (list(_chosen(fate, run)) for fate in (TRAINED, HELDOUT, DROPPED))
     fates: tuple[Fate, ...] = (TRAINED, TRAINED, HELDOUT, DROPPED)
     rows = zip_longest(trained[::2], trained[1::2], heldout, dropped)  # by importance

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from actors.engines.decode_clock import DecodeClock, Load, TimedRequest, normal
+from actors.resumption import merged
 from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key, uniform
 from areal_like.types import Completion, Finish, Lease, Runs
@@ -51,10 +52,7 @@ class _Sample(TimedRequest):
 
     @property
     def all_runs(self) -> Runs:
-        if self.before and self.runs and self.before[-1][0] == self.runs[0][0]:
-            version, count = self.runs[0]
-            return [*self.before[:-1], (version, self.before[-1][1] + count), *self.runs[1:]]
-        return [*self.before, *self.runs]
+        return merged([*self.before, *self.runs]) if self.before else self.runs
 
 
 @dataclass(eq=False, slots=True)
@@ -143,7 +141,6 @@ class SimulatedActor:
         self._unsent.append((message, payloads))
 
     def _work(self, seconds: float) -> float:
-        """Work for so long, on average. Returns when that ends."""
         self._worked += self._pace * seconds
         return self.timeline.now + self._worked
 
