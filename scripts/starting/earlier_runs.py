@@ -13,6 +13,7 @@ from areal_like.config.registry import COMPONENTS, build, with_defaults
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG, LOCK, NEXT, SUMMARY, data_of, progress_of, reason_to_stop
+from learners.schedules import Schedule
 
 MUST_AGREE = (
     *("run.seed", "task", "group_reward", "model", "sizing", "groups_per_batch", "weight_sync_interval", "sampling"),
@@ -83,10 +84,27 @@ def reopen_run_folder(config: Config, folder: Path) -> Config:
 
 
 def changes(config: Config, folder: Path) -> list[str]:
-    """How the config differs from the earlier one of the folder, in words."""
-    keys = [field.name for field in fields(Config)]
-    found = configs.differences(configs.load_resolved(folder / CONFIG), config, keys)
-    return [text for text in found if text.partition("=")[0] not in OF_A_START]
+    """How the config differs from the earlier one of the folder, in words, and what that does to the learning rate."""
+    keys, earlier = [field.name for field in fields(Config)], configs.load_resolved(folder / CONFIG)
+    found = configs.differences(earlier, config, keys)
+    found = [text for text in found if text.partition("=")[0] not in OF_A_START]
+    done = checkpoints.steps_done(folder)
+    if not done or not earlier.learner.name == config.learner.name == "torch":
+        return found
+    (then, per_step), (now, _) = schedule_of(earlier), schedule_of(config)
+    before, after = then.rate(done * per_step - 1), now.rate(done * per_step)
+    jumps = then.rate(done * per_step) != after
+    return (
+        [*found, f"a learning rate of {after:.3g} in step {done + 1} ({before:.3g} in step {done})"] if jumps else found
+    )
+
+
+def schedule_of(config: Config) -> tuple[Schedule, int]:
+    """The schedule of learning rates, and optimizer steps per train step."""
+    known = _value(config, "learner")
+    per_step = known["num_minibatches"] * known["num_minibatch_epochs"]
+    total = (known["schedule_steps"] or 0) * per_step
+    return Schedule(known["lr"], known["schedule"], known["warmup_steps"], total), per_step
 
 
 def check_data(config: Config, folder: Path, now: Mapping[str, str]) -> None:

@@ -222,7 +222,13 @@ def test_what_a_resume_leaves_open_is_as_it_was(tmp_path: Path) -> None:
         config = load(parse([*argv, *(more or ["run.steps=50"])]))
         assert (config.learner.lr, str(config.learner.schedule_steps)) == (5e-4, told)
     config = configs.replace(config, "buffer.transport", "auto")  # as it is written here
-    assert changes(config, folder) == ["run.steps=70 (was 50)", "learner.schedule_steps=70 (was 50)"]
+    longer = ["run.steps=70 (was 50)", "learner.schedule_steps=70 (was 50)"]
+    assert changes(config, folder) == longer
+    checkpoints.write(folder, 50, lambda _: None, {"seconds": 9.0, "evaluations": []}, 1)
+    *others, rate = changes(config, folder)
+    assert others == longer and f"of {5e-4 * 20 / 70:.3g} in step 51 ({5e-4 / 100:.3g} in step 50)" in rate
+    same = configs.replace(configs.load_resolved(folder / "config.yaml"), "eval.every", 7)
+    assert [each.partition("=")[0] for each in changes(same, folder)] == ["eval.every"]
 
 
 @pytest.mark.parametrize(
