@@ -90,7 +90,8 @@ def _row(line: bytes) -> Row | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) else None
+    whole = isinstance(row, dict) and isinstance(row.get("step"), int)
+    return row if whole and all(isinstance(value, int | float | dict | None) for value in row.values()) else None
 
 
 def numbers(row: Mapping[str, object]) -> dict[str, float]:

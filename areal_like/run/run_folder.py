@@ -56,7 +56,12 @@ def summary_of(run: Path) -> Row | None:
 
 def data_of(run: Path) -> dict[str, str]:
     """Split → number and digest of its rows, as the run has them; none where it is unknown. Raises ConfigError."""
-    return dict((_read(run / RECORD) or {}).get("data", {}))
+    return dict(record_of(run).get("data", {}))
+
+
+def record_of(run: Path) -> Row:
+    """The command, commit, start and data of a run; empty without its file. Raises ConfigError."""
+    return _read(run / RECORD) or {}
 
 
 def _read(path: Path) -> Row | None:

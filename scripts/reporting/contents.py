@@ -1,7 +1,6 @@
 """Everything the page shows of a run, as data for JSON; read from the run's folder, also during the run."""
 
 import contextlib
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,7 @@ import numpy as np
 from areal_like.config import run_config as configs
 from areal_like.config.registry import ConfigError
 from areal_like.run.metrics import MetricsFollower, Row
-from areal_like.run.run_folder import CONFIG, RECORD, config_file, is_going_on, summary_of
+from areal_like.run.run_folder import CONFIG, config_file, is_going_on, record_of, summary_of
 from buffer.journal import JournalError, Recorded
 
 from ..following.display import FAULTS, faults
@@ -51,7 +50,7 @@ def contents(run: Path) -> dict[str, Any]:
         evaluations[version] = {"step": min(step, summary.get("steps", step)), "sets": {}, **each}
     texts = Texts(run)
     ledger, unread = ledger_of(run, going_on, summary)
-    record = json.loads((run / RECORD).read_bytes()) if (run / RECORD).is_file() else {}
+    record = record_of(run)
     group = config.sizing.get("group_size")
     return {
         "name": run.resolve().name,

@@ -42,7 +42,8 @@ def test_an_unfinished_last_line_is_left_until_it_is_finished_and_a_damaged_one_
 
 def test_a_resumed_run_writes_the_steps_after_its_checkpoint_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\n[]\n{"step": 2, "loss": 1}\n{"step": 3, "loss": 1}\n')
+    damaged = b'[]\n{"step": 2, "loss": "x"}\n{"loss": 1}\n'
+    path.write_bytes(b'{"step": 1}\n' + damaged + b'{"step": 2, "loss": 1}\n{"step": 3, "loss": 1}\n')
     with MetricsLog(path, done=2) as log:
         log.write({"step": 3, "loss": math.nan, "ratio/max": math.inf, "staleness/histogram": {"0": 3}})
         last = {"step": 3, "loss": None, "ratio/max": None, "staleness/histogram": {"0": 3}}
