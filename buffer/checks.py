@@ -225,9 +225,10 @@ class Unverified:
             newest.append((answered, failed))
             while sum(each for each, _ in newest) - newest[0][0] >= self.window:
                 newest.popleft()
-            self._check([self._newest[name] for name in present])
+            why = str(stats.get("verifier_note") or "see the actors' logs")
+            self._check([self._newest[name] for name in present], why)
 
-    def _check(self, of_actors: list[deque[tuple[float, float]]]) -> None:
+    def _check(self, of_actors: list[deque[tuple[float, float]]], why: str) -> None:
         counts = [[sum(each[0] for each in newest), sum(each[1] for each in newest)] for newest in of_actors]
         answered, failed = (sum(each[column] for each in counts) for column in (0, 1))
         if self.limit is None or answered < self.window:
@@ -235,5 +236,5 @@ class Unverified:
         if all(each[1] >= self.limit * each[0] > 0 for each in counts):
             raise RolloutsFail(
                 f"{failed:.0f} of the last {answered:.0f} answers earned 0: the verifier of task {self.name} raised "
-                f"(see the actors' logs) or overran rewards.timeout ({self.timeout:g} s); see rewards.max_unverified"
+                f"({why}) or overran rewards.timeout ({self.timeout:g} s); see rewards.max_unverified"
             )

@@ -245,8 +245,9 @@ def test_answers_without_a_verdict_end_the_run_only_if_no_actor_has_a_verifier_t
     for answered in range(0, 64, 8):
         for name, failed in zip(names, (answered, 0), strict=True):
             unverified.see(name, {"sum:rewards/answered": answered, "sum:rewards/unverified": failed}, names)
-    with pytest.raises(RolloutsFail):
-        unverified.see("actor-0", {"sum:rewards/answered": 64.0, "sum:rewards/unverified": 64.0}, names[:1])
+    stats: dict[str, float | str] = {"sum:rewards/answered": 64.0, "sum:rewards/unverified": 64.0}
+    with pytest.raises(RolloutsFail, match=r"mine\.py:3"):
+        unverified.see("actor-0", stats | {"verifier_note": "mine.py:3"}, names[:1])
 
 
 BODIES: dict[str, dict[str, Any]] = {
