@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from areal_like.wire import messages
 from areal_like.wire.frames import Payloads, WireError
@@ -22,24 +23,21 @@ MOST_DEATHS = 3
 """A group is dropped if this many actors died by themselves while they held it."""
 
 
+@dataclass
 class Presence:
     """Enough actors must be ready within `ready_timeout` seconds; one that is silent for `heartbeat_timeout` seconds
     has left. The groups of an actor that has left keep their slots, and other actors get leases of them."""
 
-    def __init__(
-        self,
-        peers: Peers,
-        groups: GroupManager,
-        evaluation: Evaluation,
-        outbox: Outbox,
-        gauges: Gauges,
-        heartbeat_timeout: float,
-        ready_timeout: float,
-    ):
-        self.peers, self.groups, self.evaluation = peers, groups, evaluation
-        self.outbox, self.gauges = outbox, gauges
-        self.heartbeat_timeout, self.ready_timeout = heartbeat_timeout, ready_timeout
-        self._born = self._last_turn = peers.clock()
+    peers: Peers
+    groups: GroupManager
+    evaluation: Evaluation
+    outbox: Outbox
+    gauges: Gauges
+    heartbeat_timeout: float
+    ready_timeout: float
+
+    def __post_init__(self) -> None:
+        self._born = self._last_turn = self.peers.clock()
 
     def hello(self, peer: bytes, message: messages.Hello) -> None:
         """A process joins. Raises WireError."""

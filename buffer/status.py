@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import dataclass
 
 from buffer.checks import FailedGroups
 from buffer.entries import UNFINISHED, Stage
@@ -15,31 +16,27 @@ log = logging.getLogger(__name__)
 STALL_SECONDS = 20.0
 
 
+@dataclass
 class Status:
-    def __init__(
-        self,
-        peers: Peers,
-        groups: GroupManager,
-        evaluation: Evaluation,
-        outbox: Outbox,
-        gauges: Gauges,
-        failures: FailedGroups,
-        max_bytes: int,
-    ):
-        self.peers, self.groups, self.evaluation, self.outbox, self.gauges = peers, groups, evaluation, outbox, gauges
-        self.store, self.failures, self.max_bytes = groups.store, failures, max_bytes
+    peers: Peers
+    groups: GroupManager
+    evaluation: Evaluation
+    outbox: Outbox
+    gauges: Gauges
+    failures: FailedGroups
+    max_bytes: int
 
     def report(self) -> dict[str, object]:
-        peers, now, bound = self.peers, self.peers.clock(), self.store.bound.max_staleness
+        peers, now, bound = self.peers, self.peers.clock(), self.groups.store.bound.max_staleness
         return {
-            **self.gauges.levels(peers, self.store, now),
+            **self.gauges.levels(peers, self.groups.store, now),
             "buffer/max_bytes": self.max_bytes,
             "started": peers.phase.started_at is not None,
             "trained_seconds": self.gauges.trained_seconds,
             "version": peers.weights.version,
             "steps": peers.learner.steps,
-            "ledger": self.store.ledger(),
-            "staleness_max": self.store.staleness_max,
+            "ledger": self.groups.store.ledger(),
+            "staleness_max": self.groups.store.staleness_max,
             "staleness_bound": bound if math.isfinite(bound) else None,
             "since_step": self.gauges.since_step,  # the next three count from this step of a resume
             "staleness_mean": self.gauges.staleness_mean,
@@ -54,7 +51,8 @@ class Status:
 
     def _of_actor(self, actor: Actor, now: float) -> dict[str, object]:
         shown = {name: getattr(actor, name) for name in ("version", "timed_out", "stats", "engine", "engine_note")}
-        return shown | {"running": len(self.store.entries.held_by(actor.name)), "silent_seconds": now - actor.seen}
+        held = self.groups.store.entries.held_by(actor.name)
+        return shown | {"running": len(held), "silent_seconds": now - actor.seen}
 
     def watch(self, now: float) -> None:
         """Warn if the run has made no progress for STALL_SECONDS."""
@@ -65,7 +63,7 @@ class Status:
 
     def waits(self) -> list[str]:
         """The waiting roles, in words."""
-        peers, entries, blocked = self.peers, self.store.entries, self.outbox.blocked
+        peers, entries, blocked = self.peers, self.groups.store.entries, self.outbox.blocked
         notes = [f"{actor.name}: {actor.engine_note}" for actor in peers.fleet if actor.engine_note]
         if peers.phase.finishing:
             return [] if self.evaluation.finished else ["the end waits for the last evaluation"]

@@ -2,6 +2,7 @@
 publishes its part of the weights and has its own file in a checkpoint; rank 0 joins them for a model folder."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,56 +17,52 @@ from learners.optim import MasterAdamW
 from learners.sharding import OwnPart, Whole
 
 
+@dataclass(frozen=True)
 class Saving:
     """Saves a model that `optimizer` trains; `specs` are its published tensors."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        specs: list[TensorSpec],
-        optimizer: MasterAdamW,
-        adapters: Adapters | None,
-        ranks: Ranks,
-    ):
-        self._model, self.specs, self._optimizer = model, specs, optimizer
-        self._adapters, self._ranks = adapters, ranks
+    model: PreTrainedModel
+    specs: list[TensorSpec]
+    optimizer: MasterAdamW
+    adapters: Adapters | None
+    ranks: Ranks
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         """The published bits of this rank's part of the current weights, in `into` or a new buffer that belongs to the
         caller; `done` as for `read_state`. All ranks must call this at the same time."""
-        state = into or State(self.specs, part=self._ranks.rank, parts=self._ranks.count)
-        read_state(OwnPart(self._weights(), self.specs, self._ranks), state, done)
+        state = into or State(self.specs, part=self.ranks.rank, parts=self.ranks.count)
+        read_state(OwnPart(self._weights(), self.specs, self.ranks), state, done)
         return state
 
     def _weights(self) -> Mapping[str, Tensor]:
         """The weights to publish, before rounding; with several ranks each has its shards."""
-        return self._adapters.merged() if self._adapters else dict(self._model.named_parameters())
+        return self.adapters.merged() if self.adapters else dict(self.model.named_parameters())
 
     def gathered(self) -> tuple[State, dict[str, Tensor]]:
         """All ranks' published bits, and the adapters' own weights. Rank 0 calls this while others call `hand_over`."""
         state = State(self.specs)
         read_state(Whole(self._weights()), state)
-        return state, dict(Whole(self._adapters.trained())) if self._adapters else {}
+        return state, dict(Whole(self.adapters.trained())) if self.adapters else {}
 
     def hand_over(self) -> None:
         """Send this rank's part while rank 0 runs `gathered` or `save`."""
-        for weights in (self._weights(), self._adapters.trained() if self._adapters else {}):
+        for weights in (self._weights(), self.adapters.trained() if self.adapters else {}):
             for _ in Whole(weights).values():
                 pass
 
     def save(self, folder: str) -> None:
         """Write the published weights as a Hugging Face model folder, and adapters to its subfolder `adapter`."""
         state, adapters = self.gathered()
-        save_as_published(self._model, state, folder)
-        if self._adapters:
-            self._adapters.save(f"{folder}/adapter", adapters)
+        save_as_published(self.model, state, folder)
+        if self.adapters:
+            self.adapters.save(f"{folder}/adapter", adapters)
 
     def save_state(self, folder: Path) -> None:
-        torch.save(self._optimizer.state_dict(), folder / file_of(self._ranks.rank, self._ranks.count))
+        torch.save(self.optimizer.state_dict(), folder / file_of(self.ranks.rank, self.ranks.count))
 
     def load_state(self, folder: Path) -> None:
-        file = folder / file_of(self._ranks.rank, self._ranks.count)
-        self._optimizer.load_state_dict(torch.load(file, weights_only=True, map_location="cpu", mmap=True))
+        file = folder / file_of(self.ranks.rank, self.ranks.count)
+        self.optimizer.load_state_dict(torch.load(file, weights_only=True, map_location="cpu", mmap=True))
 
     def load_weights(self, folder: Path) -> None:
         """Load only the weights, from the files of any number of ranks. Only with one rank. Raises OSError if files
@@ -73,7 +70,7 @@ class Saving:
         ranks = max((int(path.stem.rpartition("-")[2]) for path in folder.glob("learner-0-of-*.pt")), default=1)
         files = [folder / file_of(rank, ranks) for rank in range(ranks)]
         states = [torch.load(file, weights_only=True, map_location="cpu", mmap=True) for file in files]
-        self._optimizer.load_master([state["master"] for state in states])
+        self.optimizer.load_master([state["master"] for state in states])
 
 
 def file_of(rank: int, ranks: int) -> str:

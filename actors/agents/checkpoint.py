@@ -1,8 +1,9 @@
 """A checkpoint as an OpenAI-compatible chat endpoint on the loopback, for judges, agents and harnesses. Keeps no state,
 ignores keys. A request's `seed` names its stream of random numbers: the same request gets the same answer."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -20,24 +21,19 @@ from areal_like.types import Limits
 OWN_TEMPERATURE = chats.Terms(temperature=None)
 
 
+@dataclass
 class CheckpointServer:
     """`codec`: the model's text; `stop`: tokens that end a response; `positions`: most tokens of a sequence; `name`:
     the model's, for /v1/models (requests may name any); `longest`: default of max_tokens."""
 
-    def __init__(
-        self,
-        engine: TorchEngine,
-        codec: Codec,
-        stop: tuple[int, ...],
-        positions: int,
-        name: str,
-        *,
-        seed: int = 0,
-        longest: int = 512,
-    ):
-        self._engine, self._codec, self._stop, self._positions = engine, codec, stop, positions
-        self._name, self._seed, self._longest = name, seed, longest
-        self._numbers = count()
+    engine: TorchEngine
+    codec: Codec
+    stop: tuple[int, ...]
+    positions: int
+    name: str
+    seed: int = 0
+    longest: int = 512
+    numbers: Iterator[int] = field(default_factory=count)
 
     @asynccontextmanager
     async def served(self, port: int = 0) -> AsyncIterator[str]:
@@ -47,34 +43,34 @@ class CheckpointServer:
             yield url
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(chats.models(self._name))
+        return web.json_response(chats.models(self.name))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        chat, number = chats.parse(await body_of(request), OWN_TEMPERATURE), next(self._numbers)
+        chat, number = chats.parse(await body_of(request), OWN_TEMPERATURE), next(self.numbers)
         try:
-            prompt = self._codec.opening(chat.messages, chat.tools)
+            prompt = self.codec.opening(chat.messages, chat.tools)
         except ValueError as error:
             raise RefusedRequest(400, str(error), param="messages") from None
         return await answered(chat, self._reply(chat, number, prompt))
 
     async def _reply(self, chat: chats.Chat, number: int, prompt: np.ndarray) -> chats.ChatReply:
         try:
-            completion = await self._engine.generate(prompt, self._limits(prompt, chat, number), str(number))
+            completion = await self.engine.generate(prompt, self._limits(prompt, chat, number), str(number))
         except ValueError as error:
             raise RefusedRequest(400, str(error), param="messages") from None
         except RuntimeError as error:
             raise RefusedRequest(500, f"the engine failed: {error}") from None
-        completion, text = until(self._codec.decode, chat.stop, completion)
+        completion, text = until(self.codec.decode, chat.stop, completion)
         message = chats.assistant_message(text, number, chat.tools, OWN_TEMPERATURE.call_marks)
         finish = "tool_calls" if "tool_calls" in message else completion.finish
         return chats.ChatReply(number, message, finish, len(prompt), len(completion.tokens))
 
     def _limits(self, prompt: np.ndarray, chat: chats.Chat, number: int) -> Limits:
         """Raises RefusedRequest for a prompt that leaves no room."""
-        room = self._positions - len(prompt)
+        room = self.positions - len(prompt)
         if room < 1:
-            why = f"{len(prompt)} tokens of prompt leave no room: the model has {self._positions} positions"
+            why = f"{len(prompt)} tokens of prompt leave no room: the model has {self.positions} positions"
             raise RefusedRequest(400, why, param="messages", code="context_length_exceeded")
-        key = stream_key(self._seed, 0, number) if chat.seed is None else stream_key(self._seed, 1, chat.seed)
-        longest = min(chat.max_tokens or self._longest, room)
-        return Limits(longest, chat.temperature, self._stop, key=key, trained=False)
+        key = stream_key(self.seed, 0, number) if chat.seed is None else stream_key(self.seed, 1, chat.seed)
+        longest = min(chat.max_tokens or self.longest, room)
+        return Limits(longest, chat.temperature, self.stop, key=key, trained=False)
