@@ -14,18 +14,20 @@ from areal_like.interfaces import PooledTask, Task
 from areal_like.wire.bus import bypass_proxies
 
 CONNECT_SECONDS = 10.0
+_TRIED = set[str]()
+"""Tasks, with limits, whose rewards work: an ablation checks many configs of one task."""
 
 
 def check_rewards(task: Task, config: Config) -> None:
     """Score an empty response to row 0, or else its answer, by each reward of the user's own. Raises ConfigError, with
     its file and line, where neither gets a number. Not where verifiers run in the actor, to be debugged."""
     key, limits, empty = "task", config.rewards, np.array([*task.stop_tokens, 0][:1], np.int32)
-    own = {}
+    own, spec = {}, repr((config.task, limits))
     for each in getattr(task, "members", {"": task}).values():
         prompt, name = each.prompt("train", 0), type(each).__module__
         if isinstance(each, PooledTask):
             key, name = "task.reward", each.verification(prompt, empty)[0]
-        if limits.workers and name.partition(".")[0] != "areal_like":
+        if limits.workers and spec not in _TRIED and name.partition(".")[0] != "areal_like":
             own[each] = prompt
 
     async def score() -> None:
@@ -47,6 +49,7 @@ def check_rewards(task: Task, config: Config) -> None:
 
     try:
         asyncio.run(score()) if own else None
+        _TRIED.add(spec)
     except RewardError as error:
         raise ConfigError(f"{key}: got no number for a response to row 0: {error}", key) from None
 
