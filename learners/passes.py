@@ -4,7 +4,7 @@ Every rank computes its own groups in the same number of micro-batches, because 
 model's layers; its last ones may be empty."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,55 +21,48 @@ from learners.step import Step
 from learners.untrainable import Interrupted
 
 
+@dataclass(eq=False)
 class Passes:
     """`micro_batch_tokens` bounds the tokens of a micro-batch; `temperature` is the run's. With `half_matrices`,
     matrices are multiplied in bfloat16; with `experts`, tokens go to those that the engine's routers chose; with
     `balanced`, micro-batches are of nearly equal lengths. Between micro-batches `interrupted` may end the passes of all
     ranks (Interrupted)."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        ranks: Ranks,
-        device: torch.device,
-        temperature: float,
-        *,
-        micro_batch_tokens: int,
-        half_matrices: bool,
-        experts: bool,
-        balanced: bool = False,
-    ):
-        self._model, self._ranks, self._device = model, ranks, device
-        self.temperature = temperature
-        self._balanced = balanced
-        self._micro_batch_tokens, self._half, self._experts = micro_batch_tokens, half_matrices, experts
-        self.interrupted: Callable[[], bool] = lambda: False
+    model: PreTrainedModel
+    ranks: Ranks
+    device: torch.device
+    temperature: float
+    micro_batch_tokens: int
+    half_matrices: bool
+    experts: bool
+    balanced: bool = False
+    interrupted: Callable[[], bool] = lambda: False
 
     def precision(self) -> torch.autocast:
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._half)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half_matrices)
 
     def halve(self) -> int:
         """Halve the tokens of a micro-batch; returns their number."""
-        self._micro_batch_tokens = max(1, self._micro_batch_tokens // 2)
-        return self._micro_batch_tokens
+        self.micro_batch_tokens = max(1, self.micro_batch_tokens // 2)
+        return self.micro_batch_tokens
 
     def microbatches(self, columns: Columns | None, samples: np.ndarray) -> Iterator[MicroBatch]:
         """This rank's micro-batches of the given samples: as many as others have, so the last may have no tokens."""
         cuts: list[np.ndarray] = []
         if columns:
             samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
-            cuts = columns.cuts(samples, self._micro_batch_tokens, self._balanced)
-        count = self._ranks.max(len(cuts))
+            cuts = columns.cuts(samples, self.micro_batch_tokens, self.balanced)
+        count = self.ranks.max(len(cuts))
         for number in range(count):
-            if self._ranks.max(int(self.interrupted())):
+            if self.ranks.max(int(self.interrupted())):
                 raise Interrupted("the run was asked to end")
             if number >= len(cuts):
-                yield empty_microbatch(self._device)
+                yield empty_microbatch(self.device)
                 continue
             assert columns
             part = cuts[number]
-            made = columns.microbatch(part, self._device, self._micro_batch_tokens)
-            yield made if self._experts else replace(made, experts=None)
+            made = columns.microbatch(part, self.device, self.micro_batch_tokens)
+            yield made if self.experts else replace(made, experts=None)
 
     @torch.no_grad()
     def logprobs(
@@ -85,7 +78,7 @@ class Passes:
             for part in self.microbatches(columns, np.concatenate(minibatches)):
                 asked = part if model is None else replace(part, experts=None)
                 with self.precision():
-                    yield part, forward_logprobs(model or self._model, asked, temperature or self.temperature)[0]
+                    yield part, forward_logprobs(model or self.model, asked, temperature or self.temperature)[0]
 
     def logprobs_of(self, sequences: list[list[int]]) -> list[list[float]]:
         """Logprobs, at temperature 1, of all tokens after the first of each sequence."""

@@ -65,10 +65,10 @@ class PaddedPasses(Passes):
         while start < len(samples):
             end = start + 1
             while end < len(samples):
-                if int(columns.lengths[samples[start : end + 1]].max()) * (end + 1 - start) > self._micro_batch_tokens:
+                if int(columns.lengths[samples[start : end + 1]].max()) * (end + 1 - start) > self.micro_batch_tokens:
                     break
                 end += 1
-            part = columns.microbatch(samples[start:end], self._model.device)
+            part = columns.microbatch(samples[start:end], self.model.device)
             part.layout = columns.lengths[samples[start:end]]  # `padded_candidates` needs no more of it
             yield part
             start = end

@@ -142,7 +142,7 @@ def test_a_lack_of_memory_halves_the_micro_batches_once_and_is_no_fault_of_the_d
 
     def scarce(*args, **kwargs):
         found = accumulate(*args, **kwargs)  # with gradients, which must go
-        if learner._passes._micro_batch_tokens > fits:
+        if learner._passes.micro_batch_tokens > fits:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
         return found
 
