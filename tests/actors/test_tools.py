@@ -1,13 +1,16 @@
-"""The tools environment finds calls, answers them in order, and reports the model's mistakes to it."""
+"""The tools environment finds calls, answers them in order, and reports the model's mistakes to it; the calculator has
+Python's values, and accepts nothing but arithmetic."""
 
 import asyncio
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors import tools as module
-from actors.tools import Tools
+from actors.tools import Tools, calculator
 from areal_like.errors import EpisodeError
 from areal_like.interfaces import Outcome
 from areal_like.tasks.sandbox import SandboxError, SandboxLimits
@@ -106,3 +109,22 @@ def python(request, monkeypatch):
 )
 def test_a_program_is_run_and_its_output_is_shown(python, code, shown):
     assert python(code) == shown
+
+
+@given(st.integers(-999, 999), st.sampled_from(["+", "-", "*", "//", "%", "/"]), st.integers(1, 999), st.integers(0, 9))
+def test_values_are_pythons(a, operator, b, c):
+    text = f"({a}) {operator} {b} + {c}"
+    assert calculator(text) == str(eval(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "1+", "a", "f(1)", "(1).real", "[1]", "'a'*9", "True+1", "1j", "1 if 1 else 2", "1;2", "__import__('os')",
+        "1/0", "10**10**10", "2**99999", "(-8)**0.5", "9" * 300, "(" * 200 + "1" + ")" * 200, "1e308*10**308", "\x00",
+        "1e999", "-1e999", "1/1e999", "*".join(["(9**99)"] * 30),
+    ],
+)  # fmt: skip
+def test_everything_else_is_refused_with_a_reason(text):
+    with pytest.raises(ValueError, match=r"\w"):
+        calculator(text)

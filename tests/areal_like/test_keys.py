@@ -1,4 +1,5 @@
-"""Keys: peers on the allow-list are admitted, all others refused, and both sides receive the reason."""
+"""Keys: peers on the allow-list are admitted, all others refused, and both sides receive the reason. The output and
+exit codes of `areal-like keys`."""
 
 import errno
 import random
@@ -14,6 +15,7 @@ from areal_like.wire.frames import Received
 from areal_like.wire.keys import KeysError
 from areal_like.wire.link import BusError
 from areal_like.wire.messages import SENDS, Hello, Status, Trained, Welcome
+from scripts import keys as command
 from tests.messages import examples
 
 SECONDS = 30.0
@@ -156,3 +158,17 @@ def test_keys_that_are_missing_are_an_error_that_says_how_to_make_them(tmp_path:
     (tmp_path / "clients").mkdir()
     with pytest.raises(KeysError, match="no key in"):
         Router("tcp://127.0.0.1:0", str(tmp_path))
+
+
+def test_keys_are_made_once_and_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "command"
+    assert command.main([str(folder)]) == command.main([str(folder), "--client", "far"]) == 0
+    assert (folder / "far" / "client.key_secret").stat().st_mode & 0o777 == 0o600
+    for wrong in ([str(folder)], [str(tmp_path / "none"), "--client", "x"]):
+        with pytest.raises(SystemExit, match="2"):
+            command.main(wrong)
+    said = "".join(capsys.readouterr())
+    assert f"security.key_folder={folder}" in said and str(folder / "far") in said
+    for line in (line for path in folder.glob("**/*.key*") for line in path.read_text().splitlines()):
+        if "-key" in line and "=" in line:
+            assert line.partition("=")[2].strip(' "') not in said

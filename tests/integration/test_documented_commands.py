@@ -26,6 +26,7 @@ ELSEWHERE = {
     "bash scripts/quickstart_pretrained.sh": "tests/integration/test_documented_commands.py",
     "bash scripts/test.sh": ".ci/run",
     "bash scripts/test_sglang.sh": ".ci/run",
+    "bash scripts/test_pythons.sh": ".ci/run",
     "bash scripts/setup.sh": "scripts/test.sh",
     "python -m scripts.bench.pretrained": "tests/scripts/test_bench.py",
     "areal-like train configs/quickstart.yaml launcher=ray": "tests/integration/test_ray.py",

@@ -1,4 +1,5 @@
-"""Runs that are killed and resumed: nothing is trained twice or skipped, and the result is the same."""
+"""Runs that are killed or ended, and resumed: nothing is trained twice or skipped, prompts are the same, and the result
+is the same, with a buffer and for demonstrations (algorithm=sft)."""
 
 import signal
 from pathlib import Path
@@ -6,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from areal_like.run.process import EXIT_PAUSED
-from buffer.events import Serve
-from buffer.journal import scan
+from buffer.events import Admit, Serve
+from buffer.journal import Recorded, scan
+from buffer.recovery import standing
+from scripts.ledger import audit
+from scripts.samples import Texts
 from tests.integration.living import Run
 from tests.integration.runs import rows, summary, train
 
@@ -45,3 +49,48 @@ def test_a_resumed_learner_ends_with_the_weights_of_an_undisturbed_one(tmp_path:
     for ours, theirs in zip(rows(live.folder), rows(undisturbed), strict=True):
         assert ours["reward/mean"] == theirs["reward/mean"], f"step {ours['step']}: other tokens"
         assert ours["loss"] == theirs["loss"], f"step {ours['step']}"
+
+
+CHOSEN = ["actors.count=1", "engine.slots=1", "groups_per_batch=4", "run.target_reward=null", "eval.prompts=0"]
+CHOSEN += ["buffer.keep_journal=true", "task={name: copy, digits: 2, train_size: 6}"]
+POOLS = ["sampler=pass_rate_pools", "filter=zero_variance"]
+
+
+@pytest.mark.integration
+def test_a_resume_and_async_at_zero_draw_what_the_whole_run_draws(tmp_path: Path) -> None:
+    options = [*CHOSEN, *POOLS]
+    whole = train(tmp_path, "whole", *options, "mode=sync", "run.steps=4")
+    zero = train(tmp_path, "zero", *options, "mode=async", "scheduler.max_staleness=0", "run.steps=4")
+    begun = train(tmp_path, "begun", *options, "mode=sync", "run.steps=2", "checkpoint.every=2")
+    train(tmp_path, "begun", *options, "mode=sync", "run.steps=4", f"resume={begun}")
+    drawn = []
+    for run in (whole, zero, begun):
+        assert summary(run)["weights_digest"] == (whole / "published.log").read_text().split()[-1]
+        assert not any(audit(run).findings.values())
+        events = [event for event, _ in standing(Recorded(run / "journal", whole=True))]
+        drawn.append([event.row for event in events if isinstance(event, Admit)][:16])
+        assert set(drawn[-1]) == set(range(6)), "each prompt of the task, some of them again"
+    assert drawn[0] == drawn[1] == drawn[2] == [Texts(whole).row(group_id) for group_id in range(16)]
+
+
+TINY = ["algorithm=sft", "task={name: arithmetic, digits: 3}", "groups_per_batch=8", "eval.prompts=16"]
+SCHEDULED = ["learner.schedule=cosine", "learner.schedule_steps=6", "learner.warmup_steps=1", "eval.every=2"]
+
+
+def digest(run: Path) -> str:
+    return summary(run)["weights_digest"]
+
+
+@pytest.mark.parametrize("more", [[], ["learner.lora={rank: 2}"]], ids=["whole", "adapters"])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, more: list[str]) -> None:
+    setting = [*TINY, *SCHEDULED, *more]
+    whole = train(tmp_path, "whole", *setting, "run.steps=6")
+    parted = train(tmp_path, "parted", *setting, "run.steps=3")
+    train(tmp_path, "parted", *setting, "run.steps=6", f"resume={parted}")
+    assert digest(parted) == digest(whole)
+    for key in ("loss", "lr", "grad_norm", "eval/loss"):
+        assert [row.get(key) for row in rows(parted)] == [row.get(key) for row in rows(whole)], key
+    found = summary(whole)
+    assert [each["version"] for each in found["evaluations"]] == [0, 2, 4, 6]
+    assert found["loss_after"] < found["loss_before"] and "reward_after" not in found
+    assert (whole / "checkpoints" / "final" / "adapter").exists() is bool(more)

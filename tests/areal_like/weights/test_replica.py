@@ -1,4 +1,5 @@
-"""The weights that a replica holds, keeps and discards, and the changes that an engine writes after an update."""
+"""The weights that a replica holds, keeps and discards, the changes that an engine writes after an update, and copies
+from and to a device."""
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from areal_like.models.causal_lm import write_state
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route
 from areal_like.weights.state import State, TensorSpec
+from areal_like.weights.transfer import Outbound, to_device
 from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
 from tests.seeds import seeded
 
@@ -139,3 +141,22 @@ def test_whole_weights_leave_nothing_to_go_by() -> None:
     replica.take([Route(None, [message(before, after, Layout(SPECS, BLOCK), 5, 6)])], 6, after.digest())
     changes = replica.changes()
     assert changes is not None and changes.since == before.digest() and changes.tensors
+
+
+def test_tensors_larger_than_a_piece_arrive_whole_and_in_order():
+    rng, told = torch.Generator().manual_seed(0), []
+    outbound = Outbound(torch.device("cpu"), piece=64)
+    sources = [torch.randn(shape, generator=rng) for shape in ((7, 31), (), (0, 3), (5,), (1, 200))]
+    targets = [torch.full((source.numel(),), 9.0, dtype=torch.bfloat16) for source in sources]
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        expected = source.reshape(-1).bfloat16()
+        outbound.copy(source, target, lambda n=number, t=target, e=expected: told.append((n, torch.equal(t, e))))
+    assert len(told) < len(sources), "the last ones are under way"
+    outbound.drain()
+    assert told == [(number, True) for number in range(len(sources))]
+
+
+def test_an_array_for_a_cpu_is_not_copied():
+    array = np.arange(3)
+    to_device(array, torch.device("cpu"))[0] = 5
+    assert array[0] == 5
