@@ -128,7 +128,7 @@ def made(folder, steps=60, base=0.05, per_token=1e-5):
     configs.save(config, folder / "config.yaml")
     tokens = 1000 + 100 * (np.arange(1, steps + 1) % 7)
     rates = np.cumsum(tokens) / np.cumsum(base + per_token * tokens + 0.01)
-    row = {"train/idle_share": 0.0, "reward/mean": 0.25, "publish/seconds": 0.004}
+    row = {"step": 1, "train/idle_share": 0.0, "reward/mean": 0.25, "publish/seconds": 0.004}
     rows = [row | {"tokens": int(n), "train/tokens_per_second": rate} for n, rate in zip(tokens, rates, strict=True)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     counted, now = StepCosts(), 0.0
