@@ -48,7 +48,7 @@ def of_engine(engine: Any, wall: float) -> dict[str, float]:
     """`wall` seconds have passed since the actor's first lease (0: none yet)."""
     stats, named = engine.stats(), ENGINE | getattr(engine, "METRICS", {})
     found = {key: stats[name] for name, key in named.items() if name in stats}
-    found |= quotient("rollout/idle_share", wall - stats.get("busy_seconds", 0.0) if wall else 0.0, wall)
+    found |= quotient("rollout/idle_share", max(0.0, wall - stats.get("busy_seconds", 0.0)), wall)
     found |= quotient("rollout/update_apply_seconds", stats.get("apply_seconds", 0.0), stats.get("updates", 0.0))
     return found | quotient("rollout/update_pause_seconds", stats.get("pause_seconds", 0.0), stats.get("pauses", 0.0))
 

@@ -98,9 +98,10 @@ def faults_of_push(
     return faults
 
 
-def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry) -> None:
-    """Raises WireError if there are more cut or redrawn samples than the group can have."""
-    if len(cut) > entry.launch or len(redrawn) > MOST_REDRAWN * entry.launch:
+def check_left_out(cut: Sequence[int], redrawn: Sequence[str], entry: Entry, limits: AnswerLimits) -> None:
+    """Raises WireError if there are more cut or redrawn samples than the group can have, or longer ones."""
+    most = MOST_CONTEXTS * limits.of(entry.row, max(cut, default=0) / MOST_CONTEXTS)
+    if len(cut) > entry.launch or len(redrawn) > MOST_REDRAWN * entry.launch or max(cut, default=0) > most:
         raise WireError(f"group {entry.id} can't have that many cut or redrawn samples")
 
 
@@ -113,7 +114,7 @@ def check_stats(stats: Stats) -> None:
                 raise WireError(f"stats: {name!r} is printable text")
         elif isinstance(value, str) or not STATISTIC.fullmatch(name):
             raise WireError(f"stats: {name!r} is no number of an actor")
-        elif value < 0 and name.startswith(("sum:", "whole:")):
+        elif value < 0:
             raise WireError(f"stats: {name!r} is {value:g}, expected at least 0")
 
 
@@ -148,6 +149,8 @@ def checked_answer(
     if not {message.oldest, message.newest} <= digests.keys() or message.oldest > message.newest:
         raise WireError(f"no versions {message.oldest} to {message.newest} were published")
     if message.answer is None:
+        if message.reward or message.length:
+            raise WireError("a held-out result without its answer earns 0")
         return None
     heads = unpack_heads(message.answer)
     if not len(heads) == heads[0].samples == len(payloads) == 1 or len(payloads[0]) != heads[0].size:

@@ -26,6 +26,7 @@ from buffer.peers import Actor, Peers
 log = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
 MOST_PER_GROUP = 3
+MOST_SILENT = 10
 CHECKS = 8
 """Checks per deadline: a lease is revoked at most 1/CHECKS of the deadline late."""
 
@@ -38,6 +39,13 @@ class Deadlines:
         self.timeout = timeout
         self.failures = FailedGroups(most=4 * groups.bound.groups_per_batch)
         self._next_check = -math.inf
+
+    def note_moved(self, entry: Entry, tokens: int, now: float) -> None:
+        """An actor reports progress with a lease. Without more tokens it counts for MOST_SILENT deadlines only."""
+        if tokens > entry.tokens:
+            entry.tokens, entry.grew_at = tokens, now
+        if now - entry.grew_at < MOST_SILENT * self.timeout:
+            entry.moved_at = now
 
     def enforce(self, now: float) -> None:
         """Revoke late leases. Call it in each turn of the loop; most calls check nothing. Raises RolloutsFail."""

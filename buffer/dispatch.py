@@ -134,7 +134,7 @@ class Dispatcher:
             entry, carried = self._start(actor, plan, now)
         else:
             return None
-        entry.moved_at = now
+        entry.moved_at, entry.tokens, entry.grew_at = now, 0, now
         actor.leased += entry.launch
         lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
         return lease, entry.partial, sorted(carried)

@@ -93,6 +93,8 @@ class Entry(msgspec.Struct):
 
     # Notes on its leases, not kept over a restart.
     moved_at: float = 0.0  # when it was leased or last made progress
+    tokens: int = 0  # of this lease, as its actor reports them
+    grew_at: float = 0.0  # when they last increased
     holders: tuple[str, ...] = ()  # all actors that had a lease of it, the present one included
     refused: int = 0  # refused pushes
     timeouts: int = 0  # leases revoked because they made no progress

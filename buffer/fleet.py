@@ -4,12 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
-from areal_like.wire.frames import WireError
-
 OVER_PRESENT: dict[str, Callable[[list[float]], float]] = {"now": sum, "mean": fmean, "max": max}
 """How to combine the numbers of the present actors."""
 MOST_METRICS = 256
-"""Names in the reports of all actors."""
+"""Names that are shown: those that most actors report."""
 Stats = Mapping[str, float | str]
 """The report of an actor: numbers, and the state of its engine in words."""
 
@@ -19,14 +17,10 @@ class Totals:
 
     def __init__(self) -> None:
         self._counted: dict[str, tuple[bytes, Stats]] = {}  # by name: last report of its newest process
-        self._metrics: set[str] = set()
         self._before: Counter[str] = Counter()  # counts of processes that a newer one of the same name replaced
 
     def note(self, name: str, peer: bytes, stats: Stats) -> None:
-        """Store the report of an actor with this name and routing id. Raises WireError for too many metrics."""
-        if not stats.keys() <= self._metrics and len(self._metrics | stats.keys()) > MOST_METRICS:
-            raise WireError(f"stats: all actors together have more than {MOST_METRICS} metrics")
-        self._metrics |= stats.keys()
+        """Store the report of an actor with this name and routing id."""
         before, last = self._counted.get(name, (peer, {}))
         if before != peer:
             self._before.update(_numbers(last))
@@ -36,11 +30,16 @@ class Totals:
         """The reports, combined as the keys ask for. A sum never falls: it includes actors that left and earlier
         processes. `of_present`: the reports of the present actors."""
         sums, present = self._before.copy(), [_numbers(stats) for stats in of_present]
+        reporting = Counter[str]()
         for _, stats in self._counted.values():
             sums.update(_numbers(stats))
+            reporting.update(stats.keys())
+        shown = {name for name, _ in reporting.most_common(MOST_METRICS)}
         found: dict[str, float] = {}
         for key, total in sums.items():
             how, _, metric = key.partition(":")
+            if key not in shown:
+                continue
             if how == "sum":
                 found[metric] = total
             elif how == "part":

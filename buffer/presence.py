@@ -82,7 +82,7 @@ class Presence:
             for actor in fleet:
                 actor.seen = now
             for entry in self.groups.store.entries.of(*LEASED):
-                entry.moved_at = now
+                entry.moved_at = entry.grew_at = now
             self.evaluation.restart_clocks(now)
         self._last_turn = now
         for actor in list(fleet):

@@ -64,6 +64,7 @@ class ReplayServer:
         self._shares, self._outbox = Shares(ranks), Outbox(router, None)
         self._sizes: dict[int, int] = {}
         self._began: float | None = None
+        self._learner, self.stopping, self.served_to = b"", "", 0
         self.served = self.trained = self.samples = self.staleness_sum = self.staleness_max = 0
 
     def run(self) -> None:
@@ -77,7 +78,13 @@ class ReplayServer:
             return
         match message := received.message:
             case messages.Hello():
+                self._learner = self._learner or peer  # rank 0 comes first
                 self.router.send(peer, messages.Welcome())
+            case messages.Stop() if peer != self._learner:
+                self.stopping = "now"
+                if self._learner:
+                    self.router.send(self._learner, messages.Stop(drain=False))
+                self.router.send(peer, messages.Report(self._report()))
             case messages.Want():
                 self._serve(peer, message.index)
             case messages.WantShare():
@@ -108,6 +115,7 @@ class ReplayServer:
                 self.staleness_max = max(self.staleness_max, version - made)
         self.served += len(groups)
         self._sizes[index] = len(groups)
+        self.served_to = index
         info: dict[str, object] = {"evaluations": [], "seconds": time.monotonic() - self._began}
         heads, payloads = [head for head, _ in groups], [load(payload) for _, payload in groups]
         batch = messages.Batch(index, version, oldest_allowed, [""] * len(groups), pack_heads(heads), info)
@@ -122,6 +130,13 @@ class ReplayServer:
             "trained_seconds": seconds,
             "ledger": ledger_of({"admitted": self.served, "trained": self.trained}, self.served - self.trained),
             "actors": {},
+            "left_out": {},
+            "stopping": self.stopping,
+            "since_step": 0,
+            "version": self.served_to // self.interval,
+            "steps": self.served_to,
+            **dict.fromkeys(("buffer/waiting", "buffer/running", "buffer/queued", "buffer/bytes"), 0),
+            **dict.fromkeys(("duplicates", "refused"), 0),
             "staleness_bound": None,
             "staleness_max": self.staleness_max,
             "staleness_mean": self.staleness_sum / max(1, self.samples),

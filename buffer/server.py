@@ -196,16 +196,21 @@ class Server:
             case messages.Evaluated():
                 self._on_evaluated(actor, message, payloads)
             case messages.LeftOut(group_id, cut, redrawn):
-                check_left_out(cut, redrawn, held[group_id])
+                check_left_out(cut, redrawn, held[group_id], self.limits)
                 self.groups.commit(LeaveOut(group_id, tuple(cut), redrawn))
-            case messages.Failed(group_id, reason, detail):
-                if not self.presence.passes_on(actor, message):
-                    self.groups.drop(group_id, reason[:LONGEST_REASON], detail)
-                    self.failures.add(group_id, reason, detail)
+            case messages.Failed():
+                self._on_failed(actor, message)
             case messages.HandBack():
                 self.presence.hand_back(actor, message, payloads)
             case messages.Relay(endpoint, key):
                 self.fleet.tree.join(actor.name, endpoint, key)
+
+    def _on_failed(self, actor: Actor, message: messages.Failed) -> None:
+        if self.presence.passes_on(actor, message):
+            return
+        self.groups.drop(message.id, message.reason[:LONGEST_REASON], message.detail)
+        if all(each.failed for each in self.fleet):  # else others roll out groups, or may
+            self.failures.add(message.id, message.reason, message.detail)
 
     def _on_heartbeat(self, actor: Actor, message: messages.Heartbeat) -> None:
         now = self.peers.clock()
@@ -216,7 +221,7 @@ class Server:
         held, serves = self.store.entries.held_by(actor.name), actor.engine == "serving"
         for group_id, tokens in message.progress.items() if serves else dict.fromkeys(held, 0).items():
             if group_id in held and self.limits.allows_progress(held[group_id], tokens):
-                held[group_id].moved_at = now
+                self.deadlines.note_moved(held[group_id], tokens, now)
         self.evaluation.note_moved(actor.name, message.heldout, now)
         if not serves:
             self.evaluation.restart_clocks(now, actor.name)
@@ -233,9 +238,8 @@ class Server:
         for head, payload in zip(heads, payloads, strict=True):
             entry = self.store.entries.get(head.id)
             if head.id in faults:
-                why = f"malformed: {faults[head.id]}"
-                self.samples.dropped(self._now, head, payload, why, actor.name)
-            elif _may_push(actor, entry):
+                continue
+            if _may_push(actor, entry):
                 taken |= self._take(head, payload, now, actor, entry)
             else:
                 foreign.append(head.id)

@@ -65,7 +65,7 @@ class Death:
 def has_ended_well(name: str, code: int) -> bool:
     """Is the run finished, now that this role has ended? Raises RunStopped."""
     if name == "buffer" and code == EXIT_STOPPED:
-        raise RunStopped("stopped within a train step, which a resume repeats from the last checkpoint", paused=False)
+        raise RunStopped("stopped without the learner; a resume continues from the last checkpoint", paused=False)
     if name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
         paused = code == EXIT_PAUSED
         raise RunStopped(f"{'paused' if paused else 'stopped'} at a checkpoint", paused)

@@ -258,8 +258,9 @@ class SimulatedActor:
         self._close([sample])
         if group.lease.split != "train":
             versions, counts = zip(*runs, strict=True)
-            ages = min(versions), max(versions)
-            self._say(messages.Evaluated(group.lease.group_id, float(sample.right), *ages, sum(counts), None))
+            facts = float(sample.right), min(versions), max(versions), sum(counts)
+            table, payloads = self._packed([(group, [sample])])
+            self._say(messages.Evaluated(group.lease.group_id, *facts, table), payloads)
             return
         group.good.append(sample.index)
         if len(group.good) == group.lease.need:
@@ -299,11 +300,15 @@ class SimulatedActor:
         return encode_partial(group.lease.group_id, found, group.digests | self._digests)
 
     def _push(self, groups: list[_Group]) -> None:
-        """Send finished groups, whose samples are released."""
+        table, payloads = self._packed([(each, [each.samples[i] for i in sorted(each.good)]) for each in groups])
+        for each in groups:
+            each.samples = []
+        self._say(messages.Push(table), payloads)
+
+    def _packed(self, groups: list[tuple[_Group, list[_Sample]]]) -> tuple[messages.Table, list[memoryview]]:
         table, rows, payloads = messages.Table([], b"", b"", {}), list[tuple[float, ...]](), list[memoryview]()
         runs = array("i")
-        for group in groups:
-            samples, group.samples = [group.samples[index] for index in sorted(group.good)], []
+        for group, samples in groups:
             tokens, known = 0, group.digests | self._digests
             for sample in samples:
                 mine = sample.all_runs
@@ -316,7 +321,7 @@ class SimulatedActor:
             table.groups.append((group.lease.group_id, len(samples), self.timeline.now - group.began))
             payloads.append(_BYTES[-4 * group.prompt * len(samples) - 9 * tokens :])
         table.rows, table.runs = np.array(rows, ROW).tobytes(), runs.tobytes()
-        self._say(messages.Push(table), payloads)
+        return table, payloads
 
 
 @lru_cache(1 << 16)

@@ -32,7 +32,7 @@ def check_rewards(task: Task, config: Config) -> None:
 
     async def score() -> None:
         seconds, memory = limits.timeout, limits.memory_limit
-        pool = RewardPool(timeout=seconds, memory_limit=memory, wall=1)
+        pool = RewardPool(timeout=seconds, memory_limit=memory)
         try:
             for each, prompt in own.items():
                 reward = reward_function(each, pool, timeout=seconds, on_error="drop")

@@ -22,7 +22,7 @@ from buffer.policies import Waiting
 from buffer.rounds import SyncScheduler
 from buffer.schedulers import AsyncScheduler, Scheduler
 from buffer.sizing import Fixed, GroupLengths, Sagc, Sizing
-from tests.buffer.house import SIGN_OF_LIFE, B, House, partial_group, table
+from tests.buffer.house import SIGN_OF_LIFE, B, House, answer, partial_group, table
 from tests.buffer.paper import Paper
 
 SIZE, TIMEOUT = 4, 100.0
@@ -315,8 +315,7 @@ class Run:
         self.update(name)
 
     def evaluate(self, name: str) -> None:
-        body = {"id": self.heldout[name].pop(), "reward": 1.0, "oldest": 0, "newest": 0, "length": 4}
-        self.say(name, "evaluated", body)
+        self.say(name, "evaluated", *answer(self.heldout[name].pop(), 1.0))
 
     def time_passes(self, seconds: float) -> None:
         self.now += seconds

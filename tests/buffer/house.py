@@ -45,9 +45,16 @@ class FakeRouter:
         self.send(peer, Refused(reason))
 
 
-def group(group_id: int, version: int, samples: int = 8) -> tuple[Head, bytes]:
-    sample = Sample(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), [(version, 2)], 1.0, "stop")
+def group(group_id: int, version: int, samples: int = 8, reward: float = 1.0) -> tuple[Head, bytes]:
+    sample = Sample(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), [(version, 2)], reward, "stop")
     return encode_group(Group(group_id, [sample] * samples, {version: f"d{version}"}))
+
+
+def answer(lease: int, reward: float, version: int = 0) -> tuple[dict, bytes]:
+    """The body and the payload of a held-out result."""
+    head, payload = group(lease, version, samples=1, reward=reward)
+    facts = {"id": lease, "reward": reward, "oldest": version, "newest": version, "length": 2}
+    return facts | {"answer": pack_heads([head])}, bytes(payload)
 
 
 def partial_group(
@@ -180,8 +187,7 @@ class House:
         """Answer all held-out leases so far, each from the actor that has it."""
         for name in self.names:
             for lease in self.leases(name, "heldout"):
-                body = {"id": lease, "reward": reward, "oldest": version, "newest": version, "length": 4}
-                self.say(name, "evaluated", body)
+                self.say(name, "evaluated", *answer(lease, reward, version))
 
     def batches(self) -> list[list[int]]:
         return [[name[0] for name in body["table"]["groups"]] for _, kind, body in self.router.sent if kind == "batch"]

@@ -6,7 +6,7 @@ import pytest
 
 from buffer.checks import MOST_REDRAWN, AnswerLimits, RolloutsFail
 from buffer.deadlines import MOST_IN_A_ROW, MOST_PER_GROUP
-from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous
+from tests.buffer.house import SIGN_OF_LIFE, B, House, answer, asynchronous
 
 TIMEOUT = 100.0
 
@@ -157,7 +157,7 @@ def test_when_everything_hangs_the_run_ends_and_says_so(clock: Clock) -> None:
 def test_held_out_prompts_go_to_another_actor_too_and_at_last_count_as_failed(clock: Clock) -> None:
     house = House(asynchronous(), evaluate=4, lease_timeout=TIMEOUT).start()
     for lease in house.leases("actor-1", "heldout"):
-        house.say("actor-1", "evaluated", {"id": lease, "reward": 1.0, "oldest": 0, "newest": 0, "length": 4})
+        house.say("actor-1", "evaluated", *answer(lease, 1.0))
     hung = house.leases("actor-0", "heldout")
     clock.passes(house, TIMEOUT * 0.6, "actor-1", heldout=dict.fromkeys(hung, 3))
     clock.passes(house, TIMEOUT * 0.6, "actor-1")

@@ -17,7 +17,7 @@ from areal_like.wire.link import BusError
 from buffer.checks import AnswerLimits, RolloutsFail, Unverified
 from buffer.entries import LEASED, Stage
 from buffer.peers import MOST_FAILED
-from tests.buffer.house import SIGN_OF_LIFE, B, House, asynchronous, group, table
+from tests.buffer.house import SIGN_OF_LIFE, B, House, answer, asynchronous, group, table
 
 
 def started(**options: Any) -> House:
@@ -170,7 +170,7 @@ def test_an_actor_says_nothing_about_a_group_that_another_one_rolls_out(kind: st
 
 
 HELLO = {"role": "actor", "name": "actor-0", "pid": 1, "slots": 256}
-EVALUATED = {"id": 0, "reward": 1.0, "oldest": 0, "newest": 0, "length": 4, "answer": None}
+EVALUATED = {"id": 0, "reward": 0.0, "oldest": 0, "newest": 0, "length": 0, "answer": None}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,8 @@ EVALUATED = {"id": 0, "reward": 1.0, "oldest": 0, "newest": 0, "length": 4, "ans
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"sum:buffer/bytes": 1.0}}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"rollout/x": 1.0}}),
         ("credit", {"ended": 65}),
-        ("evaluated", EVALUATED | {"reward": 3e38}),
+        ("evaluated", EVALUATED | {"reward": 1.0}),
+        ("evaluated", EVALUATED | {"length": 4}),
         ("evaluated", EVALUATED | {"newest": 1}),
         ("evaluated", EVALUATED | {"answer": table(group(0, 0, samples=1)[0])["table"]}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"engine": 1.0}}),
@@ -235,12 +236,14 @@ def test_leases_that_an_actor_hands_back_unasked_count_as_failures() -> None:
     assert len(house.leases("actor-0")) == before, "others work"
 
 
-def test_all_actors_together_have_a_limited_number_of_metrics() -> None:
+def test_metrics_that_one_actor_invents_push_out_none_that_others_report() -> None:
     house = started(actors=3)
     for number, name in enumerate(house.names):
-        stats = {f"sum:rollout/{number}/{each}": 1.0 for each in range(100)}
-        house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": stats})
-    assert house.router.refused == 1 and not house.server.fleet.by_name["actor-2"].stats
+        stats = {f"sum:rollout/{number * (number < 2)}/{each}": 1.0 for each in range(128)}
+        for part in range(3 if number == 0 else 1):
+            house.say(name, "heartbeat", SIGN_OF_LIFE | {"stats": {f"{key}{part or ''}": 1.0 for key in stats}})
+    shown = house.server.gauges.levels(house.server.peers, house.store, 0.0)
+    assert not house.router.refused and sum(key.startswith("rollout/0/") for key in shown) == 128
 
 
 def test_answers_without_a_verdict_end_the_run_only_if_no_actor_has_a_verifier_that_works() -> None:
@@ -319,7 +322,7 @@ def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one()
     mine, others = house.leases("actor-0", "heldout"), house.leases("actor-1", "heldout")
     assert len(mine) == len(others) == 3
     for lease in others:  # a result of another actor's lease does not count
-        house.say("actor-0", "evaluated", {"id": lease, "reward": 9.0, "oldest": 0, "newest": 0, "length": 4})
+        house.say("actor-0", "evaluated", *answer(lease, 9.0))
     house.evaluate(0.5, version=0)
     assert house.server.gauges.evaluations[0]["reward"] == 0.5
     house.publish(1)
