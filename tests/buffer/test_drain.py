@@ -7,7 +7,6 @@ import pytest
 
 from areal_like.run.process import EXIT_STOPPED
 from buffer.entries import LEASED
-from buffer.server import STOP_SECONDS
 from tests.buffer.house import B, House, asynchronous
 
 
@@ -57,7 +56,7 @@ def test_a_run_whose_learner_does_not_confirm_the_stop_ends_without_it(confirmed
         house.say("someone", "stop", {"drain": False})
         if confirmed:
             house.say("learner", "stop", {"drain": False})
-    house.server.peers.clock = lambda: time.monotonic() + STOP_SECONDS
+    house.server.peers.clock = lambda: time.monotonic() + 10.0
     with nullcontext() if confirmed else pytest.raises(SystemExit, match=str(EXIT_STOPPED)):
         house.server.step(0)
 

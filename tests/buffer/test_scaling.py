@@ -47,11 +47,11 @@ def pushing_and_serving_behind_a_straggler(count: int) -> Callable[[], object]:
 
 def drawing_a_prompt_by_its_pass_rate(count: int) -> Callable[[], object]:
     results, dice = Results(), np.random.default_rng(0)
-    for row in range(5 * count):
+    for row in range(count):
         results.admit(row, "", row)
         results.push(row, "", row, [float(dice.random())])
     results.open()
-    return PromptCursor(5 * count, 0, 5 * count, pass_rate_pools, results).next
+    return PromptCursor(count, 0, count, pass_rate_pools, results).next
 
 
 def turns_in_which_nothing_happens(count: int) -> Callable[[], object]:

@@ -50,7 +50,7 @@ class Client:
     def checkpointed(self, step: int) -> None:
         self.said.append(("checkpointed", step))
 
-    pausing = False
+    pausing, shall_stop = False, lambda _: True
 
     def stops(self) -> None:
         self.said.append(("stops",))
@@ -142,7 +142,7 @@ def test_a_stop_within_a_train_step_undoes_it_and_writes_a_checkpoint_of_the_ste
     made = loop(tmp_path, [{"loss": 0.0}, Interrupted("asked to end")])
     with pytest.raises(Stopped):
         made.run()
-    assert done(made) == [("trained", 0), ("stops",), ("checkpointed", 1)]
+    assert done(made) == [("trained", 0), ("stops",), ("checkpointed", 1)] and made.trainer.shall_stop()
 
 
 @pytest.mark.parametrize("fixed", ["replay=runs/x", "inject_staleness=1"])
