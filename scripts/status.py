@@ -85,7 +85,7 @@ def follow(running: Running, args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = command("status", "Shows who waits for whom, and the progress of a run.")
+    parser = command("status", "Shows waiting processes and the progress of a run.")
     add_arguments(parser)
     parser.add_argument("--json", type=json_file, metavar="FILE", help="write the status once (-: standard output)")
     args = parser.parse_args(argv)

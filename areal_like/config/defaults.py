@@ -10,13 +10,11 @@
                            machines: two actors of one thread; on GPUs as many as `placement` names devices for, or one
     engine.slots           64 per thread of an actor, where the bound lets so many sequences run; 64 at least
     compute_dtype          of learner and engine: bfloat16 for a large pretrained model on CUDA, or a CPU that has it;
-                           else float32, on a CPU also for losses whose clip range is finer than bfloat16's rounding
-                           (gspo). An engine on CUDA computes any large model in bfloat16, unless the learner is set to
-                           float32
+                           else float32, on a CPU also for losses whose clip range is finer than its rounding (gspo).
+                           An engine on CUDA computes any large model in bfloat16, unless the learner has float32
     loss.proximal          of gspo, unless learner and engine compute in float32: recompute, as in verl
 
-A resume or a replay has the same values, except for defaults of learning that its own settings change. Imports no
-torch."""
+A resume or a replay has the same values, except for defaults of learning that its own settings change."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +36,6 @@ def is_pretrained(config: Config) -> bool:
 
 
 LEARNING = ("lr", "warmup_steps", "schedule_steps")
-"""The learner's knobs that `learning_defaults` fills in."""
 
 
 def learning_defaults(config: Config) -> dict[str, object]:

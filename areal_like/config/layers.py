@@ -4,8 +4,7 @@ The order, later wins: the files that a file `extends`, the file's choices, its 
 then its values. A *choice* is a plain string for a key that has a folder of files (`mode: sync` merges
 `mode/sync.yaml`) or that names a component (`engine: timed` is `engine: {name: timed}`). A component whose `name`
 changes replaces the inherited one whole, at any depth: knobs of one never reach another. Lists are replaced, never
-joined; interpolations of a key (`${run.seed}`) stay text until the whole tree is there. Any other `${` is text, and so
-is `\\${`."""
+joined; interpolations of a key (`${run.seed}`) stay text until all are merged. Any other `${`, and `\\${`, is text."""
 
 import copy
 import dataclasses

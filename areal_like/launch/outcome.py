@@ -80,7 +80,7 @@ def may_resume(run: Path, code: int) -> bool:
 
 def in_words(code: int) -> str:
     if code == EXIT_TERMINATED:
-        return "was told to end by SIGTERM"
+        return "was ended by SIGTERM"
     if code == EXIT_NODE_FAILED:
         return "was lost with its node"
     if number := _signal_of(code):
@@ -120,7 +120,7 @@ class LastWords:
             return f"{name}{again}: {error or 'No space left on device'}: {room_wanted(self._run)}", error
         if error and code > 0:
             return f"{name}{again}: {error} (its log: {path})", error
-        last = "which ends with\n" + "\n".join(f"  {line}" for line in lines) if lines else "which says nothing of it"
+        last = "which ends with\n" + "\n".join(f"  {line}" for line in lines) if lines else "which is empty"
         return f"{name} {in_words(code)}{again}; its log is {path}, {last}", error
 
     def _tail(self, name: str) -> tuple[Path, list[str]]:

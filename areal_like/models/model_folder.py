@@ -94,7 +94,7 @@ def computed_config(folder: str | Path, *, embedded: bool, trained: bool, key: s
 
     kind, file = str(read_config(folder)["model_type"]), Path(folder) / "config.json"
     if kind not in KNOWN:
-        raise ConfigError(f"{key}: {file}: transformers knows no causal language model of model_type {kind!r}", key)
+        raise ConfigError(f"{key}: {file}: transformers has no causal language model of model_type {kind!r}", key)
     name, config = model_type_to_module_name(kind), AutoConfig.from_pretrained(folder, local_files_only=True)
     code = resources.files("transformers.models").joinpath(name, f"modeling_{name}.py")
     text = code.read_text(encoding="utf-8") if code.is_file() else ""

@@ -176,7 +176,7 @@ def test_an_actor_that_dies_too_often_is_left_out_and_the_run_goes_on(launcher: 
         ("learner=fill-the-disk", False, None, r"^learner: No space left on device: make room \(.* MB are free", True),
         ("learner=sleep actor_0=sleep", False, signal.SIGKILL, "learner was killed by SIGKILL; its log is", True),
         ("buffer=sleep actor_0=sleep", False, signal.SIGKILL, "buffer was killed by SIGKILL", True),
-        ("learner=sleep", False, signal.SIGTERM, "learner was told to end by SIGTERM", True),
+        ("learner=sleep", False, signal.SIGTERM, "learner was ended by SIGTERM", True),
     ],
 )
 def test_the_end_of_a_role_ends_the_run_with_its_reason(

@@ -30,7 +30,7 @@ def broken_off(folder: Path, *overrides: str) -> Run:
     running.close()
     time.sleep(0.1)  # to begin with them
     run.kill("actor-1", signal.SIGTERM)
-    assert run.end() == 0 and "actor-1 was told to end by SIGTERM: started again" in run.text(), run.text()
+    assert run.end() == 0 and "actor-1 was ended by SIGTERM: started again" in run.text(), run.text()
     return run
 
 
