@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from areal_like.wire.messages import KINDS, LARGE, SENDS, Hello, Message
+from areal_like.wire.messages import KINDS, LARGE, SENDS, Hello, Lost, Message
 
 MEANING = 1
 """Raise it when a message changes its meaning, not its fields: e.g. the columns of `areal_like.wire.groups`."""
@@ -101,5 +101,7 @@ def check_role(role: str, message: Message) -> None:
     """Raises WireError unless the holder of a key of `role` may send this."""
     if type(message) not in SENDS[role]:
         raise WireError(f"{NOT_WITH_THIS_KEY} {role} may not say {message.kind()!r}")
+    if isinstance(message, Lost) and message.for_good and role == "actor":
+        raise WireError(f"{NOT_WITH_THIS_KEY} {role} may not leave an actor out for good")
     if isinstance(message, Hello) and message.role != role:
         raise WireError(f"{NOT_WITH_THIS_KEY} {role} can't say hello as {message.role!r}")

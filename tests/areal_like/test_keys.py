@@ -14,7 +14,7 @@ from areal_like.wire.bus import Dealer, Router
 from areal_like.wire.frames import Received
 from areal_like.wire.keys import KeysError
 from areal_like.wire.link import BusError
-from areal_like.wire.messages import SENDS, Hello, Status, Trained, Welcome
+from areal_like.wire.messages import SENDS, Hello, Lost, Status, Trained, Welcome
 from scripts import keys as command
 from tests.messages import examples
 
@@ -119,6 +119,7 @@ def test_only_the_owner_can_read_what_is_secret(folder: Path) -> None:
 
 
 EXAMPLES = [message for message, _ in examples(random.Random(0))]
+GUARDED = [Hello("learner", "x", 1, 1), Hello("actor", "x", 1, 1), Lost("x", 1, "", True), Lost("x", 1, "", False)]
 
 
 @pytest.mark.parametrize("role", list(SENDS))
@@ -127,10 +128,11 @@ def test_a_key_is_for_one_role_and_says_nothing_of_anothers(folder: Path, role: 
     router = Router("tcp://127.0.0.1:0", str(folder))
     for place in [folder] * (role in keys.ROLES) + [folder / "machine"]:
         dealer = Dealer(router.endpoint, role, "buffer", keys=str(place), role=role)
-        for message in [*EXAMPLES, Hello("learner", "x", 1, 1), Hello("actor", "x", 1, 1)]:
+        for message in [*EXAMPLES, *GUARDED]:
             dealer.send(message)
             _, answer = router.receive(SECONDS) or (b"", None)
             may = message.role == role if isinstance(message, Hello) else type(message) in SENDS[role]
+            may = may and not (role == "actor" and isinstance(message, Lost) and message.for_good)
             assert isinstance(answer, Received) == may, (message, answer)
         dealer.close()
     router.close()

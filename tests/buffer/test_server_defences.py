@@ -195,8 +195,6 @@ EVALUATED = {"id": 0, "reward": 0.0, "oldest": 0, "newest": 0, "length": 0, "ans
         ("evaluated", EVALUATED | {"newest": 1}),
         ("evaluated", EVALUATED | {"answer": table(group(0, 0, samples=1)[0])["table"]}),
         ("heartbeat", SIGN_OF_LIFE | {"stats": {"engine_note": "\n"}}),
-        ("heartbeat", SIGN_OF_LIFE | {"progress": {"x": 1}}),
-        ("heartbeat", SIGN_OF_LIFE | {"heldout": {1: "x"}}),
         ("left_out", {"id": 0, "cut": [1] * 9, "redrawn": []}),
         ("left_out", {"id": 0, "cut": [], "redrawn": ["why"] * 65}),
         ("relay", {"endpoint": "file:///tmp/x", "key": ""}),
