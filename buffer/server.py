@@ -45,7 +45,7 @@ KEPT_DIGESTS = 10_000
 LONGEST_REASON = 60
 MESSAGES_PER_TURN = 1000
 """A peer that floods the buffer can't stop its decisions."""
-STOP_SECONDS = 8.0
+STOP_SECONDS = 5.0
 """The learner confirms a stop at a checkpoint within this time, or the run ends without one."""
 COMMIT_POLL_SECONDS = 0.001
 """How often to check whether a commit is on disk, if no message comes."""

@@ -1,7 +1,7 @@
 """End a run from anywhere: `areal-like stop RUN [--drain]`.
 
 Without --drain the learner gives up the train step in progress and writes a checkpoint; the run can be resumed. If the
-learner does not answer within 8 s, the run ends without it, and a resume continues from the last checkpoint. With
+learner does not answer within 5 s, the run ends without it, and a resume continues from the last checkpoint. With
 --drain the run trains all admitted groups, and only as many new ones as complete the last batch. Then it ends as a
 complete run does: checkpoint, last evaluation, summary."""
 

@@ -55,7 +55,7 @@ REFUSED = {
     "gpt-oss": (hf.GptOssConfig(**SHAPE), "attention sinks"),
     "qwen3-next": (hf.Qwen3NextConfig(**SHAPE), "linear_attention"),
     "deepseek v3": (hf.DeepseekV3Config(**SHAPE), "kv_lora_rank"),
-    "stablelm": (hf.StableLmConfig(**SHAPE), "attention of its own"),
+    "stablelm": (hf.StableLmConfig(**SHAPE), "custom attention"),
 }
 """Others, and the cause."""
 

@@ -110,4 +110,4 @@ def _problems(config: Any, code: str, embedded: bool, trained: bool) -> Iterator
         yield from sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENDS)
         yield from (key for key in settings if getattr(config, key, None))
         yield from ["attention sinks"] * ("s_aux=" in code)
-        yield from ["attention of its own"] * (code != "" and "_supports_attention_backend = True" not in code)
+        yield from ["custom attention"] * (code != "" and "_supports_attention_backend = True" not in code)

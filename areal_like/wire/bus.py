@@ -76,7 +76,8 @@ def own_address() -> str:
 def bypass_proxies() -> None:
     """Let this process and its children reach loopback and this host without a proxy."""
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    direct = ",".join(filter(None, [known, "localhost", "127.0.0.1", own_address()]))
+    hosts = [*(known or "").split(","), "localhost", "127.0.0.1", own_address()]
+    direct = ",".join(filter(None, dict.fromkeys(hosts)))  # each once, however often this is called
     os.environ |= {"no_proxy": direct, "NO_PROXY": direct}
 
 
