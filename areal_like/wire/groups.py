@@ -6,8 +6,8 @@ maps each version that made a token to the digest of its weights. Nothing is nes
 many groups takes a few NumPy calls, and a group's part of the table is forwarded as the bytes that it came in.
 
 A payload is flat, one column after the other: tokens int32 of prompts and responses | of response tokens logprobs
-float32 and loss masks uint8 | places of turns int32 | rewards of turns float64 | experts (`models.experts`). The buffer
-looks only at the least and the greatest number of each.
+float32 and loss masks uint8 | places of turns int32 | rewards of turns float64 | experts (`models.experts`). A prompt
+that several samples in a row share is sent once. The buffer looks only at the least and the greatest number of each.
 
 A partial group is the unfinished part of a group that an actor hands back, and that the next lease of it carries. A
 workflow depends only on the answers of the engine and the verifier, so only these are kept (`PartialSample`). The next
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import msgspec
@@ -135,13 +135,14 @@ OR = " or "
 ROW = np.dtype(
     [("prompt", "<i4"), ("response", "<i4"), ("finish", "<i2"), ("turns", "<i2"), ("runs", "<i4"), ("reward", "<f8")]
 )
-"""One sample: lengths in tokens, index into FINISHES, number of turns with a reward of their own, of runs, reward."""
+"""One sample: lengths in tokens (prompt 0: that of the sample before), index into FINISHES, number of turns with a
+reward of their own, of runs, reward."""
 
 
 class Head(msgspec.Struct):
     """Facts about a group that the buffer uses without looking at its payload: see `Group`. `rows` and `runs` are its
     part of a table; `size`: bytes of the payload; `oldest`, `newest`: versions of its tokens; `tokens`: those of all
-    responses."""
+    responses; `prompts`: of all prompts that are sent; `prompt`, `response`: of the longest one."""
 
     id: int
     samples: int
@@ -153,6 +154,9 @@ class Head(msgspec.Struct):
     oldest: int
     newest: int
     tokens: int
+    prompts: int
+    prompt: int
+    response: int
     experts: Shape = NONE
 
     @property
@@ -226,8 +230,8 @@ def unpack_heads(packed: Table) -> list[Head]:
     if ends[-1] != len(rows):
         raise WireError(f"groups: {ends[-1]} samples named, {len(rows)} in the table")
     numbers, of_runs = _columns_of(rows), _columns_of(runs)  # a few operations on all columns: tables are small
-    _check_rows(rows, numbers, of_runs)
     first, turns = [0, *ends[:-1]], [0] * len(names)
+    _check_rows(rows, numbers, of_runs, first)
     prompts, responses, finishes_and_turns, n_runs, *_ = np.add.reduceat(numbers, first, axis=1).tolist()
     if max(finishes_and_turns) >> 16:
         turns = np.add.reduceat(rows["turns"], first, dtype=np.int64).tolist()
@@ -235,9 +239,15 @@ def unpack_heads(packed: Table) -> list[Head]:
     first_run = [0, *run_ends[:-1]]
     oldest = np.minimum.reduceat(of_runs[0], first_run).tolist()
     newest = np.maximum.reduceat(of_runs[0], first_run).tolist()
+    contexts = prompts
+    if packed.experts:  # they cover the prompts of all samples
+        contexts = np.add.reduceat(_prompt_lengths(numbers[0]), first).tolist()
+    longest = np.maximum.reduceat(numbers[:2], first, axis=1).tolist()
     heads, made, row, run = [], set[int](), 0, 0
-    columns_of = zip(names, ends, run_ends, prompts, responses, turns, oldest, newest, shapes, strict=True)
-    for (group_id, samples, seconds), end, run_end, prompt, response, earned, low, high, shape in columns_of:
+    sums = zip(prompts, *longest, contexts, responses, turns, strict=True)
+    columns_of = zip(names, ends, run_ends, sums, oldest, newest, shapes, strict=True)
+    for (group_id, samples, seconds), end, run_end, of_tokens, low, high, shape in columns_of:
+        sent, prompt, response, context, tokens, earned = of_tokens
         row_bytes = packed.rows[row * ROW.itemsize : end * ROW.itemsize]
         run_bytes = packed.runs[run * RUN.itemsize : run_end * RUN.itemsize]
         row, run = end, run_end
@@ -246,11 +256,17 @@ def unpack_heads(packed: Table) -> list[Head]:
         if not digests.keys() >= versions:
             raise WireError(f"group {group_id}: the digest of a version that made it is missing")
         mine = digests if len(versions) == len(digests) else {version: digests[version] for version in versions}
-        size = 4 * prompt + 9 * response + 12 * earned + (prompt + response - samples) * width(shape)
-        heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, size, low, high, response, shape))
+        size = 4 * sent + 9 * tokens + 12 * earned + (context + tokens - samples) * width(shape)
+        lengths = tokens, sent, prompt, response
+        heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, size, low, high, *lengths, shape))
     if len(made) != len(digests):
         raise WireError("groups: a digest of a version that made no token of them")
     return heads
+
+
+def _prompt_lengths(prompts: np.ndarray) -> np.ndarray:
+    """The lengths of all prompts of a table's rows: 0 becomes that of the sample before."""
+    return prompts[np.maximum.accumulate(np.where(prompts > 0, np.arange(len(prompts)), 0))]
 
 
 def _columns_of(numbers: np.ndarray) -> np.ndarray:
@@ -258,10 +274,10 @@ def _columns_of(numbers: np.ndarray) -> np.ndarray:
     return np.array(numbers.view("<i4").reshape(len(numbers), -1).T, np.int64, order="C")
 
 
-def _check_rows(rows: np.ndarray, numbers: np.ndarray, of_runs: np.ndarray) -> None:
-    """`numbers`: the columns of `rows`; `of_runs`: those of the runs."""
+def _check_rows(rows: np.ndarray, numbers: np.ndarray, of_runs: np.ndarray, first: list[int]) -> None:
+    """`numbers`: the columns of `rows`; `of_runs`: those of the runs; `first`: the first row of each group."""
     prompt, response, finish_and_turns, per_sample, *_ = least_of(numbers, axis=1).tolist()
-    if min(prompt, response, per_sample) < 1:
+    if prompt < 0 or min(response, per_sample, least_of(numbers[0][first])) < 1:
         raise WireError("groups: a sample's lengths are out of range: prompt, response and runs are at least 1 each")
     if finish_and_turns < 0 or most_of(numbers[2]) >= len(FINISHES):  # else there are no turns
         if least_of(rows["turns"]) < 0:
@@ -281,21 +297,22 @@ def _check_rows(rows: np.ndarray, numbers: np.ndarray, of_runs: np.ndarray) -> N
         raise WireError("groups: the runs of a sample do not cover its response")
 
 
-def _sizes(head: Head, prompts: int) -> ColumnSizes:
-    """`prompts`: tokens of all prompts."""
-    tokens, positions = prompts + head.tokens, prompts + head.tokens - head.samples
+def _sizes(head: Head) -> ColumnSizes:
+    tokens, positions = head.prompts + head.tokens, 0
+    if head.experts != NONE:
+        prompts = np.frombuffer(head.rows, ROW)["prompt"]
+        positions = int(_prompt_lengths(prompts).sum(dtype=np.int64)) + head.tokens - head.samples
     of_turns = head.size - 4 * tokens - 5 * head.tokens - positions * width(head.experts)
     return ColumnSizes(tokens, head.tokens, head.tokens, of_turns // 12, positions, head.experts)
 
 
 def check_payload(head: Head, payload: Buffer, model: Model | None) -> None:
     """Raises WireError unless a learner can train on the group: see `check_columns`; rewards of turns are in range."""
-    rows = np.frombuffer(head.rows, ROW)
-    sizes = _sizes(head, sum(rows["prompt"].tolist()))  # a few numbers: Python adds them up sooner than NumPy
+    sizes = _sizes(head)
     check_columns(head.id, payload, sizes, model)
     if sizes.turns:
         try:
-            _turn_rewards(rows.tolist(), *columns(payload, sizes)[3:5])
+            _turn_rewards(np.frombuffer(head.rows, ROW).tolist(), *columns(payload, sizes)[3:5])
         except WireError as error:
             raise WireError(f"group {head.id}: {error}") from None
 
@@ -307,7 +324,12 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     for number, sample in enumerate(samples):
         if not sample.response_length:
             raise WireError(f"group {group.id}: sample {number} has an empty response: there is nothing to train")
-    rows = [(s.prompt_length, s.response_length, FINISHES.index(s.finish), len(s.runs), s.reward) for s in samples]
+    shared = [np.array_equal(_prompt(sample), _prompt(later)) for sample, later in pairwise(samples)]
+    own = [0 if same else sample.prompt_length for sample, same in zip(samples, [False, *shared], strict=True)]
+    rows = [
+        (prompt, s.response_length, FINISHES.index(s.finish), len(s.runs), s.reward)
+        for prompt, s in zip(own, samples, strict=True)
+    ]
     turns = [len(s.turn_rewards) for s in samples]
     try:
         shape = shape_of([s.experts for s in samples])
@@ -316,9 +338,9 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     runs = [run for s in samples for run in s.runs]
     head = make_head(group.id, rows, runs, group.digests, group.seconds, turns, shape)
     payload = bytearray(head.size)
-    sizes = _sizes(head, sum(s.prompt_length for s in samples))
-    tokens, logprobs, masks, places, rewards, experts = columns(payload, sizes)
-    np.concatenate([sample.tokens for sample in samples], out=tokens)
+    tokens, logprobs, masks, places, rewards, experts = columns(payload, _sizes(head))
+    sent = [s.tokens if prompt else s.tokens[s.prompt_length :] for prompt, s in zip(own, samples, strict=True)]
+    np.concatenate(sent, out=tokens)
     np.concatenate([sample.logprobs for sample in samples], out=logprobs)
     np.concatenate([sample.loss_mask for sample in samples], out=masks.view(np.bool_))
     if any(sample.forks for sample in samples):
@@ -329,6 +351,10 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
     if shape != NONE:
         np.concatenate([sample.experts for sample in samples if sample.experts is not None], out=experts)
     return head, payload
+
+
+def _prompt(sample: Sample) -> np.ndarray:
+    return sample.tokens[: sample.prompt_length]
 
 
 def _mark_forks(samples: Sequence[Sample], masks: np.ndarray) -> None:
@@ -345,21 +371,23 @@ def _mark_forks(samples: Sequence[Sample], masks: np.ndarray) -> None:
 
 
 def decode_group(head: Head, payload: Buffer) -> Group:
-    """Inverse of `encode_group`. The arrays are read-only views into `payload` (but loss masks where contexts fork).
-    Raises WireError where the rewards of turns are no numbers or have no place in the response."""
-    rows = np.frombuffer(head.rows, ROW).tolist()
-    runs = np.frombuffer(head.runs, RUN).tolist()
-    sizes = _sizes(head, sum([row[0] for row in rows]))
+    """Inverse of `encode_group`. The arrays are read-only views into `payload` (but tokens behind a shared prompt, and
+    loss masks where contexts fork). Raises WireError where the rewards of turns are no numbers or have no place in
+    the response."""
+    rows, runs = np.frombuffer(head.rows, ROW).tolist(), np.frombuffer(head.runs, RUN).tolist()
+    sizes = _sizes(head)
     tokens, logprobs, masks, places, rewards, experts = columns(memoryview(payload).toreadonly(), sizes)
     forks = np.flatnonzero(masks == FORK) if most_of(masks) == FORK else np.empty(0, np.int64)
     masks = masks == 1 if len(forks) else masks.view(np.bool_)
     turns = _turn_rewards(rows, places, rewards) if sizes.turns else [[] for _ in rows]
-    samples, t, r, run, at = [], 0, 0, 0, 0
-    for (prompt, response, finish, _, n_runs, reward), earned in zip(rows, turns, strict=True):
-        t_end, r_end, run_end, at_end = t + prompt + response, r + response, run + n_runs, at + prompt + response - 1
+    samples, shared, t, r, run, at = [], tokens[:0], 0, 0, 0, 0
+    for (own, response, finish, _, n_runs, reward), earned in zip(rows, turns, strict=True):
+        t_end, r_end, run_end = t + own + response, r + response, run + n_runs
+        shared = tokens[t : t + own] if own else shared
+        at_end = at + len(shared) + response - 1
         sample = Sample(
-            tokens[t:t_end],
-            prompt,
+            tokens[t:t_end] if own else np.concatenate([shared, tokens[t:t_end]]),
+            len(shared),
             logprobs[r:r_end],
             masks[r:r_end],
             runs[run:run_end],

@@ -1,7 +1,7 @@
 """The buffer against a raw ZeroMQ proxy, multiprocessing and Ray: `python -m scripts.bench.buffer [--json FILE]`.
 
 Four producer processes, the measured path, one consumer process; each message carries whole groups of 8 trajectories
-of 12 KB. Ours is the real buffer process (ledger, bound, acknowledgements) with light actors, which encode each group,
+of 75 KB. Ours is the real buffer process (ledger, bound, acknowledgements) with light actors, which encode each group,
 and a light learner; a queue of Python objects carries lists of dicts of arrays. Contenders take turns; a ratio is the
 median over rounds of the ratio within a round. One that does not answer is left out.
 
@@ -46,10 +46,11 @@ RATIOS = {
 OURS = {"tcp": ("tcp", "off"), "tcp_memory": ("tcp", "memory"), "tcp_fsync": ("tcp", "fsync"), "ipc": ("ipc", "off")}
 """Path → `buffer.transport`, `buffer.journal`."""
 GROUP_SIZE, PROMPT_TOKENS, RESPONSE_TOKENS = 8, 750, 1000
-TRAJECTORY_BYTES = 4 * (PROMPT_TOKENS + RESPONSE_TOKENS) + 5 * RESPONSE_TOKENS
+GROUP_BYTES = 4 * PROMPT_TOKENS + GROUP_SIZE * 9 * RESPONSE_TOKENS
+"""Of a payload: the prompt once, and of each response token its id, logprob and mask."""
 PRODUCERS, GROUPS_PER_BATCH, MAX_STALENESS = 4, 64, 2
 GROUPS_PER_PUSH = 16
-"""Most ready groups in one message (1.5 MB)."""
+"""Most ready groups in one message (1.2 MB)."""
 VOCABULARY = 150_000
 WARMUP_SECONDS, LONGEST = 1.0, 120.0
 """Before a measurement; until a contender that has not answered is left out."""
@@ -206,7 +207,7 @@ def raw_zmq(seconds: float) -> float | None:
         return sock
 
     def producer() -> None:
-        sock, message = connected(zmq.PUSH, front), os.urandom(GROUP_SIZE * TRAJECTORY_BYTES)
+        sock, message = connected(zmq.PUSH, front), os.urandom(GROUP_BYTES)
         while True:
             sock.send(message)
 
@@ -215,7 +216,7 @@ def raw_zmq(seconds: float) -> float | None:
 
     def consumer() -> Takes:
         sock = connected(zmq.PULL, back)
-        yield lambda: len(sock.recv()) // TRAJECTORY_BYTES
+        yield lambda: GROUP_SIZE * len(sock.recv()) // GROUP_BYTES
 
     return measured(seconds, consumer, proxy, *[producer] * PRODUCERS)
 

@@ -310,16 +310,18 @@ class SimulatedActor:
         runs = array("i")
         for group, samples in groups:
             tokens, known = 0, group.digests | self._digests
-            for sample in samples:
+            for place, sample in enumerate(samples):
                 mine = sample.all_runs
                 length = sum([count for _, count in mine])
-                rows.append((group.prompt, length, FINISHES.index(sample.finish), 0, len(mine), sample.right))
+                rows.append(
+                    (0 if place else group.prompt, length, FINISHES.index(sample.finish), 0, len(mine), sample.right)
+                )
                 tokens += length
                 for version, count in mine:
                     runs.extend((version, count))
                     table.digests[version] = known[version]
             table.groups.append((group.lease.group_id, len(samples), self.timeline.now - group.began))
-            payloads.append(_BYTES[-4 * group.prompt * len(samples) - 9 * tokens :])
+            payloads.append(_BYTES[-4 * group.prompt - 9 * tokens :])
         table.rows, table.runs = np.array(rows, ROW).tobytes(), runs.tobytes()
         return table, payloads
 

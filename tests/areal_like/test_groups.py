@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import msgpack
 import msgspec
@@ -54,8 +55,15 @@ def group_of(group_id: int, members: list[Sample]) -> Group:
     return Group(group_id, members, digests, 1.5)
 
 
-def members(experts: bool) -> st.SearchStrategy[list[Sample]]:
-    return st.lists(samples(experts), min_size=1, max_size=4)
+@st.composite
+def members(draw: st.DrawFn, experts: bool) -> list[Sample]:
+    """Some of them share the prompt of the sample before."""
+    found = draw(st.lists(samples(experts), min_size=1, max_size=4))
+    for before, sample in pairwise(found):
+        if not experts and draw(st.booleans()):
+            prompt, response = before.tokens[: before.prompt_length], sample.tokens[sample.prompt_length :]
+            sample.tokens, sample.prompt_length = np.concatenate([prompt, response]), len(prompt)
+    return found
 
 
 @given(st.lists(members(False) | members(True), min_size=1, max_size=4), st.integers(0, 2**60))
@@ -138,6 +146,7 @@ def test_claimed_sizes_are_exact_beyond_64_bits() -> None:
         (table((2, 3, 7, 0, 2, 0.5)), "finish"),
         (table((2, 3, 0, -1, 2, 0.5)), "turns"),
         (table((0, 3, 0, 0, 2, 0.5)), "lengths"),
+        (table((-1, 3, 0, 0, 2, 0.5)), "lengths"),
         (table((2, -3, 0, 0, 2, 0.5)), "lengths"),
         (table((2, 3, 0, 0, 1, 0.5)), "1 runs are named, 2 in the table"),
         (table((2, 3, 0, 0, 2**31 - 1, 0.5)), "runs are named, 2 in the table"),
@@ -178,6 +187,14 @@ EMPTY = Sample(np.ones(2, np.int32), 2, np.zeros(0, np.float32), np.zeros(0, boo
 def test_samples_that_make_no_sense_are_refused(members: list[Sample], reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         decode_group(*encode_group(group_of(7, members)))
+
+
+def test_a_prompt_that_samples_share_is_sent_once() -> None:
+    other = replace(SAMPLE, tokens=SAMPLE.tokens + 1)
+    for group, prompts in (([SAMPLE] * 3, 1), ([SAMPLE, SAMPLE, other], 2), ([SAMPLE, other, SAMPLE], 3)):
+        head, payload = encode_group(group_of(1, group))
+        assert (head.prompts, head.prompt, head.response) == (2 * prompts, 2, 4)
+        assert len(payload) == head.size == 4 * 2 * prompts + 9 * 4 * 3
 
 
 def test_experts_travel_only_if_all_samples_have_them_and_must_be_the_models() -> None:
