@@ -40,8 +40,8 @@ class GroupManager:
     """Decides what happens to each group.
 
     `batch_policy`, `group_filter`: see `buffer.policies`. `staleness_policy`: what happens to a group that would break
-    the bound, see `serve`. `resume`: continue from the tokens that actors hand back; otherwise such groups start again.
-    `results`: kept for a sampler. `record` gets every event, `on_drop` every finished group that will not be trained.
+    the bound, see `serve`. `results`: kept for a sampler. `record` gets every event, `on_drop` every finished group
+    that will not be trained.
     """
 
     def __init__(
@@ -50,12 +50,11 @@ class GroupManager:
         batch_policy: BatchPolicy,
         staleness_policy: str = "drop",
         group_filter: Filter = policies.none,
-        resume: bool = True,
         results: Results | None = None,
         age: FixedAge | None = None,
     ):
         self.bound, self.staleness_policy = bound, staleness_policy
-        self.resume, self.group_filter, self.age = resume, group_filter, age
+        self.group_filter, self.age = group_filter, age
         self.record: Recorder = record_nothing
         self.on_drop: Callable[[Dropped], None] = lambda dropped: None
         self.store = Store(bound, results)
@@ -80,8 +79,6 @@ class GroupManager:
     def commit(self, event: events.Event, payload: Payload = b"", now: float = 0.0) -> None:
         """Journal the event, then apply it."""
         self.store.apply(event, self.record(event, payload), now)
-
-    # ---- leases -----------------------------------------------------------------------------------------------------
 
     def room(self, version: int) -> float:
         """How many groups an actor with weights of `version` may start within the bound (may be inf)."""
@@ -136,7 +133,7 @@ class GroupManager:
 
     def hand_back(self, group_id: int, left: PartialGroup | None) -> None:
         """The actor stops working on the group. `left`: what it has sampled; replaces what the lease carried."""
-        if left and self.resume:
+        if left:
             self.commit(events.HandBack(group_id, left.head), left.payload)
         else:
             self.requeue(group_id)
@@ -157,8 +154,6 @@ class GroupManager:
         """Cancels to send: (actor, group id, must the actor hand the group back?). If not, the group became too old."""
         cancels, self._cancels = self._cancels, []
         return cancels
-
-    # ---- pushes -----------------------------------------------------------------------------------------------------
 
     def push(self, head: Head, payload: Payload, version: int, now: float, actor: str = "") -> bool:
         """A group that needs or has a lease → WAITING, or gone if the filter rejects it. `version`: the newest
@@ -196,8 +191,6 @@ class GroupManager:
         self.commit(events.Place(entry.id, lowest[1]))
         return True
 
-    # ---- redundant groups -------------------------------------------------------------------------------------------
-
     def recall_losers(self) -> None:
         """Recall redundant groups if no open slot may hold their tokens."""
         racing = [entry for entry in self.store.entries.redundant.values() if entry.stage is not Stage.RECALLED]
@@ -206,15 +199,13 @@ class GroupManager:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
                 self.recall(entry.id)
 
-    # ---- batches ----------------------------------------------------------------------------------------------------
-
     def serve(self, batch: int) -> list[Entry]:
         """The groups of batch `batch`, WAITING → SERVED, or [] if they are not all ready. The policy chooses. The bound
         is checked again, against the tokens that actors really pushed. What happens to a group that has become too old
         for this batch, and all later ones, is the `staleness_policy`:
 
             drop         it leaves as "stale", running or not
-            requeue      it is rolled out again; with `resume` it keeps samples that are young enough
+            requeue      it is rolled out again, but for samples that are young enough
             mask_tokens  it is served while any token is young enough; older tokens are not trained (`oldest_allowed`)
             wait         this never happens: an earlier batch waits until the group is ready, and takes it
         """
@@ -265,7 +256,7 @@ class GroupManager:
             if entry.stage in LEASED:
                 if self.staleness_policy == "wait":
                     continue  # its actor may have had newer weights when the group began
-                if self.staleness_policy == "requeue" and self.resume:
+                if self.staleness_policy == "requeue":
                     self.recall(entry.id)  # samples that waited for a place in the engine are younger than the lease
                     continue
                 self._cancels.append((entry.actor, entry.id, False))

@@ -93,8 +93,7 @@ def build_groups(config: Config, scheduler: Scheduler) -> GroupManager:
     policy, group_filter = bind("batch_policy", config.batch_policy), bind("filter", config.filter)
     age = None if config.inject_staleness is None else FixedAge(bound, config.checkpoint.every)
     results = Results() if needs_results(bind("sampler", config.sampler)) else None
-    resume = config.partial_rollout == "resume"
-    return GroupManager(bound, policy, config.staleness_policy, group_filter, resume, results, age)
+    return GroupManager(bound, policy, config.staleness_policy, group_filter, results, age)
 
 
 def build_dispatcher(

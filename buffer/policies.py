@@ -4,7 +4,6 @@ Batch policies: (waiting, missing, want, *, knobs) → ids in batch order, or ()
 
     in_order   the order of admission (that of the prompts); waits for stragglers; can't break the bound
     fifo       first finished, first trained; never waits for a straggler
-    windowed   the group that expires first; equally urgent groups as in fifo
 
 A policy states a preference. The other groups must still fit under the staleness bound (`GroupManager.serve`).
 
@@ -12,8 +11,7 @@ Filters: (rewards, lengths, *, knobs) → "" to keep, or a reason. `rewards` and
 entry per sample of a group. A filtered group counts under its reason; another prompt gets its slot.
 """
 
-from collections.abc import Callable, Sequence, Set
-from typing import Any
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -48,21 +46,9 @@ WAIT_FOR_GAPS = (in_order,)
 
 def fifo(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
     """The `want` groups that finished first."""
-    return _first(waiting, want, lambda group: group.pushed)
-
-
-def windowed(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[int, ...]:
-    """The `want` groups that can wait least; among equals, those that finished first."""
-    return _first(waiting, want, lambda group: (group.left, group.pushed))
-
-
-def _first(waiting: Sequence[Waiting], want: int, key: Callable[[Waiting], Any]) -> tuple[int, ...]:
     if len(waiting) < want:
         return ()
-    return tuple(group.id for group in sorted(waiting, key=key)[:want])
-
-
-# ---- filters ---------------------------------------------------------------------------------------------------------
+    return tuple(group.id for group in sorted(waiting, key=lambda group: group.pushed)[:want])
 
 
 def none(rewards: Sequence[float], lengths: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ class SyncScheduler(Scheduler):
     since closing a group at its first responses favours short answers *within* a prompt; it applies in short rounds.
 
     A group that was cut starts again on the weights of its new round: strictly on-policy. With `max_staleness` above 0
-    and `partial_rollout: resume` it continues from tokens that are up to `max_staleness` versions old, off-policy.
+    it continues from tokens that are up to `max_staleness` versions old, off-policy.
     """
 
     def __init__(

@@ -121,7 +121,6 @@ class Config:
     groups_per_batch: Annotated[int, "[1, 65535]"]
     weight_sync_interval: Annotated[int, "[1, inf)"]
     staleness_policy: Literal["wait", "drop", "requeue", "mask_tokens"]
-    partial_rollout: Literal["resume", "restart"]
     inject_staleness: Annotated[int, "[0, inf)"] | None
     placement: Free
     gpu: str | None

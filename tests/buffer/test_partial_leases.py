@@ -40,14 +40,6 @@ def test_an_actor_that_leaves_has_its_groups_gone_on_with_by_the_others() -> Non
     assert house.store.entries[first].partial is None
 
 
-def test_without_resume_a_group_that_is_handed_back_starts_again() -> None:
-    house = House(asynchronous(max_staleness=1), resume=False)
-    house.start()
-    first, *_ = house.leases("actor-1")
-    hand_back(house, "actor-1", [first], left_of(first, 0, 0), leaving=True)
-    assert carried(house, "actor-0") == {} and first in house.leases("actor-0")
-
-
 def test_a_sample_and_the_lease_that_carries_it_are_as_old_as_its_oldest_token() -> None:
     left = PartialGroup(*partial_group(0, [(0, 1), (1, 2)], [(1, 3)]))
     assert left.usable(0) == {0: 0, 1: 1} and left.usable(1) == {1: 1}

@@ -6,7 +6,7 @@ from areal_like.wire.groups import make_head
 from buffer.batching import Holder, rescue
 from buffer.entries import LEASED, Stage
 from buffer.groups import GroupManager
-from buffer.policies import Waiting, fifo, in_order, windowed, zero_variance
+from buffer.policies import Waiting, fifo, in_order, zero_variance
 from buffer.staleness import Bound
 
 B = 2
@@ -20,10 +20,8 @@ GROUPS = [
     [
         (in_order, 2, (10, 11)),
         (fifo, 2, (11, 14)),
-        (windowed, 2, (13, 10)),
         (in_order, 3, ()),  # it alone waits for a missing slot
-        (windowed, 3, (13, 10, 11)),
-        *((policy, 5, ()) for policy in (in_order, fifo, windowed)),
+        *((policy, 5, ()) for policy in (in_order, fifo)),
     ],
 )
 def test_each_policy_has_its_order(policy, want: int, chosen: tuple[int, ...]) -> None:
@@ -33,9 +31,9 @@ def test_each_policy_has_its_order(policy, want: int, chosen: tuple[int, ...]) -
 # Stragglers: B = 2, bound 1. Group 0 starts on version 0 and runs; all others are quick.
 
 
-def history(staleness_policy: str, policy=fifo) -> tuple[GroupManager, list[list[int]]]:
+def history(staleness_policy: str) -> tuple[GroupManager, list[list[int]]]:
     """Served groups, with two batches' worth of quick groups per batch. Stops when a batch has to wait."""
-    replay, served, next_id = GroupManager(Bound(1, B), policy, staleness_policy), [], 0
+    replay, served, next_id = GroupManager(Bound(1, B), fifo, staleness_policy), [], 0
     for batch in range(4):
         while replay.room(batch) > 0:
             replay.admit(next_id, 0, 1, 1, "slow" if next_id == 0 else "quick", batch, 0.0)
@@ -57,9 +55,8 @@ def push(replay: GroupManager, group_id: int, *versions: int) -> bool:
     return replay.push(head, bytes(head.size), max(versions), 0.0)
 
 
-@pytest.mark.parametrize("policy", [fifo, windowed])
-def test_wait_holds_the_last_batch_that_can_take_the_straggler(policy) -> None:
-    replay, served = history("wait", policy)
+def test_wait_holds_the_last_batch_that_can_take_the_straggler() -> None:
+    replay, served = history("wait")
     assert len(served) == 1, "batch 1 is the last in which version 0 is young enough"
     push(replay, 0, 0)
     assert 0 in [entry.id for entry in replay.serve(1)]

@@ -62,7 +62,7 @@ def turns_in_which_nothing_happens(count: int) -> Callable[[], object]:
 
 
 def turns_with_queued_partial_groups(count: int) -> Callable[[], object]:
-    house = House(asynchronous(max_staleness=float("inf")), rows=count, resume=True)
+    house = House(asynchronous(max_staleness=float("inf")), rows=count)
     house.slots = 8
     house.start()
     head, payload = partial_group(0, *[[(0, 3)]] * 8)

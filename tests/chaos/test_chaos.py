@@ -118,7 +118,7 @@ def test_each_role_killed_in_one_run_leaves_the_weights_of_an_undisturbed_one(tm
 
 def test_a_buffer_that_dies_again_and_again_under_load(tmp_path: Path) -> None:
     """Out of order, each record synced: batches served before a crash are served again unchanged."""
-    order = ["batch_policy=windowed", "buffer.journal=fsync", "scheduler.max_staleness=2"]
+    order = ["batch_policy=fifo", "buffer.journal=fsync", "scheduler.max_staleness=2"]
     wreck(tmp_path, [("kill", "buffer")] * 3, *TIMED, *order)
 
 

@@ -50,7 +50,7 @@ def test_equal_lengths_come_to_what_arithmetic_says():
     [
         ["mode=sync", "scheduler.oversample_prompts=1.25", "scheduler.oversample_responses=1.25"],
         ["scheduler.max_staleness=1", "weight_sync_interval=2"],
-        ["scheduler.max_staleness=4", "partial_rollout=resume"],
+        ["scheduler.max_staleness=4"],
         ["scheduler.max_staleness=inf", "eval.every=2", "eval.prompts=8"],
     ],
 )
