@@ -22,7 +22,7 @@ import numpy as np
 
 from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, assistant_message
 from actors.measures import AGENTS
-from actors.scene import most_characters
+from actors.multi_turn import most_characters
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, RolloutEngine
 from areal_like.types import Completion, Limits

@@ -145,7 +145,7 @@ class Odd:
 def test_other_answers_of_an_environment_are_errors_and_not_the_models_fault(
     call: str, answer: str, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.scene.MOST_CHARACTERS", 5000)
+    monkeypatch.setattr("actors.multi_turn.MOST_CHARACTERS", 5000)
     with pytest.raises(error, match=f"environment.*{call}.*{words}"):
         timeout = 0.05 if answer == "wait" else 10.0
         play("1$", environment={"name": f"{__name__}:Odd", "call": call, "answer": answer}, timeout=timeout)
