@@ -1,36 +1,48 @@
 """Checks before any process starts, of the machine, files and tasks: `areal_like.config` has checked the values."""
 
+import asyncio
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+import numpy as np
+
+from actors.reward_pool import RewardError, RewardPool
+from actors.rewards import reward_function
 from areal_like.config.heldout import heldout_workflow
 from areal_like.config.registry import as_spec, build, check, check_function, is_supervised, marks, with_defaults
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
-from areal_like.interfaces import Task
+from areal_like.interfaces import PooledTask, Task
 from areal_like.launch.children import limits
 from areal_like.models import model_folder
 from areal_like.tasks.generated import GeneratedPrompts
 from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.tasks.text import load_tokenizer
 from areal_like.wire import keys
+from areal_like.wire.bus import bypass_proxies
 from buffer.schedulers import Scheduler
 from buffer.sizing import Sizing, check_sizes
 from learners.probe import PROMPTS
 
 from .gpus import Gpus, gpus_here, sharing
-from .probes import check_address, check_rewards
 
 LEAST_BYTES = 13
 """Fewest bytes of a sample in the buffer: one token of a prompt and one of a response (`areal_like.wire.groups`)."""
 SPLITS = ("train", "heldout")
 ROWS = 256
 """Most prompts of each split to check without `rows_beyond`; of held-out ones those asked, one of a generated task."""
+
+CONNECT_SECONDS = 10.0
+_TRIED = set[str]()
+"""Tasks, with limits, whose rewards work: an ablation checks many configs of one task."""
 
 
 def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, str]]:
@@ -220,7 +232,51 @@ def positions_of(config: Config, model: Any) -> dict[str, int]:
     return {f"the model's {name}": most for name, most in found.items()}
 
 
-# Rows of the task
+def check_rewards(task: Task, config: Config) -> None:
+    """Score an empty response to row 0, or else its answer, by each reward of the user's own. Raises ConfigError, with
+    its file and line, where neither gets a number. Not where verifiers run in the actor, to be debugged."""
+    key, limits, empty = "task", config.rewards, np.array([*task.stop_tokens, 0][:1], np.int32)
+    own, spec = {}, repr((config.task, limits))
+    for each in getattr(task, "members", {"": task}).values():
+        prompt, name = each.prompt("train", 0), type(each).__module__
+        if isinstance(each, PooledTask):
+            key, name = "task.reward", each.verification(prompt, empty)[0]
+        if limits.workers and spec not in _TRIED and name.partition(".")[0] != "areal_like":
+            own[each] = prompt
+
+    async def score() -> None:
+        seconds, memory = limits.timeout, limits.memory_limit
+        pool = RewardPool(timeout=seconds, memory_limit=memory)
+        try:
+            for each, prompt in own.items():
+                reward = reward_function(each, pool, timeout=seconds, on_error="drop")
+                try:
+                    await reward(prompt, empty)
+                except RewardError:  # it may expect more of an answer, which costs no run (`rewards.on_error`)
+                    if prompt.codec is None:
+                        raise
+                    await reward(prompt, prompt.codec.encode(str(prompt.answer)))
+                if pool.timeouts:
+                    raise RewardError(f"none within rewards.timeout={seconds:g} s")
+        finally:
+            await pool.close()
+
+    try:
+        asyncio.run(score()) if own else None
+        _TRIED.add(spec)
+    except RewardError as error:
+        raise ConfigError(f"{key}: got no number for a response to row 0: {error}", key) from None
+
+
+def check_address(key: str, url: str) -> None:
+    """Raises ConfigError where nobody answers at the URL of a key, with an error or without."""
+    bypass_proxies()
+    try:
+        urlopen(url, timeout=CONNECT_SECONDS).close()
+    except (HTTPError, HTTPException):
+        return
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{key}={url}: no answer: {error}; start its server first", key) from None
 
 
 def check_lengths(task: Task, heldout: int, config: Config, model: Any) -> None:
