@@ -51,8 +51,6 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self.samples_per_batch = check_sizes(self.scheduler.sizing, self.groups.bound.groups_per_batch)
 
-    # ---- weights and held-out prompts -------------------------------------------------------------------------------
-
     def announce(self) -> None:
         """Announce the newest weights to all actors, unless they must keep the present weights (`injection`)."""
         weights = self.peers.weights
@@ -79,8 +77,6 @@ class Dispatcher:
             if leases:
                 to_come -= 1
                 self._send_leases(actor, [(lease, None, []) for lease in leases])
-
-    # ---- training leases --------------------------------------------------------------------------------------------
 
     def admit(self, now: float) -> None:
         """Hand out leases, each to the actor with the fewest groups; among equals, to the one that joined first."""
@@ -233,8 +229,6 @@ class Dispatcher:
             if actor := self.peers.fleet.by_name.get(name):
                 self.peers.router.send(actor.peer, messages.Cancel([group_id], hand_back))
 
-    # ---- draining ---------------------------------------------------------------------------------------------------
-
     def _drains_to(self) -> int | None:
         """If the run drains: the first batch that will not be trained. Active groups fill those before it; new ones
         complete the last."""
@@ -247,8 +241,6 @@ class Dispatcher:
         """If the run drains: does the next slot belong to a batch that is still trained?"""
         last = self._drains_to()
         return last is not None and self.groups.store.slots.next < self.groups.bound.batches.first(last)
-
-    # ---- batches ----------------------------------------------------------------------------------------------------
 
     def serve(self, now: float) -> None:
         """Send the batch that the learner waits for, once it is complete, and ranks their shares."""

@@ -25,9 +25,6 @@ class _OfBatch(_Record):
     batch: int
 
 
-# ---- one group ------------------------------------------------------------------------------------------------------
-
-
 class Admit(_OfGroup):
     """A new group is leased to `actor`, which holds `version`. It starts `launch` samples; the first `need` to finish
     make the group. `redundant`: without a slot of its own. `task`: of a mixture (else "")."""
@@ -113,9 +110,6 @@ class Filter(_OfGroup):
     reason: str
 
 
-# ---- batches --------------------------------------------------------------------------------------------------------
-
-
 class Open(_OfBatch):
     """Batch `batch` will have `groups` groups. `scheduler`: the scheduler's state then (None: it has no state)."""
 
@@ -155,9 +149,6 @@ class ServeAgain(_OfBatch):
     """Serve this batch again as before the crash: what recovery makes of a `Serve` that is undone. Never written."""
 
     ids: list[int]
-
-
-# ---- the run --------------------------------------------------------------------------------------------------------
 
 
 class Begin(_OfBatch):

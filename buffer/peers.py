@@ -24,9 +24,6 @@ MOST_FAILED = 8
 """An actor on which so many groups in a row failed gets no leases while others work."""
 
 
-# ---- actors ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Actor:
     """`peer`: routing id. `pid`: process id on its own host. `slots`: sequences that its engine decodes at once.
@@ -101,9 +98,6 @@ class Fleet:
 def not_benched(actors: list[Actor], now: float) -> list[Actor]:
     """These actors without benched ones; all of them if all are benched."""
     return [actor for actor in actors if actor.benched_until <= now] or actors
-
-
-# ---- the learner, and the run ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -38,8 +38,6 @@ class JournalError(ValueError):
     """The journal can't be read: it is damaged, or not a journal. Or a record is too large for it."""
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------
-
 Item = tuple[bytes, Payload]
 """What to append: the event's bytes, and the payload."""
 
@@ -112,9 +110,6 @@ def check_first(path: Path, number: int, fields: bytes) -> None:
         found = _record_at(file, number, len(MAGIC))
         if not found or found.fields != fields:
             raise OSError(errno.EIO, "the file reads back with other bytes than were written", str(path))
-
-
-# ---- reading --------------------------------------------------------------------------------------------------------
 
 
 def read(path: Path, *, check: bool = True) -> Generator[tuple[bytes, Extent], None, tuple[int, int]]:

@@ -85,8 +85,6 @@ class Server:
         self.gauges.measures_lengths = len(dispatcher.scheduler.sizing.sizes) > 1
         self.phase.progress_at = self.peers.clock()
 
-    # ---- the loop ---------------------------------------------------------------------------------------------------
-
     def run(self) -> None:
         """Run until SIGTERM raises SystemExit."""
         while True:
@@ -122,8 +120,6 @@ class Server:
                 break
             self.handle(*received)
             timeout = 0
-
-    # ---- messages ---------------------------------------------------------------------------------------------------
 
     def handle(self, peer: bytes, received: Received | WireError) -> None:
         if isinstance(received, WireError):
@@ -175,8 +171,6 @@ class Server:
             self.phase.stop_by = self.peers.clock() + STOP_SECONDS
             if self.learner.peer:
                 self.router.send(self.learner.peer, message)
-
-    # ---- from actors ------------------------------------------------------------------------------------------------
 
     def _from_actor(self, actor: Actor, message: Message, payloads: Payloads) -> None:
         held = self.store.entries.held_by(actor.name)
@@ -287,8 +281,6 @@ class Server:
         result = self.evaluation.record(actor.name, message.id, found)
         self.gauges.note_evaluation(result, self.peers.age(self.peers.clock()))
         self.samples.heldout(self._now, self.evaluation.places[number], answer, actor.name)
-
-    # ---- from the learner -------------------------------------------------------------------------------------------
 
     def _from_learner(self, peer: bytes, message: Message) -> None:
         if peer != self.learner.peer:

@@ -77,8 +77,6 @@ class Store:
         held = [each for e in self.entries.values() for each in (e.payload, e.partial.payload if e.partial else b"")]
         return [each for each in held if isinstance(each, Stored)]
 
-    # ---- one group --------------------------------------------------------------------------------------------------
-
     def _admit(self, event: events.Admit, _: Payload, now: float) -> None:
         slot, stage = (NO_SLOT, Stage.REDUNDANT) if event.redundant else (self.slots.take(), Stage.RUNNING)
         holder = event.actor, event.version, now
@@ -178,8 +176,6 @@ class Store:
         entry.partial = left
         self.bytes += entry.size
 
-    # ---- batches ----------------------------------------------------------------------------------------------------
-
     def _open(self, event: events.Open, *_: object) -> None:
         if event.scheduler is not None:
             self.decided[event.batch] = event.scheduler
@@ -224,8 +220,6 @@ class Store:
 
     def _serveagain(self, event: events.ServeAgain, *_: object) -> None:
         self.planned[event.batch] = event.ids
-
-    # ---- the run ----------------------------------------------------------------------------------------------------
 
     def _begin(self, event: events.Begin, *_: object) -> None:
         """Plan to serve batches from `event.batch` on again. All leases end."""

@@ -72,8 +72,6 @@ class Demonstrated:
     def checkpointed(self, step: int) -> None: ...
     def close(self) -> None: ...
 
-    # ---- the data ---------------------------------------------------------------------------------------------------
-
     def _made(self, index: int) -> Batch:
         count, version = self._config.groups_per_batch, index // self._config.weight_sync_interval
         rows = rows_of(self._config.run.seed, index * count, count, self._task.size("train"))

@@ -78,9 +78,6 @@ class Question:
         return [str(each.messages[-1]["content"] if each.messages else each.tokens.tolist()) for each in found]
 
 
-# ---- model and sets -------------------------------------------------------------------------------------------------
-
-
 def model_folder(given: Path) -> Path:
     """The model's folder: `given`, its final checkpoint, or a checkpoint's `step_model`. Raises UserError, OSError."""
     final = given / "checkpoints" / "final"
@@ -195,9 +192,6 @@ def check_vocabulary(given: Path, folder: Path, asked: Sequence[Question]) -> No
             raise ConfigError(f"{given}: got a vocabulary of {size} tokens, expected the {wanted} of {question.name}")
 
 
-# ---- asking ---------------------------------------------------------------------------------------------------------
-
-
 async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[Answers]:
     """Ask all prompts of a set. Raises UserError if an answer can't be verified, or its agent or environment fails."""
     from actors.agents.programs import AgentError
@@ -248,9 +242,6 @@ def evaluate(args: argparse.Namespace, folder: Path, asked: Sequence[Question]) 
     return answers
 
 
-# ---- figures --------------------------------------------------------------------------------------------------------
-
-
 def figures(answers: Sequence[Answers], args: argparse.Namespace) -> dict[str, Any]:
     """Means over prompts, [mean, low, high] of the reward and of each pass@k."""
     lengths = [length for each in answers for length in each.lengths]
@@ -279,9 +270,6 @@ def show_answers(name: str, answers: Sequence[Answers]) -> None:
         print(visible(f"\n{name}: {shortened(each.prompt, 200)}\n  wanted: {shortened(each.wanted, 200)}"))
         for text, reward in zip(each.texts, each.rewards, strict=True):
             print(f"  {reward:6.3f}  {visible(shortened(text, 200))}")
-
-
-# ---- two models -----------------------------------------------------------------------------------------------------
 
 
 def paired(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:

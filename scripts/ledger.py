@@ -147,9 +147,6 @@ def bias(accounts: dict[str, Account]) -> float:
     return float(np.mean(trained) / np.mean(offered) - 1) if trained and offered else math.nan
 
 
-# ---- verify ---------------------------------------------------------------------------------------------------------
-
-
 class Audit:
     """Takes a journal's events in order and checks each before it is applied, if it breaks no rule. `findings`: rule →
     violations, in words. `prompts`: the order to follow; `results`: a sampler's (None: it has none)."""

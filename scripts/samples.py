@@ -117,9 +117,6 @@ def select(records: Iterable[Kept], args: argparse.Namespace, texts: Texts) -> l
     return found[: args.count] if args.count > 0 else found
 
 
-# ---- showing --------------------------------------------------------------------------------------------------------
-
-
 def heading(record: Kept, stops: bool = True) -> str:
     """One line about a sample; `stops`: its task lets an answer end before its limit."""
     parts = [f"step {record.step}", f"{'row' if record.fate == HELDOUT else 'group'} {record.group}"]

@@ -88,9 +88,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-# ---- the config -----------------------------------------------------------------------------------------------------
-
-
 def load(args: argparse.Namespace) -> Config:
     """The config of the command line; unset keys are those of a resumed or replayed run. Raises ConfigError."""
 
@@ -131,9 +128,6 @@ def resolve_folders(config: Config) -> Config:
 
 def earlier_run(config: Config, args: argparse.Namespace) -> Path | None:
     return earlier_runs.find_run_to_resume(config, Path(args.config).stem) if config.resume else None
-
-
-# ---- the run folder -------------------------------------------------------------------------------------------------
 
 
 def name_of(stem: str, overrides: Sequence[str]) -> str:
@@ -230,9 +224,6 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         shutil.rmtree(folder, ignore_errors=True)
         raise OSError(error.errno, error.strerror, str(folder)) from None
     return folder, config, earlier_runs.lock(folder)
-
-
-# ---- the run --------------------------------------------------------------------------------------------------------
 
 
 def launcher_of(config: Config, folder: Path) -> Any:

@@ -131,8 +131,6 @@ class SglangEngine:
     def version(self, version: int) -> None:
         self._version = self._versions[self._label] = version
 
-    # ---- generating
-
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
         """Sample one completion of a prompt, int [P]. Cancelling the caller frees the slot. Raises ValueError
         (`check_prompt`) and RuntimeError (the server gives no tokens, closed engine)."""
@@ -256,8 +254,6 @@ class SglangEngine:
         self._errands.add(errand)
         errand.add_done_callback(self._errands.discard)
 
-    # ---- weights
-
     async def load(self, update: Update) -> None:
         async with self._updating:
             begin, base = monotonic(), self._held.digest
@@ -285,8 +281,6 @@ class SglangEngine:
             self._totals["pauses"] += 1
             self._totals["pause_seconds"] += monotonic() - begin
         return ""
-
-    # ---- servers
 
     async def watch(self) -> None:
         """Start the servers and keep them running. Raises RuntimeError when that fails, UserError where it must."""

@@ -96,9 +96,6 @@ def measured(seconds: float, consumer: Callable[[], Takes], *others: Callable[[]
             process.join()
 
 
-# ---- our buffer -----------------------------------------------------------------------------------------------------
-
-
 def light_actor(endpoint: str, name: str, delays: Path) -> None:
     """An actor process that encodes and answers at once. Appends seconds from push to acknowledgement to `delays`."""
     prepare_process()  # as real roles do
@@ -186,8 +183,6 @@ def our_buffer(seconds: float, transport: str, journal: str, delays: Path) -> fl
             process.kill()
             process.join()
 
-
-# ---- the others -----------------------------------------------------------------------------------------------------
 
 ARRAYS = [{"tokens": each.tokens, "logprobs": each.logprobs, "loss_mask": each.loss_mask} for each in GROUP.samples]
 """A group as an object for a queue of Python objects."""

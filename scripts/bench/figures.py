@@ -85,9 +85,6 @@ def random_batch(lengths: np.ndarray, prompt: int, vocabulary: int) -> Batch:
     return Batch(0, 0, groups)
 
 
-# ---- TRL's GRPOTrainer, a contender of two benches ------------------------------------------------------------------
-
-
 def trl_config(folder: str, samples: int, micro_batch: int, group_size: int, **more: Any) -> Any:
     """A GRPOConfig on the CPU: one optimizer step per `samples` samples, no KL, mean over tokens. `more`: fields."""
     from trl import GRPOConfig

@@ -145,8 +145,6 @@ class Display:
             self._asked_at = now
             self._client.ask()
 
-    # ---- words ------------------------------------------------------------------------------------------------------
-
     def _buffer(self, found: dict[str, Any]) -> str:
         """From a row of metrics, or from the newest status."""
         if found.get("buffer/waiting") is None:
@@ -227,9 +225,6 @@ class Display:
             path = self.folder / SUMMARY
             for note in self._tracking.end(json.loads(path.read_bytes()) if path.exists() else None):
                 self.say(note)
-
-
-# ---- words for what a run has done ----------------------------------------------------------------------------------
 
 
 def faults(row: dict[str, Any]) -> str:

@@ -102,9 +102,6 @@ def settings(config: configs.Config) -> list[tuple[str, str, bool]]:
     return [(key, str(value), key in changed) for key, value in found if key not in NOT_THE_RUNS]
 
 
-# ---- metrics over time ----------------------------------------------------------------------------------------------
-
-
 def series(rows: Iterable[Row], last: int, most: int = MOST_BUCKETS) -> dict[str, Any]:
     """Metrics of the train steps up to `last`, in at most `most` buckets of `width` steps each. `columns`: key → `y`
     (means), and where steps of a bucket differ `lo` and `hi`, a value per bucket (None: there is none). `ages`:

@@ -129,8 +129,6 @@ class SimulatedActor:
             case messages.Cancel(ids, hand_back):
                 self._due(self._cancel, ids, hand_back)
 
-    # ---- turns ------------------------------------------------------------------------------------------------------
-
     def _due(self, call: Callable[..., object], *arguments: object) -> None:
         self._calls.append((call, arguments))
         if self._asleep:
@@ -183,8 +181,6 @@ class SimulatedActor:
             self.engine.advance(self.timeline.now)
             self._plan()
 
-    # ---- weights ----------------------------------------------------------------------------------------------------
-
     def _fetch(self) -> None:
         newest = max(self._digests)
         if not self._fetching and newest > self.engine.version:
@@ -199,8 +195,6 @@ class SimulatedActor:
         self._fetching = False
         self._say(messages.Applied(version, self._digests[version]))
         self._fetch()
-
-    # ---- groups -----------------------------------------------------------------------------------------------------
 
     def _start(self, message: messages.Lease, payloads: Payloads) -> None:
         self._first_lease = min(self._first_lease, self.timeline.now)
