@@ -266,6 +266,8 @@ class Dispatcher:
                 under_way = self.groups.store.entries.count(*UNFINISHED) > 0 or self._completes_a_batch()
                 if index >= last or not under_way:
                     self.stop_learner(learner.peer)
+            elif learner.wanted.until is not None and self.peers.age(now) >= learner.wanted.until:
+                self.stop_learner(learner.peer, late=True)
             return
         learner.wanted = None
         self.peers.phase.progress_at = now
@@ -294,6 +296,6 @@ class Dispatcher:
             self.groups.requeue(group_id)
         return [] if lost else frames
 
-    def stop_learner(self, peer: bytes) -> None:
+    def stop_learner(self, peer: bytes, late: bool = False) -> None:
         self.peers.learner.wanted = None  # if this message is lost, the learner asks again
-        self.peers.router.send(peer, messages.Stop(drain=self.peers.phase.stopping == "drain"))
+        self.peers.router.send(peer, messages.Stop(late or self.peers.phase.stopping == "drain", late))

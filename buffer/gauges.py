@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 RATE_SECONDS = 1.0
 MANY_DROPPED = 8
 """Finished groups that leave untrained between two train steps and are worth a warning, in batches."""
+KEYS = {"filtered": "filter", "stale": "max_staleness or staleness_policy", "untrainable": "learner"}
+"""Reason → the config's keys that decide about it."""
 
 
 class Gauges:
@@ -29,6 +31,7 @@ class Gauges:
         self.tokens_pushed = 0
         self.refused = 0  # groups
         self._dropped, self._dropped_since = Counter[str](), 0  # finished groups, since that train step
+        self._many_dropped = ""  # a diagnosis
         self.lease_timeouts = 0  # leases revoked because they made no progress
         self.reported = 0  # evaluations that batches carried
         self._staleness_sum = self._staleness_count = self._rate_tokens = 0
@@ -54,14 +57,25 @@ class Gauges:
             log.info("held-out reward %.3f at version %d", result["reward"], result["version"])
             self.evaluations.append(result)
 
-    def note_dropped(self, reason: str, step: int, per_batch: int) -> None:
-        """Count a finished group that leaves untrained after `step` steps. Warns of many (batches of `per_batch`)."""
+    def note_dropped(self, why: str, step: int, per_batch: int) -> None:
+        """Count a finished group that leaves untrained after `step` steps, for `why` ("stale: detail", or "filtered:
+        reason"). Warns of many (batches of `per_batch`)."""
         if self._dropped_since != step:
-            self._dropped, self._dropped_since = Counter(), step
-        self._dropped[reason] += 1
+            self._dropped, self._dropped_since, self._many_dropped = Counter(), step, ""
+        kind = why.partition(":")[0]
+        self._dropped[why if kind == "filtered" else kind] += 1
         many, rest = divmod(self._dropped.total(), MANY_DROPPED * per_batch)
-        if not rest and many.bit_count() == 1:
-            log.warning("since step %d no batch was trained, and finished groups were dropped: %s", step, self._dropped)
+        if not rest and many:
+            counts = ", ".join(f"{count} {reason}" for reason, count in self._dropped.most_common(3))
+            keys = " or ".join(key for kind, key in KEYS.items() if kind in counts)
+            hint = f"; see {keys}" if keys else ""
+            self._many_dropped = f"no batch since step {step}, and finished groups were left out ({counts}){hint}"
+            if many.bit_count() == 1:
+                log.warning("%s", self._many_dropped)
+
+    def many_dropped(self, step: int) -> str:
+        """Why no batch comes after `step` steps, although groups finish; "" where few were left out."""
+        return self._many_dropped if self._dropped_since == step else ""
 
     @property
     def staleness_mean(self) -> float:

@@ -361,8 +361,7 @@ class Server:
     def _on_drop(self, dropped: Dropped) -> None:
         if dropped.why != "end of run":
             self.samples.dropped(self._now, *dropped)
-            reason, per_batch = dropped.why.partition(":")[0], self.groups.bound.groups_per_batch
-            self.gauges.note_dropped(reason, self.learner.steps, per_batch)
+            self.gauges.note_dropped(dropped.why, self.learner.steps, self.groups.bound.groups_per_batch)
 
 
 def _may_push(actor: Actor, entry: Entry | None) -> bool:

@@ -82,6 +82,7 @@ class Status:
             lines.append(f"learner waits for batch {wanted.index}: {ready} groups are ready, {running}")
             if not entries and not missing and not peers.phase.stopping:
                 lines.append("the scheduler starts no group")
+        lines += filter(None, [self.gauges.many_dropped(peers.learner.steps)])
         lines += notes
         for actor in peers.fleet:
             if actor.refused >= MOST_REFUSED:

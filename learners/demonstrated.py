@@ -37,7 +37,7 @@ class Demonstrated:
         self._begin = time.monotonic()
         self._evaluations: list[dict[str, float]] = []
 
-    def want(self, index: int, version: int) -> None:
+    def want(self, index: int, version: int, until: float | None = None) -> None:
         self._index = index
 
     want_share = want

@@ -38,6 +38,8 @@ from learners.publication import Alone, Coding, Publisher
 from learners.untrainable import Interrupted, SettingAside, Untrainable
 
 log = logging.getLogger(__name__)
+LONGEST_SECONDS = 1e9
+"""The most that a message can name."""
 
 
 class TrainLoop:
@@ -63,6 +65,7 @@ class TrainLoop:
         trainer.shall_stop = lambda: self.progress.steps % self.interval == 0 and client.shall_stop()  # type: ignore[attr-defined]
         self._stepped = False  # in this process
         self._counted_to: float | None = None  # the time up to which `progress.elapsed` counts
+        self._until: float | None = None  # seconds of this process's part of the run
 
     @property
     def version(self) -> int:
@@ -78,7 +81,8 @@ class TrainLoop:
 
     def run(self) -> dict[str, Any]:
         """Returns the summary."""
-        progress, start = self.progress, dataclasses.replace(self.progress)
+        progress, start, most = self.progress, dataclasses.replace(self.progress), self.config.run.max_seconds
+        self._until = None if most is None else min(max(0.0, most - start.seconds), LONGEST_SECONDS)
         samples = TrainedSamples(self.run_folder, self.config.run, progress.steps)
         self.client.hello(getattr(self.trainer, "facts", None))
         if not self.alone:
@@ -90,13 +94,15 @@ class TrainLoop:
                 batch, info = self._next_batch()
                 row = self._train(batch)
             except (Stopped, Interrupted) as stopped:
+                if isinstance(stopped, Stopped) and stopped.late and most is not None:
+                    progress.seconds = max(progress.seconds, most)
                 self.client.stops()
                 self._checkpoint(last=True)
                 if isinstance(stopped, Interrupted):
                     raise Stopped(by_signal=self.client.pausing) from None
                 if not stopped.drained:
                     raise
-                reason = "it was drained"
+                reason = self._reason_to_stop() or "it was drained"
                 break
             except Untrainable as fault:
                 self.setting_aside.replace(progress.steps, fault)
@@ -145,7 +151,7 @@ class TrainLoop:
         return {**trained, "train/step_seconds": time.monotonic() - started}
 
     def _want(self, index: int) -> None:
-        self.client.want(index, index // self.interval)
+        self.client.want(index, index // self.interval, self._until)
 
     def _publish(self, version: int) -> float:
         """Publish the current weights while training continues. Returns the seconds for which training waited."""

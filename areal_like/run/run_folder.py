@@ -74,9 +74,11 @@ def _read(path: Path) -> Row | None:
 
 
 def progress_of(run: Path, meta: Row, steps: int) -> Row:
-    """Progress (`meta`) at the checkpoint of `steps`, at a run's end with its last evaluations. Raises ConfigError."""
+    """Progress (`meta`) at the checkpoint of `steps`, at a run's end with its time and its last evaluations. Raises
+    ConfigError."""
     ended = summary_of(run) or {}
-    return {**meta, "evaluations": ended["evaluations"]} if ended.get("steps") == steps else meta
+    known: Row = {name: ended[name] for name in ("seconds", "evaluations") if name in ended}
+    return {**meta, **known} if ended.get("steps") == steps else meta
 
 
 def has_stepped(run: Path) -> bool:

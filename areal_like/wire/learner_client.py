@@ -24,12 +24,13 @@ M = TypeVar("M", bound=Message)
 
 
 class Stopped(Exception):
-    """Raised in place of a batch: the learner shall end. `drained`: everything admitted is trained, the run is done.
-    `by_signal`: this process got a signal; resume later. Otherwise a person asked the run to stop."""
+    """Raised in place of a batch: the learner shall end. `drained`: everything admitted is trained, or (`late`) the
+    run's time is over: the run is done. `by_signal`: this process got a signal; resume later. Otherwise a person asked
+    the run to stop."""
 
-    def __init__(self, drained: bool = False, by_signal: bool = False):
+    def __init__(self, drained: bool = False, by_signal: bool = False, late: bool = False):
         super().__init__("drained" if drained else "asked to stop")
-        self.drained, self.by_signal = drained, by_signal
+        self.drained, self.by_signal, self.late = drained, by_signal, late
 
 
 class LearnerClient:
@@ -70,9 +71,9 @@ class LearnerClient:
     def checkpointed(self, step: int) -> None:
         self.dealer.send(messages.Checkpointed(step))
 
-    def want(self, index: int, version: int) -> None:
+    def want(self, index: int, version: int, until: float | None = None) -> None:
         self._index = index
-        self.send(messages.Want(index, version))
+        self.send(messages.Want(index, version, until))
 
     def want_share(self, index: int, rank: int) -> None:
         self._index = index
@@ -147,7 +148,7 @@ class LearnerClient:
                 return message, received.payloads
             at_once = isinstance(message, messages.Stop) and not message.drain
             if isinstance(message, messages.Stop) and messages.Want in self._last_sent and (may_pause or not at_once):
-                raise Stopped(drained=message.drain)
+                raise Stopped(drained=message.drain, late=message.late)
             if isinstance(message, messages.Refused):
                 if ONLY_THE_LEARNER not in message.reason:
                     raise BusError(f"the buffer refused a message: {message.reason}")

@@ -134,10 +134,12 @@ class Lost(Message):
     by_itself: bool = False
 
 
-class Stop(Message):
-    """A user asks the run to end; the buffer passes it to the learner, which confirms. `drain`: train all admitted."""
+class Stop(Message, omit_defaults=True):
+    """A user asks the run to end; the buffer passes it to the learner, which confirms. `drain`: train all admitted.
+    `late`, with `drain`: the time of `Want` is over, and no batch is complete."""
 
     drain: bool
+    late: bool = False
 
 
 class Heartbeat(Message):
@@ -225,10 +227,12 @@ class Published(Message):
 
 
 class Want(Message):
-    """Asks for a batch, one ahead of training; it comes when it is complete."""
+    """Asks for a batch, one ahead of training; it comes when it is complete. `until`: seconds since the first lease
+    for which the learner waits (None: any time)."""
 
     index: Version
     version: Version
+    until: Seconds | None = None
 
 
 class WantShare(Message):

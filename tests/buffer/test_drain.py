@@ -49,6 +49,17 @@ def test_without_draining_it_stops_before_the_next_version_and_not_within_one() 
     assert len(house.batches()) == 2 and stops(house) == 2 * [{"drain": False}]
 
 
+@pytest.mark.parametrize(("seconds", "ready", "ends"), [(9.0, False, False), (11.0, False, True), (11.0, True, False)])
+def test_a_learner_that_waits_beyond_its_time_ends_unless_a_batch_is_complete(seconds, ready, ends) -> None:
+    house = House(asynchronous(max_staleness=1)).start()
+    if ready:
+        push_all(house, 0)
+    house.server.peers.clock = lambda: house.server.phase.started_at + seconds
+    house.say("learner", "want", {"index": 0, "version": 0, "until": 10.0})
+    house.server.step(0)
+    assert stops(house) == ends * [{"drain": True, "late": True}] and len(house.batches()) == ready
+
+
 @pytest.mark.parametrize("confirmed", [True, False])
 def test_a_run_whose_learner_does_not_confirm_the_stop_ends_without_it(confirmed: bool) -> None:
     house = started(asynchronous(max_staleness=1))

@@ -50,6 +50,21 @@ def test_a_group_that_leaves_untrained_gives_its_slot_to_the_next_prompt(fate: s
     assert {**ledger["dropped"], **ledger["filtered"]} == {"rejected" if fate == "failed" else "zero variance": 1}
 
 
+def test_a_run_whose_groups_are_all_left_out_shows_the_reason_until_it_makes_a_step(caplog) -> None:
+    house = House(asynchronous(max_staleness=0), group_filter=zero_variance).start()
+    house.want(0)
+    for group_id in range(16 * B):
+        house.finish(group_id, 0)
+    found = [line for line in house.server.status.waits() if "zero variance" in line]
+    assert len(found) == 1 and "64 filtered: zero variance" in found[0] and "see filter" in found[0]
+    assert sum("zero variance" in line for line in caplog.messages) == 2, "at 8 and 16 batches"
+    house.server.groups.group_filter = none
+    for group_id in range(16 * B, 17 * B):
+        house.finish(group_id, 0)
+    house.trained(0)
+    assert not any("zero variance" in line for line in house.server.status.waits())
+
+
 def test_samples_that_were_cut_are_written_down() -> None:
     house = House(AsyncScheduler(Sagc(candidates=(4, 8)), max_staleness=1, oversample_responses=1.25))
     records = []

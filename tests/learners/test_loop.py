@@ -27,12 +27,16 @@ class Client:
 
     def __init__(self) -> None:
         self.said: list[tuple] = []
+        self.ends: dict[int, Stopped] = {}  # batch → what comes in its place
 
-    def want(self, index: int, version: int) -> None:
+    def want(self, index: int, version: int, until: float | None = None) -> None:
+        self.until = until
         self.said.append(("want", index))
 
     def batch(self, may_pause: bool) -> tuple[Batch, dict[str, Any]]:
         index = next(said[1] for said in reversed(self.said) if said[0] == "want")
+        if index in self.ends:
+            raise self.ends[index]
         return make_batch(seeded(index), index=index), {"evaluations": [], "seconds": 1.0}
 
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
@@ -143,6 +147,19 @@ def test_a_stop_within_a_train_step_undoes_it_and_writes_a_checkpoint_of_the_ste
     with pytest.raises(Stopped):
         made.run()
     assert done(made) == [("trained", 0), ("stops",), ("checkpointed", 1)] and made.trainer.shall_stop()
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_run_whose_time_is_over_while_it_waits_ends_as_any_other(tmp_path: Path, steps: int) -> None:
+    made = loop(tmp_path, [], "run.max_seconds=90")
+    made.client.ends = {steps: Stopped(drained=True, late=True)}
+    summary = made.run()
+    assert (summary["steps"], summary["stopped_because"], made.client.until) == (steps, "90.0 seconds have passed", 90)
+    assert checkpoints.progress(checkpoints.folder_of(tmp_path, steps))["seconds"] == 90.0
+    made = loop(tmp_path, [], "run.max_seconds=100")
+    made.resume(checkpoints.folder_of(tmp_path, steps))
+    made.run()
+    assert made.client.until == 10.0, "the time of the earlier part counts"
 
 
 @pytest.mark.parametrize("fixed", ["replay=runs/x", "inject_staleness=1"])
